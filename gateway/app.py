@@ -164,7 +164,6 @@ async def _start(
     runner = make_runner(settings, ledgers.store, turns, keyring, _workers(stack), catalogue)
     once = {"cached_contents": sweep.run, "batches": runner.run}
     _run_on_first(stack, base, once)
-    stack.callback(ledgers.hurry)  # before any loop is stopped
     return Services(
         turns=turns,
         fleet=fleet,

@@ -128,7 +128,6 @@ class Parent:
         self._metrics = ParentMetrics()
         self._supervisor = Supervisor(self._clock.monotonic, self._metrics.count_loop_end)
         ledgers = open_ledgers(stack, settings.ledger_url)
-        self._hurry = ledgers.hurry
         self._ledger: Ledger = ledgers.drain
         self._keys = Keys(ledgers.access)
         self._workspaces = Workspaces(ledgers.access)
@@ -172,7 +171,6 @@ class Parent:
             loop = asyncio.get_running_loop()
             loop.call_later(seconds, self.processes.signal, signal.SIGKILL)
         self.ended_by = number
-        self._hurry()
         # A terminal that is closed ends the gateway as an orderly stop does.
         self.processes.signal(signal.SIGTERM if number == signal.SIGHUP else number)
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import sqlite3
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -63,102 +63,53 @@ class PatientTimer:
             self._act()
 
 
-_WAIT_MS = 250
-
-
-class LockPatience:
-    """Shared by the connections of one or more engines."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def watch(self, engine: Engine) -> None:
-        """Hold for every connection that the engine makes from now on."""
-        event.listen(engine, "connect", _shorten)
-        event.listen(engine, "do_execute", self._execute)
-        event.listen(engine, "do_executemany", self._execute_many)
-
-    def hurry(self) -> None:
-        """From now on nothing, also what waits already, waits for longer than SQLite itself."""
-        self._seconds = 0.0
-
-    def _execute(self, cursor: Any, statement: str, values: Any, _context: Any) -> bool:
-        self._until_unlocked(cursor.execute, statement, values)
-        return True
-
-    def _execute_many(self, cursor: Any, statement: str, values: Any, _context: Any) -> bool:
-        self._until_unlocked(cursor.executemany, statement, values)
-        return True
-
-    def _until_unlocked(self, run: Any, statement: str, values: Any) -> None:
-        begun = time.monotonic()
-        while True:
-            try:
-                run(statement, values)
-                return
-            except sqlite3.OperationalError as error:
-                # Nothing was written: the first statement that writes takes the lock for the whole
-                # transaction. Extended codes, as of an outdated snapshot, come again at once.
-                is_locked = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-                if not is_locked or time.monotonic() - begun >= self._seconds:
-                    raise
-
-
-def _shorten(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={_WAIT_MS}")
-    cursor.close()
-
-
-Work = Callable[[Connection], None]
-
-
-@dataclass(slots=True)
-class _Call:
-    """`is_late`: nobody waits for it any more."""
-
-    work: Work
-    is_late: bool = False
+@asynccontextmanager
+async def patient(seconds: float) -> AsyncIterator[None]:
+    """Raise TimeoutError after `seconds` in which this process ran."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as scope:
+        timer = PatientTimer(seconds, lambda: scope.reschedule(loop.time()))
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 class WritingThread:
-    """Runs one transaction at a time. `make` makes the engine when the first one comes."""
+    """Runs whole transactions on an SQLite file, one at a time, in a thread of its own.
+
+    `make` makes the engine when the first one comes.
+    """
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make
         self._engine: Engine | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
-    async def commit(self, work: Work, seconds: float) -> None:
+    async def commit(self, work: Callable[[Connection], None], seconds: float) -> None:
         """Run `work` in a transaction, and commit it.
 
         Raise what the work raises, and TimeoutError after `seconds` in which this process ran. Then
         the transaction is rolled back, unless its commit has begun.
         """
-        loop = asyncio.get_running_loop()
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        call, is_done = _Call(work), False
+        is_late = threading.Event()
         try:
-            async with asyncio.timeout(None) as scope:
-                timer = PatientTimer(seconds, lambda: scope.reschedule(loop.time()))
-                try:
-                    await loop.run_in_executor(self._thread, self._run, call)
-                    is_done = True
-                finally:
-                    timer.cancel()
+            async with patient(seconds):
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, self._run, work, is_late)
         finally:
-            call.is_late = not is_done
+            is_late.set()
 
-    def _run(self, call: _Call) -> None:
+    def _run(self, work: Callable[[Connection], None], is_late: threading.Event) -> None:
         """Runs in the thread. A connection that was not left in order is thrown away."""
-        if call.is_late:
+        if is_late.is_set():
             return
         self._engine = self._engine or self._make()
         with self._engine.connect() as connection:
             is_committed = False
             try:
-                call.work(connection)
-                if not call.is_late:
+                work(connection)
+                if not is_late.is_set():
                     connection.commit()
                     is_committed = True
             finally:
@@ -167,8 +118,7 @@ class WritingThread:
 
     async def close(self) -> None:
         """Wait for the transaction that runs, and close the file."""
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._thread.shutdown)
         if self._engine is not None:
             self._engine.dispose()
 
@@ -205,8 +155,7 @@ class Ledger:
         """`identity` is that of another pool on the same database."""
         self._deadline_seconds = deadline_seconds
         self._statement_ms = int(deadline_seconds * 1000 * _STATEMENT_SHARE)
-        self._locks = LockPatience(self._statement_ms / 1000)
-        self.engine = make_engine(url, self._statement_ms, pool_size, self._locks)
+        self.engine = make_engine(url, self._statement_ms, pool_size)
         self.identity = identity or Identity()
         self.identity.watch(self.engine.sync_engine)
         self._writing = None
@@ -227,20 +176,13 @@ class Ledger:
         everything else. A connection that was not left in order is thrown away, not used again.
         """
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
-        loop = asyncio.get_running_loop()
         self.identity.check_file()
         try:
-            async with asyncio.timeout(None) as scope:
-                timer = PatientTimer(
-                    seconds + _MARGIN_SECONDS, lambda: scope.reschedule(loop.time())
-                )
-                try:
-                    connection = await self._connect(seconds)
-                    async with self._in_order(connection, seconds):
-                        yield connection
-                        await connection.commit()
-                finally:
-                    timer.cancel()
+            async with patient(seconds + _MARGIN_SECONDS):
+                connection = await self._connect(seconds)
+                async with self._in_order(connection, seconds):
+                    yield connection
+                    await connection.commit()
             await self._release(connection)
         except TimeoutError:
             raise LedgerUnavailable from None
@@ -348,13 +290,6 @@ class Ledger:
                 raise self._translated(error) from error
         self.identity.check_file()
 
-    def hurry(self) -> None:
-        """Wait a quarter of a second at most for an SQLite file that another program has locked.
-
-        For a process that is about to end: the journal keeps what could not be inserted.
-        """
-        self._locks.hurry()
-
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
         """The turns of these that the ledger has."""
         found: set[str] = set()
@@ -386,7 +321,6 @@ class Ledger:
             connect_args={"timeout": self._statement_ms / 1000},
         )
         event.listen(made, "connect", _prepare_sqlite)
-        self._locks.watch(made)
         self.identity.watch(made)
         return made
 
@@ -471,7 +405,6 @@ def make_engine(
     url: str,
     statement_ms: int = 4000,
     pool_size: int = 10,
-    locks: LockPatience | None = None,
 ) -> AsyncEngine:
     if url.startswith("postgresql"):
         return create_async_engine(
@@ -492,8 +425,6 @@ def make_engine(
         url, hide_parameters=True, connect_args={"timeout": statement_ms / 1000}, **sizes
     )
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-    if locks is not None:
-        locks.watch(engine.sync_engine)
     return engine
 
 
@@ -528,11 +459,6 @@ class Ledgers:
     access: Ledger
     store: Ledger
     reads: Ledger
-
-    def hurry(self) -> None:
-        """The process is about to end: no pool waits long for a locked file any more."""
-        for ledger in (self.drain, self.access, self.store, self.reads):
-            ledger.hurry()
 
 
 def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:

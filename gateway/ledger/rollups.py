@@ -1,23 +1,31 @@
-"""The moment before which turns may have been deleted; their sums are kept longer."""
+"""Closed turns and the sums over them: each turn is inserted, and added to the sums, exactly once.
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+The drain's transaction that inserts turns also adds them to the sums. It adds only turns that it
+really inserted, so a repeated batch adds nothing. Every definition is one SQL expression over the
+turns. It is used for adding, for rebuilding, and for the parts of a range that no whole hour
+covers.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import groupby, pairwise
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Text,
     bindparam,
     case,
     cast,
     delete,
     func,
     literal,
-    literal_column,
+    not_,
+    null,
     select,
     text,
     tuple_,
@@ -43,190 +51,8 @@ from gateway.ledger.schema import (
 )
 from gateway.prices.price import PROMPT_BANDS
 
-
-async def horizon_ms(connection: AsyncConnection) -> int:
-    """The moment from which the turns are complete. 0 if none were deleted."""
-    found = (await connection.execute(select(HorizonRow.turns_ms))).scalar_one_or_none()
-    return found or 0
-
-
-_ROW: ColumnElement[int] = literal_column(f"{TurnRow.__tablename__}.rowid")
-_LAST = select(func.max(_ROW)).select_from(TurnRow)
-
-
-def is_postgres(connection: AsyncConnection | Connection) -> bool:
-    return connection.dialect.name == "postgresql"
-
-
-def are_inserted(*, on_postgres: bool) -> ColumnElement[bool]:
-    """Whether a turn is one of those that `inserted` was told."""
-    if on_postgres:
-        return TurnRow.id.in_(bindparam("turn_ids", expanding=True))
-    return _ROW.between(bindparam("first_row"), bindparam("last_row"))
-
-
-def inserted(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Any]:
-    """The parameters of `are_inserted`, for the turns that this transaction inserted last."""
-    if is_postgres(connection):
-        return {"turn_ids": turn_ids}
-    last = connection.execute(_LAST).scalar_one()
-    return {"first_row": last - len(turn_ids) + 1, "last_row": last}
-
-
 FIVE_MINUTES_MS = 300_000
 HOUR_MS = 3_600_000
-
-
-class _Added(NamedTuple):
-    """An inserted turn and the turns right before and after it, with the same prefix."""
-
-    id: str
-    workspace: str
-    prefix: str
-    opened_ms: int
-    before: str | None
-    after: str | None
-
-
-Changes = Counter[tuple[str, str, str]]
-"""By workspace, prefix and column, how much a sum grows."""
-
-
-def gaps_in_order(connection: Connection, values: Mapping[str, Any]) -> tuple[Changes, list[str]]:
-    """The gaps of turns that SQLite has just inserted in order, and the ids of the others.
-
-    A prefix whose first new turn is not older than its last one before gets no turn between two
-    others. This runs before the new turns are added to the prefixes. SQLite has a single writer, so
-    nobody else adds any meanwhile. `values` are those of `inserted`.
-    """
-    changes: Changes = Counter()
-    late: list[str] = []
-    found: Any = connection.execute(_with_last(), values)
-    for own, turns in groupby(found, key=lambda row: (row.workspace_id, row.prefix)):
-        inserted = list(turns)
-        moments = [turn.opened_ms for turn in inserted]
-        last = inserted[0].last_ms
-        if last is not None and moments[0] < last:
-            late += [turn.id for turn in inserted]
-            continue
-        for before, after in pairwise(moments if last is None else [last, *moments]):
-            _count(changes, own, after - before, 1)
-    return changes, late
-
-
-@cache
-def _with_last() -> Any:
-    """The query: each prefix's inserted turns in their order, with the moment of its last turn."""
-    is_own = (PrefixRow.workspace_id == TurnRow.workspace_id) & (PrefixRow.prefix == TurnRow.prefix)
-    return (
-        select(
-            TurnRow.id, TurnRow.workspace_id, TurnRow.prefix, TurnRow.opened_ms, PrefixRow.last_ms
-        )
-        .outerjoin(PrefixRow, is_own)
-        .where(TurnRow.prefix.is_not(None), are_inserted(on_postgres=False))
-        .order_by(TurnRow.workspace_id, TurnRow.prefix, TurnRow.opened_ms)
-    )
-
-
-def gaps_among_others(connection: Connection, turn_ids: Sequence[str]) -> Changes:
-    """The gaps of turns that this transaction has inserted. It has locked their prefixes."""
-    changes: Changes = Counter()
-    added = _added(connection, turn_ids)
-    opened = {turn.id: turn.opened_ms for turn in added.values()}
-    neighbours = {n for turn in added.values() for n in (turn.before, turn.after) if n is not None}
-    if others := neighbours - opened.keys():
-        query = select(TurnRow.id, TurnRow.opened_ms).where(TurnRow.id.in_(others))
-        opened |= {row.id: row.opened_ms for row in connection.execute(query)}
-    for turn in added.values():
-        own = (turn.workspace, turn.prefix)
-        _count_pair(changes, own, opened, (turn.before, turn.id), 1)
-        if turn.after is None or turn.after in added:
-            continue
-        # `after` was there already. Its gap was counted to the nearest earlier turn that was there.
-        earlier = turn.before
-        while earlier is not None and earlier in added:
-            earlier = added[earlier].before
-        _count_pair(changes, own, opened, (turn.id, turn.after), 1)
-        _count_pair(changes, own, opened, (earlier, turn.after), -1)
-    return changes
-
-
-@cache
-def neighbours() -> Any:
-    """The query. It is made once, since making it costs more than running it."""
-    other = aliased(TurnRow)
-    place = tuple_(TurnRow.opened_ms, TurnRow.id)
-    # By the prefix's index alone. Without statistics SQLite might take the workspace's, and look at
-    # each of its turns.
-    near = select(other.id).where(
-        func.coalesce(other.workspace_id, "") == TurnRow.workspace_id,
-        other.prefix == TurnRow.prefix,
-    )
-    there = tuple_(other.opened_ms, other.id)
-    before = near.where(there < place).order_by(other.opened_ms.desc(), other.id.desc()).limit(1)
-    after = near.where(there > place).order_by(other.opened_ms, other.id).limit(1)
-    return select(
-        TurnRow.id,
-        TurnRow.workspace_id,
-        TurnRow.prefix,
-        TurnRow.opened_ms,
-        before.scalar_subquery().label("before"),
-        after.scalar_subquery().label("after"),
-    ).where(TurnRow.id.in_(bindparam("turn_ids", expanding=True)), TurnRow.prefix.is_not(None))
-
-
-def _added(connection: Connection, turn_ids: Sequence[str]) -> dict[str, _Added]:
-    rows: Any = connection.execute(neighbours(), {"turn_ids": turn_ids})
-    return {row.id: _Added(*row) for row in rows}
-
-
-def _count_pair(
-    changes: Changes,
-    own: tuple[str, str],
-    opened: dict[str, int],
-    pair: tuple[str | None, str],
-    sign: int,
-) -> None:
-    first, second = pair
-    if first is not None:
-        _count(changes, own, opened[second] - opened[first], sign)
-
-
-def _count(changes: Changes, own: tuple[str, str], gap: int, sign: int) -> None:
-    if gap <= FIVE_MINUTES_MS:
-        changes[(*own, "gaps_5m")] += sign
-    elif gap <= HOUR_MS:
-        changes[(*own, "gaps_1h")] += sign
-
-
-def add_gaps(connection: Connection, changes: Changes) -> None:
-    """Add the gaps to their prefixes, whose rows are there."""
-    owners = sorted({(workspace, prefix) for workspace, prefix, _ in changes})
-    if not owners:
-        return
-    statement = (
-        update(PrefixRow)
-        .where(
-            PrefixRow.workspace_id == bindparam("of_workspace"),
-            PrefixRow.prefix == bindparam("of_prefix"),
-        )
-        .values(
-            gaps_5m=PrefixRow.gaps_5m + bindparam("more_5m"),
-            gaps_1h=PrefixRow.gaps_1h + bindparam("more_1h"),
-        )
-    )
-    rows = [
-        {
-            "of_workspace": workspace,
-            "of_prefix": prefix,
-            "more_5m": changes[(workspace, prefix, "gaps_5m")],
-            "more_1h": changes[(workspace, prefix, "gaps_1h")],
-        }
-        for workspace, prefix in owners
-    ]
-    connection.execute(statement, rows)
-
-
 HOUR_SECONDS = 3600
 DAY_SECONDS = 86_400
 WIDTHS_SECONDS = (HOUR_SECONDS, DAY_SECONDS)
@@ -249,18 +75,22 @@ _TOKENS = (
 )
 
 
+def written_tokens(of: Any) -> Any:
+    """Of a table's columns, or of a row that has them."""
+    return of.cache_write_5m_tokens + of.cache_write_1h_tokens
+
+
+def prompt_tokens(of: Any) -> Any:
+    return of.input_tokens + of.cache_read_tokens + written_tokens(of)
+
+
 def _total(column: Any) -> ColumnElement[int]:
     return func.coalesce(func.sum(column), 0)
 
 
 def dimensions() -> dict[str, ColumnElement[Any]]:
     """The dimensions of the sums, as expressions over one turn."""
-    prompt: Any = (
-        TurnRow.input_tokens
-        + TurnRow.cache_read_tokens
-        + TurnRow.cache_write_5m_tokens
-        + TurnRow.cache_write_1h_tokens
-    )
+    prompt = prompt_tokens(TurnRow)
     bands = [(prompt > band, band) for band in sorted(PROMPT_BANDS, reverse=True)]
     is_priced = TurnRow.cost_nano.is_not(None) & TurnRow.price.is_not(None)
     return {
@@ -278,8 +108,7 @@ def _automatic_input() -> ColumnElement[int]:
 
     Automatic reuse goes on where the read ends, so the tokens that are written come first.
     """
-    written: Any = TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens
-    reused: Any = TurnRow.automatic_tokens
+    written, reused = written_tokens(TurnRow), TurnRow.automatic_tokens.expression
     return case((reused > written, reused - written), else_=0)
 
 
@@ -312,12 +141,7 @@ def start_of(width_seconds: int) -> ColumnElement[int]:
 
 
 def prompt_bucket() -> ColumnElement[int]:
-    prompt: Any = (
-        TurnRow.input_tokens
-        + TurnRow.cache_read_tokens
-        + TurnRow.cache_write_5m_tokens
-        + TurnRow.cache_write_1h_tokens
-    )
+    prompt = prompt_tokens(TurnRow)
     return case(
         *((prompt <= edge, number) for number, edge in enumerate(PROMPT_EDGES)),
         else_=len(PROMPT_EDGES),
@@ -468,33 +292,95 @@ def _additions(on_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
     return [_upsert(on_postgres, table, sums) for table, sums in interval_sums(where).items()]
 
 
+def is_postgres(connection: AsyncConnection | Connection) -> bool:
+    return connection.dialect.name == "postgresql"
+
+
+def _are_new(turn_id: Any, on_postgres: bool) -> ColumnElement[bool]:
+    """Whether a turn is one of the parameter `turn_ids`, a JSON array of any length."""
+    given: Any = bindparam("turn_ids", type_=Text)
+    if on_postgres:
+        given = func.json_array_elements_text(cast(given, postgresql.JSON)).column_valued()
+    else:
+        given = func.json_each(given).table_valued("value").c.value
+    found: ColumnElement[bool] = turn_id.in_(select(given))
+    return found
+
+
+@cache
+def gap_changes(on_postgres: bool) -> Any:
+    """By prefix, how much its counts of gaps grow by the new turns, whatever their order.
+
+    A new turn has a gap to the turn before it. Where the turn after it was there already, that
+    one's gap was counted to the nearest earlier turn that was there, and now is to the new turn.
+    """
+    other = aliased(TurnRow)
+    place, there = tuple_(TurnRow.opened_ms, TurnRow.id), tuple_(other.opened_ms, other.id)
+    backwards = other.opened_ms.desc(), other.id.desc()
+    # By the prefix's index alone. Without statistics SQLite might take the workspace's, and look at
+    # each of its turns.
+    near = select(other.opened_ms).where(
+        func.coalesce(other.workspace_id, "") == TurnRow.workspace_id,
+        other.prefix == TurnRow.prefix,
+    )
+    is_new = _are_new(other.id, on_postgres)
+    before = near.where(there < place).order_by(*backwards).limit(1).scalar_subquery()
+    if_old = near.with_only_columns(case((is_new, null()), else_=other.opened_ms))
+    following = if_old.where(there > place).order_by(other.opened_ms, other.id)
+    after = following.limit(1).scalar_subquery()
+    earlier = near.where(there < place, not_(is_new)).order_by(*backwards).limit(1)
+    found = (
+        select(
+            TurnRow.workspace_id,
+            TurnRow.prefix,
+            (TurnRow.opened_ms - before).label("own"),
+            (after - TurnRow.opened_ms).label("next"),
+            case((after.is_not(None), after - earlier.scalar_subquery())).label("former"),
+        )
+        .where(TurnRow.prefix.is_not(None), _are_new(TurnRow.id, on_postgres))
+        .subquery()
+    )
+
+    def grown(above: int, up_to: int) -> ColumnElement[int]:
+        counts = [
+            case((gap.between(above + 1, up_to), sign), else_=0)
+            for gap, sign in ((found.c.own, 1), (found.c.next, 1), (found.c.former, -1))
+        ]
+        return func.sum(counts[0] + counts[1] + counts[2])
+
+    return (
+        select(
+            found.c.workspace_id,
+            found.c.prefix,
+            grown(-1, FIVE_MINUTES_MS).label("more_5m"),
+            grown(FIVE_MINUTES_MS, HOUR_MS).label("more_1h"),
+        )
+        .group_by(found.c.workspace_id, found.c.prefix)
+        .subquery()
+    )
+
+
 @cache
 def _adding(on_postgres: bool) -> list[Any]:
-    """The statements of every drain.
+    """The statements of every drain; to make them costs more than to run them.
 
-    They are made once, since making them costs more than running them.
-
-    The last one locks the prefixes' rows, so that of two writers the second sees the first one's
+    The prefixes' statement locks their rows, so that of two writers the second sees the first one's
     turns when it looks for neighbours.
     """
-    where = are_inserted(on_postgres=on_postgres)
+    where = _are_new(TurnRow.id, on_postgres)
+    changes = gap_changes(on_postgres)
+    gaps = (
+        update(PrefixRow)
+        .where(
+            PrefixRow.workspace_id == changes.c.workspace_id, PrefixRow.prefix == changes.c.prefix
+        )
+        .values(
+            gaps_5m=PrefixRow.gaps_5m + changes.c.more_5m,
+            gaps_1h=PrefixRow.gaps_1h + changes.c.more_1h,
+        )
+    )
     prefixes = _upsert(on_postgres, PrefixRow, _prefixes(where))
-    return [*_additions(on_postgres, where), prefixes]
-
-
-def add_turns(connection: Connection, turn_ids: Sequence[str]) -> None:
-    """Add turns that this transaction has just inserted."""
-    if not turn_ids:
-        return
-    values, changes, others = inserted(connection, turn_ids), Changes(), turn_ids
-    on_postgres = is_postgres(connection)
-    if not on_postgres:
-        changes, others = gaps_in_order(connection, values)
-    for statement in _adding(on_postgres):
-        connection.execute(statement, values)
-    if others:
-        changes.update(gaps_among_others(connection, others))
-    add_gaps(connection, changes)
+    return [*_additions(on_postgres, where), prefixes, gaps]
 
 
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
@@ -566,6 +452,12 @@ def gap_counts() -> Any:
     )
 
 
+async def horizon_ms(connection: AsyncConnection) -> int:
+    """The moment from which the turns are complete. 0 if none were deleted."""
+    found = (await connection.execute(select(HorizonRow.turns_ms))).scalar_one_or_none()
+    return found or 0
+
+
 async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:
     """Lock the tables. SQLite has a single writer anyway, from the first changing statement on."""
     if is_postgres(connection):
@@ -595,57 +487,17 @@ def insert_closed(connection: Connection, records: Sequence[TurnRecord]) -> None
     rows = {record.id: row_of(record) for record in reversed(records)}
     ordered = [rows[turn_id] for turn_id in sorted(rows)]
     try:
-        inserted = _insert(connection, ordered)
+        inserted = connection.execute(_INSERTS[connection.dialect.name], ordered).scalars().all()
     except (IntegrityError, OverflowError, ValueError) as error:
         raise LedgerRefused from error
     # The check comes after the insert, which waits for a command that fills the database with
     # samples.
     if identity.has_sample_mark(connection):
         raise SampleData
-    add_turns(connection, inserted)
-
-
-def _insert(connection: Connection, rows: list[dict[str, Any]]) -> Sequence[str]:
-    """Insert the rows that are not there yet, and return their ids.
-
-    It is the first statement of its transaction. A batch that was inserted before is rare. So for
-    SQLite the rows go in by one prepared statement, which tells only their number. Where some were
-    there already the transaction begins again, with the statement that tells which were not.
-    """
-    if connection.dialect.name == "sqlite":
-        statement = _sqlite_insert()
-        done = connection.exec_driver_sql(statement.text, statement.values_of(rows))
-        if done.rowcount == len(rows):
-            return [row["id"] for row in rows]
-        connection.rollback()
-    return connection.execute(_INSERTS[connection.dialect.name], rows).scalars().all()
-
-
-class _RowInsert(NamedTuple):
-    """An insert of one row, and what makes a row's values those of the driver."""
-
-    text: str
-    names: list[str]
-    processors: Sequence[tuple[str, Callable[[Any], Any]]]
-
-    def values_of(self, rows: Iterable[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        ordered = itemgetter(*self.names)
-        return [
-            ordered({**row, **{name: process(row[name]) for name, process in self.processors}})
-            for row in rows
-        ]
-
-
-@cache
-def _sqlite_insert() -> _RowInsert:
-    """SQLAlchemy would make the text of each batch anew, and SQLite parse it."""
-    dialect, columns = sqlite.dialect(), TurnRow.__table__.columns
-    compiled = sqlite.insert(TurnRow).on_conflict_do_nothing().compile(dialect=dialect)
-    found = {
-        column.name: column.type.dialect_impl(dialect).bind_processor(dialect) for column in columns
-    }
-    processors = [(name, process) for name, process in found.items() if process is not None]
-    return _RowInsert(str(compiled), list(compiled.positiontup or ()), processors)
+    if inserted:
+        values = {"turn_ids": json.dumps(inserted)}
+        for statement in _adding(is_postgres(connection)):
+            connection.execute(statement, values)
 
 
 _RENAMED = {

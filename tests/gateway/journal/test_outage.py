@@ -146,10 +146,8 @@ def test_a_frozen_database_does_not_hold_up_the_stop_and_the_next_start_drains(
 
 
 def test_a_locked_file_does_not_hold_up_the_stop_and_the_next_start_drains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    """With a deadline of an hour, so that nobody waits for it by chance."""
-    monkeypatch.setattr("gateway.ledger.database.DEADLINE_SECONDS", 3600.0)
     engine, outage, told = ScriptedEngine(), Outage("locked", tmp_path, ""), []
     with serve(engine) as engine_url:
         with ExitStack() as locked:
