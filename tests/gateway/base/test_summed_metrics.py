@@ -17,7 +17,7 @@ def told(requests: int, seconds: float, *, has_room: bool, is_up: bool) -> bytes
     metrics = Metrics()
     metrics.requests.add(("/v1/messages", "200"), requests)
     metrics.waited_seconds.observe(seconds)
-    metrics.watch_journal(lambda: 3, lambda: 0, lambda: 10, lambda: has_room, 100)
+    metrics.watch_journal(lambda: 3, lambda: 0, lambda: 10, lambda: has_room, lambda: 0, 100)
     metrics.engine_up.labels("engine").set(is_up)
     return metrics.exposition()
 

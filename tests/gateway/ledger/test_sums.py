@@ -392,5 +392,5 @@ def test_neighbours_are_found_by_their_prefix_whatever_index_was_made_last(
             await ledger.close()
 
     found = loop.run(plan())
-    near = [line for line in found.splitlines() if "turns_1" in line]
+    near = [line for line in found.splitlines() if "SEARCH turns_1" in line]
     assert near and all("ix_turns_prefix (prefix=? AND opened_ms" in line for line in near), found
