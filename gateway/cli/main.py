@@ -25,7 +25,6 @@ _COMMANDS = (
     "export",
     "advise",
     "plan",
-    "seed",
     "journal",
     "ledger",
 )

@@ -1,6 +1,6 @@
 """Times every query of the dashboard over the sample month, on SQLite and PostgreSQL.
 
-The sample month is what `python -m gateway seed` makes up, the same in every run.
+The sample month is what `python -m scripts.sample` makes up, the same in every run.
 
     python -m scripts.bench.queries --turns 1000000 --data DIRECTORY --postgres URL
 """
@@ -19,7 +19,6 @@ from typing import Any
 
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
-from gateway.cli.seed import fill_sample
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads import latency as queries_latency
 from gateway.ledger.reads import prefixes as queries_prefixes
@@ -28,6 +27,7 @@ from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.reads.turns import Cursor, TurnFilter
 from gateway.prices.book import PriceBook
 from scripts.bench.report import table
+from scripts.sample.__main__ import fill_sample
 from scripts.setup.options import parse
 
 END = datetime(2026, 11, 21, 12, 20, 30, tzinfo=UTC)

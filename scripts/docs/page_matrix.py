@@ -136,8 +136,9 @@ def running(data: Path, *, num_engines: int = 0) -> Iterator[DashboardStack]:
 
 def seed(data: Path, num_turns: int) -> None:
     """Fill an empty ledger with the sample month."""
-    for command in (["migrate"], ["seed", "--turns", str(num_turns)]):
-        run([*python("gateway"), *command], {"HOLDFAST_DATA": str(data)})
+    for command in (["gateway", "migrate"], ["scripts.sample", "--turns", str(num_turns)]):
+        module, *words = command
+        run([*python(module), *words], {"HOLDFAST_DATA": str(data)})
 
 
 def send_traffic(gateway: str, num_turns: int) -> None:

@@ -71,7 +71,7 @@ def make_month(data: Path, environment: Mapping[str, str], logs: Path) -> None:
     """Raises StartError where the month can't be written."""
     print(f"==> making up {NUM_TURNS:,} turns of 30 days, half a minute or so", flush=True)
     log, live, began = logs / "sample.log", Live(), time.monotonic()
-    command = [*python("gateway"), "seed", "--turns", str(NUM_TURNS)]
+    command = [*python("scripts.sample"), "--turns", str(NUM_TURNS)]
     process = start(command, environment, log, before_exec=die_with_parent)
     try:
         with live.during("    {:.0f} s".format):

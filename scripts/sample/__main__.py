@@ -1,51 +1,47 @@
-"""python -m gateway seed: an empty database gets a made-up month, to look at the dashboard with."""
+"""An empty database gets a made-up month, to look at the dashboard with. It is marked as that.
 
-import argparse
+python -m scripts.sample [--turns 60000] [--seed 1]
+"""
+
 import asyncio
 import random
+import sys
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from gateway.base.clock import Clock
-from gateway.base.settings import DatabaseSettings, load_database, load_price_files
-from gateway.cli.arguments import Commands, moment_ms
+from gateway.base.errors import GatewayError
+from gateway.base.settings import (
+    DatabaseSettings,
+    SettingsError,
+    load_database,
+    load_price_files,
+)
 from gateway.ledger import upkeep
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.book import PriceBook
-from gateway.sample.arrivals import DAYS
-from gateway.sample.cast import APPS
-from gateway.sample.month import Month, key_id_of
+from scripts.sample.cast import APPS, DAYS
+from scripts.sample.month import Month, key_id_of
+from scripts.setup.options import parse
 
 DEFAULT_TURNS = 60_000
-_MAX_TURNS = 2_000_000
 
 
-def add_commands(commands: Commands) -> None:
-    seed = commands.add_parser(
-        "seed", help="fill an empty database with a month of made-up turns, marked as such"
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(
+        __doc__,
+        arguments,
+        turns=(DEFAULT_TURNS, "about how many"),
+        seed=(1, "the same number gives the same month"),
     )
-    seed.add_argument("--turns", type=_count, default=DEFAULT_TURNS, help="about how many")
-    seed.add_argument("--seed", type=int, default=1, help="the same number gives the same month")
-    seed.add_argument(
-        "--until", type=moment_ms, metavar="TIME", help="where the month ends; default: now"
-    )
-    seed.set_defaults(run=_seed)
-
-
-def _count(written: str) -> int:
-    number = int(written) if written.isascii() and written.isdigit() else 0
-    if not 1 <= number <= _MAX_TURNS:
-        raise argparse.ArgumentTypeError(f"`{written}` is not a number from 1 to {_MAX_TURNS:,}")
-    return number
-
-
-def _seed(options: argparse.Namespace) -> int:
-    until = Clock().wall()
-    if options.until is not None:
-        until = datetime.fromtimestamp(options.until / 1000, UTC)
     started = time.monotonic()
-    turns = fill_sample(load_database(), until, options.turns, options.seed)
+    try:
+        turns = fill_sample(load_database(), Clock().wall(), options.turns, options.seed)
+    except (SettingsError, GatewayError) as error:
+        print(error, file=sys.stderr)
+        return 1
     print(f"{turns:,} made-up turns of {DAYS} days in {time.monotonic() - started:.0f} s")
     print("This database holds sample data from now on: a gateway shows it and serves no turns.")
     return 0
@@ -84,7 +80,7 @@ def _workspaces(until: datetime) -> list[dict[str, Any]]:
 
 def _keys(until: datetime, seed: int) -> list[dict[str, Any]]:
     """Keys that open nothing: their digests are drawn, nobody has what they are digests of."""
-    chance = random.Random(f"keys of {seed}")  # noqa: S311 - repeatable on purpose
+    chance = random.Random(f"keys of {seed}")
     return [
         {
             "id": key_id_of(app.workspace, name),
@@ -98,3 +94,7 @@ def _keys(until: datetime, seed: int) -> list[dict[str, Any]]:
         for app in APPS
         for name in app.keys
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
