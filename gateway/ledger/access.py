@@ -1,4 +1,9 @@
-"""Workspaces: each has one cache, one bill and its limits."""
+"""Workspaces and their API keys. A workspace has one cache, one bill and its limits.
+
+A key is shown once, stored as SHA-256 and looked up by digest. SHA-256 is enough because a key made
+here has 256 random bits, which no list of guesses can reach. Keys that an operator chooses, such as
+HOLDFAST_API_KEY, must be as random.
+"""
 
 import re
 import secrets

@@ -34,7 +34,20 @@ from gateway.ledger.identity import Identity, is_damage
 from gateway.ledger.rollups import insert_closed
 from gateway.ledger.schema import TurnRow
 
+DEADLINE_SECONDS = 5.0
+_COMMAND_SECONDS = 600.0
+# A statement ends before the transaction's deadline, so that the database says what happened.
+_STATEMENT_SHARE = 0.8
+# The time after the deadline in which the driver notices the end of its socket.
+_MARGIN_SECONDS = 0.5
+_CLOSE_SECONDS = 2.0
+# Parameters of one statement.
+_IDS = 500
+# PostgreSQL's undefined_table and undefined_column.
+_UNDEFINED = ("42P01", "42703")
 _TICK_SECONDS = 0.25
+
+Result = TypeVar("Result")
 
 
 class PatientTimer:
@@ -121,21 +134,6 @@ class WritingThread:
         await asyncio.to_thread(self._thread.shutdown)
         if self._engine is not None:
             self._engine.dispose()
-
-
-DEADLINE_SECONDS = 5.0
-_COMMAND_SECONDS = 600.0
-# A statement ends before the transaction's deadline, so that the database says what happened.
-_STATEMENT_SHARE = 0.8
-# The time after the deadline in which the driver notices the end of its socket.
-_MARGIN_SECONDS = 0.5
-_CLOSE_SECONDS = 2.0
-# Parameters of one statement.
-_IDS = 500
-# PostgreSQL's undefined_table and undefined_column.
-_UNDEFINED = ("42P01", "42703")
-
-Result = TypeVar("Result")
 
 
 class Ledger:

@@ -1,4 +1,5 @@
-"""Checks that the database is still the one that this gateway began with.
+"""Numbers that tell of a database: how often its access has changed, whether it holds sample data,
+and its stamp, by which a gateway sees that it is still the database that it began with.
 
 Three things are compared. The *stamp* is a random number in the database, made at the first insert.
 For SQLite the path must lead to the open file, because rows in a deleted or replaced file are lost.

@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
+from gateway.ledger.rollups import written_tokens
 from gateway.ledger.schema import PrefixRow, TurnRow
 from gateway.prices.sheets import PriceSheets
-from gateway.prompt.fingerprint import Fingerprint, unpack
+from gateway.prompt.fingerprint import unpack
 
 # Parts of one statement.
 _LOOKS = 100
@@ -44,72 +45,46 @@ async def looks_of(
     found = {}
     for start in range(0, len(keys), _LOOKS):
         parts = [select(_last(*key).subquery()) for key in keys[start : start + _LOOKS]]
-        rows = (await connection.execute(union_all(*parts))).mappings().all()
-        found.update(await asyncio.to_thread(_looks, rows))
+        rows = (await connection.execute(union_all(*parts))).all()
+        for row, look in await asyncio.to_thread(_looks, rows):
+            found[row.workspace_id, row.prefix] = look
     return found
 
 
-def _looks(rows: Sequence[Any]) -> dict[tuple[str, str], PrefixLook]:
-    return {(row["workspace_id"], row["prefix"]): _look(row) for row in rows}
-
-
 def _last(workspace: str, prefix: str) -> Any:
-    columns = (
-        TurnRow.id,
-        TurnRow.opened_ms,
-        TurnRow.workspace_id,
-        TurnRow.prefix,
-        TurnRow.model,
-        TurnRow.user_agent,
-        TurnRow.name,
-        TurnRow.fingerprint,
-        TurnRow.cache_read_tokens,
-        TurnRow.cache_write_5m_tokens,
-        TurnRow.cache_write_1h_tokens,
-    )
     return (
-        select(*columns)
+        select(TurnRow.__table__)
         .where(TurnRow.prefix == prefix, TurnRow.workspace_id == workspace)
         .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
         .limit(1)
     )
 
 
+def _looks(rows: Sequence[Any]) -> list[tuple[Any, PrefixLook]]:
+    return [(row, _look(row)) for row in rows]
+
+
 def _look(row: Any) -> PrefixLook:
-    tools, system, messages = _shape(row["fingerprint"], row["prefix"])
-    read, written = row["cache_read_tokens"], row["cache_write_5m_tokens"]
+    tools = system = messages = None
+    whole = None if row.fingerprint is None else unpack(row.fingerprint)
+    points = [] if whole is None else whole.points
+    # The number of whole blocks up to the prefix's end.
+    ends = (p.segment + (p.characters is None) for p in points if p.digest.hex() == row.prefix)
+    if whole is not None and (end := next(ends, None)) is not None:
+        tools = min(end, whole.num_tools)
+        system = min(end - tools, whole.num_system)
+        messages = end - tools - system
     return PrefixLook(
-        last_turn=row["id"],
-        last_ms=row["opened_ms"],
-        model=row["model"],
-        tokens=read + written + row["cache_write_1h_tokens"],
-        user_agent=row["user_agent"],
-        name=row["name"],
+        last_turn=row.id,
+        last_ms=row.opened_ms,
+        model=row.model,
+        tokens=row.cache_read_tokens + written_tokens(row),
+        user_agent=row.user_agent,
+        name=row.name,
         num_tools=tools,
         num_system=system,
         num_messages=messages,
     )
-
-
-def _shape(packed: bytes | None, prefix: str) -> tuple[int | None, int | None, int | None]:
-    """How many tools, system blocks and message blocks the prefix has."""
-    if packed is None:
-        return None, None, None
-    whole = unpack(packed)
-    end = _end(whole, prefix)
-    if end is None:
-        return None, None, None
-    tools = min(end, whole.num_tools)
-    system = min(end - tools, whole.num_system)
-    return tools, system, end - tools - system
-
-
-def _end(fingerprint: Fingerprint, prefix: str) -> int | None:
-    """The number of whole blocks up to the prefix's end."""
-    for point in fingerprint.points:
-        if point.digest.hex() == prefix:
-            return point.segment + (point.characters is None)
-    return None
 
 
 # Parameters of one statement.

@@ -21,6 +21,7 @@ from gateway.ledger.rollups import (
     dimensions,
     horizon_ms,
     measures,
+    prompt_tokens,
 )
 from gateway.ledger.schema import ReasonRollupRow, TurnRollupRow, TurnRow
 
@@ -238,12 +239,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_tokens(self) -> int:
-        return (
-            self.input_tokens
-            + self.cache_read_tokens
-            + self.cache_write_5m_tokens
-            + self.cache_write_1h_tokens
-        )
+        return int(prompt_tokens(self))
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):

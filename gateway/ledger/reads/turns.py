@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
+from gateway.ledger.rollups import prompt_tokens, written_tokens
 from gateway.ledger.schema import TurnRow
 
 
@@ -247,7 +248,7 @@ async def observed(
 
 async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) -> list[str]:
     """The ids of a workspace's newest turns that wrote, among its newest 1,000 of the range."""
-    written = TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens
+    written = written_tokens(TurnRow)
     newest = (
         select(TurnRow.id, TurnRow.opened_ms, written.label("written"))
         .where(TurnRow.workspace_id == workspace)
@@ -317,27 +318,12 @@ async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
     """
     span = of.until_ms - of.since_ms
     edges = [of.since_ms + span * number // NUM_PARTS for number in range(NUM_PARTS + 1)]
-    columns = [
-        TurnRow.id,
-        TurnRow.opened_ms,
-        TurnRow.engine,
-        TurnRow.input_tokens,
-        TurnRow.cache_read_tokens,
-        TurnRow.cache_write_5m_tokens,
-        TurnRow.cache_write_1h_tokens,
-        TurnRow.automatic_tokens,
-        TurnRow.first_token_seconds,
-        TurnRow.queue_seconds,
-        TurnRow.prefill_seconds,
-        TurnRow.available_tokens,
-        TurnRow.captured_tokens,
-    ]
     parts = []
     for start, end in pairwise(edges):
         if start == end:
             continue
         part = (
-            select(*columns)
+            select(*_COLUMNS)
             .where(TurnRow.opened_ms >= start, TurnRow.opened_ms < end)
             .where(TurnRow.first_token_seconds.is_not(None), *of.filters(TurnRow))
             .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
@@ -346,25 +332,26 @@ async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
         )
         parts.append(select(part))
     async with ledger.snapshot() as connection:
-        rows = (await connection.execute(union_all(*parts))).mappings().all()
+        rows = (await connection.execute(union_all(*parts))).all()
     return sorted((_sample(row) for row in rows), key=lambda each: (each.opened_ms, each.id))
 
 
 def _sample(row: Any) -> Sample:
-    queue, prefill = row["queue_seconds"], row["prefill_seconds"]
-    timed = queue is not None and prefill is not None
-    written = row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
+    engine_seconds = None
+    if row.queue_seconds is not None and row.prefill_seconds is not None:
+        engine_seconds = row.queue_seconds + row.prefill_seconds
+    first = row.first_token_seconds
     return Sample(
-        id=row["id"],
-        opened_ms=row["opened_ms"],
-        engine=row["engine"],
-        prompt_tokens=row["input_tokens"] + row["cache_read_tokens"] + written,
-        cache_read_tokens=row["cache_read_tokens"],
-        first_token_seconds=row["first_token_seconds"],
-        overhead_seconds=max(row["first_token_seconds"] - queue - prefill, 0.0) if timed else None,
-        available_tokens=row["available_tokens"],
-        captured_tokens=row["captured_tokens"],
-        delivered_tokens=row["cache_read_tokens"] + row["automatic_tokens"],
+        id=row.id,
+        opened_ms=row.opened_ms,
+        engine=row.engine,
+        prompt_tokens=prompt_tokens(row),
+        cache_read_tokens=row.cache_read_tokens,
+        first_token_seconds=first,
+        overhead_seconds=None if engine_seconds is None else max(first - engine_seconds, 0.0),
+        available_tokens=row.available_tokens,
+        captured_tokens=row.captured_tokens,
+        delivered_tokens=row.cache_read_tokens + row.automatic_tokens,
     )
 
 
@@ -432,8 +419,7 @@ async def _turn_at(
 
 
 async def _lost(connection: Any, engine: str, since_ms: int, until_ms: int) -> Lost:
-    written = TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens
-    query = select(func.count(), func.coalesce(func.sum(written), 0)).where(
+    query = select(func.count(), func.coalesce(func.sum(written_tokens(TurnRow)), 0)).where(
         TurnRow.miss_reason == "engine_restart",
         TurnRow.opened_ms >= since_ms,
         TurnRow.opened_ms < until_ms,
