@@ -402,16 +402,7 @@ async def rebuild_prefixes(connection: AsyncConnection) -> None:
     """Replace the sums of all prefixes by those of the turns that are there."""
     await _lock(connection, PrefixRow)
     await connection.execute(delete(PrefixRow))
-    await connection.execute(
-        _upsert(is_postgres(connection), PrefixRow, _prefixes(literal(1) == 1))
-    )
-    counts = gap_counts()
-    is_own = (PrefixRow.workspace_id == counts.c.workspace_id) & (
-        PrefixRow.prefix == counts.c.prefix
-    )
-    await connection.execute(
-        update(PrefixRow).where(is_own).values(gaps_5m=counts.c.gaps_5m, gaps_1h=counts.c.gaps_1h)
-    )
+    await connection.execute(_upsert(is_postgres(connection), PrefixRow, prefix_sums()))
 
 
 def prefix_sums() -> Any:
@@ -425,7 +416,8 @@ def prefix_sums() -> Any:
         else column
         for column in rest.c
     ]
-    return select(*columns).select_from(rest.outerjoin(counts, is_own))
+    joined = select(*columns).select_from(rest.outerjoin(counts, is_own))
+    return select(joined.subquery())
 
 
 def gap_counts() -> Any:
