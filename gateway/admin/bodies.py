@@ -13,7 +13,7 @@ from litestar.params import RawBody
 
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.weigh import check_values
+from gateway.dialects.bodies import check_values
 from gateway.http.generation import check_media
 from gateway.http.services import services_of
 from gateway.ledger.access import IN_WORDS

@@ -19,7 +19,7 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.decode import decode_messages
-from gateway.dialects.anthropic.plan import plan_of
+from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.gemini import ask as gemini
 from gateway.dialects.gemini.decode import decode_generate
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.dialects.anthropic import content as anthropic
+from gateway.dialects.anthropic import request as anthropic
 from gateway.dialects.anthropic.request import CountTokensRequest, MessagesRequest
-from gateway.dialects.openai import content as openai
+from gateway.dialects.openai import request as openai
 from gateway.dialects.openai.request import ChatRequest
 
 _LINE = re.compile(

@@ -22,8 +22,13 @@ from gateway.base.errors import EngineFailed, InvalidRequest
 from gateway.dialects.extension import Holdfast, HoldfastBreakpoint, extension_of
 from gateway.dialects.gemini import caches
 from gateway.dialects.gemini.ask import Asked, Held, ask_of
-from gateway.dialects.gemini.content import Content, Part
-from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, Prompted
+from gateway.dialects.gemini.request import (
+    Content,
+    GenerateRequest,
+    GenerationConfig,
+    Part,
+    Prompted,
+)
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
 from gateway.http.generation import KeyRequest, answered, check_media, until_taken

@@ -12,12 +12,11 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError
 from gateway.dialects import sse
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.collector import ChatCollector, TextCollector
 from gateway.dialects.openai.decode import decode_chat, decode_completion
 from gateway.dialects.openai.errors import body_of
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.response import ChatCompletion, Completion
-from gateway.dialects.openai.writer import ChatWriter, TextWriter
+from gateway.dialects.openai.writer import ChatCollector, ChatWriter, TextCollector, TextWriter
 from gateway.http.auth import KeyAuth
 from gateway.http.errors import request_id
 from gateway.http.generation import (

@@ -25,12 +25,11 @@ from gateway.base.errors import (
 )
 from gateway.base.grants import NO_LIMITS
 from gateway.base.logs import bind_request_id, get_logger
-from gateway.dialects.anthropic.errors import detail_of
-from gateway.dialects.anthropic.limit_headers import limit_headers as anthropic_limits
-from gateway.dialects.anthropic.response import ErrorBody, StreamError
+from gateway.dialects.anthropic.response import ErrorBody, StreamError, detail_of
+from gateway.dialects.anthropic.response import limit_headers as anthropic_limits
 from gateway.dialects.gemini import errors as gemini
 from gateway.dialects.openai import errors as openai
-from gateway.dialects.openai.limit_headers import limit_headers as openai_limits
+from gateway.dialects.openai.response import limit_headers as openai_limits
 from gateway.http.heads import header_of
 from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS, Refusal
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path

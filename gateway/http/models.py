@@ -13,8 +13,8 @@ from litestar.response.base import ASGIResponse
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.response import ModelInfo, ModelList
-from gateway.dialects.gemini import models as gemini
-from gateway.dialects.openai import models as openai
+from gateway.dialects.gemini import response as gemini
+from gateway.dialects.openai import response as openai
 from gateway.http.auth import KeyAuth
 from gateway.http.gemini import call_model
 from gateway.http.generation import KeyRequest

@@ -20,23 +20,20 @@ from gateway.base.errors import (
 from gateway.dialects import sse
 from gateway.dialects.responses.ask import Prepared, prepare
 from gateway.dialects.responses.decode import decode_responses
-from gateway.dialects.responses.diagnostics import (
-    ComparisonNotFound,
-    Diagnostics,
-    Unavailable,
-    diagnostics_of,
-)
-from gateway.dialects.responses.errors import in_own_names
 from gateway.dialects.responses.events import FINAL, Event
+from gateway.dialects.responses.lower import seal
 from gateway.dialects.responses.request import Given
 from gateway.dialects.responses.response import (
     AppliedCacheOptions,
+    ComparisonNotFound,
+    Diagnostics,
     InputTokens,
     Response,
+    Unavailable,
+    diagnostics_of,
     echo_of,
 )
-from gateway.dialects.responses.thoughts import seal
-from gateway.dialects.responses.writer import ResponseWriter
+from gateway.dialects.responses.writer import ResponseWriter, in_own_names
 from gateway.http.auth import KeyAuth
 from gateway.http.errors import request_id
 from gateway.http.generation import (

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.anthropic.decode import decode_messages
-from gateway.dialects.anthropic.segments import lay_out
+from gateway.dialects.anthropic.lower import lay_out
 from gateway.prompt.layout import Slot
 
 SHORT: dict[str, str] = {"type": "ephemeral"}

@@ -29,9 +29,8 @@ from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
 from gateway.dialects.nonces import without_nonces
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.collector import ChatCollector
 from gateway.dialects.openai.decode import decode_chat, decode_completion
-from gateway.dialects.openai.writer import ChatWriter
+from gateway.dialects.openai.writer import ChatCollector, ChatWriter
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.prompt.fingerprint import compare, pack, unpack
 from gateway.prompt.ignored import Ignored

@@ -17,11 +17,11 @@ from gateway.dialects.anthropic import batches
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.dialects.anthropic.response import Message, ModelInfo, ModelList, TokenCount
 from gateway.dialects.gemini import caches
-from gateway.dialects.gemini import models as gemini_models
+from gateway.dialects.gemini import response as gemini_models
 from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.gemini.response import GenerateContentResponse
 from gateway.dialects.gemini.response import TokenCount as TokenTotal
-from gateway.dialects.openai import models as openai_models
+from gateway.dialects.openai import response as openai_models
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.response import ChatCompletion, Completion
 from gateway.dialects.responses.request import ResponsesRequest

@@ -2,19 +2,21 @@
 
 from typing import Any
 
+import msgspec
+
 from engine.protocol import Sampling, ToolChoice
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.dialects.anthropic.content import ForeignTool
-from gateway.dialects.anthropic.features import note_features
-from gateway.dialects.anthropic.plan import plan_of
+from gateway.dialects.anthropic.decode import note_features
+from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.anthropic.request import (
     ChoiceAny,
     ChoiceAuto,
     ChoiceNone,
     ChoiceTool,
     CountTokensRequest,
+    ForeignTool,
     MessagesRequest,
     ThinkingAdaptive,
     ThinkingDisabled,
@@ -223,3 +225,20 @@ def _check_version_2026_10_21(request: CountTokensRequest) -> None:
                 raise InvalidRequest(f"{path}: documents cannot be in assistant messages")
             if kind == "text" and message.role == "user" and getattr(block, "citations", None):
                 raise InvalidRequest(f"{path}.text.citations: must be empty in user messages")
+
+
+_DEFAULT_EFFORT = "high"
+
+
+def prompt_parameters(request: CountTokensRequest, betas: str = "") -> bytes:
+    """The form is equal for equal requests: a default that is written out counts as left out."""
+    choice, thinking, output = request.tool_choice, request.thinking, request.output_config
+    return msgspec.json.encode(
+        [
+            None if choice == ChoiceAuto() else choice,
+            None if isinstance(thinking, ThinkingDisabled) else thinking,
+            (output.effort if output else None) or _DEFAULT_EFFORT,
+            request.form,
+            sorted({beta.strip() for beta in betas.split(",")} - {""}),
+        ]
+    )

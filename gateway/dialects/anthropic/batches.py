@@ -9,10 +9,8 @@ from msgspec import Raw
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import GatewayError, InvalidRequest
-from gateway.dialects.anthropic.errors import detail_of
-from gateway.dialects.anthropic.response import ErrorBody, Message
-from gateway.dialects.complaints import split_complaint
-from gateway.dialects.weigh import check_values
+from gateway.dialects.anthropic.response import ErrorBody, Message, detail_of
+from gateway.dialects.bodies import check_values, split_complaint
 
 _CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

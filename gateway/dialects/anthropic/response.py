@@ -4,13 +4,71 @@ An optional field that would be null is left out: strict third-party schemas ref
 is written where the hosted API always writes it (`stop_reason`, `stop_sequence`, `stop_details`).
 """
 
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.dialects.anthropic.diagnostics import Diagnostics
+from gateway.base.errors import DemandRefused, GatewayError, ThreadNotFound
+from gateway.base.standing import Standings
 from gateway.dialects.extension import Holdfast
+
+
+class ModelChanged(msgspec.Struct, frozen=True, tag="model_changed"):
+    cache_missed_input_tokens: int
+
+
+class ToolsChanged(msgspec.Struct, frozen=True, tag="tools_changed"):
+    cache_missed_input_tokens: int
+
+
+class SystemChanged(msgspec.Struct, frozen=True, tag="system_changed"):
+    cache_missed_input_tokens: int
+
+
+class MessagesChanged(msgspec.Struct, frozen=True, tag="messages_changed"):
+    cache_missed_input_tokens: int
+
+
+class PreviousMessageNotFound(msgspec.Struct, frozen=True, tag="previous_message_not_found"):
+    pass
+
+
+class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
+    pass
+
+
+CacheMissReason = (
+    ModelChanged
+    | ToolsChanged
+    | SystemChanged
+    | MessagesChanged
+    | PreviousMessageNotFound
+    | Unavailable
+)
+_CHANGED: dict[str, type[ModelChanged | ToolsChanged | SystemChanged | MessagesChanged]] = {
+    "model_changed": ModelChanged,
+    "tools_changed": ToolsChanged,
+    "system_changed": SystemChanged,
+    "messages_changed": MessagesChanged,
+}
+
+
+class Diagnostics(msgspec.Struct, frozen=True):
+    """`cache_miss_reason` None: the comparison had not ended when the response began."""
+
+    cache_miss_reason: CacheMissReason | None
+
+
+def changed(kind: str, missed_tokens: int | None) -> Diagnostics:
+    """The report of a divergence of that kind."""
+    if missed_tokens is None:
+        return Diagnostics(Unavailable())
+    return Diagnostics(_CHANGED[kind](missed_tokens))
+
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -123,3 +181,40 @@ class ErrorBody(msgspec.Struct, frozen=True, tag="error"):
 class StreamError(msgspec.Struct, frozen=True, tag="error"):
     error: ErrorDetail
     request_id: str
+
+
+_TOOL = re.compile(r"^tools\[(\d+)\]\.")
+_SCHEMA = re.compile(r"^output_schema\b")
+
+
+def detail_of(failure: GatewayError) -> ErrorDetail:
+    message = str(failure)
+    if isinstance(failure, DemandRefused):
+        message = _TOOL.sub(r"tools.\1.", message)
+        message = _SCHEMA.sub("output_config.format.schema", message)
+    if isinstance(failure, ThreadNotFound):
+        return ErrorDetail(failure.type, message, ErrorDetails(failure.code))
+    return ErrorDetail(failure.type, message)
+
+
+def limit_headers(rates: Standings, now: datetime) -> Iterator[tuple[str, str]]:
+    """`reset` is the time, RFC 3339, at which all of a limit is there again.
+
+    There is one limit for all tokens. Input and output each end where it ends, so clients that
+    look at one of them only find its numbers there too.
+    """
+    kinds = [
+        ("requests", rates.requests),
+        *((kind, rates.tokens) for kind in ("tokens", "input-tokens", "output-tokens")),
+    ]
+    for kind, rate in kinds:
+        if rate is not None:
+            reset = _in_whole_seconds(now + timedelta(seconds=rate.reset_seconds))
+            yield f"anthropic-ratelimit-{kind}-limit", str(rate.limit)
+            yield f"anthropic-ratelimit-{kind}-remaining", str(rate.remaining)
+            yield f"anthropic-ratelimit-{kind}-reset", reset.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _in_whole_seconds(moment: datetime) -> datetime:
+    """The time is rounded up, so that a client that waits until then is not early."""
+    return moment.replace(microsecond=0) + timedelta(seconds=1 if moment.microsecond else 0)

@@ -27,12 +27,12 @@ from engine.protocol import (
 )
 from gateway.base.errors import EngineFailed
 from gateway.dialects.anthropic import events
-from gateway.dialects.anthropic.diagnostics import Diagnostics
 from gateway.dialects.anthropic.events import Event
 from gateway.dialects.anthropic.response import (
     CacheCreation,
     ContentBlock,
     DeltaUsage,
+    Diagnostics,
     Message,
     OutputDetails,
     StopReason,

@@ -8,14 +8,8 @@ import msgspec
 from engine.protocol import Breakpoint, Sampling, ToolChoice, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.gemini.request import (
-    ENUM_TYPE,
-    GenerateRequest,
-    GenerationConfig,
-    Prompted,
-)
-from gateway.dialects.gemini.schemas import json_schema
-from gateway.dialects.gemini.segments import lay_out
+from gateway.dialects.gemini.lower import json_schema, lay_out
+from gateway.dialects.gemini.request import ENUM_TYPE, GenerateRequest, GenerationConfig, Prompted
 from gateway.prompt.ask import Ask, Principal
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Unreadable

@@ -13,10 +13,8 @@ from msgspec import UNSET, UnsetType
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.extension import Holdfast
-from gateway.dialects.gemini.bounds import check_bounds
-from gateway.dialects.gemini.content import Shape
-from gateway.dialects.gemini.decode import decode
-from gateway.dialects.gemini.request import Prompted
+from gateway.dialects.gemini.decode import check_bounds, decode
+from gateway.dialects.gemini.request import Prompted, Shape
 from gateway.dialects.gemini.response import Answered
 
 DEFAULT_SECONDS = 3600.0

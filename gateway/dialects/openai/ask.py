@@ -7,17 +7,20 @@ from typing import Any
 from engine.protocol import Prompt, Sampling, ToolChoice, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.content import AssistantMessage, ForeignTool, Message, ToolMessage
+from gateway.dialects.openai.lower import NATIVE_TTL, lay_out
 from gateway.dialects.openai.request import (
     COMPLETION_TOKENS,
+    AssistantMessage,
     ChatRequest,
     CompletionRequest,
+    ForeignTool,
     GenerationRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    Message,
     NamedTool,
+    ToolMessage,
 )
-from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
 from gateway.prompt.ask import Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.layout import Layout, Slot

@@ -1,13 +1,42 @@
 """Response bodies and stream chunks. `holdfast` is our extension; UNSET fields are not sent."""
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import InputUsage
+from engine.protocol import DrawnToken, InputUsage, TokenProb
+from gateway.base.standing import Standings
 from gateway.dialects.extension import Holdfast
-from gateway.dialects.openai.logprobs import TokenLogprob
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """`token` is the text of `bytes`; where a character spans tokens, only `bytes` are exact."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+def logprobs_of(drawn: Sequence[DrawnToken]) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(*_told(one.drawn), [TopLogprob(*_told(likely)) for likely in one.top])
+        for one in drawn
+    ]
+
+
+def _told(prob: TokenProb) -> tuple[str, float, list[int]]:
+    return prob.token.decode(errors="replace"), prob.logprob, list(prob.token)
+
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -159,3 +188,35 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[TextChoice]
     usage: Usage | UnsetType | None = UNSET
     holdfast: Holdfast | UnsetType = UNSET
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """`max_model_len`, in tokens, is for clients of vLLM."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "holdfast"
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+def limit_headers(rates: Standings) -> Iterator[tuple[str, str]]:
+    """`reset` is how long until all of a limit is there again, such as `6m0s`."""
+    for kind, rate in (("requests", rates.requests), ("tokens", rates.tokens)):
+        if rate is not None:
+            yield f"x-ratelimit-limit-{kind}", str(rate.limit)
+            yield f"x-ratelimit-remaining-{kind}", str(rate.remaining)
+            yield f"x-ratelimit-reset-{kind}", duration(rate.reset_seconds)
+
+
+def duration(seconds: float) -> str:
+    """A duration in OpenAI's form: `12ms`, `7s`, `6m0s`. It is rounded up."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, left = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{left}s" if minutes else f"{left}s"

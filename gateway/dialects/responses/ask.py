@@ -8,10 +8,11 @@ import msgspec
 from engine.protocol import Sampling, ToolChoice
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.segments import HELD_FOR_AN_HOUR, NATIVE_TTL
-from gateway.dialects.responses.content import AdditionalTools
+from gateway.dialects.openai.lower import HELD_FOR_AN_HOUR, NATIVE_TTL
+from gateway.dialects.responses.lower import Reading, lay_out
 from gateway.dialects.responses.request import (
     LOGPROBS,
+    AdditionalTools,
     AllowedTools,
     Given,
     JsonObjectFormat,
@@ -20,7 +21,6 @@ from gateway.dialects.responses.request import (
     ResponsesRequest,
 )
 from gateway.dialects.responses.response import MAX_ECHO_BYTES, unechoed
-from gateway.dialects.responses.segments import Reading, lay_out
 from gateway.dialects.responses.tools import Origin, Toolbox
 from gateway.prompt.ask import Ask, Compared, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad

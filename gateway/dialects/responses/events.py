@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.dialects.openai.logprobs import TokenLogprob
+from gateway.dialects.openai.response import TokenLogprob
 from gateway.dialects.responses.response import (
     OutputItem,
     OutputText,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from engine.protocol import Tool as PromptTool
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.responses.content import (
+from gateway.dialects.responses.request import (
     CustomTool,
     FunctionTool,
     GrammarInput,

@@ -21,26 +21,26 @@ from engine.protocol import (
     ToolUseStart,
 )
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.gemini import caches, content, models, request, response
+from gateway.dialects.gemini import caches, request, response
 from gateway.dialects.gemini.decode import decode_generate
 from tests.gateway.conftest import Stack
 from tests.gateway.gemini_bodies import LONG_TEXT, MODEL, post, user
 from tests.gateway.openai_bodies import frames
 
 ASKED: list[tuple[type[BaseModel], type[msgspec.Struct]]] = [
-    (types.Part, content.Part),
-    (types.Content, content.Content),
-    (types.FunctionCall, content.FunctionCall),
-    (types.FunctionResponse, content.FunctionResponse),
-    (types.FunctionResponsePart, content.ResponsePart),
-    (types.Blob, content.Blob),
-    (types.FileData, content.FileData),
-    (types.ExecutableCode, content.ExecutableCode),
-    (types.CodeExecutionResult, content.CodeExecutionResult),
-    (types.FunctionDeclaration, content.FunctionDeclaration),
-    (types.Tool, content.Tool),
-    (types.FunctionCallingConfig, content.FunctionCallingConfig),
-    (types.ToolConfig, content.ToolConfig),
+    (types.Part, request.Part),
+    (types.Content, request.Content),
+    (types.FunctionCall, request.FunctionCall),
+    (types.FunctionResponse, request.FunctionResponse),
+    (types.FunctionResponsePart, request.ResponsePart),
+    (types.Blob, request.Blob),
+    (types.FileData, request.FileData),
+    (types.ExecutableCode, request.ExecutableCode),
+    (types.CodeExecutionResult, request.CodeExecutionResult),
+    (types.FunctionDeclaration, request.FunctionDeclaration),
+    (types.Tool, request.Tool),
+    (types.FunctionCallingConfig, request.FunctionCallingConfig),
+    (types.ToolConfig, request.ToolConfig),
     (types.GenerationConfig, request.GenerationConfig),
     (types.ThinkingConfig, request.ThinkingConfig),
 ]
@@ -170,4 +170,4 @@ def test_googles_own_types_accept_what_is_counted_listed_and_cached(stack: Stack
 
 def test_our_model_has_no_field_that_google_has_not() -> None:
     known = fields_of(types.Model) | {"supportedGenerationMethods", "baseModelId"}
-    assert set(models.Model.__struct_encode_fields__) <= known
+    assert set(response.Model.__struct_encode_fields__) <= known

@@ -15,9 +15,9 @@ from gateway.base.bounds import LoadBounds, RequestBounds
 from gateway.base.errors import GatewayError, InvalidRequest, TooLarge
 from gateway.base.settings import PREFIX, Settings
 from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
+from gateway.dialects.bodies import check_values
 from gateway.dialects.openai.decode import decode_chat, decode_completion
 from gateway.dialects.openai.errors import body_of
-from gateway.dialects.weigh import check_values
 from tests.gateway.bodies import body, text, tool
 
 README = Path(__file__).parents[3] / "gateway" / "README.md"

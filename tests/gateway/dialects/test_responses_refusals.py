@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from engine.protocol import ErrorReply
-from gateway.dialects.responses.thoughts import seal, unseal
+from gateway.dialects.responses.lower import seal, unseal
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import MODEL
 from tests.gateway.responses_bodies import LOOK, PATCH, refused, user

@@ -18,7 +18,7 @@ from openai.types.responses import (
 from typing_extensions import get_type_hints, is_typeddict
 
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.responses import content, request
+from gateway.dialects.responses import request
 from gateway.dialects.responses.decode import decode_responses
 
 PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
@@ -27,22 +27,22 @@ PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (sdk.ResponseTextConfigParam, request.TextOptions),
     (sdk.ResponseFormatTextJSONSchemaConfigParam, request.JsonSchemaFormat),
     (sdk.ToolChoiceAllowedParam, request.AllowedTools),
-    (sdk.EasyInputMessageParam, content.Message),
-    (sdk.ResponseOutputMessageParam, content.Message),
-    (response_input_item_param.Message, content.Message),
-    (response_input_item_param.FunctionCallOutput, content.FunctionCallOutput),
-    (response_input_item_param.AdditionalTools, content.AdditionalTools),
-    (sdk.ResponseFunctionToolCallParam, content.FunctionCall),
-    (sdk.ResponseCustomToolCallParam, content.CustomToolCall),
-    (sdk.ResponseCustomToolCallOutputParam, content.CustomToolCallOutput),
-    (sdk.ResponseReasoningItemParam, content.Reasoning),
-    (sdk.ResponseInputTextParam, content.InputText),
-    (sdk.ResponseInputImageParam, content.InputImage),
-    (sdk.ResponseInputFileParam, content.InputFile),
-    (sdk.ResponseOutputTextParam, content.OutputText),
-    (sdk.FunctionToolParam, content.FunctionTool),
-    (sdk.CustomToolParam, content.CustomTool),
-    (sdk.NamespaceToolParam, content.NamespaceTool),
+    (sdk.EasyInputMessageParam, request.Message),
+    (sdk.ResponseOutputMessageParam, request.Message),
+    (response_input_item_param.Message, request.Message),
+    (response_input_item_param.FunctionCallOutput, request.FunctionCallOutput),
+    (response_input_item_param.AdditionalTools, request.AdditionalTools),
+    (sdk.ResponseFunctionToolCallParam, request.FunctionCall),
+    (sdk.ResponseCustomToolCallParam, request.CustomToolCall),
+    (sdk.ResponseCustomToolCallOutputParam, request.CustomToolCallOutput),
+    (sdk.ResponseReasoningItemParam, request.Reasoning),
+    (sdk.ResponseInputTextParam, request.InputText),
+    (sdk.ResponseInputImageParam, request.InputImage),
+    (sdk.ResponseInputFileParam, request.InputFile),
+    (sdk.ResponseOutputTextParam, request.OutputText),
+    (sdk.FunctionToolParam, request.FunctionTool),
+    (sdk.CustomToolParam, request.CustomTool),
+    (sdk.NamespaceToolParam, request.NamespaceTool),
 ]
 
 
@@ -100,4 +100,4 @@ def test_every_type_of_tool_is_taken_or_left_out() -> None:
             del tool["tools"]
         given = decoded(tools=[tool])
         is_ours = kind in ("function", "custom", "namespace")
-        assert isinstance(given.request.tools[0], content.Hosted) is not is_ours
+        assert isinstance(given.request.tools[0], request.Hosted) is not is_ours

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from typing_extensions import get_type_hints, is_typeddict
 
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.anthropic import content, request
+from gateway.dialects.anthropic import request
 from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
-from gateway.dialects.anthropic.plan import plan_of
+from gateway.dialects.anthropic.lower import plan_of
 from gateway.prompt.ignored import Notepad
 from tests.gateway.bodies import SHORT, body, text, tool
 from tests.gateway.conftest import Stack
@@ -36,8 +36,8 @@ PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (ga.MessageParam, request.Message),
     (beta.BetaMessageParam, request.Message),
     (beta.BetaSystemMessageOutputConfigParam, request.MessageOutputConfig),
-    (ga.CacheControlEphemeralParam, content.CacheControl),
-    (beta.BetaCacheControlEphemeralParam, content.CacheControl),
+    (ga.CacheControlEphemeralParam, request.CacheControl),
+    (beta.BetaCacheControlEphemeralParam, request.CacheControl),
     (ga.DiagnosticsParam, request.DiagnosticsRequest),
     (ga.MetadataParam, request.Metadata),
     (ga.OutputConfigParam, request.OutputConfig),
@@ -53,21 +53,21 @@ PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (ga.ToolChoiceAnyParam, request.ChoiceAny),
     (ga.ToolChoiceToolParam, request.ChoiceTool),
     (ga.ToolChoiceNoneParam, request.ChoiceNone),
-    (ga.ToolParam, content.Tool),
-    (beta.BetaToolParam, content.Tool),
-    (ga.TextBlockParam, content.Text),
-    (beta.BetaTextBlockParam, content.Text),
-    (ga.ThinkingBlockParam, content.Thinking),
-    (ga.ToolUseBlockParam, content.ToolUse),
-    (beta.BetaToolUseBlockParam, content.ToolUse),
-    (ga.ToolResultBlockParam, content.ToolResult),
-    (beta.BetaToolResultBlockParam, content.ToolResult),
-    (ga.SearchResultBlockParam, content.SearchResult),
-    (ga.DocumentBlockParam, content.Document),
-    (beta.BetaRequestDocumentBlockParam, content.Document),
-    (ga.PlainTextSourceParam, content.TextSource),
-    (ga.ContentBlockSourceParam, content.ContentSource),
-    (ga.CitationsConfigParam, content.Citations),
+    (ga.ToolParam, request.Tool),
+    (beta.BetaToolParam, request.Tool),
+    (ga.TextBlockParam, request.Text),
+    (beta.BetaTextBlockParam, request.Text),
+    (ga.ThinkingBlockParam, request.Thinking),
+    (ga.ToolUseBlockParam, request.ToolUse),
+    (beta.BetaToolUseBlockParam, request.ToolUse),
+    (ga.ToolResultBlockParam, request.ToolResult),
+    (beta.BetaToolResultBlockParam, request.ToolResult),
+    (ga.SearchResultBlockParam, request.SearchResult),
+    (ga.DocumentBlockParam, request.Document),
+    (beta.BetaRequestDocumentBlockParam, request.Document),
+    (ga.PlainTextSourceParam, request.TextSource),
+    (ga.ContentBlockSourceParam, request.ContentSource),
+    (ga.CitationsConfigParam, request.Citations),
 ]
 
 
@@ -119,9 +119,9 @@ def test_every_type_of_block_is_read_or_has_a_placeholder(message: Any) -> None:
         for kind in block_types(get_type_hints(member)["content"])
     }
     assert len(kinds) > 15
-    assert kinds >= set(content.SUPPORTED_BLOCKS) - {"document"}
-    assert kinds <= content.PLACED_BLOCKS | set(content.SUPPORTED_BLOCKS)
-    for kind in kinds - set(content.SUPPORTED_BLOCKS) - {"image"}:
+    assert kinds >= set(request.SUPPORTED_BLOCKS) - {"document"}
+    assert kinds <= request.PLACED_BLOCKS | set(request.SUPPORTED_BLOCKS)
+    for kind in kinds - set(request.SUPPORTED_BLOCKS) - {"image"}:
         asked = body(messages=[{"role": "user", "content": [{"type": kind, "any": [1]}]}])
         notepad = Notepad()
         plan_of(decode_messages(msgspec.json.encode(asked)), "scope", notepad)
@@ -134,7 +134,7 @@ def test_every_type_of_block_is_read_or_has_a_placeholder(message: Any) -> None:
 
 def test_every_type_of_block_in_a_tools_result_is_read_or_placed() -> None:
     kinds = block_types(get_type_hints(beta.BetaToolResultBlockParam)["content"])
-    ours = {str(kind.__struct_config__.tag) for kind in get_args(content.Nested)}
+    ours = {str(kind.__struct_config__.tag) for kind in get_args(request.Nested)}
     assert kinds <= ours
     sources = get_type_hints(beta.BetaContentBlockSourceParam)["content"]
     assert block_types(sources) == {"text", "image"}

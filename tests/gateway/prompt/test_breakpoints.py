@@ -6,7 +6,7 @@ import pytest
 from engine.protocol import Breakpoint
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
-from gateway.dialects.anthropic.plan import plan_of
+from gateway.dialects.anthropic.lower import plan_of
 from gateway.prompt.breakpoints import find_breakpoints, find_target
 from gateway.prompt.layout import Slot
 from tests.gateway.bodies import LONG, SHORT, body, conversation, text, tool

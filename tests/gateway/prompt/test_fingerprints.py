@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects.anthropic.ask import prompt_parameters
 from gateway.dialects.anthropic.decode import decode_messages
-from gateway.dialects.anthropic.parameters import prompt_parameters
-from gateway.dialects.anthropic.plan import plan_of
+from gateway.dialects.anthropic.lower import plan_of
 from gateway.prompt.fingerprint import (
     MAX_POINTS,
     Divergence,

@@ -7,8 +7,10 @@ request adds, and the end of it carries the marker.
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -27,7 +29,7 @@ from engine.protocol import (
     Ttl,
 )
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.gemini.content import (
+from gateway.dialects.gemini.request import (
     KINDS,
     Blob,
     Content,
@@ -35,16 +37,133 @@ from gateway.dialects.gemini.content import (
     FunctionCall,
     FunctionDeclaration,
     FunctionResponse,
+    Prompted,
     ResponsePart,
 )
-from gateway.dialects.gemini.content import Part as GivenPart
-from gateway.dialects.gemini.content import Tool as GivenTool
-from gateway.dialects.gemini.pending import PendingCalls
-from gateway.dialects.gemini.request import Prompted
-from gateway.dialects.gemini.schemas import json_schema
+from gateway.dialects.gemini.request import Part as GivenPart
+from gateway.dialects.gemini.request import Tool as GivenTool
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
 from gateway.prompt.media import Kind, Media, Unreadable, stand_in
+
+
+@dataclass(slots=True)
+class PendingCalls:
+    """In the order of the calls. Every step takes constant time over all calls of a request."""
+
+    _calls: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _by_id: dict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    _by_name: dict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    _num_added: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, call_id: str, name: str) -> None:
+        self._calls[self._num_added] = call_id, name
+        self._by_id[call_id].append(self._num_added)
+        self._by_name[name].append(self._num_added)
+        self._num_added += 1
+
+    def answered(self, call_id: str | None, name: str) -> str | None:
+        """The id of the call that a response answers: the first with its id, else with its name.
+
+        None where no call awaits it. The call does not await one any more.
+        """
+        number = self._first(self._by_id, call_id) if call_id else None
+        if number is None:
+            number = self._first(self._by_name, name)
+        return None if number is None else self._calls.pop(number)[0]
+
+    def names(self, most: int) -> Iterator[str]:
+        """The names of the first calls."""
+        return (name for _, name in islice(self._calls.values(), most))
+
+    def _first(self, calls: dict[str, deque[int]], key: str) -> int | None:
+        numbers = calls.get(key)
+        while numbers:
+            if numbers[0] in self._calls:
+                return numbers[0]
+            numbers.popleft()
+        return None
+
+
+MAX_DEPTH = 64
+_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_NAMES = {
+    "additional_properties": "additionalProperties",
+    "any_of": "anyOf",
+    "defs": "$defs",
+    "max_items": "maxItems",
+    "max_length": "maxLength",
+    "max_properties": "maxProperties",
+    "min_items": "minItems",
+    "min_length": "minLength",
+    "min_properties": "minProperties",
+    "property_ordering": "propertyOrdering",
+    "ref": "$ref",
+}
+_UNSPECIFIED = "TYPE_UNSPECIFIED"
+
+
+def json_schema(schema: dict[str, Any], path: str, depth: int = 0) -> dict[str, Any]:
+    """Raise InvalidRequest, with `path` in front, for what is no schema or is nested too deep."""
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{path}: nested more than {MAX_DEPTH} levels deep")
+    given = {_NAMES.get(key, key): value for key, value in schema.items() if value is not None}
+    is_nullable = given.pop("nullable", False) is True
+    order = given.pop("propertyOrdering", None)
+    made: dict[str, Any] = {}
+    for key, value in given.items():
+        where = f"{path}.{key}"
+        match key:
+            case "type" if isinstance(value, str):
+                if value != _UNSPECIFIED:
+                    made["type"] = value.lower()
+            case "properties" | "$defs" if isinstance(value, dict):
+                made[key] = {
+                    name: _inner(each, f"{where}.{name[:64]}", depth)
+                    for name, each in value.items()
+                }
+            case "items" | "additionalProperties" if isinstance(value, dict):
+                made[key] = _inner(value, where, depth)
+            case "anyOf" if isinstance(value, list):
+                made[key] = [
+                    _inner(each, f"{where}[{index}]", depth) for index, each in enumerate(value)
+                ]
+            case _ if key in _COUNTS and isinstance(value, str) and value.isdecimal():
+                made[key] = int(value[:18])
+            case "example":
+                pass
+            case _:
+                made[key] = value
+    if isinstance(order, list) and isinstance(made.get("properties"), dict):
+        made["properties"] = _ordered(made["properties"], order)
+    return _or_null(made) if is_nullable else made
+
+
+def _inner(schema: Any, path: str, depth: int) -> Any:
+    return json_schema(schema, path, depth + 1) if isinstance(schema, dict) else schema
+
+
+def _ordered(properties: dict[str, Any], order: list[Any]) -> dict[str, Any]:
+    first = {
+        name: properties[name] for name in order if isinstance(name, str) and name in properties
+    }
+    return {**first, **properties}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type")
+    if isinstance(schema.get("anyOf"), list):
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    if not isinstance(kind, str):
+        return schema
+    made = {**schema, "type": [kind, "null"]}
+    if isinstance(schema.get("enum"), list):
+        made["enum"] = [*schema["enum"], None]
+    return made
+
 
 _ROLES: dict[str | None, Role] = {
     None: "user",

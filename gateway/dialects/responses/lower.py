@@ -3,10 +3,18 @@
 Tools come first, then `instructions` and the system and developer messages at the beginning, then
 everything else in order. Each content part, call and output is one segment; a string is one part.
 Later system messages stay where they are. Neighbours of one role are merged.
+
+Reasoning comes back from a client in `encrypted_content`. Its text is signed with the workspace's
+scope, so that only what this installation wrote for this workspace is read as the model's own. It
+is not hidden: the client saw it in the response.
 """
 
+import hmac
+from base64 import b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,8 +31,8 @@ from engine.protocol import (
 )
 from engine.protocol import Message as PromptMessage
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.segments import HELD_FOR_AN_HOUR, NATIVE_TTL
-from gateway.dialects.responses.content import (
+from gateway.dialects.openai.lower import HELD_FOR_AN_HOUR, NATIVE_TTL
+from gateway.dialects.responses.request import (
     AdditionalTools,
     CacheBreakpoint,
     ClientCall,
@@ -41,16 +49,77 @@ from gateway.dialects.responses.content import (
     Message,
     Reasoning,
     Refusal,
+    ResponsesRequest,
 )
-from gateway.dialects.responses.content import Part as GivenPart
-from gateway.dialects.responses.media import text_of
-from gateway.dialects.responses.request import ResponsesRequest
-from gateway.dialects.responses.thoughts import unseal
+from gateway.dialects.responses.request import Part as GivenPart
 from gateway.dialects.responses.tools import INPUT, Toolbox
 from gateway.prompt.breakpoints import mark_latest
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
-from gateway.prompt.media import Unreadable
+from gateway.prompt.media import Kind, Media, Unreadable, stand_in
+
+_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
+
+
+def text_of(
+    path: str, part: InputImage | InputFile, unreadable: Unreadable, notepad: Notepad
+) -> str:
+    """Raise InvalidRequest where the setting refuses what no model here reads."""
+    if isinstance(part, InputImage):
+        media_type, data = _split(part.image_url or "")
+        name = "" if data else part.image_url or part.file_id or ""
+        return stand_in(path, Media("image", media_type, data, name), unreadable, notepad)
+    media_type, data = _split(part.file_data or "")
+    name = part.filename or part.file_url or part.file_id or ""
+    text = _decoded(data) if media_type.startswith(_TEXT_TYPES) else None
+    if text is not None:
+        return f"{name}\n{text}" if name else text
+    kind: Kind = "document" if part.file_data else "file"
+    return stand_in(path, Media(kind, media_type, data, name), unreadable, notepad)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Media type and base64 of a data URL, both empty for any other."""
+    head, comma, data = url.partition(",")
+    if not (comma and head.startswith("data:") and head.endswith(";base64")):
+        return "", ""
+    return head.removeprefix("data:").removesuffix(";base64"), data
+
+
+def _decoded(data: str) -> str | None:
+    try:
+        return b64decode(data, validate=True).decode()
+    except (Base64Error, ValueError):
+        return None
+
+
+_PREFIX = "hf1."
+_DIGEST_BYTES = 16
+
+
+def seal(thought: str, scope: str) -> str:
+    text = thought.encode()
+    return _PREFIX + urlsafe_b64encode(_digest(text, scope) + text).decode()
+
+
+def unseal(sealed: str, scope: str) -> str | None:
+    """The thought, or None where somebody else wrote it."""
+    if not sealed.startswith(_PREFIX):
+        return None
+    try:
+        whole = b64decode(sealed[len(_PREFIX) :].encode(), altchars=b"-_", validate=True)
+    except ValueError:
+        return None
+    digest, text = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    if not hmac.compare_digest(digest, _digest(text, scope)):
+        return None
+    return text.decode()
+
+
+def _digest(text: bytes, scope: str) -> bytes:
+    return blake2b(
+        text, digest_size=_DIGEST_BYTES, key=scope.encode()[:64], person=b"thought"
+    ).digest()
 
 
 class Reading(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from engine.protocol import (
@@ -27,12 +28,21 @@ from engine.protocol import Part as PromptPart
 from engine.protocol import Tool as PromptTool
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.dialects.openai.content import (
+from gateway.dialects.bodies import decode_tools, kinds_of_tools
+from gateway.dialects.openai.request import (
+    Address,
     AssistantMessage,
+    AudioPart,
+    AudioUrlPart,
     CacheBreakpoint,
     CacheControl,
+    ChatRequest,
     DeveloperMessage,
+    FilePart,
     ForeignTool,
+    Function,
+    ImagePart,
+    MediaPart,
     Message,
     Nonce,
     Part,
@@ -43,13 +53,63 @@ from gateway.dialects.openai.content import (
     ToolCall,
     ToolMessage,
     UserMessage,
+    VideoPart,
 )
-from gateway.dialects.openai.foreign import media_of
-from gateway.dialects.openai.request import ChatRequest
 from gateway.prompt.breakpoints import mark_latest
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
-from gateway.prompt.media import Unreadable, stand_in
+from gateway.prompt.media import Kind, Media, Unreadable, stand_in
+
+
+class _Declared(msgspec.Struct):
+    type: str
+    cache_control: CacheControl | None = None
+
+
+_declared = msgspec.json.Decoder(_Declared)
+_tool = msgspec.json.Decoder(Tool)
+
+
+def decode_foreign_tools(raw: bytes) -> list[Tool] | None:
+    """The tools of a request, of which some are no functions; None where all are.
+
+    Raise msgspec.ValidationError with the path in the whole body.
+    """
+    tools = kinds_of_tools(raw, "function")
+    return None if tools is None else decode_tools(tools, _tool.decode, _foreign)
+
+
+def _foreign(tool: Raw) -> Tool:
+    declared = _declared.decode(tool)
+    return ForeignTool("function", Function(name=declared.type), declared.cache_control)
+
+
+def media_of(part: MediaPart) -> Media:
+    """What a placeholder tells of a part."""
+    match part:
+        case ImagePart(image_url=address):
+            return _of_address("image", address)
+        case VideoPart(video_url=address):
+            return _of_address("video", address)
+        case AudioUrlPart(audio_url=address):
+            return _of_address("audio", address)
+        case AudioPart(input_audio=sound):
+            return Media("audio", sound.format)
+        case FilePart(file=file):
+            if file.file_data is not None:
+                found = _of_address("file", file.file_data)
+                return Media("file", found.media_type, name=file.filename or "")
+            return Media("file", name=file.filename or file.file_id or "")
+
+
+def _of_address(kind: Kind, address: Address | str) -> Media:
+    """A `data:` URL (RFC 2397) has the media type in front."""
+    url = address if isinstance(address, str) else address.url
+    if not url.startswith("data:"):
+        return Media(kind, name=url)
+    head, _, data = url.removeprefix("data:").partition(",")
+    return Media(kind, head[:256].partition(";")[0], data)
+
 
 # The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
 NATIVE_TTL: Ttl = "1h"
