@@ -1,39 +1,17 @@
 """Whose key is asking, and what can be filtered by: the first call of every dashboard."""
 
-import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 
 from gateway.admin.controller import AdminController
-from gateway.admin.meanings import DEFINITIONS, Definition
+from gateway.admin.meanings import DEFINITIONS
 from gateway.admin.ranges import HOUR_MS, now_ms
+from gateway.admin.structs.fleet import About
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads.sums import Range
 
 _CHOICES_MS = 31 * 86_400_000
-
-
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """`workspace` is the only workspace that this key sees; None is all.
-
-    `workspaces`, `engines` and `models` are the values of the filters: those that exist, and those
-    of turns of the last 31 days. `served` are the models that engines have now. `sample`: the
-    ledger holds made-up turns. `may_send`: this key can call the model APIs here.
-    `has_placeholder_prices`: the operator gave no prices, so money counts the shipped reference
-    price.
-    """
-
-    now_ms: int
-    workspace: str | None
-    sample: bool
-    may_send: bool
-    has_placeholder_prices: bool
-    workspaces: list[str]
-    engines: list[str]
-    models: list[str]
-    served: list[str]
-    definitions: dict[str, Definition]
 
 
 class AboutController(AdminController):

@@ -8,16 +8,18 @@ import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 
-from gateway.admin.advise import AdviceReport, AdviseRequest, of_range
+from gateway.admin.advise import AdviseRequest, of_range
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import WorkspaceName, now_ms
-from gateway.advice.summary import MIN_TURNS, KnownPrefix, Spent, SummaryLine, summary_lines
+from gateway.admin.structs.advice import AdviceReport, AdviceSummary
+from gateway.admin.structs.usage import PrefixReport, Totals
+from gateway.advice.summary import MIN_TURNS, KnownPrefix, Spent, summary_lines
 from gateway.base.errors import Overloaded
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest, Viewer
 from gateway.http.presence import while_present
 from gateway.http.services import Services
-from gateway.ledger.reads.prefixes import PrefixReport, prefixes
-from gateway.ledger.reads.sums import Range, Totals
+from gateway.ledger.reads.prefixes import prefixes
+from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import newest_writers
 
 WEEK_MS = 7 * 86_400_000
@@ -27,24 +29,6 @@ MAX_PREFIXES = 100
 """As many as the dashboard's page Savings shows."""
 DEADLINE_SECONDS = 60.0
 _NUM_TURNS_NAMED = 5
-
-
-class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines that are worth most, six at most; `num_more` are left out.
-
-    They come from the newest 20,000 turns of the seven days before `until_ms`, from the workspaces'
-    sums of these days, and from the 100 most used prefixes that came in them. `text` says what was
-    looked at, and that there is nothing to advise where that is so. A workspace, or a group of key
-    and model, with fewer than 20 requests gives no line. An answer is kept for ten minutes.
-    """
-
-    text: str
-    since_ms: int
-    until_ms: int
-    num_turns: int
-    is_cut: bool
-    lines: list[SummaryLine]
-    num_more: int
 
 
 class AdviceSummaryController(AdminController):

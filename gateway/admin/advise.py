@@ -13,11 +13,11 @@ from litestar.di import NamedDependency
 from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import MAX_MS, Span, range_of
+from gateway.admin.structs.advice import AdviceReport, StreamAdvice
 from gateway.advice import pasted
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.advice.pasted import MAX_REQUESTS, PastedDialect
-from gateway.advice.report import StreamAdvice
-from gateway.advice.request import RequestAdvice, advise_request, with_own_paths
+from gateway.advice.request import advise_request, with_own_paths
 from gateway.advice.stream import advise_stream
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
@@ -59,24 +59,6 @@ class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: _Ms | None = None
     max_turns: Annotated[int, msgspec.Meta(ge=1, le=MAX_TURNS)] = MAX_TURNS
     min_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
-
-
-class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`streams` are the turns by key and model, those with the most tokens first, 50 at most.
-
-    `requests` go with those that were given; two or more are compared as one stream too. `text`
-    says what was looked at. `num_without_sketch` turns are of an earlier version and are left out.
-    `is_cut`: the range has more turns, which are older.
-    """
-
-    text: str
-    num_turns: int
-    num_without_sketch: int
-    is_cut: bool
-    since_ms: int | None
-    until_ms: int | None
-    streams: list[StreamAdvice]
-    requests: list[RequestAdvice]
 
 
 class AdviseController(AdminController):

@@ -1,6 +1,6 @@
 """Why a prompt missed: where it first differs from an earlier one, and what that cost."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from litestar import get
@@ -8,54 +8,18 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
 from gateway.admin.controller import AdminController
+from gateway.admin.structs.usage import Section, Turn, TurnDivergence
 from gateway.base.errors import NotFound
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
-from gateway.ledger.reads.turns import Turn
-from gateway.prompt.fingerprint import (
-    Divergence,
-    DivergenceKind,
-    Fingerprint,
-    compare,
-    shared_bytes,
-    unpack,
-)
+from gateway.prompt.fingerprint import Divergence, Fingerprint, compare, shared_bytes, unpack
 
-Section = Literal["tools", "system", "messages"]
 # How many earlier turns are compared where the query names none.
 _MAX_CANDIDATES = 200
 # By how much the blocks of two prompts may differ in length and still be taken for two versions of
 # one: a date, a name or an id in a block is shorter.
 _ALIKE_BYTES, _ALIKE_SHARE = 32, 0.02
-
-
-class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
-
-    Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
-    longest prefix with this turn, or else the latest whose tools and system blocks are as many and
-    as long. `earlier` is None where there is none.
-
-    `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
-    `block` are the same place, counted within tools, system or messages. `characters` of the
-    block's text are alike at least. `missed_tokens` are the earlier prompt's tokens from that place
-    on, estimated by bytes. `missed_nano` is what reading them would have saved; None
-    where the turn has no price, or where the prompts share no named prefix: how long they are alike
-    is then not known. `shared_tokens` are the tokens that both prompts begin with.
-    """
-
-    turn: str
-    earlier: str | None = None
-    kind: DivergenceKind | None = None
-    segment: int | None = None
-    missed_tokens: int | None = None
-    section: Section | None = None
-    block: int | None = None
-    characters: int | None = None
-    missed_nano: int | None = None
-    shared_tokens: int | None = None
-    earlier_tokens: int | None = None
 
 
 class DivergenceController(AdminController):

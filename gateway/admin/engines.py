@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from litestar import delete, get, post
@@ -10,57 +10,24 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 from msgspec import Meta
 
-from engine.protocol import Description, Stats
 from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
+from gateway.admin.structs.fleet import (
+    EngineReport,
+    Removed,
+    RoutingReport,
+)
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.http.others import EngineChange, breakers_of, remove_everywhere
 from gateway.http.services import Services
-from gateway.routing.breaker import BreakerState, BreakerView
-from gateway.routing.engine import Engine, EngineStatus
+from gateway.routing.breaker import BreakerView
+from gateway.routing.engine import Engine
 from gateway.routing.fleet import engine_url
-from gateway.routing.held import Source
 
 
 class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
-
-
-class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What this gateway knows of an engine for routing.
-
-    `names` counts the prefixes that the engine holds, known from its events or its answers.
-    `is_stale`: the engine was silent for so long that these names no longer count.
-    `waiting_tokens` belong to turns that were sent and have no answer yet. `recent_tokens` fade.
-    """
-
-    source: Source
-    is_stale: bool
-    names: int
-    forgotten_names: int
-    running: int
-    waiting_tokens: int
-    recent_tokens: int
-
-
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    url: str
-    status: EngineStatus
-    is_draining: bool
-    breaker: BreakerState
-    times_opened: int
-    detail: dict[str, Any]
-    description: Description | None
-    stats: Stats | None
-    routing: RoutingReport
-
-
-class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine gets no more turns. It keeps its last counts, unacknowledged."""
-
-    name: str
 
 
 class EnginesController(AdminController):

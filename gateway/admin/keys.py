@@ -12,9 +12,16 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin.bodies import JsonBody, given_values
 from gateway.admin.controller import AdminController
+from gateway.admin.structs.fleet import (
+    AutoCacheMode,
+    AutoCacheTtl,
+    KeyInfo,
+    KeyScope,
+    MadeKey,
+    Revoked,
+)
 from gateway.admin.workspaces import WorkspaceId, take_over
 from gateway.base.errors import InvalidRequest, NotFound
-from gateway.base.grants import AutoCacheMode, AutoCacheTtl, KeyScope
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.access import AUTO_CACHE, MAX_KEY_NAME, NAME_PATTERN, ApiKey, new_key
@@ -47,40 +54,6 @@ class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The old key works for `grace_seconds` more; with null until it is revoked."""
 
     grace_seconds: Annotated[float, Meta(ge=0, le=_YEAR_SECONDS)] | None = _DAY_SECONDS
-
-
-class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_used_at` is known to about a minute."""
-
-    id: str
-    workspace: str
-    name: str
-    scope: KeyScope
-    is_active: bool
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
-    replaces: str | None
-    auto_cache: AutoCacheMode | None
-    auto_cache_ttl: AutoCacheTtl | None
-
-
-class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
-    """`key` is shown this once."""
-
-    key: str
-    info: KeyInfo
-
-
-class Revoked(msgspec.Struct, frozen=True, kw_only=True):
-    """This gateway refuses the key at once, others within `effective_within_seconds`.
-
-    A gateway that does not reach its database may take it for HOLDFAST_KEYS_STALE_SECONDS.
-    """
-
-    info: KeyInfo
-    effective_within_seconds: int = EFFECTIVE_SECONDS
 
 
 class KeysController(AdminController):
@@ -176,7 +149,8 @@ class KeysController(AdminController):
         now = services.clock.wall()
         await services.keys.revoke(key_id, now)
         await take_over(services)
-        return Revoked(info=_info(await _get(services, key_id), now))
+        info = _info(await _get(services, key_id), now)
+        return Revoked(info=info, effective_within_seconds=EFFECTIVE_SECONDS)
 
 
 async def _get(services: Services, key_id: str) -> ApiKey:

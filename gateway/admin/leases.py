@@ -3,7 +3,6 @@
 from contextlib import suppress
 from typing import Annotated
 
-import msgspec
 from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
@@ -11,38 +10,16 @@ from litestar.params import FromPath, QueryParameter
 from engine.protocol import EntryInfo
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import EngineName, WorkspaceName
+from gateway.admin.structs.fleet import Dropped, Lease
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.reads.prefixes import PrefixReport, named
+from gateway.ledger.reads.prefixes import named
 from gateway.routing.engine import Engine
 
 _MAX_LEASES = 2000
 _ENTRY_DIGITS = 32
-
-
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine. `workspace` None: a scope of no workspace known here.
-
-    `prefix` is what the ledger knows of this prefix over its whole life, on all engines; None
-    where it came only once, or the engine does not know its name. `cached_content` is the name of
-    the cached content (Google's dialect) that it is held for.
-    """
-
-    engine: str
-    workspace: str | None
-    entry: EntryInfo
-    prefix: PrefixReport | None = None
-    cached_content: str | None = None
-
-
-class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine no longer holds the entry. No later turn reads it."""
-
-    engine: str
-    workspace: str
-    entry: str
 
 
 class LeasesController(AdminController):

@@ -4,79 +4,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated
 
-import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from engine.protocol import Memory, Stats
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import ASKED_RANGE, EngineName, ModelName, Span, range_of
+from gateway.admin.structs.fleet import Attribution, EngineMemory, FleetHistory
+from gateway.admin.structs.usage import LatencySamples, Overhead, Sample
 from gateway.base.errors import GatewayError
 from gateway.http.auth import OWN_WORKSPACE
 from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_samples
 from gateway.ledger.reads.sums import Range
-from gateway.ledger.reads.turns import NUM_PARTS, Epoch, Sample
-from gateway.routing.engine import Engine, EngineStatus
+from gateway.ledger.reads.turns import NUM_PARTS
+from gateway.routing.engine import Engine
 
 _MAX_SAMPLES = 4000
 _ATTRIBUTION_SAMPLES = 2000
-
-
-class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory` and `stats` are None where the engine does not answer."""
-
-    name: str
-    status: EngineStatus
-    backend: str | None
-    model: str | None
-    kv_bytes_per_token: int
-    stats: Stats | None
-    memory: Memory | None
-
-
-class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that gateway and wire added before first tokens, of the sampled turns of one part."""
-
-    start_ms: int
-    turns: int
-    p50: float
-    p95: float
-
-
-class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest turns of each of 40 equal parts of the range: a picture, no statistic."""
-
-    since_ms: int
-    until_ms: int
-    samples: list[Sample]
-    overhead: list[Overhead]
-
-
-class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the prompts of `turns` sampled turns. `engine` None is all engines.
-
-    `available_tokens` were held by some engine, `captured_tokens` by the chosen one, and
-    `delivered_tokens` were reused. What was reused was there: a turn's reuse that the gateway did
-    not foresee counts as captured and as available.
-    """
-
-    engine: str | None
-    turns: int
-    prompt_tokens: int
-    available_tokens: int
-    captured_tokens: int
-    delivered_tokens: int
-
-
-class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """`restarts` are those between turns of the range; `attribution` is of a sample of it."""
-
-    since_ms: int
-    until_ms: int
-    restarts: list[Epoch]
-    attribution: list[Attribution]
 
 
 class LiveController(AdminController):

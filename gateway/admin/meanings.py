@@ -1,14 +1,6 @@
 """What each number of the admin API is. Dashboards and documentation show these definitions."""
 
-import msgspec
-
-
-class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """`formula` says how the number is computed, from fields of the ledger or of the engines."""
-
-    title: str
-    formula: str
-    unit: str
+from gateway.admin.structs.fleet import Definition
 
 
 def _of(title: str, unit: str, formula: str) -> Definition:

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
@@ -10,37 +9,15 @@ from litestar.params import QueryParameter
 from gateway.admin.controller import AdminController
 from gateway.admin.meanings import DEFINITIONS
 from gateway.admin.ranges import now_ms
+from gateway.admin.structs.usage import HitRates, Overview, Totals, Turn
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.others import journal_backlog
 from gateway.http.services import Services
-from gateway.ledger.reads.sums import Bucket, Range, Totals
-from gateway.ledger.reads.turns import Turn, TurnFilter, page
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import TurnFilter, page
 
 # Another gateway's clock may be ahead of ours.
 _SKEW_MS = 86_400_000
-
-
-class HitRates(msgspec.Struct, frozen=True, kw_only=True):
-    """None where there is nothing to divide by."""
-
-    token_hit_rate: float | None
-    cacheable_hit_rate: float | None
-    request_hit_rate: float | None
-
-
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """`journal_backlog` is of all workspaces, and None for a key that sees only its own."""
-
-    now_ms: int
-    seconds: int
-    bucket_seconds: int
-    totals: Totals
-    rates: HitRates
-    saved_nano: int
-    series: list[Bucket]
-    miss_reasons: dict[str, int]
-    journal_backlog: int | None
-    definitions: dict[str, str]
 
 
 class OverviewController(AdminController):

@@ -13,6 +13,7 @@ from gateway.admin.advise import in_thread, min_tokens_of, row_of
 from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import Span, range_of
+from gateway.admin.structs.advice import Plan, PlanChoices, PlanFailed, Planned, Progress
 from gateway.advice.observation import Observation, observe
 from gateway.base.errors import GatewayError, InvalidRequest
 from gateway.http.auth import OWN_WORKSPACE, READS_BY_POST, AdminRequest, Viewer
@@ -22,7 +23,6 @@ from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import observed
 from gateway.planning.asked import DEFAULT_MIN_TOKENS, DTYPES, MAX_TURNS, PlanRequest
 from gateway.planning.families import family_names
-from gateway.planning.report import Plan, PlanFailed, Planned, Progress
 from gateway.planning.traffic import Job, Numbers, Thinned, Turn
 from gateway.prices.sheets import PriceSheets
 from gateway.prompt.fingerprint import unpack
@@ -33,13 +33,6 @@ MAX_PREFIXES = 2_000_000
 """Of all turns together; older turns are left out beyond it."""
 _TIMED_TOKENS = 128
 """A turn that computed fewer was timed for its fixed cost."""
-
-
-class PlanChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """The families whose shapes are known, and the types of keys and values."""
-
-    models: list[str]
-    kv_dtypes: list[str]
 
 
 class PlanController(AdminController):

@@ -8,9 +8,10 @@ from litestar.params import QueryParameter
 
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import WorkspaceName
+from gateway.admin.structs.usage import Refusal
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.others import all_refusals
-from gateway.http.refusals import Refusal, Refusals
+from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 
 RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]

@@ -17,12 +17,13 @@ from litestar.response import Stream
 
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import ASKED_RANGE, MAX_MS, now_ms
+from gateway.admin.structs.usage import Totals
 from gateway.base.errors import InvalidRequest
 from gateway.http.auth import EXPORT
 from gateway.http.services import Services
 from gateway.ledger.export import check_rows, moment, turn_lines, usage_lines
 from gateway.ledger.reads.savings import costs_by_class
-from gateway.ledger.reads.sums import Range, Totals
+from gateway.ledger.reads.sums import Range
 
 Width = Literal["1m", "1h", "1d"]
 UsageKey = Literal["api_key_id", "workspace_id", "model"]

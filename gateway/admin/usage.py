@@ -3,13 +3,12 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
 from gateway.admin.controller import AdminController
-from gateway.admin.overview import HitRates, rates_of
+from gateway.admin.overview import rates_of
 from gateway.admin.ranges import (
     ASKED_RANGE,
     HOUR_MS,
@@ -20,25 +19,24 @@ from gateway.admin.ranges import (
     now_ms,
     range_of,
 )
+from gateway.admin.structs.usage import (
+    Group,
+    Latency,
+    PrefixReport,
+    Savings,
+    Turn,
+    TurnPage,
+    Usage,
+)
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads import latency as queries_latency
 from gateway.ledger.reads import prefixes as queries_prefixes
 from gateway.ledger.reads import turns as queries_turns
-from gateway.ledger.reads.latency import Latency
-from gateway.ledger.reads.prefixes import PrefixReport
-from gateway.ledger.reads.savings import (
-    Avoided,
-    HostedCost,
-    Priced,
-    Waterfall,
-    avoided,
-    comparisons,
-    waterfall,
-)
-from gateway.ledger.reads.sums import Bucket, Range, Totals
-from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, TurnPage
+from gateway.ledger.reads.savings import Priced, avoided, comparisons, waterfall
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import Cursor, TurnFilter
 
 GroupBy = Literal["workspace", "key", "engine", "model"]
 
@@ -49,53 +47,6 @@ _DIMENSIONS: dict[str, str] = {
     "engine": "engine",
     "model": "model",
 }
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A range, the period of the same length before it, and its intervals."""
-
-    since_ms: int
-    until_ms: int
-    bucket_seconds: int
-    totals: Totals
-    rates: HitRates
-    saved_nano: int
-    before: Totals
-    rates_before: HitRates
-    saved_nano_before: int
-    series: list[Bucket]
-    miss_reasons: dict[str, int]
-    outcomes: dict[str, int]
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of turns with these values. A dimension that was not asked for is None."""
-
-    workspace: str | None
-    key: str | None
-    engine: str | None
-    model: str | None
-    totals: Totals
-    rates: HitRates
-    saved_nano: int
-
-
-class Savings(msgspec.Struct, frozen=True, kw_only=True):
-    """`own` is what this traffic cost and saved here. `hosted` is what it would have cost there.
-
-    `prefill_seconds` and `gpu_hours` add up the engines that were timed; None where none was.
-    `unmeasured_tokens` were read on engines that timed nothing.
-    """
-
-    since_ms: int
-    until_ms: int
-    own: Waterfall
-    hosted: list[HostedCost]
-    avoided: list[Avoided]
-    prefill_tokens_avoided: int
-    prefill_seconds_avoided: float | None
-    gpu_hours_avoided: float | None
-    unmeasured_tokens: int
 
 
 async def usage(services: Services, of: Range) -> Usage:

@@ -1,6 +1,5 @@
 """Workspaces in the admin API: /admin/v1/workspaces."""
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -11,11 +10,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin.bodies import JsonBody, given_values
 from gateway.admin.controller import AdminController
+from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, Workspace, WorkspaceReport
 from gateway.base.errors import GatewayError, NotFound
-from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.access import ID_PATTERN, MAX_DISPLAY_NAME, NAME_PATTERN, Workspace
+from gateway.ledger.access import ID_PATTERN, MAX_DISPLAY_NAME, NAME_PATTERN
 from gateway.limits.admission import month_of
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
@@ -44,18 +43,6 @@ class NewWorkspace(WorkspaceChanges, kw_only=True):
     """A limit that is left out is none; the display name is the id."""
 
     id: WorkspaceId
-
-
-class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`spent_nano` is what this month's turns in the ledger cost, those without a price nothing.
-
-    A change counts on every gateway within `effective_within_seconds`, on this one at once.
-    """
-
-    workspace: Workspace
-    month: datetime
-    spent_nano: int
-    effective_within_seconds: int = EFFECTIVE_SECONDS
 
 
 class WorkspacesController(AdminController):
@@ -160,4 +147,9 @@ async def take_over(services: Services) -> None:
 async def _report(services: Services, workspace: Workspace) -> WorkspaceReport:
     month = month_of(services.clock.wall())
     spent = await services.workspaces.spent([workspace.id], month)
-    return WorkspaceReport(workspace=workspace, month=month, spent_nano=spent[workspace.id])
+    return WorkspaceReport(
+        workspace=workspace,
+        month=month,
+        spent_nano=spent[workspace.id],
+        effective_within_seconds=EFFECTIVE_SECONDS,
+    )

@@ -3,24 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from gateway.admin.structs.advice import FaultKind
 from gateway.advice.observation import Observation, Segment
 from gateway.advice.placements import Section
 
-FaultKind = Literal[
-    "tool_order",
-    "key_order",
-    "tool_set",
-    "date",
-    "hour",
-    "minute",
-    "nonce",
-    "varying_text",
-    "growing_text",
-    "moved_text",
-    "sliding_history",
-]
 ALIKE = 0.5
 """Texts with this share of their pieces in common are versions of one text."""
 # A text of which only a part changes has about the same length.

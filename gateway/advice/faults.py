@@ -10,14 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gateway.advice.differences import (
-    ALIKE,
-    LEAST_TOKENS,
-    FaultKind,
-    difference,
-    overlap,
-    part_of,
-)
+from gateway.admin.structs.advice import FaultKind
+from gateway.advice.differences import ALIKE, LEAST_TOKENS, difference, overlap, part_of
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Section
 

@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 
 from engine.protocol import TextPart
+from gateway.admin.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
 from gateway.advice.observation import Observation
 from gateway.advice.pasted import Pasted, marked, turn_id
-from gateway.advice.report import Finding, StreamAdvice
 from gateway.prompt.sketch import SYSTEM, TOOL
 
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -27,26 +26,6 @@ _SUSPECTS = {
 _SEARCHED_CHARACTERS = 65_536
 _MAX_SUSPECTS = 10
 _MAX_BLOCKS = 200
-
-
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of a request: its path, its tokens, and the TTL of the marker on it."""
-
-    path: str
-    tokens: int
-    marker: str | None
-
-
-class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens` are estimated from bytes. `marked` is the request with the markers in place; None
-    where nothing is to be marked or the dialect has no markers, and then a policy of the key does
-    it. `blocks` are the first 200."""
-
-    dialect: str
-    tokens: int
-    blocks: list[Block]
-    findings: list[Finding]
-    marked: dict[str, Any] | None
 
 
 def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> RequestAdvice:

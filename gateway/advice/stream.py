@@ -2,12 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.advice import words
-from gateway.advice.cache import Billed, Cache, Sums
-from gateway.advice.faults import Fault, find_faults
-from gateway.advice.observation import Observation
-from gateway.advice.placements import Placement, placements_for, shared_ends
-from gateway.advice.report import (
+from gateway.admin.structs.advice import (
     Amount,
     Finding,
     Marker,
@@ -17,6 +12,11 @@ from gateway.advice.report import (
     StreamAdvice,
     Verdict,
 )
+from gateway.advice import words
+from gateway.advice.cache import Billed, Cache, Sums
+from gateway.advice.faults import Fault, find_faults
+from gateway.advice.observation import Observation
+from gateway.advice.placements import Placement, placements_for, shared_ends
 
 # A way that saves less than this share of the cost is no reason to change anything.
 _LEAST_GAIN = 0.01

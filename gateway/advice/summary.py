@@ -3,12 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import msgspec
 
 from engine.protocol import Ttl
-from gateway.advice.report import Finding, StreamAdvice
+from gateway.admin.structs.advice import Finding, LineKind, StreamAdvice, SummaryLine
 
 MAX_LINES = 6
 _MAX_OF_A_KIND = 2
@@ -17,27 +14,6 @@ MIN_TURNS = 20
 _MAX_TURNS_NAMED = 5
 _LEAST_LOSS = 0.01
 _TTL_WORDS: dict[Ttl, str] = {"5m": "5-minute", "1h": "1-hour"}
-
-LineKind = Literal["ttl", "unpaid", "markers", "fault", "prewarm"]
-
-
-class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence with its number, and the turns that it rests on.
-
-    `page` is the dashboard's page that shows the same, filtered by `workspace` and `model` (None
-    filters nothing). `multiples` is what it is worth in input tokens. `nano` is that in
-    nano-dollars, None where a turn has no price. `num_turns` are all turns, `turns` some of them.
-    """
-
-    kind: LineKind
-    text: str
-    page: Literal["advice", "savings"]
-    workspace: str | None
-    model: str | None
-    multiples: float
-    nano: int | None
-    num_turns: int
-    turns: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

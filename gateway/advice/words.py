@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
+from gateway.admin.structs.advice import Amount, FaultKind, Finding, Marker, Verdict
 from gateway.advice.cache import Sums
-from gateway.advice.differences import FaultKind
 from gateway.advice.faults import Fault
-from gateway.advice.report import Amount, Finding, Marker, Verdict
 
 BEFORE_ANSWER = "before the last answer"
 LAST_BLOCK = "last block"

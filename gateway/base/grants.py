@@ -1,11 +1,8 @@
 """What a key may do, and how much a workspace may use. Plain values."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-# `inference` calls the model APIs, `read_only` reads its own workspace in the admin API, `admin`
-# does everything, in other workspaces too. An `inference` key may read what a `read_only` one may.
-KeyScope = Literal["inference", "read_only", "admin"]
+from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +20,6 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-
-AutoCacheMode = Literal["off", "prefix", "conversation"]
-AutoCacheTtl = Literal["5m", "1h"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
 from gateway.base.bounds import LoadBounds, RequestBounds
 from gateway.base.engine_places import engine_list
-from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 from gateway.base.setting_types import (
     ONE_DAY,
     Bytes,

@@ -10,13 +10,12 @@ import msgspec
 from gateway.admin.advise import (
     DEFAULT_MIN_TOKENS,
     MAX_TURNS,
-    AdviceReport,
     AdviseRequest,
     Gathering,
     of_requests,
 )
+from gateway.admin.structs.advice import AdviceReport, Finding
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
-from gateway.advice.report import Finding
 from gateway.advice.stream import advise_stream
 from gateway.base.clock import Clock
 from gateway.base.settings import load_price_files

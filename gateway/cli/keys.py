@@ -4,8 +4,8 @@ import argparse
 import sys
 from typing import get_args
 
+from gateway.admin.structs.fleet import KeyScope
 from gateway.base.clock import Clock
-from gateway.base.grants import KeyScope
 from gateway.cli.arguments import (
     NONE,
     Commands,

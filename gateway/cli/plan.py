@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.admin.plan import TrafficGathering, all_of
+from gateway.admin.structs.advice import Plan, Planned, Point
 from gateway.base.errors import InvalidRequest
 from gateway.base.settings import load_price_files
 from gateway.cli.arguments import Commands, moment_ms
@@ -25,7 +26,6 @@ from gateway.planning.asked import (
 )
 from gateway.planning.families import family_names
 from gateway.planning.process import Planners
-from gateway.planning.report import Plan, Planned, Point
 from gateway.planning.traffic import Job
 from gateway.prices.files import SHIPPED, load_prices
 

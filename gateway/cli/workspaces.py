@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import Any
 
+from gateway.admin.structs.fleet import Workspace
 from gateway.base.clock import Clock
 from gateway.cli.arguments import (
     NONE,
@@ -17,7 +18,7 @@ from gateway.cli.arguments import (
     shown,
 )
 from gateway.cli.in_ledger import run_in_ledger
-from gateway.ledger.access import Workspace, Workspaces
+from gateway.ledger.access import Workspaces
 from gateway.ledger.database import Ledger
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 from gateway.prices.money import NanoDollars, dollars

@@ -9,6 +9,7 @@ from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
+from gateway.admin.structs.usage import Refusal
 from gateway.base.errors import (
     Forbidden,
     GatewayError,
@@ -31,7 +32,7 @@ from gateway.dialects.gemini import errors as gemini
 from gateway.dialects.openai import errors as openai
 from gateway.dialects.openai.response import limit_headers as openai_limits
 from gateway.http.heads import header_of
-from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS, Refusal
+from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path
 from gateway.http.unrouted import method_told, path_told
 from gateway.prompt.ask import Dialect, Principal

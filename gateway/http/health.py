@@ -10,11 +10,12 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
+from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.metrics import EngineState, summed
 from gateway.base.supervisor import LoopHealth
 from gateway.http.machine import Machine, MetricParts, WorkerState
 from gateway.http.services import Services
-from gateway.routing.engine import Engine, EngineStatus
+from gateway.routing.engine import Engine
 
 Kind = TypeVar("Kind")
 

@@ -6,11 +6,12 @@ from typing import Any, Literal
 import msgspec
 from litestar.datastructures import State
 
+from gateway.admin.structs.usage import Refusal
 from gateway.base.errors import GatewayError, InvalidRequest, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.http.health import exposition_of, readiness_of
 from gateway.http.machine import Machine
-from gateway.http.refusals import Refusal, Refusals
+from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.routing.breaker import BreakerView
 from gateway.routing.fleet import TURNS_RUN, Fleet

@@ -9,25 +9,12 @@ from collections import OrderedDict, deque
 from heapq import merge
 from itertools import islice
 
-import msgspec
+from gateway.admin.structs.usage import Refusal
 
 MAX_OF_WORKSPACE = 200
 MAX_WORKSPACES = 500
 MESSAGE_CHARACTERS = 300
 PATH_CHARACTERS = 128
-
-
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """One error answer. `workspace` is None where the request had no valid key."""
-
-    at_ms: int
-    request_id: str
-    workspace: str | None
-    status: int
-    type: str
-    message: str
-    path: str
-    user_agent: str | None
 
 
 class Refusals:

@@ -13,12 +13,11 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import ColumnElement, bindparam, func, insert, not_, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, KeyScope, Workspace
 from gateway.base.errors import InvalidRequest, NotFound
-from gateway.base.grants import AutoCacheMode, AutoCacheTtl, KeyScope, Limits
 from gateway.ledger import identity
 from gateway.ledger.database import Ledger
 from gateway.ledger.rollups import DAY_SECONDS
@@ -38,34 +37,6 @@ IN_WORDS = {
 }
 MAX_DISPLAY_NAME, MAX_KEY_NAME = 128, 64
 DEFAULT_WORKSPACE = "default"
-
-
-class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A null limit is no limit. Money is in nano-dollars, months are in UTC.
-
-    `auto_cache` says what is held of requests without markers; null is the installation's setting.
-    """
-
-    id: str
-    display_name: str
-    created_at: datetime
-    archived_at: datetime | None
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    max_concurrency: int | None
-    monthly_spend_nano: int | None
-    lease_share: float | None
-    auto_cache: AutoCacheMode | None = None
-    auto_cache_ttl: AutoCacheTtl | None = None
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            max_concurrency=self.max_concurrency,
-            monthly_spend=self.monthly_spend_nano,
-        )
 
 
 class Workspaces:

@@ -14,19 +14,19 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.admin.structs.usage import Totals, Turn
 from gateway.base.errors import InvalidRequest
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import (
     Part,
     Range,
-    Totals,
     parts_of,
     rows_of,
     totals_by,
     widen_to_days,
     widths_for,
 )
-from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, page_of
+from gateway.ledger.reads.turns import Cursor, TurnFilter, page_of
 from gateway.ledger.rollups import DAY_SECONDS
 from gateway.ledger.schema import TurnRollupRow
 

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from pydantic import SecretStr
 
+from gateway.admin.structs.fleet import Workspace
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded
@@ -30,7 +31,6 @@ from gateway.ledger.access import (
     Directory,
     Keys,
     KnownKey,
-    Workspace,
     digest_of,
 )
 from gateway.limits.lookups import Lookups
@@ -199,7 +199,12 @@ class KeyRing:
         return _Grant(
             workspace.id,
             self.scope_of(workspace.id),
-            workspace.limits,
+            Limits(
+                requests_per_minute=workspace.requests_per_minute,
+                tokens_per_minute=workspace.tokens_per_minute,
+                max_concurrency=workspace.max_concurrency,
+                monthly_spend=workspace.monthly_spend_nano,
+            ),
             workspace.lease_share,
             self._auto_cache.but(workspace.auto_cache, workspace.auto_cache_ttl),
             self._plan_memory,

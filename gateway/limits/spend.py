@@ -6,11 +6,12 @@ So the limit survives a restart, and it counts the turns that other gateways hav
 import asyncio
 from collections.abc import Callable, Mapping
 
+from gateway.admin.structs.fleet import Workspace
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
-from gateway.ledger.access import Workspace, Workspaces
+from gateway.ledger.access import Workspaces
 from gateway.limits.admission import Admission, month_of
 
 POLL_SECONDS = 30.0

@@ -13,9 +13,9 @@ from time import monotonic
 
 import msgspec
 
+from gateway.admin.structs.advice import Line, PlanFailed, Planned, Progress
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import plan
-from gateway.planning.report import Line, PlanFailed, Planned, Progress
 from gateway.planning.traffic import Job
 
 _TOLD_SECONDS = 0.2

@@ -9,7 +9,7 @@ from multiprocessing.sharedctypes import Synchronized
 
 import msgspec
 
-from gateway.planning.report import Point
+from gateway.admin.structs.advice import Point
 
 MAX_PROCESSES = 2
 Work = Callable[[int, Callable[[int], None]], Point]

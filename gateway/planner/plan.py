@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gateway.admin.structs.advice import Change, KvFigures, LruPoint, Plan, Point
 from gateway.base.errors import InvalidRequest
 from gateway.planner import words
 from gateway.planner.distances import Distances, distances
@@ -22,7 +23,6 @@ from gateway.planner.points import (
 )
 from gateway.planner.requests import PlannedRequest, Requests, exact_unit_for, unit_for
 from gateway.planner.sizes import GIB, Sizes, sizes_of
-from gateway.planning.report import Change, KvFigures, LruPoint, Plan, Point
 from gateway.planning.traffic import Job, Turn, made_up, of_trace, total_tokens
 
 KNEE_SHARE = 0.95

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from gateway.admin.structs.advice import Point
 from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
 from gateway.planner.run import Run, Tell
 from gateway.planner.simulated import Capacities, Costs
 from gateway.planner.sizes import GIB, Sizes
 from gateway.planning.asked import MAX_ENGINES, PlanRequest
-from gateway.planning.report import Point
 from gateway.planning.traffic import Job, Turn, total_tokens
 
 STEP_TOKENS = 2048

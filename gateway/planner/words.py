@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from gateway.admin.structs.advice import Change, Point
 from gateway.planner.points import Timing
 from gateway.planner.sizes import Sizes
-from gateway.planning.report import Change, Point
 from gateway.planning.traffic import Job, Turn, total_tokens
 
 Kind = Literal["engine", "disk", "int8", "memory"]

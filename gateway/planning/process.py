@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.admin.structs.advice import Line, Plan, PlanFailed, Planned, Progress
 from gateway.base.errors import InvalidRequest, Overloaded, RateLimited
-from gateway.planning.report import Line, Plan, PlanFailed, Planned, Progress
 from gateway.planning.traffic import Job
 
 DEADLINE_SECONDS = 170.0

@@ -15,8 +15,9 @@ from engine.protocol import (
     ServiceClass,
     ToolChoice,
 )
+from gateway.admin.structs.fleet import KeyScope
 from gateway.base.catalogue import Model
-from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, KeyScope, Limits
+from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, Limits
 from gateway.prompt.fingerprint import (
     Fingerprint,
     digest_parameters,

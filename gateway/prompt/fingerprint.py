@@ -9,11 +9,11 @@ needs besides is kept with it: tokens, kinds and markers of the prefixes, and a 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
 
 import msgspec
 
 from engine.protocol import Ttl
+from gateway.admin.structs.usage import DivergenceKind
 from gateway.prompt.names import Prefix
 from gateway.prompt.sketch import CHUNK, Sketch
 
@@ -24,10 +24,6 @@ STORED_STEP = 4096
 _DENSE_POINTS = 24
 # For prompts whose tokens were never counted: about what text has in a common vocabulary.
 _BYTES_PER_TOKEN = 4
-
-DivergenceKind = Literal[
-    "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
-]
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):

@@ -9,14 +9,14 @@ A refusal (overloaded, prompt too long) is an answer, so the engine works. Half-
 through at a time; its first frame is the success. Its place is given back however it ends.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from gateway.admin.structs.fleet import BreakerState
 
 FAILURES = 3
 """Failures in a row, without an answer in between."""
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
-
-BreakerState = Literal["closed", "open", "half_open"]
 
 
 class BreakerView(NamedTuple):

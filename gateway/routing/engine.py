@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from engine.protocol import (
     Memory,
     Stats,
 )
+from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.errors import (
     EngineFailed,
     EngineLost,
@@ -47,7 +48,6 @@ from gateway.routing.generation import Generation, are_sane, refusal
 from gateway.routing.held import MAX_NAMES, ResidencyIndex
 from gateway.routing.news import News
 
-EngineStatus = Literal["starting", "ready", "unsure", "down"]
 """`unsure`: the engine was ready and does not answer now. Turns wait for it; none is sent."""
 Reply = TypeVar("Reply")
 

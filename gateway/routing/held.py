@@ -9,7 +9,7 @@ snapshot replaces it, events update it, and responses may update it earlier.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from engine.protocol import (
     ChainGone,
@@ -23,6 +23,7 @@ from engine.protocol import (
     Started,
     Tier,
 )
+from gateway.admin.structs.fleet import Source
 from gateway.routing.event_lines import SnapshotPart
 
 MAX_NAMES = 500_000
@@ -39,8 +40,6 @@ CONFIRM_SECONDS = 10.0
 STALE_SECONDS = 20.0
 """Four missing heartbeats. After them the engine's last known holdings no longer count."""
 _MAX_EXPECTED = 100_000
-
-Source = Literal["events", "learned"]
 
 
 class PrefixEnd(NamedTuple):

@@ -17,7 +17,7 @@ from dashboard.ui.parts import as_csv
 from dashboard.ui.selection import RANGES, Selection
 from dashboard.views.catalogue import entries
 from engine.protocol import MissReason
-from gateway.prompt.fingerprint import DivergenceKind
+from gateway.admin.structs.usage import DivergenceKind
 
 NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
 

@@ -23,8 +23,8 @@ import httpx
 import msgspec
 
 from gateway.admin.advise import Gathering
+from gateway.admin.structs.advice import StreamAdvice
 from gateway.advice.observation import Observation
-from gateway.advice.report import StreamAdvice
 from gateway.advice.stream import advise_stream
 from gateway.advice.words import BEFORE_ANSWER, LAST_BLOCK
 from gateway.ledger.database import Ledger, with_ledger

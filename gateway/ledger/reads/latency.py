@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from sqlalchemy import func, select, text, union_all
 
+from gateway.admin.structs.usage import Latency, LatencyCell, LatencyPoint, Percentiles
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Part, Range, bucket_seconds, parts_of, widen_to_days
 from gateway.ledger.rollups import (
@@ -22,41 +22,6 @@ from gateway.ledger.schema import LatencyRollupRow, TurnRow
 
 # Longer ranges have daily intervals, since the sums are kept by day.
 _MAX_RAW_SECONDS = 48 * 3600
-
-
-class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token, from a histogram. Each is known to within 19 % of itself."""
-
-    requests: int
-    p50: float | None
-    p95: float | None
-    p99: float | None
-
-
-class LatencyCell(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns with a prompt length in (`above_tokens`, `up_to_tokens`], with or without a read."""
-
-    above_tokens: int
-    up_to_tokens: int | None
-    is_hit: bool
-    seconds: Percentiles
-
-
-class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
-    start_ms: int
-    hits: Percentiles
-    misses: Percentiles
-
-
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """`bucket_seconds` is the width of the series' intervals: a minute to an hour in ranges of up
-    to two days, a day in longer ones."""
-
-    hits: Percentiles
-    misses: Percentiles
-    cells: list[LatencyCell]
-    bucket_seconds: int
-    series: list[LatencyPoint]
 
 
 async def latency(ledger: Ledger, of: Range) -> Latency:

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from sqlalchemy import func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.admin.structs.usage import PrefixLook, PrefixReport
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import written_tokens
@@ -17,25 +17,6 @@ from gateway.prompt.fingerprint import unpack
 
 # Parts of one statement.
 _LOOKS = 100
-
-
-class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix by its last request.
-
-    `num_tools`, `num_system` and `num_messages` count the blocks up to its end; None where the
-    request's fingerprint does not have that place. `tokens` are the marked ones of that request.
-    `name` is what the client called the request in its metadata.
-    """
-
-    last_turn: str
-    last_ms: int
-    model: str
-    tokens: int
-    user_agent: str | None
-    name: str | None
-    num_tools: int | None
-    num_system: int | None
-    num_messages: int | None
 
 
 async def looks_of(
@@ -89,42 +70,6 @@ def _look(row: Any) -> PrefixLook:
 
 # Parameters of one statement.
 _BATCH = 500
-
-
-class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One prefix over its whole life in the ledger.
-
-    `saved_nano` is net of the write premium, None if a turn had no price. `is_paid_back` says
-    whether it is positive. `gaps_5m` of its turns came at most 5 minutes after the one before,
-    `gaps_1h` later but within an hour.
-
-    `nano_with_5m` and `nano_with_1h` are the costs of its marked tokens with each TTL, given those
-    gaps. `better_ttl` is the cheaper one. `better_ttl_saves_nano` is what it would have saved, 0 if
-    the prefix has that TTL already. `reads_to_pay_back` is the fewest reads whose discount exceeds
-    the premium of one write. `look` is what a person can tell it by; None where its turns are gone.
-    """
-
-    workspace: str
-    prefix: str
-    model: str
-    ttl: str | None
-    first_ms: int
-    last_ms: int
-    requests: int
-    requests_with_read: int
-    cache_read_tokens: int
-    cache_write_5m_tokens: int
-    cache_write_1h_tokens: int
-    saved_nano: int | None
-    is_paid_back: bool | None
-    gaps_5m: int
-    gaps_1h: int
-    nano_with_5m: int | None
-    nano_with_1h: int | None
-    better_ttl: str | None
-    better_ttl_saves_nano: int | None
-    reads_to_pay_back: int | None
-    look: PrefixLook | None
 
 
 async def prefixes(

@@ -9,49 +9,9 @@ from datetime import date
 
 import msgspec
 
-from gateway.ledger.reads.sums import Totals
+from gateway.admin.structs.usage import Avoided, HostedCost, Totals, Waterfall
 from gateway.prices.price import Price, TokenCounts, TokenPrices, cost_at
 from gateway.prices.sheets import PriceSheets
-
-
-class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices.
-
-    It contains the turns whose price is still in the file. `unexplained` counts the other requests.
-    """
-
-    counterfactual_nano: int
-    write_premium_nano: int
-    read_discount_nano: int
-    actual_nano: int
-    saved_nano: int
-    unexplained: int
-
-
-class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of the same tokens at a published price. It is not the cost here."""
-
-    model: str
-    price: str
-    source: str | None
-    as_of: str | None
-    nano: int
-    nano_without_cache: int
-
-
-class Avoided(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill that reads avoided, on one engine for one model.
-
-    `tokens_per_second` is the rate of that engine's own timed prefills in the range. It and the
-    time are None if no prefill was timed. `gpu_hours` counts the engine as one GPU.
-    """
-
-    engine: str | None
-    model: str
-    prefill_tokens: int
-    tokens_per_second: float | None
-    prefill_seconds: float | None
-    gpu_hours: float | None
 
 
 class Priced(msgspec.Struct, frozen=True):

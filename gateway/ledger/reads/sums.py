@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import ColumnElement, Select, func, literal, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.admin.structs.usage import Bucket, Totals
 from gateway.ledger.database import Ledger
 from gateway.ledger.rollups import (
     DAY_SECONDS,
@@ -21,7 +21,6 @@ from gateway.ledger.rollups import (
     dimensions,
     horizon_ms,
     measures,
-    prompt_tokens,
 )
 from gateway.ledger.schema import ReasonRollupRow, TurnRollupRow, TurnRow
 
@@ -205,50 +204,6 @@ def reason_counts(of: Range) -> Iterator[Any]:
 
 _MAX_POINTS = 60
 _BUCKETS_SECONDS = (5, 10, 30, 60, 300, 900, 3600, 10800, 86400)
-
-
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
-
-    `automatic_input_tokens` are those of `input_tokens` that were reused from memory all the same.
-    `prefill_tokens` were computed in `prefill_us` microseconds, by turns whose prefill was timed.
-    """
-
-    requests: int = 0
-    requests_with_read: int = 0
-    errors: int = 0
-    unpriced: int = 0
-    input_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_5m_tokens: int = 0
-    cache_write_1h_tokens: int = 0
-    automatic_tokens: int = 0
-    automatic_input_tokens: int = 0
-    computed_tokens: int = 0
-    output_tokens: int = 0
-    cost_nano: int = 0
-    thinking_tokens: int = 0
-    cost_without_cache_nano: int = 0
-    prefill_tokens: int = 0
-    prefill_us: int = 0
-
-    @property
-    def saved_nano(self) -> int:
-        """The cost of the same tokens without a cache, less their cost."""
-        return self.cost_without_cache_nano - self.cost_nano
-
-    @property
-    def prompt_tokens(self) -> int:
-        return int(prompt_tokens(self))
-
-
-class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval, from `start_ms` on. `is_partial`: the interval is not over."""
-
-    start_ms: int
-    is_partial: bool
-    totals: Totals
-    saved_nano: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,59 +9,12 @@ import msgspec
 from sqlalchemy import func, select, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.admin.structs.fleet import Epoch, Lost
+from gateway.admin.structs.usage import Sample, Turn, TurnPage
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import prompt_tokens, written_tokens
 from gateway.ledger.schema import TurnRow
-
-
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the turns table. `saved_nano` is None where the model has no price."""
-
-    id: str
-    opened_ms: int
-    workspace: str
-    key_id: str
-    model: str
-    engine: str | None
-    dialect: str | None
-    stream: bool
-    outcome: str
-    stop_reason: str | None
-    miss_reason: str | None
-    num_removed: int
-    input_tokens: int
-    cache_read_tokens: int
-    cache_write_5m_tokens: int
-    cache_write_1h_tokens: int
-    automatic_tokens: int
-    computed_tokens: int
-    output_tokens: int
-    thinking_tokens: int
-    first_token_seconds: float | None
-    queue_seconds: float | None
-    prefill_seconds: float | None
-    decode_seconds: float | None
-    available_tokens: int | None
-    captured_tokens: int | None
-    duration_seconds: float | None
-    prefix: str | None
-    prefix_ttl: str | None
-    price: str | None
-    cost_nano: int | None
-    saved_nano: int | None
-    http_request_id: str | None
-    user_agent: str | None
-    name: str | None
-    status: int | None
-    error: str | None
-
-
-class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`next` is the cursor of the following page; None on the last page."""
-
-    turns: list[Turn]
-    next: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,47 +221,6 @@ async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) 
 
 
 NUM_PARTS = 40
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn whose answer began.
-
-    `overhead_seconds` is the time that gateway and network added to the engine's queue and prefill.
-    None if the engine sent no times.
-    """
-
-    id: str
-    opened_ms: int
-    engine: str | None
-    prompt_tokens: int
-    cache_read_tokens: int
-    first_token_seconds: float
-    overhead_seconds: float | None
-    available_tokens: int | None
-    captured_tokens: int | None
-    delivered_tokens: int
-
-
-class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that turns missed because their engine had restarted."""
-
-    requests: int
-    written_tokens: int
-
-
-class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """One restart of an engine: two processes answered turns of the range.
-
-    `last_ms` is the last turn of the old process, `first_ms` the first turn of the new one.
-
-    `lost` counts until the next restart.
-    """
-
-    engine: str
-    epoch: str
-    last_ms: int
-    first_ms: int
-    lost: Lost
 
 
 async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from engine.protocol import Message, Prompt, TextPart
+from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
 from gateway.advice.placements import Place, Placement, placements_for
-from gateway.base.grants import AutoCache, AutoCacheMode, AutoCacheTtl
+from gateway.base.grants import AutoCache
 from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.layout import Slot
 from gateway.prompt.sketch import THINKING, kinds_of

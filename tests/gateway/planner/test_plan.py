@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.structs.advice import Plan
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import plan
 from gateway.planning.asked import MadeTraffic, PlanRequest
-from gateway.planning.report import Plan
 from gateway.planning.traffic import Job, made_up
 
 MADE = MadeTraffic(tenants=2, conversations=6, turns=5, hours=0.1, gap_seconds=20, seed=2)

@@ -12,7 +12,8 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from gateway.base.grants import AutoCache, AutoCacheMode
+from gateway.admin.structs.fleet import AutoCacheMode
+from gateway.base.grants import AutoCache
 from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.layout import Slot
 

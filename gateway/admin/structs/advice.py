@@ -1,0 +1,327 @@
+"""Advice and plans, as the admin API answers with them.
+
+Money is in nano-dollars, None where a turn has no price. `multiples` is the same in input tokens:
+an input token is 1, a five-minute write 1.25, an hour's write 2, a read 0.1.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.admin.structs.fleet import AutoCacheMode
+
+FaultKind = Literal[
+    "tool_order",
+    "key_order",
+    "tool_set",
+    "date",
+    "hour",
+    "minute",
+    "nonce",
+    "varying_text",
+    "growing_text",
+    "moved_text",
+    "sliding_history",
+]
+
+
+Verdict = Literal["mark", "unmark", "leave"]
+
+
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """What is saved, or lost where it is negative. `tokens` are those that need no prefill."""
+
+    tokens: int
+    multiples: float
+    nano: int | None = None
+    prefill_seconds: float | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompts' tokens and their cost under one way to place markers.
+
+    `name` is `observed`, `as_sent` or a placement; `saves` is against `as_sent`. All but `observed`
+    are computed for a cache that loses nothing before its time.
+    """
+
+    name: str
+    requests_with_read: int
+    input_tokens: int
+    cache_read_tokens: int
+    cache_write_5m_tokens: int
+    cache_write_1h_tokens: int
+    computed_tokens: int
+    multiples: float
+    nano: int | None
+    saves: Amount | None = None
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a marker goes: a block's path, or a place that moves with the conversation."""
+
+    place: str
+    ttl: Literal["5m", "1h"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One sentence with its number, and the turns that it rests on.
+
+    `kind` is a fault's or one of `too_short`, `too_many`, `order`, `unmarked`, `changing_end`,
+    `suspect`. `path` is the block. `num_turns` are all turns, `turns` some of them, `earlier` the
+    turns that these were compared with.
+    """
+
+    kind: FaultKind | Literal["too_short", "invalid", "unmarked", "changing_end", "suspect"]
+    path: str
+    text: str
+    change: str
+    tokens: int
+    multiples: float
+    nano: int | None = None
+    prefill_seconds: float | None = None
+    num_turns: int = 0
+    turns: list[str] = []
+    earlier: list[str] = []
+
+
+class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether sending the shared prefix ahead (`max_tokens: 0`) pays.
+
+    `num_races` turns wrote what another turn was still writing. `saves` is what pre-warms before
+    those would have saved beside the advised markers, their own cost taken off.
+    """
+
+    pays: bool
+    num_races: int
+    saves: Amount
+    text: str
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """The key's `auto_cache` that does the same for requests that mark nothing."""
+
+    auto_cache: AutoCacheMode
+    auto_cache_ttl: Literal["5m", "1h"] | None
+
+
+class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """Advice for the turns of one key with one model.
+
+    `shared_end` is where the stable prefix ends, of `shared_tokens` on average. `saves` is what the
+    advised markers would have saved over these turns; of a verdict `leave` it is 0, and
+    `next_best` says what the best other way would have cost more. `lost` is what the turns lost
+    against a cache that loses nothing: restarts, evictions, other engines.
+    """
+
+    workspace: str
+    key: str
+    model: str
+    num_turns: int
+    first_ms: int
+    last_ms: int
+    verdict: Verdict
+    text: str
+    shared_end: str | None
+    shared_tokens: int
+    markers: list[Marker]
+    saves: Amount
+    next_best: str | None
+    lost: Amount
+    outcomes: list[Outcome]
+    findings: list[Finding]
+    prewarm: Prewarm
+    policy: Policy | None
+    turns: list[str]
+    is_estimated: bool = False
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """One block of a request: its path, its tokens, and the TTL of the marker on it."""
+
+    path: str
+    tokens: int
+    marker: str | None
+
+
+class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """`tokens` are estimated from bytes. `marked` is the request with the markers in place; None
+    where nothing is to be marked or the dialect has no markers, and then a policy of the key does
+    it. `blocks` are the first 200."""
+
+    dialect: str
+    tokens: int
+    blocks: list[Block]
+    findings: list[Finding]
+    marked: dict[str, Any] | None
+
+
+class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`streams` are the turns by key and model, those with the most tokens first, 50 at most.
+
+    `requests` go with those that were given; two or more are compared as one stream too. `text`
+    says what was looked at. `num_without_sketch` turns are of an earlier version and are left out.
+    `is_cut`: the range has more turns, which are older.
+    """
+
+    text: str
+    num_turns: int
+    num_without_sketch: int
+    is_cut: bool
+    since_ms: int | None
+    until_ms: int | None
+    streams: list[StreamAdvice]
+    requests: list[RequestAdvice]
+
+
+LineKind = Literal["ttl", "unpaid", "markers", "fault", "prewarm"]
+
+
+class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One sentence with its number, and the turns that it rests on.
+
+    `page` is the dashboard's page that shows the same, filtered by `workspace` and `model` (None
+    filters nothing). `multiples` is what it is worth in input tokens. `nano` is that in
+    nano-dollars, None where a turn has no price. `num_turns` are all turns, `turns` some of them.
+    """
+
+    kind: LineKind
+    text: str
+    page: Literal["advice", "savings"]
+    workspace: str | None
+    model: str | None
+    multiples: float
+    nano: int | None
+    num_turns: int
+    turns: list[str]
+
+
+class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines that are worth most, six at most; `num_more` are left out.
+
+    They come from the newest 20,000 turns of the seven days before `until_ms`, from the workspaces'
+    sums of these days, and from the 100 most used prefixes that came in them. `text` says what was
+    looked at, and that there is nothing to advise where that is so. A workspace, or a group of key
+    and model, with fewer than 20 requests gives no line. An answer is kept for ten minutes.
+    """
+
+    text: str
+    since_ms: int
+    until_ms: int
+    num_turns: int
+    is_cut: bool
+    lines: list[SummaryLine]
+    num_more: int
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated fleet under the traffic.
+
+    `hit_rate` is the share of prompt tokens that entries gave; `reuse_rate` has automatic reuse
+    too. `promise_kept` is the share of ended leases that lived to their expiry, None without any.
+    `best_effort` is the share of breakpoints that got no lease. First-token times are in seconds,
+    from arrival to the end of the prefill.
+    """
+
+    label: str
+    engines: int
+    device_gib: float
+    host_gib: float
+    disk_gib: float
+    kv_dtype: str
+    device_tokens: int
+    hit_rate: float
+    reuse_rate: float
+    promise_kept: float | None
+    leases_ended: int
+    best_effort: float | None
+    first_token_p50: float
+    first_token_p95: float
+    prefill_saved_seconds: float
+    refused: int
+    turns: int
+
+
+class LruPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What one least-recently-used memory of this size would have given: exact, without leases."""
+
+    gib: float
+    reuse_rate: float
+
+
+class KvFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of keys and values on one engine.
+
+    `lease_tokens` is the median of the marked prefixes, of which `leases_that_fit` at one time.
+    """
+
+    bytes_per_token: int
+    kv_gib: float
+    weights_gib: float
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    lease_tokens: int | None
+    leases_that_fit: int | None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What one purchase would change, as a sentence and as the two points that it compares."""
+
+    kind: Literal["engine", "disk", "int8", "memory"]
+    text: str
+    before: Point
+    after: Point
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`whole` is the asked fleet under all turns. The curves compare points of one stretch.
+
+    `knee_gib` is the memory for keys and values, of all engines together, that gives 95 % of what
+    unlimited memory would give (by `lru`).
+    """
+
+    simulated: Literal[True] = True
+    text: str
+    assumptions: list[str]
+    turns: int
+    prompt_tokens: int
+    distinct_tokens: int
+    stretch_turns: int
+    kv: KvFigures
+    whole: Point
+    memory: list[Point]
+    engines: list[Point]
+    tiers: list[Point]
+    lru: list[LruPoint]
+    ceiling: float
+    knee_gib: float
+    knee_text: str
+    buys: list[Change]
+    seconds: float
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="progress"):
+    """`share` of the work is done."""
+
+    share: float
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
+    plan: Plan
+
+
+class PlanFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="error"):
+    """`is_asked`: the request is wrong, and the message names the field."""
+
+    message: str
+    is_asked: bool
+
+
+Line = Progress | Planned | PlanFailed
+
+
+class PlanChoices(msgspec.Struct, frozen=True, kw_only=True):
+    """The families whose shapes are known, and the types of keys and values."""
+
+    models: list[str]
+    kv_dtypes: list[str]

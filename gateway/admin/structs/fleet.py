@@ -1,0 +1,242 @@
+"""Engines, leases, workspaces and keys, as the admin API answers with them."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from engine.protocol import Description, EntryInfo, Memory, Stats
+from gateway.admin.structs.usage import PrefixReport
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """`formula` says how the number is computed, from fields of the ledger or of the engines."""
+
+    title: str
+    formula: str
+    unit: str
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """`workspace` is the only workspace that this key sees; None is all.
+
+    `workspaces`, `engines` and `models` are the values of the filters: those that exist, and those
+    of turns of the last 31 days. `served` are the models that engines have now. `sample`: the
+    ledger holds made-up turns. `may_send`: this key can call the model APIs here.
+    `has_placeholder_prices`: the operator gave no prices, so money counts the shipped reference
+    price.
+    """
+
+    now_ms: int
+    workspace: str | None
+    sample: bool
+    may_send: bool
+    has_placeholder_prices: bool
+    workspaces: list[str]
+    engines: list[str]
+    models: list[str]
+    served: list[str]
+    definitions: dict[str, Definition]
+
+
+BreakerState = Literal["closed", "open", "half_open"]
+
+
+Source = Literal["events", "learned"]
+
+
+EngineStatus = Literal["starting", "ready", "unsure", "down"]
+
+
+class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What this gateway knows of an engine for routing.
+
+    `names` counts the prefixes that the engine holds, known from its events or its answers.
+    `is_stale`: the engine was silent for so long that these names no longer count.
+    `waiting_tokens` belong to turns that were sent and have no answer yet. `recent_tokens` fade.
+    """
+
+    source: Source
+    is_stale: bool
+    names: int
+    forgotten_names: int
+    running: int
+    waiting_tokens: int
+    recent_tokens: int
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    url: str
+    status: EngineStatus
+    is_draining: bool
+    breaker: BreakerState
+    times_opened: int
+    detail: dict[str, Any]
+    description: Description | None
+    stats: Stats | None
+    routing: RoutingReport
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine gets no more turns. It keeps its last counts, unacknowledged."""
+
+    name: str
+
+
+class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory` and `stats` are None where the engine does not answer."""
+
+    name: str
+    status: EngineStatus
+    backend: str | None
+    model: str | None
+    kv_bytes_per_token: int
+    stats: Stats | None
+    memory: Memory | None
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that turns missed because their engine had restarted."""
+
+    requests: int
+    written_tokens: int
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """One restart of an engine: two processes answered turns of the range.
+
+    `last_ms` is the last turn of the old process, `first_ms` the first turn of the new one.
+
+    `lost` counts until the next restart.
+    """
+
+    engine: str
+    epoch: str
+    last_ms: int
+    first_ms: int
+    lost: Lost
+
+
+class Attribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the prompts of `turns` sampled turns. `engine` None is all engines.
+
+    `available_tokens` were held by some engine, `captured_tokens` by the chosen one, and
+    `delivered_tokens` were reused. What was reused was there: a turn's reuse that the gateway did
+    not foresee counts as captured and as available.
+    """
+
+    engine: str | None
+    turns: int
+    prompt_tokens: int
+    available_tokens: int
+    captured_tokens: int
+    delivered_tokens: int
+
+
+class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """`restarts` are those between turns of the range; `attribution` is of a sample of it."""
+
+    since_ms: int
+    until_ms: int
+    restarts: list[Epoch]
+    attribution: list[Attribution]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One live entry of one engine. `workspace` None: a scope of no workspace known here.
+
+    `prefix` is what the ledger knows of this prefix over its whole life, on all engines; None
+    where it came only once, or the engine does not know its name. `cached_content` is the name of
+    the cached content (Google's dialect) that it is held for.
+    """
+
+    engine: str
+    workspace: str | None
+    entry: EntryInfo
+    prefix: PrefixReport | None = None
+    cached_content: str | None = None
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine no longer holds the entry. No later turn reads it."""
+
+    engine: str
+    workspace: str
+    entry: str
+
+
+# `inference` calls the model APIs, `read_only` reads its own workspace in the admin API, `admin`
+# does everything, in other workspaces too. An `inference` key may read what a `read_only` one may.
+KeyScope = Literal["inference", "read_only", "admin"]
+
+
+AutoCacheMode = Literal["off", "prefix", "conversation"]
+
+
+AutoCacheTtl = Literal["5m", "1h"]
+
+
+class Workspace(msgspec.Struct, frozen=True, kw_only=True):
+    """A null limit is no limit. Money is in nano-dollars, months are in UTC.
+
+    `auto_cache` says what is held of requests without markers; null is the installation's setting.
+    """
+
+    id: str
+    display_name: str
+    created_at: datetime
+    archived_at: datetime | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    max_concurrency: int | None
+    monthly_spend_nano: int | None
+    lease_share: float | None
+    auto_cache: AutoCacheMode | None = None
+    auto_cache_ttl: AutoCacheTtl | None = None
+
+
+class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`spent_nano` is what this month's turns in the ledger cost, those without a price nothing.
+
+    A change counts on every gateway within `effective_within_seconds`, on this one at once.
+    """
+
+    workspace: Workspace
+    month: datetime
+    spent_nano: int
+    effective_within_seconds: int
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`last_used_at` is known to about a minute."""
+
+    id: str
+    workspace: str
+    name: str
+    scope: KeyScope
+    is_active: bool
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    replaces: str | None
+    auto_cache: AutoCacheMode | None
+    auto_cache_ttl: AutoCacheTtl | None
+
+
+class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """`key` is shown this once."""
+
+    key: str
+    info: KeyInfo
+
+
+class Revoked(msgspec.Struct, frozen=True, kw_only=True):
+    """This gateway refuses the key at once, others within `effective_within_seconds`.
+
+    A gateway that does not reach its database may take it for HOLDFAST_KEYS_STALE_SECONDS.
+    """
+
+    info: KeyInfo
+    effective_within_seconds: int

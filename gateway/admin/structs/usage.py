@@ -1,0 +1,392 @@
+"""Usage, savings, latency, prefixes and turns, as the admin API answers with them.
+
+Tokens are counts, money is nano-dollars, times are milliseconds since 1970 or seconds.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
+
+    `automatic_input_tokens` are those of `input_tokens` that were reused from memory all the same.
+    `prefill_tokens` were computed in `prefill_us` microseconds, by turns whose prefill was timed.
+    """
+
+    requests: int = 0
+    requests_with_read: int = 0
+    errors: int = 0
+    unpriced: int = 0
+    input_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    automatic_tokens: int = 0
+    automatic_input_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    cost_nano: int = 0
+    thinking_tokens: int = 0
+    cost_without_cache_nano: int = 0
+    prefill_tokens: int = 0
+    prefill_us: int = 0
+
+    @property
+    def saved_nano(self) -> int:
+        """The cost of the same tokens without a cache, less their cost."""
+        return self.cost_without_cache_nano - self.cost_nano
+
+    @property
+    def prompt_tokens(self) -> int:
+        return (
+            self.input_tokens
+            + self.cache_read_tokens
+            + self.cache_write_5m_tokens
+            + self.cache_write_1h_tokens
+        )
+
+
+class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+    """One interval, from `start_ms` on. `is_partial`: the interval is not over."""
+
+    start_ms: int
+    is_partial: bool
+    totals: Totals
+    saved_nano: int
+
+
+class HitRates(msgspec.Struct, frozen=True, kw_only=True):
+    """None where there is nothing to divide by."""
+
+    token_hit_rate: float | None
+    cacheable_hit_rate: float | None
+    request_hit_rate: float | None
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """`journal_backlog` is of all workspaces, and None for a key that sees only its own."""
+
+    now_ms: int
+    seconds: int
+    bucket_seconds: int
+    totals: Totals
+    rates: HitRates
+    saved_nano: int
+    series: list[Bucket]
+    miss_reasons: dict[str, int]
+    journal_backlog: int | None
+    definitions: dict[str, str]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """A range, the period of the same length before it, and its intervals."""
+
+    since_ms: int
+    until_ms: int
+    bucket_seconds: int
+    totals: Totals
+    rates: HitRates
+    saved_nano: int
+    before: Totals
+    rates_before: HitRates
+    saved_nano_before: int
+    series: list[Bucket]
+    miss_reasons: dict[str, int]
+    outcomes: dict[str, int]
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of turns with these values. A dimension that was not asked for is None."""
+
+    workspace: str | None
+    key: str | None
+    engine: str | None
+    model: str | None
+    totals: Totals
+    rates: HitRates
+    saved_nano: int
+
+
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
+    """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices.
+
+    It contains the turns whose price is still in the file. `unexplained` counts the other requests.
+    """
+
+    counterfactual_nano: int
+    write_premium_nano: int
+    read_discount_nano: int
+    actual_nano: int
+    saved_nano: int
+    unexplained: int
+
+
+class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of the same tokens at a published price. It is not the cost here."""
+
+    model: str
+    price: str
+    source: str | None
+    as_of: str | None
+    nano: int
+    nano_without_cache: int
+
+
+class Avoided(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefill that reads avoided, on one engine for one model.
+
+    `tokens_per_second` is the rate of that engine's own timed prefills in the range. It and the
+    time are None if no prefill was timed. `gpu_hours` counts the engine as one GPU.
+    """
+
+    engine: str | None
+    model: str
+    prefill_tokens: int
+    tokens_per_second: float | None
+    prefill_seconds: float | None
+    gpu_hours: float | None
+
+
+class Savings(msgspec.Struct, frozen=True, kw_only=True):
+    """`own` is what this traffic cost and saved here. `hosted` is what it would have cost there.
+
+    `prefill_seconds` and `gpu_hours` add up the engines that were timed; None where none was.
+    `unmeasured_tokens` were read on engines that timed nothing.
+    """
+
+    since_ms: int
+    until_ms: int
+    own: Waterfall
+    hosted: list[HostedCost]
+    avoided: list[Avoided]
+    prefill_tokens_avoided: int
+    prefill_seconds_avoided: float | None
+    gpu_hours_avoided: float | None
+    unmeasured_tokens: int
+
+
+class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix by its last request.
+
+    `num_tools`, `num_system` and `num_messages` count the blocks up to its end; None where the
+    request's fingerprint does not have that place. `tokens` are the marked ones of that request.
+    `name` is what the client called the request in its metadata.
+    """
+
+    last_turn: str
+    last_ms: int
+    model: str
+    tokens: int
+    user_agent: str | None
+    name: str | None
+    num_tools: int | None
+    num_system: int | None
+    num_messages: int | None
+
+
+class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One prefix over its whole life in the ledger.
+
+    `saved_nano` is net of the write premium, None if a turn had no price. `is_paid_back` says
+    whether it is positive. `gaps_5m` of its turns came at most 5 minutes after the one before,
+    `gaps_1h` later but within an hour.
+
+    `nano_with_5m` and `nano_with_1h` are the costs of its marked tokens with each TTL, given those
+    gaps. `better_ttl` is the cheaper one. `better_ttl_saves_nano` is what it would have saved, 0 if
+    the prefix has that TTL already. `reads_to_pay_back` is the fewest reads whose discount exceeds
+    the premium of one write. `look` is what a person can tell it by; None where its turns are gone.
+    """
+
+    workspace: str
+    prefix: str
+    model: str
+    ttl: str | None
+    first_ms: int
+    last_ms: int
+    requests: int
+    requests_with_read: int
+    cache_read_tokens: int
+    cache_write_5m_tokens: int
+    cache_write_1h_tokens: int
+    saved_nano: int | None
+    is_paid_back: bool | None
+    gaps_5m: int
+    gaps_1h: int
+    nano_with_5m: int | None
+    nano_with_1h: int | None
+    better_ttl: str | None
+    better_ttl_saves_nano: int | None
+    reads_to_pay_back: int | None
+    look: PrefixLook | None
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the turns table. `saved_nano` is None where the model has no price."""
+
+    id: str
+    opened_ms: int
+    workspace: str
+    key_id: str
+    model: str
+    engine: str | None
+    dialect: str | None
+    stream: bool
+    outcome: str
+    stop_reason: str | None
+    miss_reason: str | None
+    num_removed: int
+    input_tokens: int
+    cache_read_tokens: int
+    cache_write_5m_tokens: int
+    cache_write_1h_tokens: int
+    automatic_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    thinking_tokens: int
+    first_token_seconds: float | None
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
+    available_tokens: int | None
+    captured_tokens: int | None
+    duration_seconds: float | None
+    prefix: str | None
+    prefix_ttl: str | None
+    price: str | None
+    cost_nano: int | None
+    saved_nano: int | None
+    http_request_id: str | None
+    user_agent: str | None
+    name: str | None
+    status: int | None
+    error: str | None
+
+
+class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
+    """`next` is the cursor of the following page; None on the last page."""
+
+    turns: list[Turn]
+    next: str | None
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """One error answer. `workspace` is None where the request had no valid key."""
+
+    at_ms: int
+    request_id: str
+    workspace: str | None
+    status: int
+    type: str
+    message: str
+    path: str
+    user_agent: str | None
+
+
+DivergenceKind = Literal[
+    "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
+]
+
+
+Section = Literal["tools", "system", "messages"]
+
+
+class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
+
+    Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
+    longest prefix with this turn, or else the latest whose tools and system blocks are as many and
+    as long. `earlier` is None where there is none.
+
+    `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
+    `block` are the same place, counted within tools, system or messages. `characters` of the
+    block's text are alike at least. `missed_tokens` are the earlier prompt's tokens from that place
+    on, estimated by bytes. `missed_nano` is what reading them would have saved; None
+    where the turn has no price, or where the prompts share no named prefix: how long they are alike
+    is then not known. `shared_tokens` are the tokens that both prompts begin with.
+    """
+
+    turn: str
+    earlier: str | None = None
+    kind: DivergenceKind | None = None
+    segment: int | None = None
+    missed_tokens: int | None = None
+    section: Section | None = None
+    block: int | None = None
+    characters: int | None = None
+    missed_nano: int | None = None
+    shared_tokens: int | None = None
+    earlier_tokens: int | None = None
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds to the first token, from a histogram. Each is known to within 19 % of itself."""
+
+    requests: int
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class LatencyCell(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns with a prompt length in (`above_tokens`, `up_to_tokens`], with or without a read."""
+
+    above_tokens: int
+    up_to_tokens: int | None
+    is_hit: bool
+    seconds: Percentiles
+
+
+class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
+    start_ms: int
+    hits: Percentiles
+    misses: Percentiles
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """`bucket_seconds` is the width of the series' intervals: a minute to an hour in ranges of up
+    to two days, a day in longer ones."""
+
+    hits: Percentiles
+    misses: Percentiles
+    cells: list[LatencyCell]
+    bucket_seconds: int
+    series: list[LatencyPoint]
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn whose answer began.
+
+    `overhead_seconds` is the time that gateway and network added to the engine's queue and prefill.
+    None if the engine sent no times.
+    """
+
+    id: str
+    opened_ms: int
+    engine: str | None
+    prompt_tokens: int
+    cache_read_tokens: int
+    first_token_seconds: float
+    overhead_seconds: float | None
+    available_tokens: int | None
+    captured_tokens: int | None
+    delivered_tokens: int
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that gateway and wire added before first tokens, of the sampled turns of one part."""
+
+    start_ms: int
+    turns: int
+    p50: float
+    p95: float
+
+
+class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest turns of each of 40 equal parts of the range: a picture, no statistic."""
+
+    since_ms: int
+    until_ms: int
+    samples: list[Sample]
+    overhead: list[Overhead]
