@@ -13,11 +13,9 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
-from engine.cache.peer_tier import PeerEntries, PeerTier
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.store_tier import StoreTier
-from engine.cache.stored_entries import StoredEntries
+from engine.cache.store_tier import PeerTier, StoreTier
 from engine.clock import Clock
 from engine.protocol import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
@@ -29,7 +27,7 @@ from engine.store.journal import End, replay
 from engine.store.keys import fingerprint
 from engine.store.members import open_member
 from engine.store.moments import SystemWallClock, WallClock
-from engine.store.peer_work import PeerWork
+from engine.store.peer_work import PeerEntries, PeerWork
 from engine.store.peers import Peers
 from engine.store.restore import Restorer
 from engine.store.store import DiskStore, StoreBounds
@@ -199,9 +197,8 @@ def _open_store(
     peers, peer_work = None, None
     directory, keys = plan.directory, plan.directory.keys
     threads = StoreThreads(directory, plan.model)
-    stored = StoredEntries(cache.entries, cache.store)
     told = replay(_journal_lines(directory), plan.model.hex(), keys)
-    restorer = Restorer(stored, hasher, keys, threads.head)
+    restorer = Restorer(cache.entries, hasher, keys, threads.head)
     restored = restorer.restore(told, clock.now(), wall.moment())
     if directory.lacks_journal:
         log.warning("the store's journal is gone: what it has is reused, and nothing is leased")
@@ -225,7 +222,7 @@ def _open_store(
         peer_work = _peer_work(cache, peers, hasher, clock, wall)
     disk = DiskStore(
         cache.store,
-        stored,
+        cache.entries,
         cache.pool,
         parts.runner,
         threads,

@@ -1,10 +1,14 @@
-"""The block, the entry that stands on blocks, and an entry's refresh."""
+"""The block, the queue of blocks that nobody references, the entry that stands on blocks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.protocol import BestEffortReason, EntryState, MissReason, Tier, Ttl
+
+_SPARE = 64
 
 
 class Home(Protocol):
@@ -15,29 +19,6 @@ class Home(Protocol):
     def acquire(self, block: "Block") -> None: ...
     def release(self, block: "Block") -> None: ...
     def requeue(self, block: "Block") -> None: ...
-
-
-class BlockQueue(Protocol):
-    """A queue of unreferenced blocks: a class of `free_list`."""
-
-    def append(self, block: "Block") -> None: ...
-    def remove(self, block: "Block") -> None: ...
-
-
-class Share(Protocol):
-    """The part of `fairness.ScopeShare` that blocks use."""
-
-    held: int
-    rank: int
-
-    @property
-    def owner(self) -> Digest: ...
-    @property
-    def cached(self) -> BlockQueue: ...
-    @property
-    def stale(self) -> BlockQueue: ...
-    @property
-    def best_effort(self) -> BlockQueue: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -67,10 +48,8 @@ class Block:
     tokens: bytearray = field(default_factory=bytearray)
     dependents: "set[Entry]" = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
-    share: Share | None = None
-    queue: BlockQueue | None = None
-    before: "Block | None" = None
-    after: "Block | None" = None
+    share: "ScopeShare | None" = None
+    queue: "BlockQueue | None" = None
 
     @property
     def is_idle(self) -> bool:
@@ -92,8 +71,78 @@ class Block:
         return self.lease_count > 0 or any(entry.is_leased for entry in self.dependents)
 
     @property
+    def is_spared(self) -> bool:
+        """Whether an entry that is not idle ends with the block: it is reused after others."""
+        return any(not entry.is_idle for entry in self.dependents)
+
+    @property
     def has_content(self) -> bool:
         return self.digest is not None or bool(self.dependents)
+
+
+class BlockQueue:
+    """Unreferenced blocks, the least recently used first. O(log n) an operation, amortized."""
+
+    def __init__(self) -> None:
+        # A heap of (last use, order within a chain, block), a chain's tail first. A block that left
+        # stays until it is met, and one that came back is in here twice. `queue` and `last_use`
+        # tell which items count.
+        self._heap: list[tuple[int, int, int, Block]] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Block]:
+        yield from {item[3]: None for item in self._heap if self._is_here(item)}
+
+    def append(self, block: Block) -> None:
+        assert block.queue is None, "the block is in a queue already"
+        block.queue = self
+        self._size += 1
+        if len(self._heap) > 2 * self._size + _SPARE:
+            self._heap = [item for item in self._heap if self._is_here(item)]
+            heapify(self._heap)
+        heappush(self._heap, (block.last_use, -block.index, block.block_id, block))
+
+    def remove(self, block: Block) -> None:
+        assert block.queue is self, "the block is in another queue"
+        block.queue = None
+        self._size -= 1
+
+    def pop(self) -> Block:
+        """Take the block that is reused next. The queue must not be empty."""
+        while not self._is_here(self._heap[0]):
+            heappop(self._heap)
+        block = heappop(self._heap)[3]
+        self.remove(block)
+        return block
+
+    def _is_here(self, item: tuple[int, int, int, Block]) -> bool:
+        return item[3].queue is self and item[3].last_use == item[0]
+
+
+@dataclass(slots=True, eq=False)
+class ScopeShare:
+    """One scope's blocks: `held` counts them. Those in the queues have no reference.
+
+    `rank` is the number of held blocks in the search for the largest scope, 0 while the scope is
+    not in the search.
+    """
+
+    owner: Digest
+    held: int = 0
+    rank: int = 0
+    cached: BlockQueue = field(default_factory=BlockQueue)
+    best_effort: BlockQueue = field(default_factory=BlockQueue)
+
+    @property
+    def is_reclaimable(self) -> bool:
+        return bool(self.cached or self.best_effort)
+
+    def pop(self) -> Block:
+        """Take the scope's next block to reuse, plain content first. There must be one."""
+        return (self.cached or self.best_effort).pop()
 
 
 class Recorded(NamedTuple):
@@ -161,6 +210,11 @@ class Entry:
         return "leased" if self.is_leased else "best_effort"
 
     @property
+    def holds_device(self) -> bool:
+        """Whether its lease holds blocks of the device."""
+        return self.is_leased and self.lease_tier == "device"
+
+    @property
     def outlives_restarts(self) -> bool:
         """Whether the store's copy, and the lease if there is one, are on the disk and told there.
 
@@ -177,11 +231,6 @@ class Entry:
         return any(block.is_away for block in self.blocks)
 
     @property
-    def away_in(self) -> BestEffortReason:
-        """Why an entry that is partly away has no lease on the device."""
-        return "on_disk" if any(block.tier == "disk" for block in self.blocks) else "on_host"
-
-    @property
     def rank(self) -> int:
         """Who gets a lease where not all can: 2 static prefixes and what was used more than once,
         1 tails that were used once, 0 tails that nobody used."""
@@ -190,6 +239,24 @@ class Entry:
     def begins_with(self, packed: bytes) -> bool:
         """Compare all token ids. A digest alone never makes a hit."""
         return b"".join([block.tokens for block in self.blocks]).startswith(packed)
+
+    def depend(self) -> None:
+        """From now on the entry ends with its blocks' content. The last block goes first, so that a
+        chain is reused from its tail."""
+        for block in reversed(self.blocks):
+            block.dependents.add(self)
+            block.home.requeue(block)
+
+    def undepend(self) -> None:
+        for block in reversed(self.blocks):
+            if self in block.dependents:
+                block.dependents.remove(self)
+                block.home.requeue(block)
+
+    def requeue(self) -> None:
+        """It became idle, or is used again: its blocks' place in the order of reuse changes."""
+        for block in reversed(self.blocks):
+            block.home.requeue(block)
 
 
 class Refresh(NamedTuple):

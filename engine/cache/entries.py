@@ -2,30 +2,28 @@
 
 An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
 expires. A leased entry holds a reference on each of its blocks. An entry without a lease is
-best-effort: it was over the budget (`lease_budget.py`), was sacrificed, or yielded to another. It
-holds no reference, and it ends when the first of its blocks is reused. While it is not idle its
-blocks are reused after all plain content. Time is handed in as a number: this module reads no
-clock.
+best-effort: it was over the budget (`leases.py`), was sacrificed, or yielded to another. It holds
+no reference, and it ends when the first of its blocks is reused. While it is not idle its blocks
+are reused after all plain content. Time is handed in as a number: this module reads no clock.
 
 A request may be looked up some time after it arrived, and it reads entries that were readable at
 its arrival. So an entry whose time is over is *lapsed* for some seconds before it is removed. It
 has no lease, is not reported, and is kept like a best-effort entry. Only requests that arrived
 before its expiry can read it.
+
+With a store an entry's whole copy is kept there too, and may hold the lease (`store_tier.py`).
 """
 
 from collections.abc import Sequence
 
-from engine.cache.block import Block, Entry, Refresh
-from engine.cache.copies import Copies
-from engine.cache.dependents import check_entries, depend, requeue, undepend
+from engine.cache.block import Block, Entry, Recorded, Refresh
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
-from engine.cache.dues import Dues
 from engine.cache.ids import Digest
-from engine.cache.lease_budget import RANK_SHARES, EndReason, Leases
+from engine.cache.leases import RANK_SHARES, EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
-from engine.cache.order import EntryOrder, Key
+from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool
-from engine.cache.store_tier import StoreTier
+from engine.cache.store_tier import BlockKey, StoreTier
 from engine.protocol import TTL_SECONDS, MissReason, Ttl
 
 MAX_TOMBSTONES = 65_536
@@ -54,6 +52,7 @@ class Entries:
         """
         self._pool = pool
         self._host = host
+        self._store = store
         self.leases = Leases(
             pool,
             lease_share=lease_share,
@@ -61,18 +60,18 @@ class Entries:
             idle_lease_share=idle_lease_share,
             rank_shares=rank_shares,
             demand_seconds=TTL_SECONDS[SHORTEST_TTL] * ttl_scale,
+            changed=self._note,
         )
-        self._copies = Copies(store, self.leases)
+        if store is not None:
+            store.on_held, store.on_displaced = self._has_copy, self._displaced
         self._ttl_scale = ttl_scale
         self._grace_seconds = grace_seconds
-        # The end of each lapsed entry, unless it is refreshed before.
-        self._lapsed = Dues()
         self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
-        self._by_expiry = EntryOrder(self._expiry_of)
         self._tombstones: dict[Digest, MissReason] = {}
-        # The time at which each entry with a longer TTL becomes idle, unless it is used before.
-        self._idle_at = Dues()
+        self._by_expiry = Order(self._expiry_of)
+        self._by_removal = Order(self._removal_of)
+        self._by_rest = Order(self._rest_of)
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
@@ -82,7 +81,8 @@ class Entries:
     @property
     def num_leases(self) -> int:
         """The number of leases in all tiers."""
-        return len(self.leases) + self._copies.num_leases
+        held = self._store.holds.entries() if self._store is not None else []
+        return len(self.leases) + sum(one.is_leased and one.lease_tier == "disk" for one in held)
 
     # Reading.
 
@@ -109,15 +109,14 @@ class Entries:
         The refresh holds at once, and stays unless it is taken back.
         """
         until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
-        refresh = Refresh(entry, until)
-        entry.refreshed_until.append(refresh.until)
+        entry.refreshed_until.append(until)
         entry.uses += 1
         self._set_expiry(entry)
         self._use(entry, now)
-        if not entry.is_lapsed and not (entry.is_leased and entry.lease_tier == "device"):
+        if not entry.is_lapsed and not entry.holds_device:
             self._try_lease(entry)
-        self._copies.keep(entry)
-        return refresh
+        self._want_copy(entry)
+        return Refresh(entry, until)
 
     def confirm(self, refresh: Refresh) -> None:
         """The request of this refresh has begun to answer."""
@@ -137,13 +136,13 @@ class Entries:
     def why_missing(self, key: Digest, now: float) -> MissReason | None:
         """Why there is no readable entry at this key, as far as it is remembered."""
         entry = self._by_key.get(key)
-        if entry is not None:
-            if entry.is_broken:
-                return entry.why_broken
-            if entry.ready_at > now:
-                return "in_progress_race"
-            return "ttl_expired" if entry.expires_at <= now else None
-        return self._tombstones.get(key)
+        if entry is None:
+            return self._tombstones.get(key)
+        if entry.is_broken:
+            return entry.why_broken
+        if entry.ready_at > now:
+            return "in_progress_race"
+        return "ttl_expired" if entry.expires_at <= now else None
 
     # Writing.
 
@@ -175,43 +174,52 @@ class Entries:
                 self._extend(entry, arrived_at + self.seconds(entry.ttl))
             self._use(entry, now)
             self.bring_back(entry, blocks)
-            self._copies.keep(entry)
-            return entry
-        if entry is not None:
-            self.end(entry, "ttl_expired")
-        if expires_at <= now:
-            return None
-        times = now, expires_at, expires_at
-        entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now)
-        entry.seconds, entry.is_tail = seconds, is_tail
-        self.take_in(entry)
-        self._copies.keep(entry)
+        else:
+            if entry is not None:
+                self.end(entry, "ttl_expired")
+            if expires_at <= now:
+                return None
+            times = now, expires_at, expires_at
+            entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now)
+            entry.seconds, entry.is_tail = seconds, is_tail
+            self.take_in(entry)
+        self._want_copy(entry)
         return entry
 
     def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
-        """A reader has brought the entry's content to the device.
-
-        The entry is there again, leased if possible.
+        """A reader has brought the entry's content to the device: it is leased there if possible.
 
         Nothing happens if the content was there, or if the entry has ended.
         """
-        if self._by_key.get(entry.key) is not entry or entry.is_broken:
-            return
-        if not entry.is_partly_away:
-            return
-        self._undepend(entry)
-        entry.blocks = list(blocks[: len(entry.blocks)])
-        if not self._try_lease(entry):
-            self._depend(entry)
+        is_here = self._by_key.get(entry.key) is entry and not entry.is_broken
+        if is_here and entry.is_partly_away:
+            self._undepend(entry)
+            entry.blocks = list(blocks[: len(entry.blocks)])
+            if not self._try_lease(entry):
+                self._depend(entry)
 
     def take_in(self, entry: Entry) -> None:
         """Add an entry with its blocks. One that is leased holds them already."""
         self._by_key[entry.key] = entry
         self._tombstones.pop(entry.key, None)
         self._by_expiry.push(entry)
-        self._watch(entry)
+        self._by_rest.push(entry)
         if not entry.is_leased and not self._try_lease(entry):
             self._depend(entry)
+
+    def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
+        """Take in an entry of an earlier epoch whose files are all in the store.
+
+        It is leased in the store if `is_leased` says so. False if the store has no room for it, or
+        if an equal entry is there.
+        """
+        assert self._store is not None
+        if entry.key in self._by_key or not self._store.restore(entry, keys):
+            return False
+        entry.blocks, entry.lease_tier = list(entry.stored or ()), "disk"
+        entry.recorded = Recorded(entry.stored or [], entry.is_leased)
+        self.take_in(entry)
+        return True
 
     # Ending.
 
@@ -228,44 +236,62 @@ class Entries:
         for entry in self._pool.take_broken() + (self._host.take_broken() if self._host else []):
             if self._by_key.get(entry.key) is entry:
                 self._evict(entry, now)
-        while (due := self._by_expiry.first()) is not None and due.expires_at <= now:
+        while (due := self._by_expiry.first(until=now)) is not None:
             self.lifetimes.expired(due.expires_at - due.ready_at)
             if due.expires_at + self._grace_seconds > now:
                 self._lapse(due)
             else:
                 self.end(due, "ttl_expired", "expired")
-        while (lapsed := self._lapsed.pop_due(now)) is not None:
-            ends_at, entry = lapsed
-            is_here = self._by_key.get(entry.key) is entry and entry.is_lapsed
-            if is_here and entry.expires_at + self._grace_seconds == ends_at:
-                self.end(entry, "ttl_expired")
-        self._find_idle(now)
-
-    def sacrifice(self) -> bool:
-        """Lower a lease, or else end the one that would end first. False if there is none."""
-        is_done = self.leases.lower_one() or self.leases.sacrifice()
-        self._take_left()
-        return is_done
+        while (lapsed := self._by_removal.first(until=now)) is not None:
+            self.end(lapsed, "ttl_expired")
+        while (unused := self._by_rest.first(until=now)) is not None:
+            unused.is_idle = True
+            if unused.holds_device:
+                self.leases.rest(unused)
+            unused.requeue()
+        # While the pool has empty blocks, idle leases keep nothing from anybody.
+        self.leases.trim(may_end=not self._pool.num_empty)
 
     def drop(self, scope: str, key: Digest | None = None) -> int:
-        """End a scope's entry, or all of them, for an operator. Return their number."""
+        """End a scope's entry, or all of them, for an operator. Return their number.
+
+        What no other entry holds of their copies is deleted.
+        """
         keys = self._by_key if key is None else {key} & self._by_key.keys()
         doomed = [one for one in map(self._by_key.__getitem__, keys) if one.scope == scope]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
-            copy = self._copies.of(entry)
+            copy = self._store.copy_of(entry) if self._store is not None else []
             self.end(entry, "dropped", "dropped")
-            self._copies.drop(copy)
+            if self._store is not None:
+                self._store.drop_entry(copy)
         return num_live
+
+    def damaged(self, block: Block, now: float) -> None:
+        """A file of the store is not what it must be: end what stands on it.
+
+        An entry whose content is still above only loses its copy, and gets another.
+        """
+        assert self._store is not None
+        for entry in self._store.holds.of(block):
+            if any(mine is block for mine in entry.blocks):
+                self.lifetimes.evicted(max(now - entry.ready_at, 0.0), 0.0)
+                self.end(entry, "damaged", "damaged")
+            else:
+                self._lose_copy(entry, "damaged")
+                self._store.end(entry)
+                self._store.want(entry)
+        self._store.forget(block)
 
     def end(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         """End an entry, and its lease if it has one. `why` is told to who looks for it later."""
         del self._by_key[entry.key]
         self._num_lapsed -= entry.is_lapsed
         if entry.is_leased:
-            self._copies.end_lease(entry, reason or "expired")
+            self._end_lease(entry, reason or "expired")
         self._undepend(entry)
-        self._copies.end(entry)
+        if self._store is not None:
+            self._store.end(entry)
         self._tombstones[entry.key] = why
         if len(self._tombstones) > MAX_TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]
@@ -274,7 +300,7 @@ class Entries:
         """All entries whose content is there and whose time is not over."""
         return [e for e in self._by_key.values() if not e.is_broken and not e.is_lapsed]
 
-    # Inside.
+    # Times.
 
     def _extend(self, entry: Entry, kept_until: float) -> None:
         entry.kept_until = max(entry.kept_until, kept_until)
@@ -285,7 +311,7 @@ class Entries:
         if expires_at == entry.expires_at:
             return
         before, entry.expires_at = entry.expires_at, expires_at
-        self._copies.note(entry)
+        self._note(entry)
         if expires_at < before or entry.is_lapsed:
             self.leases.ends_sooner(entry)
             # One that lapsed was refreshed or lapses again. Its next expiry decides.
@@ -293,95 +319,38 @@ class Entries:
             entry.is_lapsed = False
             self._by_expiry.push(entry)
 
-    def _expiry_of(self, entry: Entry) -> Key | None:
-        is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
-        return (entry.expires_at, 0.0) if is_here else None
-
-    def _try_lease(self, entry: Entry) -> bool:
-        """Lease on the device, else in the store. False if it is not leased on the device.
-
-        No other lease ends for one that the store keeps.
-        """
-        is_away = entry.is_partly_away
-        if not is_away and self.leases.take(entry, may_end=entry.stored is None):
-            self._undepend(entry)
-            self._take_left()
-            return True
-        self._take_left()
-        if not entry.is_leased and not self._copies.lease(entry):
-            entry.why_unleased = entry.away_in if is_away else "over_budget"
-        return False
-
-    def lease_below(self, entry: Entry) -> None:
-        """The store has the entry's copy now: it is leased there if nothing else holds it."""
-        self.leases.has_copy(entry)
-        if self._by_key.get(entry.key) is entry and not entry.is_leased and not entry.is_broken:
-            self._copies.lease(entry)
-
-    def lose_copy(self, entry: Entry, reason: EndReason) -> None:
-        """The store's copy of an entry goes, whose content is above: what it held must be."""
-        if not entry.is_leased or entry.lease_tier == "device":
-            return
-        if not entry.is_partly_away and self.leases.take(entry, may_end=False):
-            self._undepend(entry)
-        else:
-            self._copies.end_lease(entry, reason)
-            entry.why_unleased = "yielded" if reason == "yielded" else "over_budget"
-            self._depend(entry)
-        self._take_left()
-
-    def _take_left(self) -> None:
-        for other in self.leases.take_left():
-            self._depend(other)
-
     def _use(self, entry: Entry, now: float) -> None:
         """Note a read, refresh or second write. Requests need not arrive here in order."""
         entry.used_at = max(entry.used_at, now)
         if entry.is_idle:
             entry.is_idle = False
             self.leases.wake(entry)
-            self._watch(entry)
-            requeue(entry)
+            self._by_rest.push(entry)
+            entry.requeue()
 
-    def _watch(self, entry: Entry) -> None:
-        if entry.ttl != SHORTEST_TTL:
-            self._idle_at.push(entry.used_at + self.seconds(SHORTEST_TTL), entry)
+    def _expiry_of(self, entry: Entry) -> Key | None:
+        is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
+        return (entry.expires_at, 0.0) if is_here else None
 
-    def _find_idle(self, now: float) -> None:
-        while (due := self._idle_at.pop_due(now)) is not None:
-            entry = due[1]
-            if self._by_key.get(entry.key) is not entry or entry.is_broken:
-                continue
-            if entry.used_at + self.seconds(SHORTEST_TTL) > now:
-                self._watch(entry)
-                continue
-            entry.is_idle = True
-            if entry.is_leased and entry.lease_tier == "device":
-                self.leases.rest(entry)
-            requeue(entry)
-        # While the pool has empty blocks, idle leases keep nothing from anybody.
-        self.leases.trim(may_end=not self._pool.num_empty)
-        self._take_left()
+    def _removal_of(self, entry: Entry) -> Key | None:
+        """When a lapsed entry ends, unless it is refreshed before."""
+        is_here = self._by_key.get(entry.key) is entry and entry.is_lapsed
+        return (entry.expires_at + self._grace_seconds, 0.0) if is_here else None
 
-    def _depend(self, entry: Entry) -> None:
-        self._copies.note(entry)
-        depend(entry)
-
-    def _undepend(self, entry: Entry) -> None:
-        self._copies.note(entry)
-        undepend(entry)
+    def _rest_of(self, entry: Entry) -> Key | None:
+        """When an entry with a longer TTL becomes idle, unless it is used before."""
+        is_here = self._by_key.get(entry.key) is entry and not entry.is_broken
+        if not is_here or entry.is_idle or entry.ttl == SHORTEST_TTL:
+            return None
+        return (entry.used_at + self.seconds(SHORTEST_TTL), 0.0)
 
     def _lapse(self, entry: Entry) -> None:
         """The entry's time is over. From now on only requests that arrived before can read it."""
         if entry.is_leased:
-            self._unlease_lapsed(entry)
+            self._end_lease(entry, "expired")
         entry.is_lapsed = True
         self._num_lapsed += 1
-        self._lapsed.push(entry.expires_at + self._grace_seconds, entry)
-
-    def _unlease_lapsed(self, entry: Entry) -> None:
-        self._copies.end_lease(entry, "expired")
-        self._depend(entry)
+        self._by_removal.push(entry)
 
     def _evict(self, entry: Entry, now: float) -> None:
         """End a best-effort entry whose content was reused for room."""
@@ -392,9 +361,91 @@ class Entries:
         self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(rest, 0.0))
         self.end(entry, entry.why_broken)
 
-    def check(self) -> None:
-        """Prove that entries, leases and dependents agree; raises AssertionError."""
-        self.leases.check()
-        check_entries(self._by_key, set(self.leases))
-        assert self._num_lapsed == sum(entry.is_lapsed for entry in self._by_key.values())
-        self._copies.check(list(self._by_key.values()))
+    # Leases and copies.
+
+    def _try_lease(self, entry: Entry) -> bool:
+        """Lease on the device, else in the store. False if it is not leased on the device.
+
+        No other lease ends for one that the store keeps.
+        """
+        is_away = entry.is_partly_away
+        if not is_away and self.leases.take(entry, may_end=entry.stored is None):
+            self._undepend(entry)
+            return True
+        if not entry.is_leased and not self._lease_in_store(entry):
+            entry.why_unleased = "over_budget"
+            if is_away:
+                is_below = any(block.tier == "disk" for block in entry.blocks)
+                entry.why_unleased = "on_disk" if is_below else "on_host"
+        return False
+
+    def _lease_in_store(self, entry: Entry) -> bool:
+        """False if the store has no whole copy of the entry."""
+        if self._store is None or entry.stored is None or entry.is_lapsed:
+            return False
+        entry.is_leased, entry.lease_tier = True, "disk"
+        entry.was_sacrificed, entry.why_unleased = False, None
+        self._note(entry)
+        return True
+
+    def _end_lease(self, entry: Entry, reason: EndReason) -> None:
+        """End a lease, on the device or in the store. The entry depends on its blocks.
+
+        The store's hold stays as long as the entry does.
+        """
+        if entry.lease_tier == "device":
+            self.leases.end(entry, reason)
+            return
+        assert self._store is not None and entry.stored is not None
+        entry.is_leased = False
+        names = [
+            name
+            for block, mine in zip(entry.blocks, entry.stored, strict=True)
+            if not block.is_promised
+            and not any(other.is_leased for other in self._store.holds.of(mine))
+            for name in block.names
+        ]
+        self._depend(entry)
+        self.leases.tell_end(entry, reason, names)
+
+    def _has_copy(self, entry: Entry) -> None:
+        """The store has the entry's copy now: it is leased there if nothing else holds it."""
+        self.leases.has_copy(entry)
+        if self._by_key.get(entry.key) is entry and not entry.is_leased and not entry.is_broken:
+            self._lease_in_store(entry)
+
+    def _displaced(self, entry: Entry) -> None:
+        """The store's hold of an entry makes way: one that is partly there alone ends."""
+        if any(block.tier == "disk" for block in entry.blocks):
+            self.end(entry, "best_effort_evicted", "yielded")
+        else:
+            self._lose_copy(entry, "yielded")
+
+    def _lose_copy(self, entry: Entry, reason: EndReason) -> None:
+        """The store's copy of an entry goes, whose content is above: what it held must be."""
+        if not entry.is_leased or entry.lease_tier == "device":
+            return
+        if not entry.is_partly_away and self.leases.take(entry, may_end=False):
+            self._undepend(entry)
+        else:
+            self._end_lease(entry, reason)
+            entry.why_unleased = "yielded" if reason == "yielded" else "over_budget"
+
+    def _want_copy(self, entry: Entry) -> None:
+        """Have the store keep a copy, or note what has changed of the entry."""
+        if self._store is not None and not entry.is_lapsed and not entry.is_broken:
+            self._store.want(entry)
+            self._store.note(entry)
+
+    def _note(self, entry: Entry) -> None:
+        """The entry's time or lease has changed."""
+        if self._store is not None:
+            self._store.note(entry)
+
+    def _depend(self, entry: Entry) -> None:
+        self._note(entry)
+        entry.depend()
+
+    def _undepend(self, entry: Entry) -> None:
+        self._note(entry)
+        entry.undepend()

@@ -1,6 +1,4 @@
-"""The host tier.
-
-Content moves here before its device block is reused, and is copied back for a read.
+"""The host tier: content moves here before its device block is reused, and back for a read.
 
 It is a second pool of blocks with the same rules. A full block is found by its digest and verified
 by its tokens. The blocks of best-effort entries move too, so that such an entry stays readable;
@@ -27,8 +25,7 @@ class HostTier:
         self.pool = BlockPool(num_blocks, device.block_size, tier="host")
         self.pool.changes = device.changes
         self.max_copies = max_copies
-        self.num_demoted = 0
-        self.num_promoted = 0
+        self.num_demoted = self.num_promoted = 0
         self._demotions: dict[BlockId, BlockId] = {}
         self._offers: deque[tuple[Block, Digest]] = deque(maxlen=device.num_blocks)
         if num_blocks > device.num_blocks:
@@ -40,13 +37,13 @@ class HostTier:
     @property
     def num_used(self) -> int:
         """Blocks with content."""
-        return self.pool.num_blocks - self.pool.counts().free
+        return self.pool.num_blocks - self.pool.num_empty
 
     def take_demotions(self) -> list[BlockCopy]:
         """The copies (device, host) to make now: of reused blocks, and of likely next ones."""
         while self._offers and self._has_room():
             block, digest = self._offers.popleft()
-            if block.digest == digest and self.pool.find(digest, bytes(block.tokens)) is None:
+            if block.digest == digest and self.pool.find(digest, block.tokens) is None:
                 self.pool.release(self._copy(block))
         pairs = [BlockCopy(source, target) for target, source in self._demotions.items()]
         self._demotions = {}
@@ -58,11 +55,8 @@ class HostTier:
         return table.arrive()
 
     def _demote(self, block: Block) -> bool:
-        """Take over a device block's content.
-
-        False if there is no room or the step's bound is reached.
-        """
-        mine = self.pool.find(block.digest, bytes(block.tokens)) if block.digest else None
+        """Take over a device block's content. False without room, or at the step's bound."""
+        mine = self.pool.find(block.digest, block.tokens)
         if mine is not None:
             self.pool.acquire(mine)
         elif self._has_room():
@@ -93,9 +87,3 @@ class HostTier:
         self._demotions[mine.block_id] = block.block_id
         self.num_demoted += 1
         return mine
-
-    def check(self) -> None:
-        """Prove all invariants of the tier itself; raises AssertionError."""
-        self.pool.check()
-        assert self.pool.num_leased == 0, "leases are on the device"
-        assert len(self._demotions) <= self.max_copies

@@ -1,46 +1,55 @@
-"""Histograms of how long entries live and rest, in constant memory."""
+"""Counts of values by the edges of their buckets, and how long entries live: in constant memory."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from engine.protocol import Histogram, Lifetimes
 
 EDGES_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
 
 
+class ValueCounts:
+    """`counts[i]` values were at most `edges[i]`; the last count is of all above."""
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        self.edges = list(edges)
+        self.counts = [0] * (len(edges) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.edges, value)] += 1
+        self.total += value
+
+    def histogram(self) -> Histogram:
+        return Histogram(edges_seconds=self.edges, counts=list(self.counts))
+
+
 class LifetimeCounts:
-    """Counts of lifetimes. `num_evicted` entries lost content for room."""
+    """The times of `engine.protocol.Lifetimes`. `num_evicted` entries lost content for room."""
 
     def __init__(self) -> None:
         self._expired, self._evicted, self._idle, self._gaps = (
-            [0] * (len(EDGES_SECONDS) + 1) for _ in range(4)
+            ValueCounts(EDGES_SECONDS) for _ in range(4)
         )
 
     @property
     def num_evicted(self) -> int:
-        return sum(self._evicted)
+        return sum(self._evicted.counts)
 
     def expired(self, age_seconds: float) -> None:
-        _count(self._expired, age_seconds)
+        self._expired.add(age_seconds)
 
     def evicted(self, age_seconds: float, idle_seconds: float) -> None:
-        _count(self._evicted, age_seconds)
-        _count(self._idle, idle_seconds)
+        self._evicted.add(age_seconds)
+        self._idle.add(idle_seconds)
 
     def used_again(self, gap_seconds: float) -> None:
-        _count(self._gaps, gap_seconds)
+        self._gaps.add(gap_seconds)
 
     def report(self) -> Lifetimes:
         return Lifetimes(
-            expired=_histogram(self._expired),
-            evicted=_histogram(self._evicted),
-            idle_before_eviction=_histogram(self._idle),
-            reuse_gaps=_histogram(self._gaps),
+            expired=self._expired.histogram(),
+            evicted=self._evicted.histogram(),
+            idle_before_eviction=self._idle.histogram(),
+            reuse_gaps=self._gaps.histogram(),
         )
-
-
-def _count(counts: list[int], seconds: float) -> None:
-    counts[bisect_left(EDGES_SECONDS, seconds)] += 1
-
-
-def _histogram(counts: list[int]) -> Histogram:
-    return Histogram(edges_seconds=list(EDGES_SECONDS), counts=list(counts))

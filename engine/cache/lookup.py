@@ -1,14 +1,14 @@
-"""Which entry a breakpoint may read: the 20-position window.
+"""Which entry a breakpoint may read, and how a prompt's tokens are billed.
 
-The rules are those of the public prompt-caching contract ("Lookback window"). Where the contract is
-silent, PROTOCOL.md decides. Pure: entries are asked for through a callable.
+The rules are those of the public prompt-caching contract ("Lookback window", "Mixed TTL"). Where
+the contract is silent, PROTOCOL.md decides. Pure: entries are asked for through a callable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from engine.protocol import Breakpoint, Ttl
+from engine.protocol import Breakpoint, InputUsage, Ttl
 
 WINDOW = 20
 """The number of positions that one breakpoint looks at, its own included."""
@@ -96,3 +96,22 @@ def longest_hit(
                     best = entry
                 break
     return best
+
+
+def bill(marks: Sequence[Mark], prompt_tokens: int, read: int, reused: int) -> InputUsage:
+    """Split the prompt by class: read up to A, 1h writes up to B, 5m writes up to C, then input.
+
+    `read` is A, the longest hit. `reused` is all that came from memory, with or without an entry
+    (at least A).
+    """
+    last = max((mark.tokens for mark in marks), default=0)
+    last = max(last, read)
+    hour = max((m.tokens for m in marks if m.ttl == "1h" and m.tokens > read), default=read)
+    return InputUsage(
+        input_tokens=prompt_tokens - last,
+        cache_read_tokens=read,
+        cache_write_1h_tokens=hour - read,
+        cache_write_5m_tokens=last - hour,
+        automatic_tokens=reused - read,
+        computed_tokens=prompt_tokens - reused,
+    )

@@ -4,22 +4,21 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that holds the most (`fairness.py`): of that cached content by least recent use, then content of
+  that holds the most (`ScopeShares`): of that cached content by least recent use, then content of
   best-effort entries that are not idle, by least recent use.
 It knows no torch, no clock and no I/O.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 
-from engine.cache.block import Block, Entry
-from engine.cache.changes import Changes
+from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
-from engine.cache.fairness import ScopeShares
-from engine.cache.free_list import FreeList, StaleQueue, Total
 from engine.cache.ids import NOBODY, BlockId, Digest
-from engine.protocol import Tier
+from engine.protocol import ChainGone, ChainHeld, HeldName, Tier
+
+_SPARE = 64
 
 
 class NoFreeBlocks(Exception):
@@ -42,6 +41,116 @@ class PoolCounts:
     shared: int
 
 
+class Changes:
+    """What becomes of the names that the pools hold, as events without a number.
+
+    All pools of one engine write into one list. A name may leave one pool and come into another
+    within a step. Then only the order tells a follower whether the engine holds it in the end.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[ChainGone | ChainHeld] = []
+
+    def gone(self, names: Iterable[str]) -> None:
+        """Their block has lost its content. Names that go one after the other are told together."""
+        if not (found := list(names)):
+            return
+        last = self._events[-1] if self._events else None
+        if isinstance(last, ChainGone):
+            last.names.extend(found)
+        else:
+            self._events.append(ChainGone(seq=0, names=found, reason="evicted"))
+
+    def moved(self, tier: Tier, names: Mapping[str, int]) -> None:
+        """The names of one block, with the tokens of their prefixes, are in this tier now."""
+        if names:
+            held = [HeldName(name, tokens) for name, tokens in names.items()]
+            self._events.append(ChainHeld(seq=0, names=held, tier=tier))
+
+    def take(self) -> list[ChainGone | ChainHeld]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+
+class ScopeShares:
+    """How much of a pool each scope holds, and which scope's content is reused next.
+
+    A scope holds a block from its allocation until the block has no useful content: while the scope
+    computes with it, leases it, or has content cached in it. The victim is the scope that holds the
+    most, of the scopes with an unreferenced block. A scope takes from another only if it then holds
+    no more than the other. So a scope with at most an equal part of the pool loses nothing to
+    others (max-min fairness). A single scope can have the whole pool.
+    """
+
+    def __init__(self) -> None:
+        self._by_owner: dict[Digest, ScopeShare] = {}
+        # A heap of (-rank, a number that makes them differ, share). An item may be too high or
+        # superseded. It is never too low for a share with something to reclaim.
+        self._largest: list[tuple[int, int, ScopeShare]] = []
+        self._pushes = 0
+
+    def __iter__(self) -> Iterator[ScopeShare]:
+        return iter(self._by_owner.values())
+
+    def take(self, block: Block) -> None:
+        """From now on the block's owner holds it. No scope held it before."""
+        share = self._by_owner.get(block.owner)
+        if share is None:
+            share = self._by_owner[block.owner] = ScopeShare(block.owner)
+        share.held += 1
+        block.share = share
+        if share.rank:
+            self.rank(share)
+
+    def give(self, block: Block) -> None:
+        """The block has no useful content left, so no scope holds it."""
+        share = block.share
+        assert share is not None
+        share.held -= 1
+        block.share = None
+        if not share.held:
+            del self._by_owner[share.owner]
+
+    def rank(self, share: ScopeShare) -> None:
+        """The scope has something to reclaim: it must be found by what it holds now."""
+        if share.held <= share.rank:
+            return
+        share.rank = share.held
+        self._pushes += 1
+        heappush(self._largest, (-share.held, self._pushes, share))
+        if len(self._largest) > 2 * len(self._by_owner) + _SPARE:
+            ranked = [share for share in self if share.rank]
+            self._largest = [(-share.rank, i, share) for i, share in enumerate(ranked)]
+            heapify(self._largest)
+
+    def pop_victim(self, owner: Digest) -> Block | None:
+        """The block that is reused for this scope. None if all blocks have references."""
+        largest = self._find_largest()
+        own = self._by_owner.get(owner)
+        if largest is None:
+            return None
+        if own is not None and own.is_reclaimable and largest.held <= own.held + 1:
+            return own.pop()
+        return largest.pop()
+
+    def _find_largest(self) -> ScopeShare | None:
+        """The scope that holds the most, of those with something to reclaim. O(log n)."""
+        while self._largest:
+            negative, number, share = self._largest[0]
+            if share.rank != -negative:
+                heappop(self._largest)
+            elif not share.is_reclaimable:
+                heappop(self._largest)
+                share.rank = 0
+            elif share.held != share.rank:
+                share.rank = share.held
+                heapreplace(self._largest, (-share.held, number, share))
+            else:
+                return share
+        return None
+
+
 class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, *, tier: Tier = "device") -> None:
         """Both positive; `block_size` in tokens.
@@ -49,6 +158,9 @@ class BlockPool:
         `offer`, if set, is called with every findable block that lost its last reference. `demote`,
         if set, may take over a block's content before it is reused. `forgotten`, if set, is called
         with every block that has just lost its content, or never had any.
+
+        `num_reclaimable` blocks could be allocated now. `num_leased` are held by leases, `num_idle`
+        of them by idle ones alone, and `num_shared` have more than one reference.
         """
         self.tier = tier
         self.forgotten: Callable[[Block], None] | None = None
@@ -57,33 +169,24 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.blocks = [Block(BlockId(i), self) for i in range(num_blocks)]
-        self._num_empty, self._shares = Total(), ScopeShares()
-        self._empty = FreeList(self._num_empty)
-        self._index: dict[Digest, Block] = {}
-        self.num_leased = 0
-        self.num_idle = 0
-        self.num_shared = 0
-        self._num_uses = 0
-        self._num_lease_only = 0
-        self.num_evicted = 0
-        self.num_copied = 0
         self.changes = Changes()
+        self._shares = ScopeShares()
+        self._empty = BlockQueue()
+        self._index: dict[Digest, Block] = {}
         self._broken: list[Entry] = []
+        self.num_reclaimable = num_blocks
+        self.num_leased = self.num_idle = self.num_shared = 0
+        self.num_evicted = self.num_copied = 0
+        self._num_uses = self._num_lease_only = 0
         for block in self.blocks:
             self._empty.append(block)
 
     # References.
 
     @property
-    def num_reclaimable(self) -> int:
-        """Blocks that could be allocated now."""
-        shares = self._shares
-        return self._num_empty.size + shares.cached.size + shares.best_effort.size
-
-    @property
     def num_empty(self) -> int:
         """Blocks with nothing of use in them."""
-        return self._num_empty.size
+        return len(self._empty)
 
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
         """A block with one reference and no content, for this place in a chain.
@@ -93,6 +196,7 @@ class BlockPool:
         block = self._empty.pop() if self._empty else self._shares.pop_victim(owner)
         if block is None:
             raise NoFreeBlocks
+        self.num_reclaimable -= 1
         self._forget_content(block)
         if block.share is not None:
             self._shares.give(block)
@@ -105,14 +209,11 @@ class BlockPool:
     def acquire(self, block: Block) -> None:
         """Add a reference."""
         if block.queue is not None:
-            block.queue.remove(block)
-            if block.share is None:
-                self._shares.take(block)
+            self._dequeue(block)
         elif block.ref_count == block.lease_count:
             self._num_lease_only -= 1
         block.ref_count += 1
-        if block.ref_count == 2:
-            self.num_shared += 1
+        self.num_shared += block.ref_count == 2
 
     def release(self, block: Block) -> None:
         """Drop a reference.
@@ -123,10 +224,9 @@ class BlockPool:
         self._num_uses += 1
         block.last_use = self._num_uses
         block.ref_count -= 1
-        if block.ref_count == 1:
-            self.num_shared -= 1
+        self.num_shared -= block.ref_count == 1
         if block.ref_count == 0:
-            self._enqueue(block, is_spent=False)
+            self._enqueue(block)
         elif block.ref_count == block.lease_count:
             self._num_lease_only += 1
 
@@ -138,12 +238,11 @@ class BlockPool:
     def touch(self, blocks: Sequence[Block]) -> None:
         """Count a chain's blocks as used now. Those without a reference are reused later for it."""
         for block in reversed(blocks):
-            if (queue := block.queue) is None or (share := block.share) is None:
-                continue
-            self._num_uses += 1
-            block.last_use = self._num_uses
-            queue.remove(block)
-            (share.best_effort if queue is share.best_effort else share.cached).append(block)
+            if (queue := block.queue) is not None and block.share is not None:
+                self._num_uses += 1
+                queue.remove(block)
+                block.last_use = self._num_uses
+                queue.append(block)
 
     def lease(self, blocks: Sequence[Block]) -> None:
         """Add a lease's reference to each block. The lease is not idle."""
@@ -152,12 +251,10 @@ class BlockPool:
             if block.queue is not None:
                 self._dequeue(block)
                 self._num_lease_only += 1
-            if block.lease_count == 0:
-                self.num_leased += 1
+            self.num_leased += block.lease_count == 0
             block.lease_count += 1
             block.ref_count += 1
-            if block.ref_count == 2:
-                self.num_shared += 1
+            self.num_shared += block.ref_count == 2
 
     def end_lease(self, blocks: Sequence[Block]) -> list[str]:
         """Drop a lease's references. Return the names that no lease holds any more.
@@ -170,8 +267,7 @@ class BlockPool:
             block.lease_count -= 1
             self.num_idle += block.is_idle
             block.ref_count -= 1
-            if block.ref_count == 1:
-                self.num_shared -= 1
+            self.num_shared -= block.ref_count == 1
             if block.lease_count == 0:
                 self.num_leased -= 1
                 names.extend(block.names)
@@ -194,10 +290,7 @@ class BlockPool:
             self._enqueue(block)
 
     def num_unleased(self, blocks: Iterable[Block]) -> int:
-        """The number of these blocks that no lease holds yet.
-
-        A new lease on them costs this much.
-        """
+        """The number of these blocks that no lease holds yet: what a new lease on them costs."""
         return sum(block.lease_count == 0 for block in blocks)
 
     # Content.
@@ -223,10 +316,7 @@ class BlockPool:
         assert len(block.tokens) <= self.block_size * TOKEN_BYTES
 
     def index(self, block: Block, digest: Digest) -> None:
-        """Make a full block findable.
-
-        The first of several equal blocks stays the one that is found.
-        """
+        """Make a full block findable. The first of several equal blocks stays the one found."""
         assert len(block.tokens) == self.block_size * TOKEN_BYTES, "only full blocks are indexed"
         if digest not in self._index:
             block.digest = digest
@@ -235,16 +325,12 @@ class BlockPool:
     def forget(self, block: Block) -> None:
         """Make a block's content unfindable now. The block is empty once nothing references it."""
         assert not block.dependents, "an entry stands on the block"
-        if block.digest is not None:
-            del self._index[block.digest]
-            block.digest = None
-        self.changes.gone(block.names)
-        block.names.clear()
+        self._unname(block)
         self.requeue(block)
 
-    def find(self, digest: Digest, packed: bytes) -> Block | None:
+    def find(self, digest: Digest | None, packed: bytes | bytearray) -> Block | None:
         """The block with this digest, if its tokens are these."""
-        block = self._index.get(digest)
+        block = self._index.get(digest) if digest is not None else None
         return block if block is not None and block.tokens == packed else None
 
     def peek(self, digest: Digest) -> Block | None:
@@ -252,10 +338,7 @@ class BlockPool:
         return self._index.get(digest)
 
     def canonical(self, digest: Digest, block: Block) -> Block:
-        """The block that is found for this digest.
-
-        It is another than `block` if an equal one came first.
-        """
+        """The block that is found for this digest: another than `block` if an equal came first."""
         return self._index.get(digest, block)
 
     def anchor(self, name: str, block: Block, num_tokens: int) -> bool:
@@ -269,34 +352,52 @@ class BlockPool:
         broken, self._broken = self._broken, []
         return broken
 
+    def counts(self) -> PoolCounts:
+        free = len(self._empty)
+        cached = sum(len(share.cached) for share in self._shares)
+        best_effort = sum(len(share.best_effort) for share in self._shares)
+        return PoolCounts(
+            free=free,
+            active=self.num_blocks - free - cached - best_effort - self._num_lease_only,
+            leased=self._num_lease_only,
+            best_effort=best_effort,
+            cached=cached,
+            shared=self.num_shared,
+        )
+
     # Inside.
 
     def _dequeue(self, block: Block) -> None:
         assert block.queue is not None
         block.queue.remove(block)
+        self.num_reclaimable -= 1
         if block.share is None:
             self._shares.take(block)
 
-    def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
-        """Put a block without references into its queue. `is_spent`: its last use was earlier."""
+    def _enqueue(self, block: Block) -> None:
+        """Put a block without references into its queue."""
+        self.num_reclaimable += 1
         if self.offer is not None and block.digest is not None:
             self.offer(block)
         share = block.share
         assert share is not None
-        if any(not entry.is_idle for entry in block.dependents):
-            share.best_effort.append(block)
-        elif block.has_content:
-            (share.stale if is_spent else share.cached).append(block)
-        else:
-            self.changes.gone(block.names)
-            block.names.clear()
-            self._shares.give(block)
-            if self.forgotten is not None:
-                self.forgotten(block)
-            self._empty.prepend(block)
+        if block.has_content:
+            (share.best_effort if block.is_spared else share.cached).append(block)
+            self._shares.rank(share)
             return
-        if share.held > share.rank:
-            self._shares.rank(share.owner)
+        self._unname(block)
+        self._shares.give(block)
+        if self.forgotten is not None:
+            self.forgotten(block)
+        block.last_use = -self._num_uses  # of empty blocks the latest is reused first
+        self._empty.append(block)
+
+    def _unname(self, block: Block) -> None:
+        if block.digest is not None:
+            del self._index[block.digest]
+            block.digest = None
+        self.changes.gone(block.names)
+        block.names.clear()
 
     def _forget_content(self, block: Block) -> None:
         if block.has_content:
@@ -304,11 +405,7 @@ class BlockPool:
             if self.demote is not None and self.demote(block):
                 block.names.clear()
                 block.dependents = set()
-        if block.digest is not None:
-            del self._index[block.digest]
-            block.digest = None
-        self.changes.gone(block.names)
-        block.names.clear()
+        self._unname(block)
         block.tokens = bytearray()
         if self.forgotten is not None:
             self.forgotten(block)
@@ -316,54 +413,3 @@ class BlockPool:
         for entry in dependents:
             entry.is_broken = True
             self._broken.append(entry)
-
-    def _queues(self) -> Iterator[FreeList | StaleQueue]:
-        yield self._empty
-        for share in self._shares:
-            yield from (share.cached, share.stale, share.best_effort)
-
-    # Reports.
-
-    def counts(self) -> PoolCounts:
-        free, shares = self._num_empty.size, self._shares
-        cached, best_effort = shares.cached.size, shares.best_effort.size
-        active = self.num_blocks - free - cached - best_effort - self._num_lease_only
-        return PoolCounts(
-            free=free,
-            active=active,
-            leased=self._num_lease_only,
-            best_effort=best_effort,
-            cached=cached,
-            shared=self.num_shared,
-        )
-
-    def check(self) -> None:
-        """Prove every invariant that needs no outside knowledge; raises AssertionError."""
-        queued = {block.block_id: queue for queue in self._queues() for block in queue}
-        assert len(queued) == self.num_reclaimable, "a block is in two lists"
-        for block in self.blocks:
-            assert 0 <= block.lease_count <= block.ref_count
-            assert (block.ref_count == 0) == (block.block_id in queued)
-            assert block.queue is queued.get(block.block_id)
-            assert len(block.tokens) <= self.block_size * TOKEN_BYTES
-            if (share := block.share) is None:
-                assert block.queue is self._empty
-                assert not block.has_content and not block.names
-            elif block.queue is share.cached or block.queue is share.stale:
-                assert block.has_content and all(entry.is_idle for entry in block.dependents)
-            elif block.queue is share.best_effort:
-                assert not all(entry.is_idle for entry in block.dependents)
-            else:
-                assert block.queue is None and share.owner == block.owner
-            if block.digest is not None:
-                assert self._index.get(block.digest) is block
-                assert len(block.tokens) == self.block_size * TOKEN_BYTES
-        assert all(block.digest == digest for digest, block in self._index.items())
-        self._shares.check()
-        held = Counter(block.share.owner for block in self.blocks if block.share is not None)
-        assert held == {share.owner: share.held for share in self._shares}
-        assert self.num_leased == sum(b.lease_count > 0 for b in self.blocks)
-        assert self.num_idle == sum(block.is_idle for block in self.blocks)
-        assert self.num_shared == sum(b.ref_count > 1 for b in self.blocks)
-        lease_only = sum(0 < b.lease_count == b.ref_count for b in self.blocks)
-        assert self._num_lease_only == lease_only

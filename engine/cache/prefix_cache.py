@@ -7,13 +7,12 @@ Sampling, scheduling and clocks are not known here; times are handed in.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.billing import bill
 from engine.cache.block import Block, Entry, Refresh
 from engine.cache.digests import ChainHasher, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
-from engine.cache.ids import Digest, TokenId
-from engine.cache.lookup import Mark, Segment, eligible, longest_hit
+from engine.cache.ids import TokenId
+from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
@@ -90,8 +89,10 @@ class PrefixCache:
         """`peers`: what other engines' members of a shared store have."""
         self.pool = pool
         self.host = host
-        self.stores = [one for one in (store, peers) if one is not None]
         self.store = store
+        self.stores = [one for one in (store, peers) if one is not None]
+        self._pools = [pool, *([host.pool] if host is not None else [])]
+        self._pools.extend(one.pool for one in self.stores)
         self.entries = entries
         self._hasher = hasher
 
@@ -269,13 +270,12 @@ class PrefixCache:
         return sources
 
     def _find_full(self, digests: PromptDigests, index: int) -> Block | None:
+        """The block with this content, in the highest tier that has it."""
         digest, packed = digests.full[index], digests.block_tokens(index)
-        block = self.pool.find(digest, packed)
-        if block is None and self.host is not None:
-            block = self.host.pool.find(digest, packed)
-        for store in self.stores:
-            block = block or store.pool.find(digest, packed)
-        return block
+        for pool in self._pools:
+            if (block := pool.find(digest, packed)) is not None:
+                return block
+        return None
 
     def store_of(self, block: Block) -> StoreTier:
         """The tier that has a block of tier `disk`."""
@@ -299,9 +299,10 @@ class PrefixCache:
             return BreakpointReport(
                 segment=mark.segment, state="none", tokens=mark.tokens, reason="ttl_expired"
             )
-        named = [name.digest for name in query.names if name.tokens == mark.tokens]
-        # Equal tokens can be marked under several names. The ledger has the turn's last name.
-        entry.name = named[-1] if named else entry.name
+        for name in query.names:
+            if name.tokens == mark.tokens:
+                # Equal tokens can be marked under several names. The ledger has the turn's last.
+                entry.name = name.digest
         return BreakpointReport(
             segment=mark.segment,
             state=entry.state,
@@ -334,7 +335,12 @@ class PrefixCache:
             held.append(HeldName(name.digest, full * size))
             if block.is_promised:
                 num_leased = len(held)
-        lease = self._lease_seconds(query, now) if num_leased else None
+        lease: float | None = None
+        for end in reversed([segment.end for segment in query.segments if segment.end]):
+            entry = self.entries.get(query.digests.at(end)) if num_leased else None
+            if entry is not None and entry.is_leased:  # the longest of the prompt's leases
+                lease = entry.expires_at - now
+                break
         receipt = Receipt(
             name_tokens=[name.tokens for name in query.names],
             num_held=num_held,
@@ -344,16 +350,6 @@ class PrefixCache:
         if not held or not (is_news or num_leased):
             return receipt, None
         return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
-
-    def _lease_seconds(self, query: CacheQuery, now: float) -> float | None:
-        """The remaining seconds of the longest of this prompt's leases."""
-        ends = [segment.end for segment in query.segments if segment.end]
-        for end in reversed(ends):
-            key: Digest = query.digests.at(end)
-            entry = self.entries.get(key)
-            if entry is not None and entry.is_leased:
-                return entry.expires_at - now
-        return None
 
     def _miss_reason(
         self, query: CacheQuery, marks: Sequence[Mark], hit: Entry | None

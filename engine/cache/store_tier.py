@@ -2,7 +2,7 @@
 
 A third pool of blocks with the rules of the others. A block here is a file: it is findable once the
 file is written, and its file is deleted when the block is reused. This module only decides. It
-hands out the files to write (`take_saves`), to read (`reads`) and to delete (`take_deletes`),
+hands out the files to write (`take_saves`), to read (`take_asked`) and to delete (`take_deletes`),
 and what the journal must say (`take_notes`). It is told what became of them.
 
 Files are named by content, so a payload that was read for a name can only be that name's content.
@@ -11,23 +11,169 @@ miss: its block is forgotten, and what stood on it ends.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple
 
 from engine.cache.block import Block, Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
-from engine.cache.ids import Digest
+from engine.cache.ids import BlockId, Digest
+from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool, NoFreeBlocks
-from engine.cache.store_files import BlockKey, Load, NameOf, Note, PendingFile, Save, SaveJob
-from engine.cache.store_holds import StoreHolds
-from engine.cache.store_map import FileMap
-from engine.cache.store_reads import StoreReads
 from engine.cache.table import BlockTable
 
 HELD_SHARE = 0.9
 """The part of the store that entries may hold. The rest is left for content without one."""
 MAX_LOOKED_AT = 1024
 """Blocks that one step looks at to find out what is to be written."""
+MAX_READING = 64
+"""Blocks that may be read or wait to be copied at one time."""
+
+Payload = bytes | memoryview
+"""A block's content, in bytes."""
+
+
+class BlockKey(NamedTuple):
+    """The content that a file must have. `owner` is the digest of the scope's empty prefix.
+
+    `packed` are the block's token ids. `place` is the block's index in its chain.
+    """
+
+    name: str
+    owner: Digest
+    digest: Digest
+    parent: Digest
+    place: int
+    packed: bytes
+
+
+class Save(NamedTuple):
+    """A file to write, with the content of a device block."""
+
+    key: BlockKey
+    source: BlockId
+
+
+class Load(NamedTuple):
+    """A payload that was read, and the device block that it is copied to."""
+
+    payload: bytes
+    target: BlockId
+
+
+class Note(NamedTuple):
+    """A line for the journal: a whole entry (`put`), its times and lease (`touch`), or its end."""
+
+    entry: Entry
+    key: Digest
+    kind: Literal["put", "touch", "end"]
+
+
+@dataclass(slots=True, eq=False)
+class SaveJob:
+    """An entry on its way to the store: its blocks so far, each with a reference."""
+
+    entry: Entry
+    parent: Digest
+    blocks: list[Block] = field(default_factory=list)
+    num_pending: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PendingFile:
+    """A file that is being written. It has a reference on its block of its own."""
+
+    block: Block
+    jobs: list[SaveJob] = field(default_factory=list)
+
+
+def _turn_to_go(entry: Entry) -> Key | None:
+    return (entry.is_leased, entry.expires_at) if entry.stored is not None else None
+
+
+@dataclass(slots=True, eq=False)
+class _ScopeHolds:
+    """One scope's holds, and the blocks that they have together."""
+
+    entries: dict[Entry, None] = field(default_factory=dict)
+    order: Order[Entry] = field(default_factory=lambda: Order(_turn_to_go))
+    num_blocks: int = 0
+
+
+class StoreHolds:
+    """Which entries' whole copies the store keeps, and whose makes way for whose.
+
+    A hold is one lease reference on each block of an entry's copy. Where a new hold does not fit,
+    holds of the scope that holds the most make way, those of best-effort entries first, then the
+    soonest expiry. No scope takes from one that then holds less than itself.
+    """
+
+    def __init__(self, pool: BlockPool, max_blocks: int) -> None:
+        self._pool = pool
+        self.max_blocks = max_blocks
+        self._scopes: dict[str, _ScopeHolds] = {}
+        self._by_block: dict[Block, dict[Entry, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(scope.entries) for scope in self._scopes.values())
+
+    def entries(self) -> list[Entry]:
+        return [entry for scope in self._scopes.values() for entry in scope.entries]
+
+    def of(self, block: Block) -> list[Entry]:
+        """The entries whose copies have this block."""
+        return list(self._by_block.get(block, ()))
+
+    def room_for(self, scope: str, num_new: int) -> list[Entry] | None:
+        """The entries whose holds must make way for `num_new` blocks, None if there is no room."""
+        excess = self._pool.num_leased + num_new - self.max_blocks
+        if excess <= 0:
+            return []
+        largest = max(self._scopes.values(), key=lambda one: one.num_blocks, default=None)
+        own = self._scopes.get(scope)
+        held = own.num_blocks if own is not None else 0
+        if largest is None or largest is own or largest.num_blocks < held + num_new:
+            return None
+        doomed: dict[Entry, None] = {}
+        while excess > 0 and (entry := largest.order.pop()) is not None:
+            if entry not in doomed:
+                doomed[entry] = None
+                excess -= len(entry.stored or ())
+        for entry in doomed:
+            largest.order.push(entry)
+        return list(doomed) if excess <= 0 else None
+
+    def changed(self, entry: Entry) -> None:
+        """An entry's expiry or lease has changed."""
+        if entry.stored is not None:
+            self._scopes[entry.scope].order.push(entry)
+
+    def add(self, entry: Entry, blocks: list[Block]) -> None:
+        entry.stored = blocks
+        scope = self._scopes.setdefault(entry.scope, _ScopeHolds())
+        scope.num_blocks += self._pool.num_unleased(blocks)
+        scope.entries[entry] = None
+        scope.order.push(entry)
+        self._pool.lease(blocks)
+        for block in blocks:
+            self._by_block.setdefault(block, {})[entry] = None
+
+    def end(self, entry: Entry) -> None:
+        """End an entry's hold."""
+        blocks, entry.stored = entry.stored, None
+        assert blocks is not None
+        for block in blocks:
+            holders = self._by_block[block]
+            del holders[entry]
+            if not holders:
+                del self._by_block[block]
+        scope, before = self._scopes[entry.scope], self._pool.num_leased
+        self._pool.end_lease(blocks)
+        scope.num_blocks -= before - self._pool.num_leased
+        del scope.entries[entry]
+        if not scope.entries:
+            del self._scopes[entry.scope]
 
 
 class StoreTier:
@@ -36,11 +182,15 @@ class StoreTier:
         num_blocks: int,
         block_size: int,
         hasher: ChainHasher,
-        name_of: NameOf,
+        name_of: Callable[[Digest], str],
         *,
         lower_than: Iterable[BlockPool] = (),
     ) -> None:
-        """`name_of` gives the file's name for a chain digest. `lower_than`: the pools above."""
+        """`name_of` gives the file's name for a chain digest. `lower_than`: the pools above.
+
+        A file is *proven* once this process wrote it, or read it whole. Of others only the header
+        was looked at.
+        """
         self.pool = BlockPool(num_blocks, block_size, tier="disk")
         self.pool.forgotten = self._note_forgotten
         self.holds = StoreHolds(self.pool, int(num_blocks * HELD_SHARE))
@@ -48,17 +198,18 @@ class StoreTier:
         self._name_of = name_of
         self._jobs: OrderedDict[Entry, SaveJob] = OrderedDict()
         self._pending: dict[str, PendingFile] = {}
-        self.files = FileMap()
-        self.reads = StoreReads(self.files.find_key)
+        self._keys: dict[Block, BlockKey] = {}
+        self._blocks: dict[str, Block] = {}
+        self._proven: set[Block] = set()
+        self._reading: set[str] = set()
+        self._loaded: dict[str, bytes] = {}
+        self._asked: list[BlockKey] = []
         self._deletes: list[str] = []
         self._notes: OrderedDict[Digest, Note] = OrderedDict()
         self._num_looked_at = 0
-        self.num_saved = 0
-        self.num_loaded = 0
-        self.num_unsaved = 0
-        self.num_displaced = 0
-        self.on_displaced: Callable[[Entry], None] = _nothing
-        self.on_held: Callable[[Entry], None] = _nothing
+        self.num_saved = self.num_loaded = self.num_unsaved = self.num_displaced = 0
+        self.on_held: Callable[[Entry], None] = lambda _entry: None
+        self.on_displaced: Callable[[Entry], None] = lambda _entry: None
         for pool in lower_than:
             self._attach(pool)
 
@@ -72,12 +223,128 @@ class StoreTier:
 
         pool.demote = demote
 
-    # Writing.
+    # Files.
 
     @property
     def num_used(self) -> int:
         """Blocks with a file."""
-        return len(self.files)
+        return len(self._keys)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all files."""
+        return frozenset(self._blocks)
+
+    def block_of(self, name: str) -> Block | None:
+        """The block whose file has this name."""
+        return self._blocks.get(name)
+
+    def key_of(self, block: Block) -> BlockKey:
+        """The content that the block's file must have. Raises KeyError if the block has no file."""
+        return self._keys[block]
+
+    def is_lost(self, block: Block) -> bool:
+        """Whether a block that a table waits for has no file any more."""
+        return block not in self._keys
+
+    def install(self, key: BlockKey) -> Block | None:
+        """A file that was found in the directory. None where there is no room for it."""
+        if (found := self._blocks.get(key.name)) is not None:
+            return found
+        if not self.pool.num_empty:
+            return None
+        block = self._new_block(key)
+        self.pool.release(block)
+        return block
+
+    def forget(self, block: Block) -> None:
+        """Delete a block's file. No entry may hold the block."""
+        assert not self.holds.of(block), "an entry holds the block"
+        self.pool.forget(block)
+        self._note_forgotten(block)
+
+    def drop_scope(self, owner: Digest) -> None:
+        """Delete every file of a scope. Its entries have ended."""
+        for block in list(self._keys):
+            if block.owner == owner:
+                self.forget(block)
+
+    def drop_entry(self, blocks: Iterable[Block]) -> None:
+        """Delete the files of a dropped entry's copy that no other entry holds."""
+        for block in reversed(list(blocks)):
+            if block in self._keys and not self.holds.of(block):
+                self.forget(block)
+
+    def take_deletes(self) -> list[str]:
+        self._deletes, deletes = [], self._deletes
+        return deletes
+
+    def _new_block(self, key: BlockKey, *, is_written: bool = True) -> Block:
+        """A block with one reference, for a file that is there or will be written."""
+        block = self.pool.allocate(key.place, key.owner)
+        self.pool.append(block, key.packed)
+        self._keys[block], self._blocks[key.name] = key, block
+        if is_written:
+            self._index(block)
+        return block
+
+    def _index(self, block: Block) -> None:
+        if len(block.tokens) == self.pool.block_size * TOKEN_BYTES:
+            self.pool.index(block, self._keys[block].digest)
+
+    def _note_forgotten(self, block: Block) -> None:
+        if (key := self._keys.pop(block, None)) is not None:
+            del self._blocks[key.name]
+            self._proven.discard(block)
+            self.forget_read(key.name)
+            self._deletes.append(key.name)
+
+    # Reading. A payload is kept by its file's name, which stands for its content.
+
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._reading)
+
+    def ask(self, blocks: Iterable[Block], *, is_first: bool) -> None:
+        """Ask for what a table waits for, in order. The first table that waits finds room."""
+        keys = [self._keys.get(block) for block in islice(blocks, MAX_READING)]
+        if is_first:
+            wanted = {key.name for key in keys if key is not None}
+            self._loaded = {name: one for name, one in self._loaded.items() if name in wanted}
+        for key in keys:
+            if len(self._loaded) + len(self._reading) >= MAX_READING:
+                return
+            if key is not None and key.name not in self._reading and key.name not in self._loaded:
+                self._reading.add(key.name)
+                self._asked.append(key)
+
+    def take_asked(self) -> list[BlockKey]:
+        """The files to read now."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def arrived(self, name: str, payload: bytes) -> None:
+        """A file was read, and is what its key says."""
+        if name in self._reading:
+            self._reading.discard(name)
+            self._loaded[name] = payload
+
+    def forget_read(self, name: str) -> None:
+        """Nothing of this name is wanted any more."""
+        self._reading.discard(name)
+        self._loaded.pop(name, None)
+
+    def promote(self, table: BlockTable) -> Load | None:
+        """The first block that this table waits for, if its content is here. None if it is not."""
+        block = table.next_incoming
+        key = self._keys.get(block)
+        if key is None or (payload := self._loaded.pop(key.name, None)) is None:
+            return None
+        self.num_loaded += 1
+        self._proven.add(block)
+        return Load(payload, table.arrive().destination)
+
+    # What the entries say.
 
     @property
     def num_wanted(self) -> int:
@@ -88,6 +355,52 @@ class StoreTier:
         """Keep a copy of this entry, as soon as there is time."""
         if entry.stored is None and entry not in self._jobs:
             self._jobs[entry] = SaveJob(entry, self._hasher.root(entry.scope))
+
+    def copy_of(self, entry: Entry) -> list[Block]:
+        """The blocks of an entry's copy, as far as there is one."""
+        job = self._jobs.get(entry)
+        return list(entry.stored or (job.blocks if job else ()))
+
+    def note(self, entry: Entry) -> None:
+        """An entry's times, lease or names have changed."""
+        self.holds.changed(entry)
+        if entry.stored is not None and entry.key not in self._notes:
+            self._notes[entry.key] = Note(entry, entry.key, "touch")
+
+    def end(self, entry: Entry) -> None:
+        """An entry has ended. Its copy's content stays as long as there is room."""
+        if (job := self._jobs.get(entry)) is not None:
+            self._drop_job(job)
+        if entry.stored is not None:
+            self._say(entry, "end")
+            self.holds.end(entry)
+
+    def restore(self, entry: Entry, keys: Iterable[BlockKey]) -> bool:
+        """Hold an entry of an earlier epoch. False if there is no room."""
+        blocks: list[Block] = []
+        for key in keys:
+            if (block := self._blocks.get(key.name)) is not None:
+                self.pool.acquire(block)
+            elif self.pool.num_empty:
+                block = self._new_block(key)
+            else:
+                break
+            blocks.append(block)
+        else:
+            if self.holds.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
+                self.holds.add(entry, list(blocks))
+        self.pool.release_chain(blocks)
+        return entry.stored is not None
+
+    def take_notes(self) -> list[Note]:
+        notes, self._notes = list(self._notes.values()), OrderedDict()
+        return notes
+
+    def _say(self, entry: Entry, kind: Literal["put", "end"]) -> None:
+        self._notes.pop(entry.key, None)
+        self._notes[entry.key] = Note(entry, entry.key, kind)
+
+    # Writing.
 
     def take_saves(self, max_blocks: int) -> list[Save]:
         """The files to write now, at most so many.
@@ -106,11 +419,10 @@ class StoreTier:
         if (pending := self._pending.pop(name, None)) is None:
             return
         block = pending.block
-        if is_good and self.files.name_of(block) == name:
+        if is_good and self._blocks.get(name) is block:
             self.num_saved += 1
-            self.files.prove(block)
-            if len(block.tokens) == self.pool.block_size * TOKEN_BYTES:
-                self.pool.index(block, pending.digest)
+            self._proven.add(block)
+            self._index(block)
         for job in pending.jobs:
             job.num_pending -= 1
             if self._jobs.get(job.entry) is not job:
@@ -126,136 +438,37 @@ class StoreTier:
         for job in list(self._jobs.values()):
             self._give_up(job)
 
-    def promote(self, table: BlockTable) -> Load | None:
-        """The first block that this table waits for, if its content is here. None if it is not."""
-        block = table.next_incoming
-        if (payload := self.reads.take(block)) is None:
-            return None
-        self.num_loaded += 1
-        self.files.prove(block)
-        return Load(payload, table.arrive().destination)
-
-    def is_lost(self, block: Block) -> bool:
-        """Whether a block that a table waits for has no file any more."""
-        return block not in self.files
-
-    # What the entries say.
-
-    def copy_of(self, entry: Entry) -> list[Block]:
-        """The blocks of an entry's copy, as far as there is one."""
-        job = self._jobs.get(entry)
-        return list(entry.stored or (job.blocks if job else ()))
-
-    def note(self, entry: Entry) -> None:
-        """An entry's times, lease or names have changed."""
-        self.holds.changed(entry)
-        if entry.stored is not None and entry.key not in self._notes:
-            self._notes[entry.key] = Note(entry, entry.key, "touch")
-
-    def end(self, entry: Entry) -> list[str]:
-        """An entry has ended. Return the names that the store no longer keeps for anybody."""
-        if (job := self._jobs.get(entry)) is not None:
-            self._drop_job(job)
-        if entry.stored is None:
-            return []
-        self._say(entry, "end")
-        return self.holds.end(entry)
-
-    def forget(self, block: Block) -> None:
-        """Delete a block's file. No entry may hold the block."""
-        assert not self.holds.of(block), "an entry holds the block"
-        self.pool.forget(block)
-        self._note_forgotten(block)
-
-    def drop_scope(self, owner: Digest) -> None:
-        """Delete every file of a scope. Its entries have ended."""
-        for block in self.files.blocks:
-            if block.owner == owner:
-                self.forget(block)
-
-    def drop_entry(self, blocks: Iterable[Block]) -> None:
-        """Delete the files of a dropped entry's copy that no other entry holds."""
-        for block in reversed(list(blocks)):
-            if block in self.files and not self.holds.of(block):
-                self.forget(block)
-
-    # What there is at the start.
-
-    def install(self, key: BlockKey) -> Block | None:
-        """A file that was found in the directory. None where there is no room for it."""
-        if (found := self.files.block_of(key.name)) is not None:
-            return found
-        if self.pool.counts().free == 0:
-            return None
-        block = self._new_block(key)
-        self.pool.release(block)
-        return block
-
-    def restore(self, entry: Entry, keys: Iterable[BlockKey]) -> bool:
-        """Hold an entry of an earlier epoch. False if there is no room."""
-        blocks: list[Block] = []
-        for key in keys:
-            if (block := self.files.block_of(key.name)) is not None:
-                self.pool.acquire(block)
-            elif self.pool.counts().free:
-                block = self._new_block(key)
-            else:
-                break
-            blocks.append(block)
-        else:
-            if self.holds.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
-                self.holds.add(entry, list(blocks))
-        self.pool.release_chain(blocks)
-        return entry.stored is not None
-
-    # What is to be done outside.
-
-    def take_deletes(self) -> list[str]:
-        self._deletes, deletes = [], self._deletes
-        return deletes
-
-    def take_notes(self) -> list[Note]:
-        notes, self._notes = list(self._notes.values()), OrderedDict()
-        return notes
-
-    # Inside.
-
     def _advance(self, job: SaveJob, saves: list[Save], max_blocks: int) -> bool:
         """Go on with an entry's blocks. False where the step's bound is reached."""
         entry, size = job.entry, self.pool.block_size
-        while len(job.blocks) < len(entry.blocks):
-            index = len(job.blocks)
+        while (index := len(job.blocks)) < len(entry.blocks):
             self._num_looked_at += 1
             if self._num_looked_at > MAX_LOOKED_AT:
                 return False
-            count = min(entry.tokens - index * size, size)
             source = entry.blocks[index]
-            packed = bytes(source.tokens[: count * TOKEN_BYTES])
-            if entry.is_broken or len(packed) != count * TOKEN_BYTES:
-                self._give_up(job)
-                return True
+            num_bytes = min(entry.tokens - index * size, size) * TOKEN_BYTES
+            packed = bytes(source.tokens[:num_bytes])
+            if entry.is_broken or len(packed) != num_bytes:
+                return self._give_up(job)
             digest = self._hasher.extend(job.parent, packed)
-            if not self._has(job, digest, packed, source):
+            root = self._hasher.root(entry.scope)
+            key = BlockKey(self._name_of(digest), root, digest, job.parent, index, packed)
+            if not self._has(job, key, source):
                 if source.tier != "device":
-                    self._give_up(job)
-                    return True
+                    return self._give_up(job)
                 if len(saves) >= max_blocks:
                     return False
-                root = self._hasher.root(entry.scope)
-                key = job.next_key(self._name_of(digest), root, digest, packed)
                 if not self._begin(job, key):
-                    self._give_up(job)
-                    return True
+                    return self._give_up(job)
                 saves.append(Save(key, source.block_id))
             job.parent = digest
         self._finish_if_whole(job)
         return True
 
-    def _has(self, job: SaveJob, digest: Digest, packed: bytes, source: Block) -> bool:
+    def _has(self, job: SaveJob, key: BlockKey, source: Block) -> bool:
         """Take a block into the job that is in the store, or on its way there."""
-        name = self._name_of(digest)
-        block, pending = self.files.block_of(name), self._pending.get(name)
-        if block is None or self.files.key_of(block).packed != packed:
+        block, pending = self._blocks.get(key.name), self._pending.get(key.name)
+        if block is None or self._keys[block].packed != key.packed:
             return False
         if pending is None and source.tier == "device" and self._is_doubtful(block):
             return False
@@ -267,26 +480,23 @@ class StoreTier:
         return True
 
     def _begin(self, job: SaveJob, key: BlockKey) -> bool:
-        """Make a block for a file that is written from now on."""
-        there = self.files.block_of(key.name)
-        if key.name in self._pending or (there is not None and not self._is_doubtful(there)):
+        """Have a file written for a job. False where there is no room."""
+        block = self._blocks.get(key.name)
+        if key.name in self._pending or (block is not None and not self._is_doubtful(block)):
             return False  # it was dropped while it was written
-        if there is not None:
-            self.pool.acquire(there)
-            self._write(job, there, key)
-            return True
-        doomed = self.holds.room_for(job.entry.scope, len(job.blocks) + 1)
-        if doomed is None:
-            return False
-        for entry in doomed:
-            self._displace(entry)
-        try:
-            block = self.pool.allocate(key.place, key.owner)
-        except NoFreeBlocks:
-            return False
-        self.pool.append(block, key.packed)
-        self.files.add(block, key)
-        self._write(job, block, key)
+        if block is not None:
+            self.pool.acquire(block)
+        else:
+            if not self._make_room(job.entry.scope, len(job.blocks) + 1):
+                return False
+            try:
+                block = self._new_block(key, is_written=False)
+            except NoFreeBlocks:
+                return False
+        self.pool.acquire(block)  # for the file
+        self._pending[key.name] = PendingFile(block, [job])
+        job.blocks.append(block)
+        job.num_pending += 1
         return True
 
     def _is_doubtful(self, block: Block) -> bool:
@@ -294,23 +504,7 @@ class StoreTier:
 
         A new copy must not stand on it. It is written again while its content is on the device.
         """
-        return not self.files.is_proven(block) and not self.holds.of(block)
-
-    def _write(self, job: SaveJob, block: Block, key: BlockKey) -> None:
-        """Have a block's file written for a job. The block has a reference for the file."""
-        self.pool.acquire(block)
-        self._pending[key.name] = PendingFile(block, key.digest, [job])
-        job.blocks.append(block)
-        job.num_pending += 1
-
-    def _new_block(self, key: BlockKey) -> Block:
-        """A block with one reference, for a file that is there."""
-        block = self.pool.allocate(key.place, key.owner)
-        self.pool.append(block, key.packed)
-        self.files.add(block, key)
-        if len(key.packed) == self.pool.block_size * TOKEN_BYTES:
-            self.pool.index(block, key.digest)
-        return block
+        return block not in self._proven and not self.holds.of(block)
 
     def _finish_if_whole(self, job: SaveJob) -> None:
         entry = job.entry
@@ -320,10 +514,8 @@ class StoreTier:
             self._drop_job(job)
             self.want(entry)
             return
-        doomed = self.holds.room_for(entry.scope, self.pool.num_unleased(job.blocks))
-        for other in doomed or ():
-            self._displace(other)
-        if doomed is None or entry.is_broken:
+        has_room = self._make_room(entry.scope, self.pool.num_unleased(job.blocks))
+        if not has_room or entry.is_broken:
             self._give_up(job)
             return
         self.holds.add(entry, list(job.blocks))
@@ -331,25 +523,31 @@ class StoreTier:
         self.on_held(entry)
         self._say(entry, "put")
 
-    def _give_up(self, job: SaveJob) -> None:
+    def _make_room(self, scope: str, num_new: int) -> bool:
+        """Entries' holds make way for another scope's, if that is enough."""
+        doomed = self.holds.room_for(scope, num_new)
+        for entry in doomed or ():
+            self.num_displaced += 1
+            self.on_displaced(entry)
+            if entry.stored is not None:
+                self._say(entry, "end")
+                self.holds.end(entry)
+        return doomed is not None
+
+    def _give_up(self, job: SaveJob) -> bool:
         self.num_unsaved += 1
         self._drop_job(job)
+        return True
 
     def _drop_job(self, job: SaveJob) -> None:
         del self._jobs[job.entry]
         self.pool.release_chain(job.blocks)
 
-    def _displace(self, entry: Entry) -> None:
-        """An entry's hold makes way for another scope's."""
-        self.num_displaced += 1
-        self.on_displaced(entry)
-        if entry.stored is not None:
-            self._say(entry, "end")
-            self.holds.end(entry)
+    # What pools above reuse.
 
-    def _say(self, entry: Entry, kind: Literal["put", "end"]) -> None:
-        self._notes.pop(entry.key, None)
-        self._notes[entry.key] = Note(entry, entry.key, kind)
+    def tell(self, names: Mapping[str, int]) -> None:
+        """These names can be read from here now."""
+        self.pool.changes.moved("disk", names)
 
     def _take_over(self, block: Block) -> bool:
         """Keep what a pool above reuses. False where something of it is lost."""
@@ -359,29 +557,37 @@ class StoreTier:
                 entry.blocks[block.index] = mine
                 mine.dependents.add(entry)
                 block.dependents.discard(entry)
-        found = self.pool.find(block.digest, bytes(block.tokens)) if block.digest else None
+        found = self.pool.find(block.digest, block.tokens)
         if found is not None and block.names:
             found.names.update(block.names)
-            self.pool.changes.moved("disk", block.names)
+            self.tell(block.names)
             block.names.clear()
         return not block.dependents and not block.names
 
-    def _note_forgotten(self, block: Block) -> None:
-        name = self.files.remove(block)
-        if name is not None:
-            self.reads.forget(name)
-            self._deletes.append(name)
 
-    def check(self) -> None:
-        """Prove all invariants of the tier itself; raises AssertionError."""
-        self.pool.check()
-        self.holds.check(self.pool.blocks)
-        self.files.check()
-        for block in self.pool.blocks:
-            assert block.digest is None or block in self.files, "content without a file"
-        for entry in self.holds.entries():
-            assert all(block in self.files for block in entry.stored or ())
+class PeerTier(StoreTier):
+    """What other members of a shared store have: entries that this engine may read from there.
 
+    A block here is another member's file, which that member alone writes and deletes. Nothing here
+    is leased, since nothing here holds it: an entry is best-effort until a read has brought it to
+    the device. A file that is gone is a miss, as everywhere.
+    """
 
-def _nothing(entry: Entry) -> None:
-    """Nobody is told of an entry's hold."""
+    def acquire_keys(self, keys: Sequence[BlockKey]) -> list[Block] | None:
+        """Blocks for these files, each with a reference. None where there is no room."""
+        blocks: list[Block] = []
+        for key in keys:
+            if (block := self._blocks.get(key.name)) is not None:
+                self.pool.acquire(block)
+            else:
+                try:
+                    block = self._new_block(key)
+                except NoFreeBlocks:
+                    self.pool.release_chain(blocks)
+                    return None
+            blocks.append(block)
+        return blocks
+
+    def has_room(self, keys: Sequence[BlockKey]) -> bool:
+        """Whether these files fit without another file making way here."""
+        return sum(key.name not in self._blocks for key in keys) <= self.pool.num_empty

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.ids import BlockId
-from engine.cache.store_files import Payload
+from engine.cache.store_tier import Payload
 from engine.compute.kv_codecs import KvCodec, KvDtype, new_codec
 
 # The host tier's memory is taken in pieces of at most so many bytes.

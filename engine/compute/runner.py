@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.cache.ids import BlockId, TokenId
-from engine.cache.store_files import Payload
+from engine.cache.store_tier import Payload
 from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep
 from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch

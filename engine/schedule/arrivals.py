@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.store_files import Load
+from engine.cache.store_tier import Load
 from engine.cache.table import BlockCopy
 from engine.schedule.request import SequenceState
 
@@ -44,7 +44,7 @@ def take_arrivals(cache: PrefixCache, running: Sequence[SequenceState], max_load
                 continue
             load = store.promote(table) if len(loads) < max_loads else None
             if load is None:
-                store.reads.ask(table.arriving(), is_first=is_first)
+                store.ask(table.arriving(), is_first=is_first)
                 is_first = False
                 break
             loads.append(load)

@@ -7,7 +7,7 @@ beyond it the oldest are dropped and their counts stay.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.cache.lease_budget import EndReason
+from engine.cache.leases import EndReason
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage, KeptRecord, LeaseStats
 from engine.schedule.distributions import RequestDistributions

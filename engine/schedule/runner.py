@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cache.ids import BlockId, TokenId
-from engine.cache.store_files import Payload
+from engine.cache.store_tier import Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -381,4 +381,4 @@ class Scheduler:
                 self._cache.give_up(found)
                 sequence.request.found = None
                 return True
-        return self._cache.entries.sacrifice()
+        return self._cache.entries.leases.sacrifice()

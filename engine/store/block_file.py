@@ -22,7 +22,7 @@ from xxhash import xxh3_128_digest
 
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import Digest
-from engine.cache.store_files import BlockKey, Payload
+from engine.cache.store_tier import BlockKey, Payload
 from engine.store.keys import StoreKeys
 
 MAGIC = b"HOLDFAST"

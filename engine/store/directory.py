@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.cache.store_files import Payload
+from engine.cache.store_tier import Payload
 from engine.protocol import StoreRefusal
 from engine.store.keys import SECRET_BYTES, StoreKeys
 

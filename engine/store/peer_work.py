@@ -1,11 +1,16 @@
 """The work of the engine's thread for other members of a shared store, around each step."""
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
+from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
 from engine.cache.ids import Digest
-from engine.cache.peer_tier import PeerEntries, PeerTier
+from engine.cache.pool import BlockPool
+from engine.cache.store_tier import BlockKey, PeerTier
 from engine.clock import Clock
+from engine.protocol import HeldName
 from engine.store.moments import WallClock, elapsed
 from engine.store.peers import PeerEnd, PeerPut, Peers, PeerUnfit
 from engine.store.restore import MAX_SECONDS, entry_of, is_chain
@@ -14,6 +19,74 @@ from engine.store.threads import Arrived, Missed
 LOOKED_AT = 32
 """Entries of other members that one step looks at again."""
 MAX_LOST = 65_536
+
+
+class PeerEntries:
+    """The entries that other members have, as far as this engine has them nowhere above."""
+
+    def __init__(self, entries: Entries, tier: PeerTier, above: Sequence[BlockPool]) -> None:
+        self._entries = entries
+        self._tier = tier
+        self._above = above
+
+    def take_in(
+        self, entry: Entry, keys: Sequence[BlockKey], names: Mapping[int, Sequence[HeldName]]
+    ) -> bool:
+        """Take in another member's entry, or a later expiry of it.
+
+        False if this engine has an equal one of its own, or there is no room.
+        """
+        there = self._entries.get(entry.key)
+        if there is not None:
+            if not self._is_idle_here(there) or there.expires_at >= entry.expires_at:
+                return False
+            self._entries.end(there, "ttl_expired")
+        blocks = self._tier.acquire_keys(keys)
+        if blocks is None:
+            return False
+        entry.blocks = blocks
+        self._entries.take_in(entry)
+        for index, found in names.items():
+            if 0 <= index < len(keys) and not self._is_above(keys[index]):
+                blocks[index].names.update({one.digest: one.tokens for one in found})
+                self._tier.tell(blocks[index].names)
+        self._tier.pool.release_chain(blocks)
+        return True
+
+    def has(self, key: Digest) -> bool:
+        """Whether this engine has the entry, anywhere."""
+        return self._entries.get(key) is not None
+
+    def ended(self, key: Digest) -> None:
+        """The other member has it no more. What this engine has above is its own."""
+        entry = self._entries.get(key)
+        if entry is not None and self._is_idle_here(entry):
+            self._entries.end(entry, "ttl_expired")
+
+    def lost(self, name: str) -> None:
+        """A file is not there, or not what it must be: what stands on it ends."""
+        self._tier.forget_read(name)
+        block = self._tier.block_of(name)
+        if block is None:
+            return
+        for entry in list(block.dependents):
+            self._entries.end(entry, "damaged")
+        self._tier.forget(block)
+
+    def sweep(self) -> None:
+        """End the entries whose blocks made way for others here."""
+        for entry in self._tier.pool.take_broken():
+            if self._entries.get(entry.key) is entry:
+                self._entries.end(entry, entry.why_broken)
+        self._tier.take_deletes()
+
+    def _is_idle_here(self, entry: Entry) -> bool:
+        """Whether it is only another member's, and no request is reading it."""
+        is_theirs = any(block.home is self._tier.pool for block in entry.blocks)
+        return is_theirs and not entry.is_leased and not entry.refreshed_until
+
+    def _is_above(self, key: BlockKey) -> bool:
+        return any(pool.find(key.digest, key.packed) is not None for pool in self._above)
 
 
 class PeerWork:
@@ -47,7 +120,7 @@ class PeerWork:
 
     @property
     def is_reading(self) -> bool:
-        return self._tier.reads.is_reading
+        return self._tier.is_reading
 
     @property
     def num_blocks(self) -> int:
@@ -65,7 +138,7 @@ class PeerWork:
                     self._entries.ended(key)
                 case Arrived():
                     self.read_bytes += len(result.payload)
-                    self._tier.reads.arrived(result.name, result.payload)
+                    self._tier.arrived(result.name, result.payload)
                 case PeerUnfit():
                     self._count(result.reason)
                 case Missed():
@@ -75,7 +148,7 @@ class PeerWork:
         self._look_again()
 
     def after_step(self) -> None:
-        for key in self._tier.reads.take_asked():
+        for key in self._tier.take_asked():
             self._peers.read(key)
 
     def drop_scope(self, owner: Digest) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.cache.store_files import BlockKey
+from engine.cache.store_tier import BlockKey
 from engine.store.block_file import MAX_TOKENS, Damaged, decode, header_bytes
 from engine.store.directory import StoreDirectory, read_block
 from engine.store.journal import VERSION, End, Put, Touch, decode_line

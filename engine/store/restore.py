@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from engine.cache.block import Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
+from engine.cache.entries import Entries
 from engine.cache.ids import Digest
-from engine.cache.store_files import BlockKey
-from engine.cache.stored_entries import StoredEntries
+from engine.cache.store_tier import BlockKey
 from engine.store.block_file import Damage
 from engine.store.journal import Put, Replayed
 from engine.store.keys import StoreKeys
@@ -42,12 +42,12 @@ class Restorer:
 
     def __init__(
         self,
-        stored: StoredEntries,
+        entries: Entries,
         hasher: ChainHasher,
         keys: StoreKeys,
         head: Callable[[str], BlockKey | Missed],
     ) -> None:
-        self._stored = stored
+        self._entries = entries
         self._hasher = hasher
         self._keys = keys
         self._head = head
@@ -71,7 +71,7 @@ class Restorer:
     def _take_in(self, put: Put, now: float, left: float, passed: float) -> bool:
         keys = self._chain(put)
         entry = entry_of(put, now, left, passed, is_leased=put.times.is_leased)
-        if keys is None or not self._stored.restore(entry, keys):
+        if keys is None or not self._entries.restore(entry, keys):
             self._result.num_lost += put.times.is_leased
             return False
         self._result.num_entries += 1

@@ -11,11 +11,10 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from engine.cache.block import Block, Entry, Recorded
+from engine.cache.entries import Entries
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
-from engine.cache.store_files import Note, Payload
-from engine.cache.store_tier import StoreTier
-from engine.cache.stored_entries import StoredEntries
+from engine.cache.store_tier import Note, Payload, StoreTier
 from engine.clock import Clock, MonotonicClock
 from engine.protocol import HeldName, StoreStats
 from engine.store.journal import End, Put, Record, Times, Touch
@@ -71,7 +70,7 @@ class DiskStore:
     def __init__(
         self,
         tier: StoreTier,
-        stored: StoredEntries,
+        entries: Entries,
         device: BlockPool,
         memory: BlockMemory,
         threads: StoreThreads,
@@ -86,7 +85,7 @@ class DiskStore:
         peers: PeerWork | None = None,
     ) -> None:
         self._tier = tier
-        self._stored = stored
+        self._entries = entries
         self._device = device
         self._memory = memory
         self._threads = threads
@@ -110,7 +109,7 @@ class DiskStore:
         for name in restored.damaged:
             threads.delete(name)
         # A damaged file that the start found is counted already, and may not be deleted yet.
-        threads.scan(tier.files.names.union(restored.damaged))
+        threads.scan(tier.names.union(restored.damaged))
 
     # Around each step.
 
@@ -121,7 +120,7 @@ class DiskStore:
     @property
     def is_reading(self) -> bool:
         is_reading_peers = self._peers is not None and self._peers.is_reading
-        return self._tier.reads.is_reading or is_reading_peers
+        return self._tier.is_reading or is_reading_peers
 
     @property
     def is_scanning(self) -> bool:
@@ -137,7 +136,7 @@ class DiskStore:
 
     def after_step(self, now: float) -> None:
         """Give the threads their work. The device's blocks hold what their `tokens` say."""
-        for key in self._tier.reads.take_asked():
+        for key in self._tier.take_asked():
             self._threads.read(key, self._bounds.payload_bytes)
         if self._peers is not None:
             self._peers.after_step()
@@ -243,7 +242,7 @@ class DiskStore:
                     self._written_bytes += result.num_bytes
             case Arrived():
                 self._read_bytes += len(result.payload)
-                self._tier.reads.arrived(result.name, result.payload)
+                self._tier.arrived(result.name, result.payload)
             case Missed():
                 self._miss(result, now)
             case Scanned():
@@ -256,10 +255,10 @@ class DiskStore:
     def _miss(self, missed: Missed, now: float) -> None:
         """A file is damaged or gone: end what stands on it."""
         self._count_miss(missed)
-        self._tier.reads.forget(missed.name)
-        block = self._tier.files.block_of(missed.name)
+        self._tier.forget_read(missed.name)
+        block = self._tier.block_of(missed.name)
         if block is not None:
-            self._stored.damaged(block, now)
+            self._entries.damaged(block, now)
         elif missed.reason != "missing":
             self._threads.delete(missed.name)
 
@@ -275,12 +274,12 @@ class DiskStore:
     def _take_scanned(self, scanned: Scanned, now: float) -> None:
         for missed in scanned.missed:
             # What is known by now was written anew, after the look at the file.
-            if self._tier.files.block_of(missed.name) is None:
+            if self._tier.block_of(missed.name) is None:
                 self._miss(missed, now)
             else:
                 self._count_miss(missed)
         for key in scanned.keys:
-            if self._tier.files.block_of(key.name) is not None:
+            if self._tier.block_of(key.name) is not None:
                 continue
             if key.owner in self._dropped or self._tier.install(key) is None:
                 self._threads.delete(key.name)
@@ -303,7 +302,7 @@ class DiskStore:
         if self._down_until is not None and at >= self._down_until:
             self._down_until = None
             log.info("the store is tried again")
-            for entry in self._stored.entries.live():
+            for entry in self._entries.live():
                 self._tier.want(entry)
         if self._is_down:
             return 0
@@ -368,7 +367,7 @@ class DiskStore:
             ttl=entry.ttl,
             seconds=entry.seconds,
             name=entry.name,
-            blocks=[self._tier.files.key_of(block).digest.hex() for block in entry.stored],
+            blocks=[self._tier.key_of(block).digest.hex() for block in entry.stored],
             names=self._names(entry, entry.stored),
             times=times,
         )
@@ -377,7 +376,7 @@ class DiskStore:
         """The names that stand at an entry's blocks, wherever they are."""
         found: dict[int, list[HeldName]] = {}
         for index, block in enumerate(stored):
-            digest = self._tier.files.key_of(block).digest
+            digest = self._tier.key_of(block).digest
             names = dict(block.names)
             for other in (entry.blocks[index], self._device.canonical(digest, block)):
                 names.update(other.names)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine.cache.store_files import BlockKey, Payload
+from engine.cache.store_tier import BlockKey, Payload
 from engine.store.block_file import (
     MAX_TOKENS,
     Damage,

@@ -347,4 +347,4 @@ class Lineup:
                 self._cache.give_up(other.found)
                 other.found = None
                 return True
-        return self._cache.entries.sacrifice()
+        return self._cache.entries.leases.sacrifice()

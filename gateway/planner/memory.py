@@ -118,9 +118,9 @@ class SimulatedMemory:
             if store.is_lost(block):
                 self.cache.miss(query, found, table)
                 continue
-            store.reads.ask(table.arriving(), is_first=True)
-            for key in store.reads.take_asked():
-                store.reads.arrived(key.name, b"")
+            store.ask(table.arriving(), is_first=True)
+            for key in store.take_asked():
+                store.arrived(key.name, b"")
             while table.incoming and store.promote(table) is not None:
                 num_disk += 1
                 if table.incoming and table.next_incoming.tier == "host":

@@ -35,10 +35,10 @@ class MirrorPool(BlockPool):
             block.names.clear()
             self.requeue(block)
 
-    def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
+    def _enqueue(self, block: Block) -> None:
         if not block.names and not block.dependents:
             self._forget_content(block)
-        super()._enqueue(block, is_spent=is_spent)
+        super()._enqueue(block)
 
 
 class MirrorCache(PrefixCache):

@@ -1,22 +1,24 @@
 """Entries held on vLLM's own KV blocks: leases, best-effort entries, protection of what is read.
 
 A lease is one more reference (`BlockPool.touch`) on every block that a later hit at its offset
-needs, in all KV cache groups, so that vLLM's LRU can't reuse them. The native engine's rules hold
-(`engine.cache.entries`): a budget of unique blocks, a share of it per scope that binds only under
-contention, the soonest expiry first where a lease must go. An entry without a lease holds
-nothing; vLLM tells when the first of its blocks is reused (`BlockPool.unpin_blocks`).
+needs, in all KV cache groups, so that vLLM's LRU can't reuse them. A budget of unique blocks and a
+share of it per scope bind as on the native engine, and leases end in its order
+(`engine.cache.leases.next_to_end`). An entry without a lease holds nothing; vLLM tells when the
+first of its blocks is reused (`BlockPool.unpin_blocks`).
 
 Time is a number that orders; what expires is released by the server. Nothing here is thread-safe:
 all calls come from the scheduler's thread.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from engine.backends.vllm.directive import Held, HoldState, HoldStats, Loss, LossReason, Want
 from engine.backends.vllm.hold import Blocks, Hold
 from engine.backends.vllm.internals import Block, CacheManager
 from engine.backends.vllm.watches import Watches
+from engine.cache.leases import Claim, ScopeLeases, next_to_end
+from engine.cache.order import Key, Order
 
 MAX_UNTOLD_LOSSES = 65_536
 
@@ -45,6 +47,7 @@ class LeaseManager:
         self._shares: dict[str, int] = {}
         self._holds: dict[str, Hold] = {}
         self._leases: dict[str, dict[Hold, None]] = {}
+        self._by_end: dict[str, Order[Hold]] = {}
         self._lease_refs: Counter[int] = Counter()
         self._scope_refs: dict[str, Counter[int]] = {}
         self._protected: Counter[int] = Counter()
@@ -137,7 +140,9 @@ class LeaseManager:
             hold = self._find(key)
             if hold is not None:
                 hold.expires_at = when
-                if not hold.is_leased:
+                if hold.is_leased:
+                    self._by_end[hold.scope].push(hold)
+                else:
                     self._try_lease(hold)
             states[key] = self.state(key)
         return states
@@ -211,12 +216,10 @@ class LeaseManager:
         One that only has blocks of `hit`, which the waiting request takes itself, would be lost in
         vain. False where there is none to give.
         """
-        leased = [hold for holds in self._leases.values() for hold in holds]
-        leased = [h for h in leased if any(block.block_id not in hit for block in h.blocks)]
-        if not leased:
-            return False
-        self._lose_lease(min(leased, key=lambda hold: hold.expires_at), "sacrificed")
-        return True
+        hold = next_to_end(self._held(hit))
+        if hold is not None:
+            self._lose_lease(hold, "sacrificed")
+        return hold is not None
 
     def is_sole_user(self) -> bool:
         """Whether every block in use is so for our references only."""
@@ -280,8 +283,7 @@ class LeaseManager:
 
     def _try_lease(self, hold: Hold) -> bool:
         new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
-        excess = len(self._lease_refs) + new - self.max_leased_blocks
-        if excess > 0 and not self._make_others_yield(hold.scope, new, excess):
+        if not self._make_room(hold.scope, new):
             return False
         self._undepend(hold)
         self._pool.touch(hold.blocks)
@@ -290,29 +292,28 @@ class LeaseManager:
         self._scope_refs.setdefault(hold.scope, Counter()).update(ids)
         self._leases.setdefault(hold.scope, {})[hold] = None
         hold.is_leased = True
+        self._by_end.setdefault(hold.scope, Order(_end_of)).push(hold)
         self.num_leases += 1
         return True
 
-    def _make_others_yield(self, scope: str, new: int, excess: int) -> bool:
-        """Scopes above their share make way for one within its own, the soonest expiry first.
+    def _make_room(self, scope: str, new: int) -> bool:
+        """Leases of others yield for `new` blocks of a scope, if they may."""
+        while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
+            held = len(self._scope_refs.get(scope, ())) + new
+            hold = next_to_end(self._held(), Claim(held, self._share(scope), excess))
+            if hold is None:
+                return False
+            self._lose_lease(hold, "yielded")
+        return True
 
-        No scope ends below its share for that by more than its last lease; nothing ends in vain.
-        """
-        above = {
-            other: len(refs) - self._share(other)
-            for other, refs in self._scope_refs.items()
-            if len(refs) > self._share(other)
-        }
-        held = len(self._scope_refs.get(scope, ()))
-        if held + new > self._share(scope) or sum(above.values()) < excess:
-            return False
-        candidates = [hold for other in above for hold in self._leases[other]]
-        for hold in sorted(candidates, key=lambda hold: hold.expires_at):
-            if len(self._lease_refs) + new <= self.max_leased_blocks:
-                break
-            if len(self._scope_refs.get(hold.scope, ())) > self._share(hold.scope):
-                self._lose_lease(hold, "yielded")
-        return len(self._lease_refs) + new <= self.max_leased_blocks
+    def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[Hold]]:
+        """The scopes' leases, without those that only have blocks of `hit`."""
+        for scope, holds in self._leases.items():
+            first = self._by_end[scope].first()
+            if hit:
+                able = (h for h in holds if any(block.block_id not in hit for block in h.blocks))
+                first = min(able, key=lambda hold: hold.expires_at, default=None)
+            yield ScopeLeases(len(self._scope_refs[scope]), self._share(scope), first)
 
     def _share(self, scope: str) -> int:
         return self._shares.get(scope, self.scope_leased_blocks)
@@ -330,7 +331,7 @@ class LeaseManager:
         _subtract(self._scope_refs[hold.scope], hold.blocks)
         del self._leases[hold.scope][hold]
         if not self._leases[hold.scope]:
-            del self._leases[hold.scope], self._scope_refs[hold.scope]
+            del self._leases[hold.scope], self._scope_refs[hold.scope], self._by_end[hold.scope]
 
     def _depend(self, hold: Hold) -> None:
         """Give one reference back, and hear of it when a block is reused."""
@@ -374,6 +375,10 @@ class LeaseManager:
                 assert hold.is_leased != (hold in self._dependents.get(block.block_id, ()))
         ours = self._lease_refs + self._protected
         assert all(self._pool.blocks[block_id].ref_cnt >= n for block_id, n in ours.items())
+
+
+def _end_of(hold: Hold) -> Key | None:
+    return (hold.expires_at, 0.0) if hold.is_leased else None
 
 
 def _subtract(counts: Counter[int], blocks: Blocks) -> None:

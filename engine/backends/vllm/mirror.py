@@ -14,7 +14,7 @@ from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
-from engine.cache.lease_budget import EndReason
+from engine.cache.leases import EndReason
 from engine.cache.lookup import longest_hit
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
@@ -55,7 +55,7 @@ class HeldEntries(Entries):
             return
         if loss.reason in ("sacrificed", "yielded"):
             if entry.is_leased:
-                self._fall_back(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
+                self.leases.end(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
             return
         why = entry.why_broken
         self.end(entry, why, "dropped")
@@ -74,18 +74,10 @@ class HeldEntries(Entries):
         entries = ((key, self.get(key)) for key in due)
         return [key for key, entry in entries if entry is not None and not entry.is_leased]
 
-    def _fall_back(self, entry: Entry, reason: EndReason) -> None:
-        """From a lease to best-effort; between the two nothing else keeps its mirrors."""
-        for block in entry.blocks:
-            self._pool.acquire(block)
-        self.leases.end(entry, reason)
-        entry.was_sacrificed = reason == "sacrificed"
-        self._depend(entry)
-        self._pool.release_chain(entry.blocks)
-
-    def _unlease_lapsed(self, entry: Entry) -> None:
-        self._fall_back(entry, "expired")
-        self._unleased[entry.key] = None
+    def _lapse(self, entry: Entry) -> None:
+        if entry.is_leased:
+            self._unleased[entry.key] = None
+        super()._lapse(entry)
 
     def _try_lease(self, entry: Entry) -> bool:
         if self._states.get(entry.key) != "leased":

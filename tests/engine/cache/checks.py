@@ -1,10 +1,16 @@
-"""What must hold of a world at any time, counted from what its requests were told."""
+"""What must hold of a cache at any time, and of a world by what its requests were told."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.cache.block import Block
+from engine.cache.block import Block, Entry
+from engine.cache.digests import TOKEN_BYTES
+from engine.cache.entries import Entries
+from engine.cache.leases import Leases
+from engine.cache.order import Order
+from engine.cache.pool import BlockPool
+from engine.cache.store_tier import StoreTier
 from tests.engine.cache.disk import content_on_disk
 
 if TYPE_CHECKING:
@@ -12,11 +18,12 @@ if TYPE_CHECKING:
 
 
 def check(world: "World") -> None:
-    world.pool.check()
-    world.entries.check()
-    world.host.check()
+    check_pool(world.pool)
+    check_entries(world.entries)
+    check_pool(world.host.pool)
+    assert world.host.pool.num_leased == 0, "leases are on the device"
     if world.store is not None:
-        world.store.check()
+        check_store(world.store)
     _check_references(world)
     for life in world.lives:
         held = life.found.held if life.found else []
@@ -79,3 +86,117 @@ def _check_references(world: "World") -> None:
             wanted.update(entry.stored or ())
     for block in world.blocks():
         assert block.ref_count == wanted[block], "references do not add up"
+
+
+def check_pool(pool: BlockPool) -> None:
+    """All that needs no outside knowledge."""
+    shares = list(pool._shares)
+    queues = [pool._empty, *(q for share in shares for q in (share.cached, share.best_effort))]
+    queued = {block.block_id: queue for queue in queues for block in queue}
+    assert len(queued) == pool.num_reclaimable == sum(map(len, queues)), "a block is in two queues"
+    for block in pool.blocks:
+        assert 0 <= block.lease_count <= block.ref_count
+        assert (block.ref_count == 0) == (block.block_id in queued)
+        assert block.queue is queued.get(block.block_id)
+        assert len(block.tokens) <= pool.block_size * TOKEN_BYTES
+        if (share := block.share) is None:
+            assert block.queue is pool._empty
+            assert not block.has_content and not block.names
+        elif block.queue is not None:
+            assert block.has_content
+            assert block.queue is (share.best_effort if block.is_spared else share.cached)
+        else:
+            assert share.owner == block.owner
+        if block.digest is not None:
+            assert pool._index.get(block.digest) is block
+            assert len(block.tokens) == pool.block_size * TOKEN_BYTES
+    assert all(block.digest == digest for digest, block in pool._index.items())
+    ranked = {(-negative, id(share)) for negative, _, share in pool._shares._largest}
+    for share in shares:
+        assert share.held > 0 and (not share.is_reclaimable or share.rank >= share.held)
+        assert not share.rank or (share.rank, id(share)) in ranked, "the search misses a scope"
+    held = Counter(block.share.owner for block in pool.blocks if block.share is not None)
+    assert held == {share.owner: share.held for share in shares}
+    assert pool.num_leased == sum(b.lease_count > 0 for b in pool.blocks)
+    assert pool.num_idle == sum(block.is_idle for block in pool.blocks)
+    assert pool.num_shared == sum(b.ref_count > 1 for b in pool.blocks)
+    assert pool.counts().leased == sum(0 < b.lease_count == b.ref_count for b in pool.blocks)
+
+
+def check_entries(entries: Entries) -> None:
+    """Entries, leases, dependents and the store's holds agree."""
+    check_leases(entries.leases)
+    leased = set(entries.leases)
+    for key, entry in entries._by_key.items():
+        assert entry.key == key
+        assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])
+        is_below = entry.is_leased and entry.lease_tier == "disk"
+        assert (entry in leased) == entry.holds_device
+        assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
+        assert not is_below or entry.stored is not None, "leased, and nothing holds it"
+        for index, block in enumerate(entry.blocks):
+            assert entry.is_broken or block.index == index
+            if not entry.is_leased and not entry.is_broken:
+                assert entry in block.dependents
+            is_own = entry.stored is not None and entry.stored[index] is block
+            assert not is_below or is_own or entry in block.dependents
+            assert entry not in leased or entry not in block.dependents
+    assert all(entries.get(entry.key) is entry for entry in leased)
+    assert entries._num_lapsed == sum(entry.is_lapsed for entry in entries._by_key.values())
+    if entries._store is not None:
+        held = set(entries._store.holds.entries())
+        assert held <= set(entries._by_key.values()), "the store holds an ended entry"
+
+
+def check_leases(leases: Leases) -> None:
+    """Leases, references and budgets agree."""
+    references: Counter[int] = Counter()
+    resting: Counter[int] = Counter()
+    for name, scope in leases._scopes.items():
+        awake: set[int] = set()
+        idle: set[int] = set()
+        for entry in scope.entries:
+            assert entry.is_leased and entry.scope == name
+            assert entry.is_idle == (entry in scope.idle)
+            ids = [block.block_id for block in entry.blocks]
+            (idle if entry.is_idle else awake).update(ids)
+            references.update(ids)
+            resting.update(ids if entry.is_idle else [])
+        assert scope.idle.keys() <= scope.entries.keys()
+        check_order(scope.by_use, scope.entries)
+        check_order(scope.by_end, scope.entries)
+        assert scope.num_blocks == len(awake | idle) and scope.num_idle == len(idle - awake)
+    for block in leases._pool.blocks:
+        assert block.lease_count == references[block.block_id]
+        assert block.idle_count == resting[block.block_id]
+    assert leases._pool.num_leased <= leases.max_blocks
+
+
+def check_order(order: Order[Entry], entries: Iterable[Entry]) -> None:
+    """The first of these entries is found."""
+    keys = [key for entry in entries if (key := order._key_of(entry)) is not None]
+    first = order.first()
+    assert (first is None) == (not keys)
+    assert first is None or order._key_of(first) == min(keys), "the first is not found"
+
+
+def check_store(store: StoreTier) -> None:
+    check_pool(store.pool)
+    counts: Counter[Block] = Counter()
+    for name, scope in store.holds._scopes.items():
+        own: set[Block] = set()
+        for entry in scope.entries:
+            assert entry.scope == name and entry.stored
+            own.update(entry.stored)
+            for block in entry.stored:
+                assert entry in store.holds.of(block) and not store.is_lost(block)
+                counts[block] += 1
+        assert scope.num_blocks == len(own), "a scope's blocks are miscounted"
+        check_order(scope.order, scope.entries)
+    assert store.pool.num_leased <= store.holds.max_blocks
+    assert len(store._blocks) == len(store._keys) and store._proven <= store._keys.keys()
+    for block in store.pool.blocks:
+        assert block.lease_count == counts[block]
+        assert block.digest is None or not store.is_lost(block), "content without a file"
+    for block, key in store._keys.items():
+        assert store.block_of(key.name) is block and key.packed == block.tokens

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.cache.block import Block, Entry
 from engine.cache.ids import Digest
-from engine.cache.store_files import BlockKey
+from engine.cache.store_tier import BlockKey
 from engine.protocol import Ttl
 from tests.engine.cache.lease_rules import note_new_leases
 from tests.engine.cache.lives import Expected, Life, Prefix
@@ -83,7 +83,7 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
         entry.key,
         entry.tokens,
         entry.ttl,
-        tuple(world.store.files.key_of(block).name for block in entry.stored),
+        tuple(world.store.key_of(block).name for block in entry.stored),
         entry.ready_at,
         entry.expires_at,
         entry.used_at,
@@ -133,7 +133,7 @@ def damage(world: "World", index: int, *, is_torn: bool) -> None:
         is_kept = entry.is_leased and entry.lease_tier == "disk"
         mine = [block for block in entry.blocks if block.tier == "disk"]
         mine += (entry.stored or []) if is_kept else []
-        if any(world.store.files.key_of(block).name == name for block in mine):
+        if any(world.store.key_of(block).name == name for block in mine):
             known.is_promised = False
 
 
@@ -146,8 +146,8 @@ def bring_from_disk(world: "World", life: Life) -> None:
         return
     load = store.promote(table)
     if load is None:
-        store.reads.ask(table.arriving(), is_first=True)
-        for key in store.reads.take_asked():
+        store.ask(table.arriving(), is_first=True)
+        for key in store.take_asked():
             _read(world, key)
         if store.is_lost(table.next_incoming):
             _miss(world, life)
@@ -171,18 +171,18 @@ def _miss(world: "World", life: Life) -> None:
 
 def _read(world: "World", key: BlockKey) -> None:
     store, disk = world.store, world.disk
-    assert store is not None and world.stored is not None
+    assert store is not None
     # A file whose writing still waits is not asked for: only what was written is findable.
     there = disk.files.get(key.name)
     if there is not None and there[0] == key and key.name not in disk.damaged:
-        store.reads.arrived(key.name, " ".join(map(str, there[1])).encode())
+        store.arrived(key.name, " ".join(map(str, there[1])).encode())
         return
     assert key.name in disk.damaged, "a file is gone that was there"
-    store.reads.forget(key.name)
-    block = store.files.block_of(key.name)
+    store.forget_read(key.name)
+    block = store.block_of(key.name)
     if block is not None:
         world.entries.leases.take_ended()
-        world.stored.damaged(block, world.now)
+        world.entries.damaged(block, world.now)
         for ended in world.entries.leases.take_ended():
             assert ended.reason == "damaged"
             prefix = world.meaning[ended.entry.key]
@@ -198,7 +198,7 @@ def content_on_disk(world: "World", block: Block) -> list[int] | None:
     assert world.store is not None
     if world.store.is_lost(block):
         return None
-    name = world.store.files.key_of(block).name
+    name = world.store.key_of(block).name
     if name in world.disk.damaged:
         return None
     for kind, what in reversed(world.disk.line):
@@ -249,7 +249,6 @@ def restart(world: "World", *, is_planned: bool) -> None:
 
 def _take_back(world: "World", told: Told, before: dict[Prefix, Expected], torn: set[str]) -> bool:
     """False where the store has no room: an end that was not written left its place taken."""
-    assert world.stored is not None
     if told.expires_at <= world.now or set(told.names) & torn:
         return True
     assert set(told.names) <= set(world.disk.files), "the journal tells of files that are gone"
@@ -266,7 +265,7 @@ def _take_back(world: "World", told: Told, before: dict[Prefix, Expected], torn:
         used_at=told.used_at,
         is_leased=told.is_leased,
     )
-    if not world.stored.restore(entry, keys):
+    if not world.entries.restore(entry, keys):
         return False
     prefix = world.meaning[told.key]
     known = before.get(prefix)

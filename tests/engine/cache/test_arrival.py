@@ -6,6 +6,7 @@ from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, CacheResult, Found, PrefixCache
 from engine.protocol import Breakpoint, Ttl
+from tests.engine.cache.checks import check_entries, check_pool
 
 SIZE = 4
 
@@ -45,8 +46,8 @@ class Late:
         table.commit(query.tokens[table.num_tokens :])
         written = self.cache.write(query, found, table, now)
         table.release()
-        self.pool.check()
-        self.entries.check()
+        check_pool(self.pool)
+        check_entries(self.entries)
         return written
 
 
@@ -125,7 +126,7 @@ def test_a_late_reader_that_never_answers_leaves_it_lapsed() -> None:
     late.cache.take_back(found)
     late.entries.expire(306)
     assert len(late.entries) == 0
-    late.entries.check()
+    check_entries(late.entries)
     assert late.run(PROMPT, arrived_at=306, now=306).usage.cache_read_tokens == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 from engine.cache.block import Block
 from engine.cache.digests import pack
 from engine.cache.ids import Digest
+from tests.engine.cache.checks import check_pool
 from tests.engine.cache.watched import WatchedPool
 from tests.engine.cache.world import World
 
@@ -116,5 +117,5 @@ def test_of_many_scopes_none_loses_an_equal_part(seed: int) -> None:
         while referenced and rng.random() < 0.6:
             pool.release(referenced.pop(rng.randrange(len(referenced))))
         if number % 50 == 0:
-            pool.check()
+            check_pool(pool)
     assert pool.num_evicted > 500

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.cache.billing import bill
-from engine.cache.lookup import Mark, Segment, eligible, longest_hit, window
+from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit, window
 from engine.protocol import Breakpoint
 
 

@@ -1,6 +1,7 @@
 """Leases that move down to the store: kept, slower, and never told as ended."""
 
 from engine.cache.block import Entry
+from tests.engine.cache.checks import check_entries
 from tests.engine.cache.disk import damage, save, work
 from tests.engine.cache.test_entries import finished
 from tests.engine.cache.test_idle import eight, plain
@@ -110,14 +111,13 @@ def test_a_lease_whose_copy_is_damaged_is_held_on_the_device_or_ends_and_says_so
         assert place(world, 10) == ("leased", "disk")
         damage(world, 0, is_torn=False)
         copy = entry(world, 10).stored
-        assert copy is not None and world.stored is not None
-        damaged = [b for b in copy if world.store and world.store.files.name_of(b)]
-        world.stored.damaged(damaged[0], world.now)
+        assert copy is not None
+        world.entries.damaged(copy[0], world.now)
         found = entry(world, 10)
         assert found.state == state and (not found.is_leased or found.lease_tier == "device")
         reasons = [ended.reason for ended in world.entries.leases.take_ended()]
         assert reasons == ([] if state == "leased" else ["damaged"])
-        world.entries.check()
+        check_entries(world.entries)
 
 
 def test_a_drop_ends_what_moved_down() -> None:

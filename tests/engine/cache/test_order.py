@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from engine.cache.block import Entry
 from engine.cache.ids import Digest
-from engine.cache.lease_budget import Leases
-from engine.cache.order import EntryOrder, Key
+from engine.cache.leases import Leases
+from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool
+from tests.engine.cache.checks import check_leases, check_order
 
 Change = tuple[str, int, int]
 CHANGES = st.lists(
@@ -28,7 +29,7 @@ def test_the_first_is_the_entry_with_the_least_key(changes: list[Change]) -> Non
     def key_of(entry: Entry) -> Key | None:
         return (keys[entry], 0.0) if entry in keys else None
 
-    order = EntryOrder(key_of)
+    order = Order(key_of)
     for kind, index, value in changes:
         entry = entries[index]
         if kind == "set":
@@ -42,7 +43,7 @@ def test_the_first_is_the_entry_with_the_least_key(changes: list[Change]) -> Non
             while order.first() is first:  # it may have been pushed more than once
                 order.pop()
             del keys[first]
-        order.check(entries)
+        check_order(order, entries)
 
 
 def test_room_for_a_lease_costs_as_much_among_many_leases_as_among_few() -> None:
@@ -70,11 +71,11 @@ def seconds_a_lease(count: int) -> float:
     for turn in range(50):
         began = time.thread_time()
         lease(count + turn)
-        assert leases.lower_one() and leases.sacrifice()
+        assert leases.sacrifice() and leases.sacrifice()
         times.append(time.thread_time() - began)
         for more in range(2):
             lease(2 * count + 2 * turn + more)
-    leases.check()
+    check_leases(leases)
     return sorted(times)[len(times) // 2]
 
 

@@ -7,6 +7,7 @@ from engine.cache.digests import pack
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.protocol import ChainGone
+from tests.engine.cache.checks import check_pool
 
 BLOCK_SIZE = 2
 
@@ -48,7 +49,7 @@ def test_no_block_is_handed_out_twice() -> None:
     allocate_all(pool)
     with pytest.raises(NoFreeBlocks):
         pool.allocate()
-    pool.check()
+    check_pool(pool)
 
 
 def test_a_block_without_content_is_reused_at_once() -> None:
@@ -89,7 +90,7 @@ def test_what_was_reused_is_not_found_any_more() -> None:
     assert found(pool, 9) is None
     assert found(pool, 8) is not None
     assert pool.num_evicted == 1
-    pool.check()
+    check_pool(pool)
 
 
 def test_a_digest_with_other_tokens_is_not_a_hit() -> None:
@@ -106,7 +107,7 @@ def test_of_equal_blocks_the_first_stays_the_one_that_is_found() -> None:
     pool.release(second)
     assert found(pool, 1) is first
     assert pool.allocate().block_id == second.block_id
-    pool.check()
+    check_pool(pool)
 
 
 def test_a_leased_block_is_never_handed_out() -> None:
@@ -140,7 +141,7 @@ def test_two_leases_on_one_block_count_once_and_hold_until_the_last_ends() -> No
     assert pool.num_leased == 1 and pool.num_reclaimable == 9
     pool.end_lease([block])
     assert pool.num_leased == 0 and pool.num_reclaimable == 10
-    pool.check()
+    check_pool(pool)
 
 
 def test_names_leave_with_their_block_and_only_then() -> None:

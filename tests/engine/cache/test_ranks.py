@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.demand import Demand
-from engine.cache.lease_budget import CONTENDED_SHARE, RANK_SHARES
+from engine.cache.leases import CONTENDED_SHARE, RANK_SHARES, Demand
 from engine.protocol import BreakpointReport
 from tests.engine.cache.world import World
 

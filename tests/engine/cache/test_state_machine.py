@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.cache.lease_budget import RANK_SHARES
+from engine.cache.leases import RANK_SHARES
 from tests.engine.cache.disk import damage, queue_notes, restart, save, work
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World

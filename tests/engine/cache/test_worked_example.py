@@ -8,6 +8,7 @@ from engine.cache.pool import BlockPool, PoolCounts
 from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
 from engine.cache.table import BlockCopy, BlockTable
 from engine.protocol import Breakpoint, InputUsage
+from tests.engine.cache.checks import check_entries, check_pool
 
 A = [*range(100, 110)]
 B = [*A[:6], *range(206, 210)]
@@ -42,8 +43,8 @@ class Example:
         return self.cache.write(query, found, table, query.arrived_at).usage
 
     def counts(self) -> PoolCounts:
-        self.pool.check()
-        self.entries.check()
+        check_pool(self.pool)
+        check_entries(self.entries)
         return self.pool.counts()
 
 

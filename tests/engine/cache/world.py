@@ -17,12 +17,11 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest
-from engine.cache.lease_budget import EndedLease
+from engine.cache.leases import EndedLease
 from engine.cache.lookup import Segment
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
 from engine.cache.store_tier import StoreTier
-from engine.cache.stored_entries import StoredEntries
 from engine.cache.table import BlockCopy
 from engine.protocol import TTL_SECONDS, Breakpoint, Ttl
 from tests.engine.cache.checks import check
@@ -84,7 +83,6 @@ class World:
             host=self.host.pool,
             store=self.store,
         )
-        self.stored = StoredEntries(self.entries, self.store) if self.store else None
         self.cache = PrefixCache(self.pool, self.entries, self.hasher, self.host, self.store)
         self.memory = [[-1] * self.block_size for _ in range(self.num_blocks)]
         self.host_memory = [[-1] * self.block_size for _ in range(self.host_blocks)]
@@ -323,7 +321,7 @@ class World:
             if known.is_promised and entry is not None and entry.lease_tier == "device":
                 promised.append(known)
         self.entries.leases.take_ended()
-        done = self.entries.sacrifice()
+        done = self.entries.leases.sacrifice()
         assert done == bool(promised)
         for ended in self.entries.leases.take_ended():
             assert ended.reason == "sacrificed"

@@ -50,6 +50,7 @@ from engine.schedule.request import Drafter, RequestState
 from engine.schedule.runner import Runner, SampleParams, Stop, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
+from tests.engine.cache.checks import check_entries, check_pool
 
 NUM_WORDS = 1000
 
@@ -307,11 +308,11 @@ class Harness:
         """Steps, each followed by every check there is."""
         for _ in range(count):
             self.loop.step()
-            self.pool.check()
-            self.entries.check()
+            check_pool(self.pool)
+            check_entries(self.entries)
             self.scheduler.waiting.check()
             if self.host is not None:
-                self.host.check()
+                check_pool(self.host.pool)
 
     def finish(self, *sents: Sent, limit: int = 2000) -> None:
         """Step until all are over; they must end, and say what they would have said alone."""

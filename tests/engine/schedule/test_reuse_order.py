@@ -14,6 +14,7 @@ from engine.cache.residency import (
     residency,
     touch,
 )
+from tests.engine.cache.checks import check_pool
 from tests.engine.schedule.harness import Harness, Sent
 
 BLOCK = 4
@@ -142,7 +143,7 @@ def test_what_of_a_prompt_is_on_the_device(num_here: int, num_held: int) -> None
     pool.release_chain(blocks[num_held:])
     assert residency(pool, digests) == (num_here, min(num_held, num_here))
     touch(pool, digests)
-    pool.check()
+    check_pool(pool)
     victims = [pool.allocate(0, digests.root) for _ in range(pool.num_reclaimable)]
     spent = [block for block in victims if block in blocks]
     assert spent == list(reversed(blocks[num_held:])), "a chain is reused from its tail"

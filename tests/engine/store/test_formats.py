@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.cache.digests import ChainHasher, pack
 from engine.cache.ids import Digest
-from engine.cache.store_files import BlockKey
+from engine.cache.store_tier import BlockKey
 from engine.protocol import HeldName
 from engine.store.block_file import (
     DAMAGES,

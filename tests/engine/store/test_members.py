@@ -129,7 +129,7 @@ def test_names_of_what_is_reused_above_are_told_on_disk(pair: Pair) -> None:
     learn(writer, reader, PREFIX)
     assert reader.cache.store is not None
     peers = reader.cache.stores[-1]
-    block = next(block for block in peers.files.blocks if block.index == 0)
+    block = next(block for block in peers.pool.blocks if block.has_content and block.index == 0)
     above = reader.cache.pool.allocate(0, block.owner)
     reader.cache.pool.append(above, bytes(block.tokens))
     assert block.digest is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache.digests import ChainHasher, pack
-from engine.cache.store_files import BlockKey
+from engine.cache.store_tier import BlockKey
 from engine.store.directory import StoreDirectory
 from engine.store.keys import FINGERPRINT_BYTES
 from engine.store.threads import Arrived, StoreThreads, Written

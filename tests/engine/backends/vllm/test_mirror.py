@@ -11,6 +11,7 @@ from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery, CacheResult, Found
 from engine.protocol import Breakpoint, ChainGone, HeldName
+from tests.engine.cache.checks import check_entries, check_pool
 
 SIZE = 4
 PROMPT = list(range(100, 118))  # four full blocks and a tail
@@ -61,8 +62,8 @@ class Books:
         self.cache.let_go(found)
         table.release()
         self.cache.let_off(directive)
-        self.pool.check()
-        self.entries.check()
+        check_pool(self.pool)
+        check_entries(self.entries)
         return written
 
     def write(self, state: HoldState = "leased") -> Directive:
