@@ -20,6 +20,7 @@ from engine.protocol import (
     BlockStats,
     Distribution,
     Distributions,
+    InputUsage,
     LeaseStats,
     Stats,
     StoreStats,
@@ -28,13 +29,7 @@ from engine.traces import NO_SPANS, SpanCounts
 
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
 TOKEN_CLASSES = {
-    "cache_read": "cache_read_tokens",
-    "cache_write_5m": "cache_write_5m_tokens",
-    "cache_write_1h": "cache_write_1h_tokens",
-    "input": "input_tokens",
-    "automatic": "automatic_tokens",
-    "computed": "computed_tokens",
-    "output": "output_tokens",
+    name.removesuffix("_tokens"): name for name in (*InputUsage.__struct_fields__, "output_tokens")
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dashboard.admin.shapes.advice import Finding, Marker, Outcome, StreamAdvice
 from dashboard.rows.row import Row, in_dollars
+from engine.protocol import WRITE_FIELDS
 
 WAYS = {
     "observed": "As it was",
@@ -43,8 +44,7 @@ def way_rows(outcomes: Sequence[Outcome]) -> list[Row]:
             "Cost (input tokens)": round(each.multiples),
             "Cost ($)": in_dollars(each.nano),
             "Read": each.cache_read_tokens,
-            "Written 5m": each.cache_write_5m_tokens,
-            "Written 1h": each.cache_write_1h_tokens,
+            **{f"Written {ttl}": getattr(each, name) for ttl, name in WRITE_FIELDS.items()},
             "Input": each.input_tokens,
             "Requests with a read": each.requests_with_read,
         }

@@ -6,6 +6,7 @@ from dashboard.admin.shapes.turns import Refusal, Turn
 from dashboard.rows.row import Row, in_dollars
 from dashboard.ui.advice import reason_title
 from dashboard.ui.formats import dollars, seconds
+from engine.protocol import TTLS, WRITE_FIELDS
 
 
 def turn_table(turns: Sequence[Turn]) -> list[Row]:
@@ -56,8 +57,10 @@ def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
     """Every field as text, in the order of a request's life."""
     tokens = {
         "Read (tokens)": turn.cache_read_tokens,
-        "Written, 5 minutes (tokens)": turn.cache_write_5m_tokens,
-        "Written, 1 hour (tokens)": turn.cache_write_1h_tokens,
+        **{
+            f"Written, {TTLS[ttl].words} (tokens)": getattr(turn, name)
+            for ttl, name in WRITE_FIELDS.items()
+        },
         "Uncached (tokens)": turn.input_tokens,
         "Reused unmarked (tokens)": turn.automatic_tokens,
         "Computed (tokens)": turn.computed_tokens,

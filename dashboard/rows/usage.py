@@ -8,12 +8,12 @@ from dashboard.admin.shapes.usage import Bucket, Group, Usage
 from dashboard.rows.row import Row
 from dashboard.ui.advice import ADVICE, reason_title
 from dashboard.ui.formats import NANO, dollars
+from engine.protocol import TTLS, WRITE_FIELDS
 
 # In the order in which they are stacked, from the bottom.
 TOKEN_CLASSES = {
     "Read from cache": "cache_read_tokens",
-    "Written, 5 minutes": "cache_write_5m_tokens",
-    "Written, 1 hour": "cache_write_1h_tokens",
+    **{f"Written, {TTLS[ttl].words}": name for ttl, name in WRITE_FIELDS.items()},
     "Automatically reused": "automatic_input_tokens",
     "Uncached": "computed_input_tokens",
 }
@@ -114,8 +114,7 @@ def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
             "Net saved ($)": each.saved_nano / NANO if each.totals.is_priced else None,
             "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
             "Read (tokens)": each.totals.cache_read_tokens,
-            "Written 5m (tokens)": each.totals.cache_write_5m_tokens,
-            "Written 1h (tokens)": each.totals.cache_write_1h_tokens,
+            **{f"Written {t} (tokens)": getattr(each.totals, WRITE_FIELDS[t]) for t in TTLS},
             "Uncached (tokens)": each.totals.input_tokens,
             "Output (tokens)": each.totals.output_tokens,
         }

@@ -17,6 +17,7 @@ from dashboard.rows.usage import hit_rates, miss_reason_table, running_savings, 
 from dashboard.ui import formats, live, parts, viewer, week
 from dashboard.ui.colours import TOKENS
 from dashboard.ui.selection import Selection
+from engine.protocol import TTLS, WRITE_FIELDS
 
 NUM_REASONS = 5
 
@@ -172,6 +173,9 @@ def draw_more_cards(view: View) -> None:
 def draw_tokens(usage: Usage) -> None:
     parts.heading("Prompt tokens by class", "prompt_tokens")
     totals = usage.totals
+    written = ", ".join(
+        f"{getattr(totals, name):,} for {TTLS[ttl].words}" for ttl, name in WRITE_FIELDS.items()
+    )
     if not totals.prompt_tokens:
         parts.empty(
             "No requests in this range. The first one appears here within seconds.", key="tokens"
@@ -187,8 +191,7 @@ def draw_tokens(usage: Usage) -> None:
         drawn,
         "tokens",
         f"Prompt tokens over time: {totals.cache_read_tokens:,} read,"
-        f" {totals.cache_write_5m_tokens:,} written for 5 minutes,"
-        f" {totals.cache_write_1h_tokens:,} for 1 hour,"
+        f" {written.replace('for', 'written for', 1)},"
         f" {totals.automatic_input_tokens:,} automatically reused,"
         f" {totals.computed_input_tokens:,} uncached.",
     )

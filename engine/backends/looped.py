@@ -33,7 +33,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
-    TTL_SECONDS,
+    TTLS,
     CountReply,
     Description,
     DropReply,
@@ -100,7 +100,8 @@ class LoopedBackend:
         self._compilers = ScopeThreads(MAX_COMPILERS, "compile", step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
-        longest = TTL_SECONDS["1h"] * settings.ttl_scale + settings.arrival_grace_seconds
+        longest = max(ttl.seconds for ttl in TTLS.values()) * settings.ttl_scale
+        longest += settings.arrival_grace_seconds
         self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
         self._scheduler: Scheduler | None = None

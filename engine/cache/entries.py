@@ -24,7 +24,7 @@ from engine.cache.lifetimes import LifetimeCounts
 from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import BlockKey, StoreTier
-from engine.protocol import TTL_SECONDS, MissReason, Ttl
+from engine.protocol import TTLS, MissReason, Ttl
 
 MAX_TOMBSTONES = 65_536
 SHORTEST_TTL: Ttl = "5m"
@@ -59,7 +59,7 @@ class Entries:
             scope_lease_share=scope_lease_share,
             idle_lease_share=idle_lease_share,
             rank_shares=rank_shares,
-            demand_seconds=TTL_SECONDS[SHORTEST_TTL] * ttl_scale,
+            demand_seconds=TTLS[SHORTEST_TTL].seconds * ttl_scale,
             changed=self._note,
         )
         if store is not None:
@@ -131,7 +131,7 @@ class Entries:
 
     def seconds(self, ttl: Ttl, own: float | None = None) -> float:
         """A lifetime in seconds: the breakpoint's `own`, else the TTL's."""
-        return (TTL_SECONDS[ttl] if own is None else own) * self._ttl_scale
+        return (TTLS[ttl].seconds if own is None else own) * self._ttl_scale
 
     def why_missing(self, key: Digest, now: float) -> MissReason | None:
         """Why there is no readable entry at this key, as far as it is remembered."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from engine.protocol import Breakpoint, InputUsage, Ttl
+from engine.protocol import WRITE_FIELDS, Breakpoint, InputUsage, Ttl, split_writes
 
 WINDOW = 20
 """The number of positions that one breakpoint looks at, its own included."""
@@ -99,19 +99,16 @@ def longest_hit(
 
 
 def bill(marks: Sequence[Mark], prompt_tokens: int, read: int, reused: int) -> InputUsage:
-    """Split the prompt by class: read up to A, 1h writes up to B, 5m writes up to C, then input.
+    """Split the prompt by class: what was read, the writes with the longest TTL first, then input.
 
-    `read` is A, the longest hit. `reused` is all that came from memory, with or without an entry
-    (at least A).
+    `read` is the longest hit. `reused` is all that came from memory, with or without an entry (at
+    least `read`).
     """
-    last = max((mark.tokens for mark in marks), default=0)
-    last = max(last, read)
-    hour = max((m.tokens for m in marks if m.ttl == "1h" and m.tokens > read), default=read)
+    writes = split_writes(((mark.tokens, mark.ttl) for mark in marks), read)
     return InputUsage(
-        input_tokens=prompt_tokens - last,
+        input_tokens=prompt_tokens - read - sum(writes.values()),
         cache_read_tokens=read,
-        cache_write_1h_tokens=hour - read,
-        cache_write_5m_tokens=last - hour,
         automatic_tokens=reused - read,
         computed_tokens=prompt_tokens - reused,
+        **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
     )

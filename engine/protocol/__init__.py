@@ -31,7 +31,9 @@ from engine.protocol.events import (
     Snapshot,
 )
 from engine.protocol.frames import (
+    WRITE_FIELDS,
     BreakpointReport,
+    CacheUsage,
     Delta,
     Done,
     DrawnToken,
@@ -47,6 +49,7 @@ from engine.protocol.frames import (
     ToolInputDelta,
     ToolUseStart,
     UnheldTool,
+    split_writes,
 )
 from engine.protocol.memory import BlockCell, EntryInfo, Histogram, Lifetimes, Memory
 from engine.protocol.prompt import (
@@ -88,7 +91,7 @@ from engine.protocol.values import (
     MAX_RECORD_BYTES,
     PROTOCOL_VERSION,
     STATUS_OF,
-    TTL_SECONDS,
+    TTLS,
     BestEffortReason,
     Capability,
     EntryState,
@@ -100,6 +103,7 @@ from engine.protocol.values import (
     ServiceClass,
     Tier,
     Ttl,
+    outlives,
 )
 
 __all__ = [
@@ -112,13 +116,15 @@ __all__ = [
     "SECONDS_PER_TOKEN",
     "STATUS_OF",
     "TOKENS_PER_REQUEST",
-    "TTL_SECONDS",
+    "TTLS",
+    "WRITE_FIELDS",
     "AckRequest",
     "BestEffortReason",
     "BlockCell",
     "BlockStats",
     "Breakpoint",
     "BreakpointReport",
+    "CacheUsage",
     "CancelReply",
     "CancelRequest",
     "Capability",
@@ -190,4 +196,6 @@ __all__ = [
     "ToolUseStart",
     "Ttl",
     "UnheldTool",
+    "outlives",
+    "split_writes",
 ]

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol.frames import InputUsage
+
 
 class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks by what holds them; the five add up to `total`.
@@ -25,7 +27,7 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     foreign: int = 0
 
 
-class Counters(msgspec.Struct, frozen=True, kw_only=True):
+class Counters(InputUsage, kw_only=True):
     """Totals since the epoch began; tokens by class count started requests only.
 
     `computed_tokens` count the others too: `prefilled_tokens` are those of requests that ended
@@ -40,12 +42,6 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     requests: int = 0
-    input_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_5m_tokens: int = 0
-    cache_write_1h_tokens: int = 0
-    automatic_tokens: int = 0
-    computed_tokens: int = 0
     prefilled_tokens: int = 0
     output_tokens: int = 0
     sampling_steps: int = 0

@@ -1,6 +1,6 @@
 """The version of the protocol, its bounds, and the values that its fields may have."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 PROTOCOL_VERSION = 1
 MAX_NAMES = 512
@@ -10,7 +10,28 @@ MAX_LOGPROBS = 20
 MAX_RECORD_BYTES = 4096
 
 Ttl = Literal["5m", "1h"]
-TTL_SECONDS: dict[Ttl, int] = {"5m": 300, "1h": 3600}
+
+
+class TtlClass(NamedTuple):
+    """`write_multiple` is what a token written for so long costs, in input tokens, unless a price
+    says otherwise; `words` are the TTL for people."""
+
+    seconds: int
+    write_multiple: float
+    words: str
+
+
+TTLS: dict[Ttl, TtlClass] = {
+    "5m": TtlClass(300, 1.25, "5 minutes"),
+    "1h": TtlClass(3600, 2.0, "1 hour"),
+}
+"""The classes of lifetimes, the shortest first."""
+
+
+def outlives(one: Ttl, other: Ttl) -> bool:
+    return TTLS[one].seconds > TTLS[other].seconds
+
+
 Role = Literal["user", "assistant", "system"]
 Tier = Literal["device", "host", "disk"]
 ServiceClass = Literal["interactive", "batch"]

@@ -41,14 +41,7 @@ class Books:
         self.prefill_seconds += prefill_seconds
         self._add("requests", 1)
         self.distributions.input_tokens.add(usage.prompt_tokens)
-        for name in (
-            "input_tokens",
-            "cache_read_tokens",
-            "cache_write_5m_tokens",
-            "cache_write_1h_tokens",
-            "automatic_tokens",
-            "computed_tokens",
-        ):
+        for name in InputUsage.__struct_fields__:
             self._add(name, getattr(usage, name))
 
     def drew(self, num_proposed: int, num_accepted: int) -> None:

@@ -82,8 +82,7 @@ class Call:
         attributes: dict[str, Value] = {
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
-            "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_5m_tokens
-            + usage.cache_write_1h_tokens,
+            "gen_ai.usage.cache_creation.input_tokens": usage.written_tokens,
             "holdfast.cache.computed_tokens": usage.computed_tokens,
             "holdfast.cache.tier": frame.receipt.tier,
         }

@@ -108,7 +108,7 @@ def _known(found: PrefixReport) -> Iterable[KnownPrefix]:
     """Nothing of a prefix whose costs are not known, or that has the better TTL."""
     if not found.better_ttl_saves_nano or found.better_ttl is None:
         return
-    marked = found.cache_read_tokens + found.cache_write_5m_tokens + found.cache_write_1h_tokens
+    marked = found.cache_read_tokens + found.written_tokens
     tokens = marked / found.requests
     in_5m, in_1h = found.gaps_5m, found.gaps_5m + found.gaps_1h
     with_5m = 1.25 * (found.requests - in_5m) + 0.1 * in_5m
@@ -129,8 +129,8 @@ def _spent(workspace: str, sums: Totals) -> Spent:
         workspace=workspace,
         num_turns=sums.requests,
         read=sums.cache_read_tokens,
-        write_5m=sums.cache_write_5m_tokens,
-        write_1h=sums.cache_write_1h_tokens,
+        written=sums.written_tokens,
+        write_premium=sums.write_premium,
         prompt_tokens=sums.prompt_tokens,
         saved_nano=None if sums.unpriced else sums.saved_nano,
     )

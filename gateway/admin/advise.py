@@ -10,6 +10,7 @@ import msgspec
 from litestar import post
 from litestar.di import NamedDependency
 
+from engine.protocol import InputUsage
 from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import MAX_MS, Span, range_of
@@ -211,8 +212,7 @@ class Gathering:
 
 def row_of(row: Any, prices: PriceSheets) -> Row:
     price = prices.with_id(row.price) if row.price else None
-    prompt = row.input_tokens + row.cache_read_tokens
-    prompt += row.cache_write_5m_tokens + row.cache_write_1h_tokens
+    usage = InputUsage(**{name: getattr(row, name) for name in InputUsage.__struct_fields__})
     begun_ms = row.opened_ms + int((row.first_token_seconds or 0.0) * 1000)
     return Row(
         id=row.id,
@@ -222,13 +222,9 @@ def row_of(row: Any, prices: PriceSheets) -> Row:
         model=row.model,
         dialect=row.dialect,
         served=Served(
-            input=row.input_tokens,
-            read=row.cache_read_tokens,
-            write_5m=row.cache_write_5m_tokens,
-            write_1h=row.cache_write_1h_tokens,
-            computed=row.computed_tokens,
+            usage=usage,
             begun_ms=begun_ms,
             prefill_seconds=row.prefill_seconds,
         ),
-        rates=None if price is None else price.rates_above(prompt - 1),
+        rates=None if price is None else price.rates_above(usage.prompt_tokens - 1),
     )

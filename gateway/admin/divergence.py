@@ -154,7 +154,6 @@ def _lost(services: Services, turn: Turn, missed_tokens: int | None) -> int | No
     price = services.prices.own.with_id(turn.price or "")
     if price is None or missed_tokens is None:
         return None
-    paid = turn.input_tokens + turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
-    prompt = paid + turn.cache_read_tokens
-    rates = price.rates_above(prompt - 1)
+    paid = turn.input_tokens + turn.written_tokens
+    rates = price.rates_above(turn.prompt_tokens - 1)
     return min(missed_tokens, paid) * (rates.input - rates.read)

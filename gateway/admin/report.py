@@ -45,20 +45,15 @@ CostGroups = Annotated[list[CostKey] | None, _BY]
 PageToken = Annotated[str | None, QueryParameter(name="page", max_length=40)]
 
 
-class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
-    ephemeral_1h_input_tokens: int
-    ephemeral_5m_input_tokens: int
-
-
 class ServerToolUse(msgspec.Struct, frozen=True, kw_only=True):
     web_search_requests: int = 0
 
 
 class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not grouped by is null."""
+    """What is not grouped by is null. `cache_creation` is by TTL class."""
 
     uncached_input_tokens: int
-    cache_creation: CacheCreation
+    cache_creation: dict[str, int]
     cache_read_input_tokens: int
     output_tokens: int
     server_tool_use: ServerToolUse = ServerToolUse()
@@ -175,10 +170,9 @@ async def _buckets(
 def _usage_result(own: dict[str, Any], totals: Totals) -> UsageResult:
     return UsageResult(
         uncached_input_tokens=totals.input_tokens,
-        cache_creation=CacheCreation(
-            ephemeral_1h_input_tokens=totals.cache_write_1h_tokens,
-            ephemeral_5m_input_tokens=totals.cache_write_5m_tokens,
-        ),
+        cache_creation={
+            f"ephemeral_{ttl}_input_tokens": tokens for ttl, tokens in totals.writes.items()
+        },
         cache_read_input_tokens=totals.cache_read_tokens,
         output_tokens=totals.output_tokens,
         api_key_id=own.get("key_id"),

@@ -7,26 +7,34 @@ engine's own code for this works on tokens and blocks; this works on digests of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import NamedTuple
 
-from engine.protocol import TTL_SECONDS, Ttl
+from engine.protocol import TTLS, InputUsage, Ttl, split_writes
 from gateway.advice.observation import Mark, Observation
 from gateway.prices.price import TokenPrices
 
 WINDOW = 20
 """The positions that one breakpoint looks at, its own included."""
-_LIFE_MS: dict[Ttl, int] = {ttl: seconds * 1000 for ttl, seconds in TTL_SECONDS.items()}
-# What a token costs in hundredths of an input token.
-_INPUT, _READ, _WRITE_5M, _WRITE_1H = 100, 10, 125, 200
+_LIFE_MS: dict[Ttl, int] = {ttl: each.seconds * 1000 for ttl, each in TTLS.items()}
+# In input tokens.
+_READ_MULTIPLE = 0.1
 
 
 class Billed(NamedTuple):
-    """A prompt's tokens by class."""
+    """A prompt's tokens by class; `writes` by TTL class, in the order of `TTLS`."""
 
     input: int
     read: int
-    write_5m: int
-    write_1h: int
+    writes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, usage: InputUsage) -> "Billed":
+        return cls(usage.input_tokens, usage.cache_read_tokens, tuple(usage.writes.values()))
+
+    @property
+    def written(self) -> int:
+        return sum(self.writes)
 
 
 @dataclass(slots=True)
@@ -65,39 +73,36 @@ class Sums:
         # Turns of one price share the object.
         found = self._by_rates.get(id(rates))
         if found is None:
-            found = self._by_rates[id(rates)] = (rates, [0, 0, 0, 0])
+            found = self._by_rates[id(rates)] = (rates, [0] * (2 + len(TTLS)))
         sums = found[1]
         sums[0] += billed.input
         sums[1] += billed.read
-        sums[2] += billed.write_5m
-        sums[3] += billed.write_1h
+        for number, written in enumerate(billed.writes, 2):
+            sums[number] += written
 
     @property
     def billed(self) -> Billed:
         columns = zip(*(sums for _, sums in self._by_rates.values()), strict=True)
-        return Billed(*map(sum, columns)) if self._by_rates else Billed(0, 0, 0, 0)
+        plain, read, *writes = map(sum, columns) if self._by_rates else [0] * (2 + len(TTLS))
+        return Billed(plain, read, tuple(writes))
 
     @property
     def multiples(self) -> float:
-        """The cost in input tokens: an input token is 1, writes are 1.25 and 2, a read is 0.1."""
+        """The cost in input tokens: an input token is 1, a read is 0.1, a write as `TTLS` says."""
         found = self.billed
-        hundredths = (
-            found.input * _INPUT
-            + found.read * _READ
-            + found.write_5m * _WRITE_5M
-            + found.write_1h * _WRITE_1H
-        )
-        return hundredths / 100
+        multiples = (each.write_multiple for each in TTLS.values())
+        writes = sum(map(mul, found.writes, multiples))
+        return round(found.input + found.read * _READ_MULTIPLE + writes, 2)
 
     @property
     def nano(self) -> int | None:
         """The prompts' cost at the turns' own prices, None where one has none."""
         total = 0
-        for rates, (plain, read, short, long) in self._by_rates.values():
+        for rates, (plain, read, *writes) in self._by_rates.values():
             if rates is None:
                 return None
             total += plain * rates.input + read * rates.read
-            total += short * rates.write_5m + long * rates.write_1h
+            total += sum(map(mul, writes, map(rates.write, TTLS)))
         return total
 
 
@@ -114,18 +119,13 @@ class Cache:
         tokens, least = turn.tokens, self.min_tokens
         marks = [mark for mark in marks if tokens[mark[0]] >= least]
         read, hit = self._longest(turn, marks) if marks else (0, None)
-        last = hour = read
-        for place, ttl in marks:
-            end = tokens[place]
-            if end > last:
-                last = end
-            if end > hour and ttl == "1h":
-                hour = end
+        split = split_writes(((tokens[place], ttl) for place, ttl in marks), read)
+        writes = tuple(split[ttl] for ttl in TTLS)
         if marks and (raced := self._write(turn, marks, hit)) > read:
             self.sums.raced += raced - read
             self.sums.num_races += 1
-        billed = Billed(turn.total - last, read, last - hour, hour - read)
-        self.sums.add(billed, turn.rates, min(turn.served.computed, turn.total - read))
+        billed = Billed(turn.total - read - sum(writes), read, writes)
+        self.sums.add(billed, turn.rates, min(turn.served.usage.computed_tokens, turn.total - read))
         return billed
 
     def _longest(self, turn: Observation, marks: Sequence[Mark]) -> tuple[int, bytes | None]:

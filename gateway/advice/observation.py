@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.protocol import Ttl
+from engine.protocol import InputUsage, Ttl
 from gateway.prices.price import TokenPrices
 from gateway.prompt.fingerprint import Fingerprint
 from gateway.prompt.names import NAMES_RULE
@@ -32,16 +32,12 @@ Mark = tuple[int, Ttl]
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """What the engine did: the prompt's tokens as billed, and the `computed` ones.
+    """What the engine did: the prompt's tokens as billed and computed.
 
     `begun_ms` is when the answer began: from then on others could read what it wrote.
     """
 
-    input: int
-    read: int = 0
-    write_5m: int = 0
-    write_1h: int = 0
-    computed: int
+    usage: InputUsage
     begun_ms: int
     prefill_seconds: float | None = None
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from engine.protocol import InputUsage
 from gateway.advice import shell
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.base.catalogue import Model
@@ -101,7 +102,7 @@ def observation_of(
         rule=NAMES_RULE,
     )
     total = printed.num_tokens
-    served = Served(input=total, computed=total, begun_ms=at_ms)
+    served = Served(usage=InputUsage(input_tokens=total, computed_tokens=total), begun_ms=at_ms)
     row = Row(
         id=turn_id(number),
         at_ms=at_ms,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.protocol import Ttl
+from engine.protocol import Ttl, outlives
 from gateway.advice.observation import Mark, Observation
 
 Section = Literal["tools", "system", "messages"]
@@ -70,10 +70,10 @@ class Placement:
             return marks
         marks.sort()
         # A shared end may lie behind the answer's: the longer TTL has to come first.
-        longest: Ttl = "5m"
+        longest = marks[-1][1]
         for number in range(len(marks) - 1, -1, -1):
-            if marks[number][1] == "1h":
-                longest = "1h"
+            if outlives(marks[number][1], longest):
+                longest = marks[number][1]
             marks[number] = marks[number][0], longest
         return marks
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from engine.protocol import WRITE_FIELDS
 from gateway.admin.structs.advice import (
     Amount,
     Finding,
@@ -95,9 +96,8 @@ def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
 def _observed(turns: Sequence[Observation]) -> Sums:
     sums = Sums()
     for turn in turns:
-        served = turn.served
-        billed = Billed(served.input, served.read, served.write_5m, served.write_1h)
-        sums.add(billed, turn.rates, served.computed)
+        usage = turn.served.usage
+        sums.add(Billed.of(usage), turn.rates, usage.computed_tokens)
     return sums
 
 
@@ -111,7 +111,7 @@ def _simulated(turns: Sequence[Observation], way: Placement | None, min_tokens: 
 
 def _prefill_rate(turns: Sequence[Observation]) -> float | None:
     timed = [turn.served for turn in turns if turn.served.prefill_seconds is not None]
-    tokens = sum(each.computed for each in timed)
+    tokens = sum(each.usage.computed_tokens for each in timed)
     return sum(each.prefill_seconds or 0.0 for each in timed) / tokens if tokens else None
 
 
@@ -149,12 +149,11 @@ def _outcome(name: str, sums: Sums, saves: Amount | None) -> Outcome:
         requests_with_read=sums.hits,
         input_tokens=billed.input,
         cache_read_tokens=billed.read,
-        cache_write_5m_tokens=billed.write_5m,
-        cache_write_1h_tokens=billed.write_1h,
         computed_tokens=sums.computed,
         multiples=round(sums.multiples, 1),
         nano=sums.nano,
         saves=saves,
+        **dict(zip(WRITE_FIELDS.values(), billed.writes, strict=True)),
     )
 
 
@@ -217,7 +216,7 @@ def _about_markers(turns: Sequence[Observation], min_tokens: int, as_sent: Sums)
         longest = max(turn.tokens[turn.marks[-1][0]] for turn in short)
         made.append(words.too_short(len(short), longest, min_tokens, _spread(short)))
     marked = [turn for turn in turns if turn.marks]
-    written = as_sent.billed.write_5m + as_sent.billed.write_1h
+    written = as_sent.billed.written
     if len(marked) > 2 and written and not as_sent.hits:
         made.append(words.changing_end(len(marked), as_sent, _spread(marked)))
     return made
@@ -234,7 +233,7 @@ def _prewarm(
     pays = _spared(best) > 0 and saved > _LEAST_GAIN * chosen.multiples
     rates, nano = turns[0].rates, None
     if pays and rates is not None and chosen.nano is not None and best.nano is not None:
-        spared = best.raced * (rates.write_5m - rates.read) - best.first_raced * rates.read
+        spared = best.raced * (rates.write("5m") - rates.read) - best.first_raced * rates.read
         nano = chosen.nano - (best.nano - spared)
     saves = Amount(
         tokens=best.raced + best.first_raced if pays else 0,

@@ -35,15 +35,15 @@ class Spent:
     workspace: str
     num_turns: int
     read: int
-    write_5m: int
-    write_1h: int
+    written: int
+    write_premium: float
     prompt_tokens: int
     saved_nano: int | None
 
     @property
     def loss(self) -> float:
         """What the writes cost more than the reads saved, in input tokens."""
-        return self.write_5m * 0.25 + self.write_1h - self.read * 0.9
+        return self.write_premium - self.read * 0.9
 
     @property
     def is_unpaid(self) -> bool:
@@ -101,12 +101,11 @@ def _of_ttls(prefixes: Sequence[KnownPrefix]) -> Iterable[SummaryLine]:
 
 
 def _unpaid(spent: Spent) -> SummaryLine:
-    written = spent.write_5m + spent.write_1h
     return SummaryLine(
         kind="unpaid",
-        text=f"Workspace {spent.workspace} pays more for writes than it saves: {written:,} tokens"
-        f" were written and {spent.read:,} were read in {spent.num_turns:,} requests, which costs"
-        f" {spent.loss:,.0f} input tokens' worth more than no markers.",
+        text=f"Workspace {spent.workspace} pays more for writes than it saves: {spent.written:,}"
+        f" tokens were written and {spent.read:,} were read in {spent.num_turns:,} requests, which"
+        f" costs {spent.loss:,.0f} input tokens' worth more than no markers.",
         page="savings",
         workspace=spent.workspace,
         model=None,

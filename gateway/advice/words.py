@@ -1,7 +1,9 @@
 """The sentences of an advice. Pure."""
 
 from collections.abc import Sequence
+from operator import mul
 
+from engine.protocol import TTLS
 from gateway.admin.structs.advice import Amount, FaultKind, Finding, Marker, Verdict
 from gateway.advice.cache import Sums
 from gateway.advice.faults import Fault
@@ -95,8 +97,9 @@ def too_short(count: int, longest: int, least: int, turns: list[str]) -> Finding
 
 def changing_end(count: int, sums: Sums, turns: list[str]) -> Finding:
     billed = sums.billed
-    written = billed.write_5m + billed.write_1h
-    premium = billed.write_5m * 0.25 + billed.write_1h
+    written = billed.written
+    multiples = (each.write_multiple - 1 for each in TTLS.values())
+    premium = sum(map(mul, billed.writes, multiples))
     return Finding(
         kind="changing_end",
         path="cache_control",

@@ -11,7 +11,7 @@ MODEL_CHARACTERS = 128
 CLIENT_LEFT = "client_disconnect"
 
 
-class TurnRecord(msgspec.Struct, kw_only=True):
+class TurnRecord(InputUsage, kw_only=True):
     """One turn. The record is written at the opening and again at the close.
 
     `outcome` is a finish reason of the engine, or why there is none. Token counts of a turn that
@@ -53,12 +53,6 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     epoch: str | None = None
     outcome: str = "open"
     price: str | None = None
-    input_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_5m_tokens: int = 0
-    cache_write_1h_tokens: int = 0
-    automatic_tokens: int = 0
-    computed_tokens: int = 0
     output_tokens: int = 0
     thinking_tokens: int = 0
     miss_reason: str | None = None
@@ -99,7 +93,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
         self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
         self.available_tokens = self.captured_tokens = None
         self.thinking_tokens = 0
-        self.take_usage(InputUsage(input_tokens=0))
+        self.take_usage(InputUsage())
 
     def take_prefill(self, num_tokens: int) -> None:
         """Count what an engine computed of a prompt whose answer never began.
@@ -129,12 +123,8 @@ class TurnRecord(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(first, computed_tokens=computed)
 
     def take_usage(self, usage: InputUsage) -> None:
-        self.input_tokens = usage.input_tokens
-        self.cache_read_tokens = usage.cache_read_tokens
-        self.cache_write_5m_tokens = usage.cache_write_5m_tokens
-        self.cache_write_1h_tokens = usage.cache_write_1h_tokens
-        self.automatic_tokens = usage.automatic_tokens
-        self.computed_tokens = usage.computed_tokens
+        for name in InputUsage.__struct_fields__:
+            setattr(self, name, getattr(usage, name))
 
 
 def turn_of(request_id: str) -> tuple[str, int]:

@@ -8,17 +8,19 @@ their numbers, so they need no lock.
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.protocol import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
+from engine.protocol import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST, WRITE_FIELDS
 from gateway.base.record import TurnRecord
 
-TokenClass = Literal["input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
+TOKEN_CLASSES = {
+    name.removesuffix("_tokens"): name
+    for name in ("input_tokens", "cache_read_tokens", *WRITE_FIELDS.values(), "output_tokens")
+}
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Prometheus' own buckets up to 10 s, and beyond: cold prompts and long answers take minutes."""
 MAX_MODELS = 100
@@ -189,7 +191,7 @@ class TurnMetrics:
         if self._num_workspaces:
             self._count_workspace(record.workspace, tokens)
 
-    def _count_workspace(self, workspace: str, tokens: Mapping[TokenClass, int]) -> None:
+    def _count_workspace(self, workspace: str, tokens: Mapping[str, int]) -> None:
         name = _within(self._workspaces, self._num_workspaces, workspace) or OTHER
         self._workspace_turns.add((name,))
         for token_class, amount in tokens.items():
@@ -208,19 +210,13 @@ class TurnMetrics:
             return UNKNOWN
         # Every class exists from the beginning, so that a query that adds them up finds none
         # missing.
-        for token_class in get_args(TokenClass):
+        for token_class in TOKEN_CLASSES:
             self._tokens.add((token_class, engine_model), 0)
         return engine_model
 
 
-def _tokens_of(record: TurnRecord) -> dict[TokenClass, int]:
-    return {
-        "input": record.input_tokens,
-        "cache_read": record.cache_read_tokens,
-        "cache_write_5m": record.cache_write_5m_tokens,
-        "cache_write_1h": record.cache_write_1h_tokens,
-        "output": record.output_tokens,
-    }
+def _tokens_of(record: TurnRecord) -> dict[str, int]:
+    return {label: getattr(record, name) for label, name in TOKEN_CLASSES.items()}
 
 
 def _within(known: set[str], most: int, name: str) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from gateway.base.clock import Clock
 from gateway.base.settings import load_price_files
 from gateway.cli.arguments import Commands, add_actions
-from gateway.prices.files import HOSTED, SHIPPED, load_prices
+from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
 from gateway.prices.money import per_million
 from gateway.prices.sheets import PriceSheets
 
@@ -37,11 +37,12 @@ def _list_prices(_: argparse.Namespace) -> int:
 
 
 def _print_sheet(sheets: PriceSheets) -> None:
-    names = ("input", "write_5m", "write_1h", "read", "output")
+    names = ("input", *WRITES, "read", "output")
     print(f"{'id':48}", *(f"{name:>9}" for name in names))
     for price in sheets.current(Clock().wall().date()):
         bands = [("", price.rates)]
         bands += [(f" above {band.above_prompt_tokens:,}", band.rates) for band in price.bands]
         for label, rates in bands:
-            shown = (per_million(getattr(rates, name)) for name in names)
+            writes = (rates.write(ttl) for ttl in WRITES.values())
+            shown = map(per_million, (rates.input, *writes, rates.read, rates.output))
             print(f"{price.id + label:48}", *(f"{each:>9}" for each in shown))

@@ -73,7 +73,7 @@ def logged(charged: Callable[[TurnRecord], None], is_on: bool) -> Callable[[Turn
             miss_reason=record.miss_reason,
             input_tokens=record.input_tokens,
             cache_read_tokens=record.cache_read_tokens,
-            cache_write_tokens=record.cache_write_5m_tokens + record.cache_write_1h_tokens,
+            cache_write_tokens=record.written_tokens,
             output_tokens=record.output_tokens,
             first_token_seconds=record.first_token_seconds,
             seconds=record.duration_seconds,

@@ -7,25 +7,15 @@ from engine.protocol import Done, Finished, Started
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.prices.book import PriceBook
-from gateway.prices.price import Price, TokenCounts
+from gateway.prices.price import Price
 from gateway.prices.sheets import PriceSheets
-
-
-def token_counts(record: TurnRecord) -> TokenCounts:
-    return TokenCounts(
-        input=record.input_tokens,
-        write_5m=record.cache_write_5m_tokens,
-        write_1h=record.cache_write_1h_tokens,
-        read=record.cache_read_tokens,
-        output=record.output_tokens,
-    )
 
 
 def charge(record: TurnRecord, price: Price | None) -> None:
     """Price the counted tokens. Without a price the cost stays None."""
     if price is None:
         return
-    cost = price.cost(token_counts(record))
+    cost = price.cost(record, record.output_tokens)
     record.price = price.id
     record.cost, record.cost_without_cache = cost.actual, cost.without_cache
 

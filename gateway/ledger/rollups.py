@@ -37,6 +37,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
+from engine.protocol import WRITE_FIELDS, CacheUsage, InputUsage
 from gateway.base.errors import LedgerRefused, SampleData
 from gateway.base.record import TurnRecord
 from gateway.ledger import identity
@@ -64,12 +65,7 @@ TTFT_EDGES_SECONDS = tuple(0.001 * 2 ** (step / 2) for step in range(35))
 
 DIMENSIONS = ("workspace_id", "key_id", "engine", "model", "price", "prompt_above")
 _TOKENS = (
-    "input_tokens",
-    "cache_read_tokens",
-    "cache_write_5m_tokens",
-    "cache_write_1h_tokens",
-    "automatic_tokens",
-    "computed_tokens",
+    *InputUsage.__struct_fields__,
     "output_tokens",
     "thinking_tokens",
 )
@@ -77,7 +73,8 @@ _TOKENS = (
 
 def written_tokens(of: Any) -> Any:
     """Of a table's columns, or of a row that has them."""
-    return of.cache_write_5m_tokens + of.cache_write_1h_tokens
+    first, *others = (getattr(of, name) for name in WRITE_FIELDS.values())
+    return sum(others, first)
 
 
 def prompt_tokens(of: Any) -> Any:
@@ -227,9 +224,7 @@ def _prefixes(where: ColumnElement[bool]) -> Any:
         "requests",
         "requests_with_read",
         "unpriced",
-        "cache_read_tokens",
-        "cache_write_5m_tokens",
-        "cache_write_1h_tokens",
+        *CacheUsage.__struct_fields__,
         "cost_nano",
         "cost_without_cache_nano",
     )

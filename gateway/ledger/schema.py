@@ -107,7 +107,15 @@ class WatermarkRow(Base):
     value: Mapped[int]
 
 
-class TurnRow(Base):
+class CacheColumns:
+    """The columns of `CacheUsage`."""
+
+    cache_read_tokens: Mapped[int]
+    cache_write_5m_tokens: Mapped[int]
+    cache_write_1h_tokens: Mapped[int]
+
+
+class TurnRow(CacheColumns, Base):
     """One closed turn, field by field as `TurnRecord` explains it.
 
     `opened_ms` is `opened_at` in milliseconds, for time buckets. `price` is the id of the price
@@ -140,9 +148,6 @@ class TurnRow(Base):
     outcome: Mapped[str] = mapped_column(String(32))
     miss_reason: Mapped[str | None] = mapped_column(String(32))
     input_tokens: Mapped[int]
-    cache_read_tokens: Mapped[int]
-    cache_write_5m_tokens: Mapped[int]
-    cache_write_1h_tokens: Mapped[int]
     automatic_tokens: Mapped[int]
     computed_tokens: Mapped[int]
     output_tokens: Mapped[int]
@@ -170,7 +175,7 @@ class TurnRow(Base):
     error: Mapped[str | None] = mapped_column(String(300))
 
 
-class TurnRollupRow(Base):
+class TurnRollupRow(CacheColumns, Base):
     """Sums over the turns of one interval, for each combination of the filters' values.
 
     `start_ms` is a multiple of `width_seconds` since 1970 (an hour or a day, UTC). Empty strings
@@ -194,9 +199,6 @@ class TurnRollupRow(Base):
     errors: Mapped[int]
     unpriced: Mapped[int]
     input_tokens: Mapped[int]
-    cache_read_tokens: Mapped[int]
-    cache_write_5m_tokens: Mapped[int]
-    cache_write_1h_tokens: Mapped[int]
     automatic_tokens: Mapped[int]
     automatic_input_tokens: Mapped[int] = mapped_column(server_default="0")
     computed_tokens: Mapped[int]
@@ -241,7 +243,7 @@ class LatencyRollupRow(Base):
     requests: Mapped[int]
 
 
-class PrefixRow(Base):
+class PrefixRow(CacheColumns, Base):
     """One marked prefix over its whole life in the ledger.
 
     `gaps_5m` counts the turns that came at most five minutes after the turn before with the same
@@ -269,9 +271,6 @@ class PrefixRow(Base):
     requests: Mapped[int]
     requests_with_read: Mapped[int]
     unpriced: Mapped[int]
-    cache_read_tokens: Mapped[int]
-    cache_write_5m_tokens: Mapped[int]
-    cache_write_1h_tokens: Mapped[int]
     cost_nano: Mapped[int]
     cost_without_cache_nano: Mapped[int]
     gaps_5m: Mapped[int]

@@ -99,12 +99,7 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
 
 
 def used_by(record: TurnRecord) -> Used:
-    tokens = (
-        record.input_tokens
-        + record.cache_write_5m_tokens
-        + record.cache_write_1h_tokens
-        + record.output_tokens
-    )
+    tokens = record.input_tokens + record.written_tokens + record.output_tokens
     return Used(record.id, record.workspace, tokens, record.cost or 0, record.opened_at)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.lookup import Segment, SegmentKind
-from engine.protocol import Breakpoint, HeldName
+from engine.protocol import Breakpoint, HeldName, outlives
 from gateway.planner.simulated import SimulatedRequest
 from gateway.planning.traffic import Turn, total_tokens
 
@@ -74,7 +74,7 @@ class Requests:
         marked: dict[int, Breakpoint] = {}
         for place, ttl in turn.marks:
             segment = segment_of.get(place, -1)
-            if segment >= 0 and (segment not in marked or ttl == "1h"):
+            if segment >= 0 and (segment not in marked or outlives(ttl, marked[segment].ttl)):
                 marked[segment] = Breakpoint(segment, ttl)
         names = []
         if self._with_names:

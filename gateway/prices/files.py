@@ -13,16 +13,19 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from engine.protocol import TTLS, Ttl
 from gateway.prices.money import NanoDollars, per_token
 from gateway.prices.price import PROMPT_BANDS, Band, Price, TokenPrices
 from gateway.prices.sheets import PriceSheets
 
 SHIPPED = Path(__file__).parent / "price_sheets.toml"
 HOSTED = Path(__file__).parent / "hosted_prices.toml"
+WRITES: dict[str, Ttl] = {f"write_{ttl}": ttl for ttl in TTLS}
+"""The field of each TTL class."""
 
 _PRICE = 'must be a price as a text, like "1.25"'
 _MUST = {
-    **dict.fromkeys(("input", "write_5m", "write_1h", "read", "output"), _PRICE),
+    **dict.fromkeys(("input", *WRITES, "read", "output"), _PRICE),
     "model": "must be a text of at most 72 characters, no `@`",
     "from": "must be a day, like 2026-01-31",
     "aliases": "must be a list of texts",
@@ -70,8 +73,11 @@ class _Rates(BaseModel):
     def prices(self) -> TokenPrices:
         return TokenPrices(
             input=self.input,
-            write_5m=self.write_5m,
-            write_1h=self.write_1h,
+            writes={
+                ttl: price
+                for name, ttl in WRITES.items()
+                if (price := getattr(self, name)) is not None
+            },
             read=self.read,
             output=self.output,
         )

@@ -3,11 +3,13 @@
 A model without a price has no cost: None, never 0.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from hashlib import blake2b
 
+from engine.protocol import TTLS, InputUsage, Ttl
 from gateway.prices.money import NanoDollars
 
 PROMPT_BANDS = (32_000, 64_000, 100_000, 128_000, 200_000, 256_000, 272_000, 512_000)
@@ -19,27 +21,22 @@ sums exactly after their turns were deleted.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
-    """One turn's tokens by billing class. All but `output` add up to the prompt."""
-
-    input: int = 0
-    write_5m: int = 0
-    write_1h: int = 0
-    read: int = 0
-    output: int = 0
-
-    @property
-    def prompt(self) -> int:
-        return self.input + self.write_5m + self.write_1h + self.read
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
+    """`writes` are those that the price names, by TTL class. Others cost the class's multiple."""
+
     input: NanoDollars
-    write_5m: NanoDollars
-    write_1h: NanoDollars
+    writes: Mapping[Ttl, NanoDollars]
     read: NanoDollars
     output: NanoDollars
+
+    def write(self, ttl: Ttl) -> NanoDollars:
+        named = self.writes.get(ttl)
+        return NanoDollars(round(self.input * TTLS[ttl].write_multiple)) if named is None else named
+
+    def text(self) -> str:
+        """What a price's id is made of: a TTL class that it does not name changes nothing."""
+        writes = "".join(f"write_{t}={self.writes[t]}, " for t in TTLS if t in self.writes)
+        return f"TokenPrices(input={self.input}, {writes}read={self.read}, output={self.output})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,13 @@ class Price:
     @cached_property
     def id(self) -> str:
         """Model, day and a digest of the prices: an edited entry gets another id."""
-        prices = repr((self.rates, self.bands)).encode()
+        bands = [
+            f"Band(above_prompt_tokens={each.above_prompt_tokens}, rates={each.rates.text()})"
+            for each in self.bands
+        ]
+        # As Python writes a tuple: with a comma behind a single one.
+        listed = f"({', '.join(bands)}{',' if len(bands) == 1 else ''})"
+        prices = f"({self.rates.text()}, {listed})".encode()
         digest = blake2b(prices, digest_size=4).hexdigest()
         return f"{self.model}@{self.valid_from.isoformat()}#{digest}"
 
@@ -88,20 +91,15 @@ class Price:
                 rates = band.rates
         return rates
 
-    def cost(self, counts: TokenCounts) -> Cost:
+    def cost(self, usage: InputUsage, output_tokens: int) -> Cost:
         """The cost of one turn."""
-        return cost_at(self.rates_above(counts.prompt - 1), counts)
+        return cost_at(self.rates_above(usage.prompt_tokens - 1), usage, output_tokens)
 
 
-def cost_at(rates: TokenPrices, counts: TokenCounts) -> Cost:
+def cost_at(rates: TokenPrices, usage: InputUsage, output_tokens: int) -> Cost:
     """The cost of the tokens of one turn or of many, at the same rates."""
-    output = counts.output * rates.output
-    actual = (
-        counts.input * rates.input
-        + counts.write_5m * rates.write_5m
-        + counts.write_1h * rates.write_1h
-        + counts.read * rates.read
-        + output
-    )
-    without_cache = counts.prompt * rates.input + output
+    output = output_tokens * rates.output
+    actual = usage.input_tokens * rates.input + usage.cache_read_tokens * rates.read + output
+    actual += sum(tokens * rates.write(ttl) for ttl, tokens in usage.writes.items())
+    without_cache = usage.prompt_tokens * rates.input + output
     return Cost(actual=NanoDollars(actual), without_cache=NanoDollars(without_cache))

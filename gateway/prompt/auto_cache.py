@@ -7,8 +7,9 @@ is there so that the prefix is found after a turn with more segments than an eng
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from engine.protocol import MAX_BREAKPOINTS, Breakpoint, Prompt
+from engine.protocol import MAX_BREAKPOINTS, Breakpoint, Prompt, outlives
 from gateway.base.grants import AutoCache
 from gateway.prompt.layout import Slot
 
@@ -62,4 +63,4 @@ def _carrier(slots: Sequence[Slot], end: int) -> int | None:
 
 def _breaks_order(found: dict[int, Breakpoint]) -> bool:
     ttls = [found[segment].ttl for segment in sorted(found)]
-    return any(ttl == "1h" and "5m" in ttls[:place] for place, ttl in enumerate(ttls))
+    return any(outlives(later, earlier) for earlier, later in pairwise(ttls))

@@ -5,10 +5,11 @@ automatic against explicit, automatic TTL order.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
-from engine.protocol import MAX_BREAKPOINTS, Breakpoint, Ttl
+from engine.protocol import MAX_BREAKPOINTS, Breakpoint, Ttl, outlives
 from gateway.base.errors import InvalidRequest
 from gateway.prompt.layout import Slot
 
@@ -44,7 +45,7 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
             )
         return breakpoints
     # A marker cannot sit after the last slot that can carry one, so the target is the last.
-    if automatic == "1h" and any(ttl == "5m" for _, _, ttl in marked):
+    if any(outlives(automatic, ttl) for _, _, ttl in marked):
         raise InvalidRequest(f"cache_control: {_ORDER}")
     return [*breakpoints, Breakpoint(target, automatic)]
 
@@ -90,9 +91,6 @@ def find_target(slots: Sequence[Slot]) -> int | None:
 
 
 def _check_order(marked: list[tuple[int, Slot, Ttl]]) -> None:
-    has_short = False
-    for _, slot, ttl in marked:
-        if ttl == "5m":
-            has_short = True
-        elif has_short:
+    for (_, _, before), (_, slot, ttl) in pairwise(marked):
+        if outlives(ttl, before):
             raise InvalidRequest(f"{slot.path}.cache_control.ttl: {_ORDER}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.protocol import TTL_SECONDS, Name, Started
+from engine.protocol import TTLS, Name, Started
 
 MAX_NAMES_KNOWN = 100_000
 
@@ -46,7 +46,7 @@ class LastHolders:
             if digest is None or report.state == "none":
                 continue
             # An entry without a lease has no promised end. By this time it has expired in any case.
-            seconds = report.expires_in_seconds or TTL_SECONDS[report.ttl or "5m"]
+            seconds = report.expires_in_seconds or TTLS[report.ttl or "5m"].seconds
             self._holders[digest] = LastHolder(engine, started.epoch, now + seconds)
             self._holders.move_to_end(digest)
         while len(self._holders) > self._max_names:

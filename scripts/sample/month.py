@@ -13,7 +13,8 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from engine.protocol import (
-    TTL_SECONDS,
+    TTLS,
+    WRITE_FIELDS,
     InputUsage,
     Message,
     MissReason,
@@ -96,7 +97,7 @@ class SampleCache:
         for key in reversed(keys[-LOOKBACK_POSITIONS - 1 :]):
             held = self.entries.get(key)
             if held is not None and held.ready_ms <= ms and held.why_gone(ms) is None:
-                held.until_ms = max(held.until_ms, ms + TTL_SECONDS[held.ttl] * 1000)
+                held.until_ms = max(held.until_ms, ms + TTLS[held.ttl].seconds * 1000)
                 return held.tokens, key
         return 0, None
 
@@ -120,13 +121,13 @@ class SampleCache:
     ) -> None:
         known = self.entries.get(key)
         if known is not None and known.why_gone(ms) is None:
-            known.until_ms = max(known.until_ms, ms + TTL_SECONDS[known.ttl] * 1000)
+            known.until_ms = max(known.until_ms, ms + TTLS[known.ttl].seconds * 1000)
             return
         self._forget(ms)
         evicted = None
         if self._num_leased(ms) > _LEASED_ENTRIES:
             evicted = ms + int(chance.uniform(*_BEST_EFFORT_SECONDS) * 1000)
-        until = ms + TTL_SECONDS[ttl] * 1000
+        until = ms + TTLS[ttl].seconds * 1000
         self.entries[key] = SampleEntry(tokens, ttl, ready_ms, until, evicted)
 
     def _num_leased(self, ms: int) -> int:
@@ -346,7 +347,7 @@ def _automatic(
 def _usage(
     written: SamplePrompt, marks: list[MarkedPrefix], read: int, automatic: int
 ) -> InputUsage:
-    writes, position = {"5m": 0, "1h": 0}, read
+    writes, position = dict.fromkeys(TTLS, 0), read
     for mark in marks:
         if mark.tokens > position:
             writes[mark.ttl] += mark.tokens - position
@@ -354,10 +355,9 @@ def _usage(
     return InputUsage(
         input_tokens=written.tokens - position,
         cache_read_tokens=read,
-        cache_write_5m_tokens=writes["5m"],
-        cache_write_1h_tokens=writes["1h"],
         automatic_tokens=automatic,
         computed_tokens=written.tokens - read - automatic,
+        **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
     )
 
 

@@ -9,12 +9,12 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from engine.protocol import InputUsage
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.book import PriceBook
-from gateway.prices.price import TokenCounts
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
 NUM_MANY = 100_000
@@ -28,7 +28,13 @@ def turn(number: int, moment: datetime, **changes: Any) -> Row:
     tokens = {name: changes.pop(name, 0) for name in ("input", "read", "write_5m", "write_1h")}
     output = changes.pop("output", 10)
     price = changes.pop("price", PRICE)
-    cost = price.cost(TokenCounts(**tokens, output=output)) if price else None
+    usage = InputUsage(
+        input_tokens=tokens["input"],
+        cache_read_tokens=tokens["read"],
+        cache_write_5m_tokens=tokens["write_5m"],
+        cache_write_1h_tokens=tokens["write_1h"],
+    )
+    cost = price.cost(usage, output) if price else None
     row: Row = {
         "id": f"msg_{number:028x}",
         "instance": "test",

@@ -229,8 +229,13 @@ def _rows(data: Path, workspace: str, count: int) -> list[Any]:
 
 
 def _bill(turns: Sequence[Observation]) -> float:
-    served = [turn.served for turn in turns]
-    return sum(s.input + 1.25 * s.write_5m + 2 * s.write_1h + 0.1 * s.read for s in served)
+    return sum(
+        usage.input_tokens
+        + 1.25 * usage.cache_write_5m_tokens
+        + 2 * usage.cache_write_1h_tokens
+        + 0.1 * usage.cache_read_tokens
+        for usage in (turn.served.usage for turn in turns)
+    )
 
 
 def _shown(advice: StreamAdvice) -> str:

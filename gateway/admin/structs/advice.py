@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.protocol import CacheUsage, Ttl
 from gateway.admin.structs.fleet import AutoCacheMode
 
 FaultKind = Literal[
@@ -37,7 +38,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     prefill_seconds: float | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class Outcome(CacheUsage, kw_only=True):
     """The prompts' tokens and their cost under one way to place markers.
 
     `name` is `observed`, `as_sent` or a placement; `saves` is against `as_sent`. All but `observed`
@@ -47,9 +48,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     requests_with_read: int
     input_tokens: int
-    cache_read_tokens: int
-    cache_write_5m_tokens: int
-    cache_write_1h_tokens: int
     computed_tokens: int
     multiples: float
     nano: int | None
@@ -60,7 +58,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """Where a marker goes: a block's path, or a place that moves with the conversation."""
 
     place: str
-    ttl: Literal["5m", "1h"]
+    ttl: Ttl
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +99,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The key's `auto_cache` that does the same for requests that mark nothing."""
 
     auto_cache: AutoCacheMode
-    auto_cache_ttl: Literal["5m", "1h"] | None
+    auto_cache_ttl: Ttl | None
 
 
 class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,10 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol import CacheUsage, InputUsage
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+
+class Totals(InputUsage, kw_only=True):
     """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
 
     `automatic_input_tokens` are those of `input_tokens` that were reused from memory all the same.
@@ -19,13 +21,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     requests_with_read: int = 0
     errors: int = 0
     unpriced: int = 0
-    input_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_5m_tokens: int = 0
-    cache_write_1h_tokens: int = 0
-    automatic_tokens: int = 0
     automatic_input_tokens: int = 0
-    computed_tokens: int = 0
     output_tokens: int = 0
     cost_nano: int = 0
     thinking_tokens: int = 0
@@ -37,15 +33,6 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     def saved_nano(self) -> int:
         """The cost of the same tokens without a cache, less their cost."""
         return self.cost_without_cache_nano - self.cost_nano
-
-    @property
-    def prompt_tokens(self) -> int:
-        return (
-            self.input_tokens
-            + self.cache_read_tokens
-            + self.cache_write_5m_tokens
-            + self.cache_write_1h_tokens
-        )
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +173,7 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
     num_messages: int | None
 
 
-class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
+class PrefixReport(CacheUsage, kw_only=True):
     """One prefix over its whole life in the ledger.
 
     `saved_nano` is net of the write premium, None if a turn had no price. `is_paid_back` says
@@ -207,9 +194,6 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     last_ms: int
     requests: int
     requests_with_read: int
-    cache_read_tokens: int
-    cache_write_5m_tokens: int
-    cache_write_1h_tokens: int
     saved_nano: int | None
     is_paid_back: bool | None
     gaps_5m: int
@@ -222,7 +206,7 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     look: PrefixLook | None
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class Turn(InputUsage, kw_only=True):
     """One row of the turns table. `saved_nano` is None where the model has no price."""
 
     id: str
@@ -237,12 +221,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None
     miss_reason: str | None
     num_removed: int
-    input_tokens: int
-    cache_read_tokens: int
-    cache_write_5m_tokens: int
-    cache_write_1h_tokens: int
-    automatic_tokens: int
-    computed_tokens: int
     output_tokens: int
     thinking_tokens: int
     first_token_seconds: float | None

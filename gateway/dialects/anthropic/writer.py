@@ -142,8 +142,7 @@ class EventWriter:
             events.StopDelta(_STOP_REASONS[finished.reason], finished.stop_sequence),
             DeltaUsage(
                 input_tokens=usage.input_tokens,
-                cache_creation_input_tokens=usage.cache_write_5m_tokens
-                + usage.cache_write_1h_tokens,
+                cache_creation_input_tokens=usage.written_tokens,
                 cache_read_input_tokens=usage.cache_read_tokens,
                 output_tokens=done.output_tokens,
                 output_tokens_details=_details(finished.thinking_tokens),
@@ -216,7 +215,7 @@ def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int = 0) ->
     """The engine's counts in the wire's fields, not adjusted."""
     return Usage(
         input_tokens=usage.input_tokens,
-        cache_creation_input_tokens=usage.cache_write_5m_tokens + usage.cache_write_1h_tokens,
+        cache_creation_input_tokens=usage.written_tokens,
         cache_read_input_tokens=usage.cache_read_tokens,
         cache_creation=CacheCreation(usage.cache_write_5m_tokens, usage.cache_write_1h_tokens),
         output_tokens=output_tokens,

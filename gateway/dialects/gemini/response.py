@@ -132,10 +132,6 @@ def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> Usa
     )
 
 
-def written_tokens(usage: InputUsage) -> int:
-    return usage.cache_write_5m_tokens + usage.cache_write_1h_tokens
-
-
 METHODS = ["generateContent", "countTokens", "createCachedContent"]
 
 

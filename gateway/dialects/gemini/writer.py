@@ -38,7 +38,6 @@ from gateway.dialects.gemini.response import (
     joined_logprobs,
     logprobs_of,
     usage_of,
-    written_tokens,
 )
 
 _REASONS: dict[EngineReason, FinishReason] = {
@@ -99,7 +98,7 @@ class GeminiWriter:
         match frame:
             case Started():
                 self._input = frame.usage
-                written = written_tokens(frame.usage)
+                written = frame.usage.written_tokens
                 found = extension_of(frame, self.found, self.paths)
                 self._extension = msgspec.structs.replace(found, written_tokens=written)
             case TextDelta(text=text, choice=choice) if self.is_enum:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from engine.protocol import (
     MAX_BREAKPOINTS,
+    TTLS,
     Prompt,
     Role,
     TextPart,
@@ -113,7 +114,7 @@ def _of_address(kind: Kind, address: Address | str) -> Media:
 
 # The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
 NATIVE_TTL: Ttl = "1h"
-HELD_FOR_AN_HOUR = "a breakpoint is held for an hour after its last use"
+HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
 _NO_SERVER = "this server runs no such tool, and the model knows none"
 
 
@@ -289,7 +290,7 @@ class _Builder:
             self.native.append(len(self.slots))
             if native.ttl == "12h":
                 where = f"{path}.prompt_cache_breakpoint.ttl"
-                self._notepad.ignore(where, HELD_FOR_AN_HOUR)
+                self._notepad.ignore(where, HELD_SHORTER)
         marker = found[0] if found else None
         self.slots.append(Slot(path=path, marker=marker, num_markers=min(len(found), 1)))
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from engine.protocol import MAX_LOGPROBS, Ttl
+from engine.protocol import MAX_LOGPROBS
+from gateway.dialects.anthropic.request import Ttl
 
 # A word that only asks for better, so that no word is an error.
 Word = Annotated[str, msgspec.Meta(max_length=64)]

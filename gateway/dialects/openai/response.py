@@ -71,14 +71,10 @@ def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> Usa
         usage.prompt_tokens + output_tokens,
         PromptDetails(
             cached_tokens=usage.cache_read_tokens + usage.automatic_tokens,
-            cache_write_tokens=max(0, written_tokens(usage) - usage.automatic_tokens),
+            cache_write_tokens=max(0, usage.written_tokens - usage.automatic_tokens),
         ),
         CompletionDetails(thinking_tokens),
     )
-
-
-def written_tokens(usage: InputUsage) -> int:
-    return usage.cache_write_5m_tokens + usage.cache_write_1h_tokens
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -40,7 +40,6 @@ from gateway.dialects.openai.response import (
     Usage,
     logprobs_of,
     usage_of,
-    written_tokens,
 )
 
 _REASONS: dict[EngineReason, FinishReason] = {
@@ -80,7 +79,7 @@ class Writer(Generic[ChunkT]):
                 self._input = frame.usage
                 self._extension = msgspec.structs.replace(
                     extension_of(frame, self.found, self.paths),
-                    written_tokens=written_tokens(frame.usage),
+                    written_tokens=frame.usage.written_tokens,
                 )
                 yield from self._begin()
             case Finished():

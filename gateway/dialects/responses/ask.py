@@ -8,7 +8,7 @@ import msgspec
 from engine.protocol import Sampling, ToolChoice
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.lower import HELD_FOR_AN_HOUR, NATIVE_TTL
+from gateway.dialects.openai.lower import HELD_SHORTER, NATIVE_TTL
 from gateway.dialects.responses.lower import Reading, lay_out
 from gateway.dialects.responses.request import (
     LOGPROBS,
@@ -204,7 +204,7 @@ def _note_without_effect(request: ResponsesRequest, notepad: Notepad) -> None:
     if request.text and request.text.verbosity not in (None, "medium"):
         notepad.ignore("text.verbosity", "this model knows no verbosity")
     if options is not None and options.ttl == "12h":
-        notepad.ignore("prompt_cache_options.ttl", HELD_FOR_AN_HOUR)
+        notepad.ignore("prompt_cache_options.ttl", HELD_SHORTER)
     if reasoning is None:
         return
     if reasoning.context not in (None, "auto"):

@@ -31,7 +31,7 @@ from engine.protocol import (
 )
 from engine.protocol import Message as PromptMessage
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.lower import HELD_FOR_AN_HOUR, NATIVE_TTL
+from gateway.dialects.openai.lower import HELD_SHORTER, NATIVE_TTL
 from gateway.dialects.responses.request import (
     AdditionalTools,
     CacheBreakpoint,
@@ -276,7 +276,7 @@ class _Builder:
         """Mark the next slot. No entry here is held for 12 hours."""
         if marker.ttl == "12h":
             where = f"{path}.prompt_cache_breakpoint.ttl"
-            self.reading.notepad.ignore(where, HELD_FOR_AN_HOUR)
+            self.reading.notepad.ignore(where, HELD_SHORTER)
         self.marked.append(len(self.slots))
 
 

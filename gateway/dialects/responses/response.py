@@ -12,8 +12,8 @@ from gateway.dialects.openai.response import TokenLogprob
 from gateway.dialects.openai.response import usage_of as chat_usage_of
 from gateway.dialects.responses.request import Status
 
-MissReason = Literal["model_changed", "tools_changed", "input_changed"]
-_REASONS: dict[str, MissReason] = {
+DiagnosticReason = Literal["model_changed", "tools_changed", "input_changed"]
+_REASONS: dict[str, DiagnosticReason] = {
     "model_changed": "model_changed",
     "tools_changed": "tools_changed",
     "system_changed": "input_changed",
@@ -23,7 +23,7 @@ _REASONS: dict[str, MissReason] = {
 
 class CacheMiss(msgspec.Struct, frozen=True, tag="cache_miss"):
     cache_missed_tokens: int
-    reason: MissReason
+    reason: DiagnosticReason
 
 
 class CacheHit(msgspec.Struct, frozen=True, tag="cache_hit"):

@@ -36,7 +36,7 @@ from gateway.base.errors import (
 )
 from gateway.dialects.extension import Found, extension_of
 from gateway.dialects.openai.errors import detail_of
-from gateway.dialects.openai.response import TokenLogprob, logprobs_of, written_tokens
+from gateway.dialects.openai.response import TokenLogprob, logprobs_of
 from gateway.dialects.responses import events
 from gateway.dialects.responses.events import Event
 from gateway.dialects.responses.request import Status
@@ -395,7 +395,7 @@ class ResponseWriter:
             self.response,
             prompt_cache_diagnostics=self.diagnose(started.usage) or UNSET,
             holdfast=msgspec.structs.replace(
-                extension, written_tokens=written_tokens(started.usage)
+                extension, written_tokens=started.usage.written_tokens
             ),
         )
         self._has_begun = True

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from engine.protocol import WRITE_FIELDS
 from gateway.admin.structs.usage import PrefixLook, PrefixReport
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
@@ -156,7 +157,7 @@ def _reads_to_pay_back(row: Any, prices: PriceSheets) -> int | None:
     if price is None:
         return None
     rates = price.rates
-    write = rates.write_1h if row["ttl"] == "1h" else rates.write_5m
+    write = rates.write(row["ttl"] or "5m")
     premium, discount = write - rates.input, rates.input - rates.read
     return premium // discount + 1 if discount > 0 else None
 
@@ -166,11 +167,11 @@ def _costs_of_ttls(row: Any, prices: PriceSheets) -> tuple[int | None, int | Non
     price = prices.with_id(row["price"] or "")
     if price is None or row["unpriced"]:
         return None, None
-    marked = row["cache_read_tokens"] + row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
+    marked = row["cache_read_tokens"] + sum(row[name] for name in WRITE_FIELDS.values())
     tokens = marked // row["requests"]
     within_5m, within_1h = row["gaps_5m"], row["gaps_5m"] + row["gaps_1h"]
     rates = price.rates
     return (
-        tokens * (rates.write_5m * (row["requests"] - within_5m) + rates.read * within_5m),
-        tokens * (rates.write_1h * (row["requests"] - within_1h) + rates.read * within_1h),
+        tokens * (rates.write("5m") * (row["requests"] - within_5m) + rates.read * within_5m),
+        tokens * (rates.write("1h") * (row["requests"] - within_1h) + rates.read * within_1h),
     )

@@ -10,7 +10,7 @@ from datetime import date
 import msgspec
 
 from gateway.admin.structs.usage import Avoided, HostedCost, Totals, Waterfall
-from gateway.prices.price import Price, TokenCounts, TokenPrices, cost_at
+from gateway.prices.price import Price, TokenPrices, cost_at
 from gateway.prices.sheets import PriceSheets
 
 
@@ -30,8 +30,8 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
             unexplained += totals.requests
             continue
         rates = price.rates_above(group.prompt_above)
-        premium += totals.cache_write_5m_tokens * (rates.write_5m - rates.input)
-        premium += totals.cache_write_1h_tokens * (rates.write_1h - rates.input)
+        for ttl, tokens in totals.writes.items():
+            premium += tokens * (rates.write(ttl) - rates.input)
         discount += totals.cache_read_tokens * (rates.input - rates.read)
         actual += totals.cost_nano
         counterfactual += totals.cost_without_cache_nano
@@ -55,7 +55,8 @@ def comparisons(groups: Iterable[Priced], hosted: PriceSheets, on: date) -> list
 def _compare(groups: list[Priced], price: Price, hosted: PriceSheets) -> HostedCost:
     nano = without_cache = 0
     for group in groups:
-        cost = cost_at(price.rates_above(group.prompt_above), counts_of(group.totals))
+        totals = group.totals
+        cost = cost_at(price.rates_above(group.prompt_above), totals, totals.output_tokens)
         nano, without_cache = nano + cost.actual, without_cache + cost.without_cache
     return HostedCost(
         model=price.model,
@@ -64,16 +65,6 @@ def _compare(groups: list[Priced], price: Price, hosted: PriceSheets) -> HostedC
         as_of=hosted.as_of.isoformat() if hosted.as_of else None,
         nano=nano,
         nano_without_cache=without_cache,
-    )
-
-
-def counts_of(totals: Totals) -> TokenCounts:
-    return TokenCounts(
-        input=totals.input_tokens,
-        write_5m=totals.cache_write_5m_tokens,
-        write_1h=totals.cache_write_1h_tokens,
-        read=totals.cache_read_tokens,
-        output=totals.output_tokens,
     )
 
 
@@ -96,8 +87,10 @@ def costs_by_class(rates: TokenPrices, totals: Totals) -> dict[str, int]:
     """What each class of tokens cost, in nano-dollars; they add up to the cost."""
     return {
         "uncached_input_tokens": totals.input_tokens * rates.input,
-        "cache_creation.ephemeral_5m_input_tokens": totals.cache_write_5m_tokens * rates.write_5m,
-        "cache_creation.ephemeral_1h_input_tokens": totals.cache_write_1h_tokens * rates.write_1h,
+        **{
+            f"cache_creation.ephemeral_{ttl}_input_tokens": tokens * rates.write(ttl)
+            for ttl, tokens in totals.writes.items()
+        },
         "cache_read_input_tokens": totals.cache_read_tokens * rates.read,
         "output_tokens": totals.output_tokens * rates.output,
     }

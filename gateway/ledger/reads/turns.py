@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import func, select, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from engine.protocol import InputUsage
 from gateway.admin.structs.fleet import Epoch, Lost
 from gateway.admin.structs.usage import Sample, Turn, TurnPage
 from gateway.ledger.database import Ledger
@@ -154,12 +155,8 @@ _OBSERVED = (
     TurnRow.model,
     TurnRow.dialect,
     TurnRow.price,
-    TurnRow.input_tokens,
-    TurnRow.cache_read_tokens,
-    TurnRow.cache_write_5m_tokens,
-    TurnRow.cache_write_1h_tokens,
+    *(getattr(TurnRow, name) for name in InputUsage.__struct_fields__),
     TurnRow.output_tokens,
-    TurnRow.computed_tokens,
     TurnRow.first_token_seconds,
     TurnRow.queue_seconds,
     TurnRow.prefill_seconds,

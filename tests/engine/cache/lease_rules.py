@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from engine.cache.block import Block
-from engine.protocol import TTL_SECONDS
+from engine.protocol import TTLS
 from tests.engine.cache.lives import Expected
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def note_rested(world: "World") -> None:
 
 
 def _is_idle(world: "World", known: Expected) -> bool:
-    return known.ttl == "1h" and known.used_at + TTL_SECONDS["5m"] <= world.now
+    return known.ttl == "1h" and known.used_at + TTLS["5m"].seconds <= world.now
 
 
 def note_new_leases(world: "World") -> None:

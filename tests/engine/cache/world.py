@@ -23,7 +23,7 @@ from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy
-from engine.protocol import TTL_SECONDS, Breakpoint, Ttl
+from engine.protocol import TTLS, Breakpoint, Ttl
 from tests.engine.cache.checks import check
 from tests.engine.cache.disk import FakeDisk, bring_from_disk
 from tests.engine.cache.lease_rules import (
@@ -115,7 +115,7 @@ class World:
         assert hit == 0 or hit in readable, "a hit that nobody wrote, or that is over"
         for tokens, known in readable.items():
             if tokens == hit or tokens in {mark.tokens for mark in found.marks}:
-                extended = query.arrived_at + TTL_SECONDS[known.ttl]
+                extended = query.arrived_at + TTLS[known.ttl].seconds
                 known.expires_at = max(known.expires_at, extended)
                 known.used_at = max(known.used_at, query.arrived_at)
         if found.hit is not None and found.hit.is_leased:
@@ -212,14 +212,14 @@ class World:
             known = self._present(prefix)
             if known is None or known.expires_at <= self.now:
                 self.expected.pop(prefix, None)
-                expires_at = life.query.arrived_at + TTL_SECONDS[mark.ttl]
+                expires_at = life.query.arrived_at + TTLS[mark.ttl].seconds
                 if expires_at > self.now:
                     self.expected[prefix] = Expected(
                         mark.ttl, expires_at, self.now, False, used_at=self.now
                     )
             else:
                 ttl = known.ttl if known.ready_at <= life.query.arrived_at else mark.ttl
-                extended = life.query.arrived_at + TTL_SECONDS[ttl]
+                extended = life.query.arrived_at + TTLS[ttl].seconds
                 known.expires_at = max(known.expires_at, extended)
                 known.used_at = self.now
         written = self.cache.write(life.query, life.found, life.table, self.now)

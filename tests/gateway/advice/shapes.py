@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from engine.protocol import Message, Prompt, TextPart, Tool, Ttl
+from engine.protocol import InputUsage, Message, Prompt, TextPart, Tool, Ttl
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, pack, points_of, unpack
 from gateway.prompt.names import NAMES_RULE, find_prefixes
@@ -104,7 +104,7 @@ def observed(sent: list[Sent]) -> list[Observation]:
             key="key",
             model="model",
             dialect="openai",
-            served=Served(input=0, computed=0, begun_ms=each.at_ms + 300),
+            served=Served(usage=InputUsage(), begun_ms=each.at_ms + 300),
             rates=None,
         )
         found = observe(row, unpack(fingerprint(each)))

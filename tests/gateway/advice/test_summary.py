@@ -7,8 +7,8 @@ def spent(number: int, **changes: int | None) -> Spent:
     values: dict[str, int | None] = {
         "num_turns": 40,
         "read": 0,
-        "write_5m": 1000 * (number + 1),
-        "write_1h": 0,
+        "written": 1000 * (number + 1),
+        "write_premium": 250 * (number + 1),
         "prompt_tokens": 10_000,
         "saved_nano": -1,
     }

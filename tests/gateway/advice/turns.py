@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 
 from engine.protocol import (
+    InputUsage,
     Message,
     Prompt,
     TextPart,
@@ -20,8 +21,7 @@ from tests.gateway.advice.shapes import Sent, fingerprint
 
 RATES = TokenPrices(
     input=NanoDollars(1000),
-    write_5m=NanoDollars(1250),
-    write_1h=NanoDollars(2000),
+    writes={"5m": NanoDollars(1250), "1h": NanoDollars(2000)},
     read=NanoDollars(100),
     output=NanoDollars(5000),
 )
@@ -40,8 +40,7 @@ def turns_of(
         printed = unpack(fingerprint(each))
         total = printed.num_tokens
         served = Served(
-            input=total,
-            computed=total,
+            usage=InputUsage(input_tokens=total, computed_tokens=total),
             begun_ms=each.at_ms + begins_after_ms,
             prefill_seconds=total / 10_000,
         )

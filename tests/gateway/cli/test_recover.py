@@ -20,7 +20,6 @@ from gateway.ledger.database import Ledger
 from gateway.limits.keyring import KeyRing
 from gateway.prices.book import PriceBook
 from gateway.prices.files import SHIPPED, load_prices
-from gateway.prices.price import TokenCounts
 from tests.gateway.journal.test_journal import record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import make_settings, serve
@@ -133,6 +132,6 @@ def test_recovered_turns_cost_what_the_operators_own_prices_say(tmp_path: Path, 
     (row,) = rows(settings)
     price = PriceBook(own).own.with_id(row["price"])
     assert price is not None and row["id"] == turn_id
-    counts = TokenCounts(input=10, write_5m=0, write_1h=0, read=90, output=7)
-    assert row["cost_nano"] == price.cost(counts).actual
+    usage = InputUsage(input_tokens=10, cache_read_tokens=90)
+    assert row["cost_nano"] == price.cost(usage, 7).actual
     assert load_prices().with_id(row["price"]) is None, "no price of the shipped sheet"

@@ -3,60 +3,68 @@ from pathlib import Path
 
 import pytest
 
+from engine.protocol import InputUsage
 from gateway.cli.main import main
 from gateway.prices.book import PriceBook
 from gateway.prices.files import HOSTED, PriceError, load_prices
 from gateway.prices.money import dollars, per_token
-from gateway.prices.price import TokenCounts
 
 TODAY = date(2026, 11, 21)
 
 
 @pytest.mark.parametrize(
-    "model, counts, expected",
+    "model, usage, output_tokens, expected",
     [
         pytest.param(
             "claude-sonnet-4-6",
-            TokenCounts(input=54, write_5m=2000, output=100),
+            InputUsage(input_tokens=54, cache_write_5m_tokens=2000),
+            100,
             "$0.009162",
             id="V120",
         ),
         pytest.param(
             "claude-sonnet-4-6",
-            TokenCounts(input=54, read=2000, output=100),
+            InputUsage(input_tokens=54, cache_read_tokens=2000),
+            100,
             "$0.002262",
             id="V121",
         ),
         pytest.param(
             "claude-opus-5-5",
-            TokenCounts(input=50, read=100_000, output=210),
+            InputUsage(input_tokens=50, cache_read_tokens=100_000),
+            210,
             "$0.0244",
             id="V122",
         ),
         pytest.param(
             "claude-opus-5",
-            TokenCounts(input=34, write_1h=3000, write_5m=500),
+            InputUsage(input_tokens=34, cache_write_1h_tokens=3000, cache_write_5m_tokens=500),
+            0,
             "$0.033295",
             id="V123",
         ),
         pytest.param(
             "claude-haiku-5-5",
-            TokenCounts(input=4, read=99_996, output=500),
+            InputUsage(input_tokens=4, cache_read_tokens=99_996),
+            500,
             "$0.00125036",
             id="V124",
         ),
         pytest.param(
             "claude-haiku-5-5",
-            TokenCounts(input=4, read=99_997, output=500),
+            InputUsage(input_tokens=4, cache_read_tokens=99_997),
+            500,
             "$0.00625185",
             id="V125",
         ),
     ],
 )
-def test_a_turn_costs_what_the_sheet_says(model: str, counts: TokenCounts, expected: str) -> None:
+def test_a_turn_costs_what_the_sheet_says(
+    model: str, usage: InputUsage, output_tokens: int, expected: str
+) -> None:
     price = load_prices(HOSTED).find(model, TODAY)
     assert price is not None
-    assert dollars(price.cost(counts).actual) == expected
+    assert dollars(price.cost(usage, output_tokens).actual) == expected
 
 
 def test_an_unknown_model_has_no_price() -> None:
@@ -76,9 +84,12 @@ def test_a_price_holds_from_its_date_on() -> None:
 def test_writes_that_nobody_reads_save_less_than_nothing() -> None:
     price = load_prices(HOSTED).find("claude-sonnet-5", TODAY)
     assert price is not None
-    assert dollars(price.cost(TokenCounts(write_5m=1000)).saved) == "-$0.0005"
-    assert dollars(price.cost(TokenCounts(write_1h=1000)).saved) == "-$0.002"
-    assert dollars(price.cost(TokenCounts(write_5m=1000, read=1000)).saved) == "$0.0013"
+    assert dollars(price.cost(InputUsage(cache_write_5m_tokens=1000), 0).saved) == "-$0.0005"
+    assert dollars(price.cost(InputUsage(cache_write_1h_tokens=1000), 0).saved) == "-$0.002"
+    assert (
+        dollars(price.cost(InputUsage(cache_write_5m_tokens=1000, cache_read_tokens=1000), 0).saved)
+        == "$0.0013"
+    )
 
 
 @pytest.mark.parametrize("price", ["0.0001", "-1", "NaN", "Infinity", "a dollar"])
