@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from gateway.admin.openapi.by_hand import MODEL_OPERATIONS
-from gateway.admin.openapi.declared import declared_operations
 from gateway.admin.openapi.document import describe
+from gateway.admin.openapi.operations import operations_of
 from gateway.app import create_app
 from tests.gateway.serving import make_settings
 
 # An application that is not started opens no file.
 APPLICATION = create_app(make_settings(Path("unused"), "http://127.0.0.1:9"))
-OPERATIONS = declared_operations(APPLICATION, MODEL_OPERATIONS)
+OPERATIONS = operations_of(APPLICATION)
 DOCUMENT = describe(OPERATIONS)

@@ -8,9 +8,8 @@ from litestar.datastructures import State
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 
-from gateway.admin.openapi.by_hand import MODEL_OPERATIONS
-from gateway.admin.openapi.declared import declared_operations
 from gateway.admin.openapi.document import describe
+from gateway.admin.openapi.operations import operations_of
 from gateway.http.query import DeclaredQueries
 
 
@@ -32,7 +31,7 @@ def describe_once(app: Litestar) -> None:
     The state's `openapi` becomes the document in bytes, and its `declared_queries` the parameters
     that queries are checked against.
     """
-    document = describe(declared_operations(app, MODEL_OPERATIONS))
+    document = describe(operations_of(app))
     app.state.openapi = msgspec.json.encode(document)
     app.state.declared_queries = _queries(document)
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from gateway.admin.openapi.operation import EVENT_STREAM, Operation
+from gateway.admin.openapi.operations import EVENT_STREAM, Operation
 from gateway.base.errors import GatewayError
 from gateway.dialects.anthropic.events import Event
 from gateway.dialects.anthropic.response import ErrorBody
@@ -145,7 +145,7 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         "summary": operation.summary,
         "parameters": [_without_nul(parameter) for parameter in operation.parameters],
         "responses": responses,
-        "security": list(operation.security),
+        "security": [{name: []} for name in operation.keys],
     }
     if operation.body is not None:
         made["requestBody"] = {

@@ -1,0 +1,335 @@
+"""Every operation of the HTTP API: as handlers declare it, or as the table of the model APIs says.
+
+Litestar parses each handler's signature, its dependencies and its options. The types of bodies and
+parameters are turned into JSON Schema by msgspec, which decodes and encodes them. Litestar's own
+generator leaves out bounds of 0, defaults and docstrings, and calls an optional parameter of a
+query nullable, so it is not used. The handlers of the model APIs read and write raw bytes; their
+types are those of `_KINDS`.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from litestar import Litestar, MediaType, Response
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import ParameterKwarg
+from litestar.response import Stream
+from litestar.response.base import ASGIResponse
+from litestar.routes import HTTPRoute
+from litestar.typing import FieldDefinition
+
+from gateway.admin.bodies import JsonBody
+from gateway.base import errors
+from gateway.dialects.anthropic import batches
+from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
+from gateway.dialects.anthropic.response import Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.gemini import caches
+from gateway.dialects.gemini import response as gemini
+from gateway.dialects.gemini.request import GenerateRequest
+from gateway.dialects.openai import response as openai
+from gateway.dialects.openai.request import ChatRequest, CompletionRequest
+from gateway.dialects.responses import response as responses
+from gateway.dialects.responses.request import ResponsesRequest
+from gateway.http.auth import AdminAuth
+from gateway.http.speaking import dialect_of_path
+from gateway.prompt.ask import Dialect
+
+EVENT_STREAM = "text/event-stream"
+Schema = dict[str, Any]
+Errors = tuple[type[errors.GatewayError], ...]
+_KEYED: Errors = (
+    errors.InvalidRequest,
+    errors.Unauthenticated,
+    errors.Forbidden,
+    errors.NotFound,
+    errors.MethodNotAllowed,
+    errors.GatewayError,
+    errors.Overloaded,
+)
+_SENDING: Errors = (*_KEYED, errors.TooLarge, errors.UnsupportedMedia)
+_ASKING: Errors = (*_SENDING, errors.EngineTimeout)
+_TURNS: Errors = (*_ASKING, errors.RateLimited, errors.SpendLimitReached)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path.
+
+    `method` is in lower case. `replies` are the alternative types of the JSON answer, `other` is a
+    content type of the answer besides JSON. `unready` is the type of a 503. `keys` are the security
+    schemes of which one is enough. `dialects` are those whose error envelopes, statuses and id
+    headers the operation answers with. `is_lenient`: bodies are taken in more forms than the schema
+    says, as Google's own parser takes them.
+    """
+
+    id: str
+    method: str
+    path: str
+    summary: str
+    replies: tuple[Any, ...] = ()
+    body: Any = None
+    other: str | None = None
+    keys: tuple[str, ...] = ()
+    parameters: tuple[Schema, ...] = ()
+    errors: Errors = ()
+    unready: Any = None
+    dialects: tuple[Dialect, ...] = ("anthropic",)
+    is_lenient: bool = False
+
+
+def operations_of(app: Litestar) -> list[Operation]:
+    """Every operation that the application serves, by path and method."""
+    by_hand = {(each.path, each.method): each for each in _model_apis()}
+    made = []
+    for route in app.routes:
+        if not isinstance(route, HTTPRoute):
+            continue
+        for method, (handler, _) in route.route_handler_map.items():
+            if not handler.resolve_include_in_schema():
+                continue
+            place = route.path_format, method.lower()
+            known = by_hand.get(place)
+            id = handler.operation_id
+            if callable(id):
+                id = id(handler, method, route.path_components)
+            made.append(known or _declared(handler, *place, str(id)))
+    return sorted(made, key=lambda operation: (operation.path, operation.method))
+
+
+def _declared(handler: HTTPRouteHandler, path: str, method: str, id: str) -> Operation:
+    dependencies = handler.resolve_dependencies()
+    body = next((each.kind for each in dependencies.values() if isinstance(each, JsonBody)), None)
+    needs_key = AdminAuth in handler.resolve_middleware()
+    # A handler that returns a Response may leave its type to it.
+    is_json = handler.media_type in ("", MediaType.JSON)
+    unready = (handler.responses or {}).get(503)
+    return Operation(
+        id=id,
+        method=method,
+        path=path,
+        summary=handler.summary or "",
+        replies=_replies(handler) if is_json else (),
+        body=body,
+        other=None if is_json else str(handler.media_type),
+        keys=("adminKey", "bearer") if needs_key else (),
+        parameters=(*_path_parameters(path), *_query_parameters(handler)),
+        errors=(_KEYED if body is None else _SENDING) if needs_key else (),
+        unready=unready.data_container if unready else None,
+    )
+
+
+def _replies(handler: HTTPRouteHandler) -> tuple[Any, ...]:
+    """The alternative types of the 200, from the return annotation or the declared response."""
+    if declared := (handler.responses or {}).get(200):
+        return (declared.data_container,)
+    found = handler.parsed_fn_signature.return_type.raw
+    if get_origin(found) is Response:
+        (found,) = get_args(found)
+    if found in (Stream, ASGIResponse):
+        return ()
+    return get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
+
+
+def _path_parameters(path: str) -> tuple[Schema, ...]:
+    text = {"type": "string"}
+    return tuple(
+        {"name": name, "in": "path", "required": True, "schema": text}
+        for name in re.findall(r"{(\w+)}", path)
+    )
+
+
+def _query_parameters(handler: HTTPRouteHandler) -> Iterator[Schema]:
+    """Those of the handler, then those of its dependencies."""
+    for name, field in dict(_query_fields(handler, handler)).items():
+        kwarg = field.kwarg_definition
+        assert isinstance(kwarg, ParameterKwarg)
+        yield {
+            "name": kwarg.name or name,
+            "in": "query",
+            "required": not field.has_default,
+            "schema": _query_schema(field, kwarg),
+        }
+
+
+def _query_fields(handler: HTTPRouteHandler, owner: Any) -> Iterator[tuple[str, FieldDefinition]]:
+    dependencies = handler.resolve_dependencies()
+    fields: dict[str, FieldDefinition] = owner.parsed_fn_signature.parameters
+    for name, field in fields.items():
+        kwarg = field.kwarg_definition
+        if name in dependencies:
+            yield from _query_fields(handler, dependencies[name])
+        elif isinstance(kwarg, ParameterKwarg) and kwarg.param_type == "query":
+            yield field.name, field
+
+
+def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
+    """The schema of a parameter that is there: a query string has no null."""
+    kind = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    limits = {
+        "ge": kwarg.ge,
+        "le": kwarg.le,
+        "min_length": kwarg.min_length if kwarg.min_items is None else kwarg.min_items,
+        "max_length": kwarg.max_length if kwarg.max_items is None else kwarg.max_items,
+    }
+    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    schema: Schema = msgspec.json.schema(Annotated[kind, msgspec.Meta(**given)])
+    if get_origin(kind) is list:
+        schema["items"] = _with_choices(get_args(kind)[0], schema["items"])
+    schema = _with_choices(kind, schema)
+    if field.has_default and field.default is not None:
+        schema["default"] = field.default
+    return schema
+
+
+def _with_choices(kind: Any, schema: Schema) -> Schema:
+    """A Literal's words in the order of their declaration; msgspec sorts them."""
+    if get_origin(kind) is not Literal:
+        return schema
+    return {"type": "string", "enum": list(get_args(kind))}
+
+
+# The model APIs.
+
+_MODEL_APIS = """
+createMessageBatch      post   /v1/messages/batches       Run many messages behind all others.
+listMessageBatches      get    /v1/messages/batches       The workspace's batches, newest first.
+getMessageBatch         get    /v1/messages/batches/{batch_id} One batch.
+deleteMessageBatch      delete /v1/messages/batches/{batch_id} Forget an ended batch.
+cancelMessageBatch      post   /v1/messages/batches/{batch_id}/cancel End a batch early.
+getMessageBatchResults  get    /v1/messages/batches/{batch_id}/results A line of JSON for each row.
+createCachedContent     post   /v1beta/cachedContents     Have a prompt held under a name.
+listCachedContents      get    /v1beta/cachedContents     The workspace's cached contents.
+getCachedContent        get    /v1beta/cachedContents/{content_id} One cached content.
+updateCachedContent     patch  /v1beta/cachedContents/{content_id} Move a cached content's end.
+deleteCachedContent     delete /v1beta/cachedContents/{content_id} End a cached content.
+createCachedContentAtV1 post   /v1/cachedContents         Have a prompt held under a name.
+listCachedContentsAtV1  get    /v1/cachedContents         The workspace's cached contents.
+getCachedContentAtV1    get    /v1/cachedContents/{content_id} One cached content.
+updateCachedContentAtV1 patch  /v1/cachedContents/{content_id} Move a cached content's end.
+deleteCachedContentAtV1 delete /v1/cachedContents/{content_id} End a cached content.
+createMessage           post   /v1/messages               Answer a prompt, or stream the answer.
+countTokens             post   /v1/messages/count_tokens  Count a prompt's tokens, exactly.
+createChatCompletion    post   /v1/chat/completions       Answer a conversation as OpenAI does.
+createCompletion        post   /v1/completions            Continue a text as OpenAI does.
+createResponse          post   /v1/responses              Answer as OpenAI's Responses API does.
+countInputTokens        post   /v1/responses/input_tokens Count a request's tokens, exactly.
+getResponse             get    /v1/responses/{response_id} Not found: no response is kept.
+deleteResponse          delete /v1/responses/{response_id} Not found: no response is kept.
+listModels              get    /v1/models                 The models that may be asked for.
+getModel                get    /v1/models/{model_id}      One model.
+callGeminiModel         post   /v1beta/models/{model_id}  Answer as Google does, or count tokens.
+callGeminiModelAtV1     post   /v1/models/{model_id}      Answer as Google does, or count tokens.
+listGeminiModels        get    /v1beta/models             The models, as Google lists them.
+getGeminiModel          get    /v1beta/models/{model_id}  One model, as Google shows it.
+"""
+
+
+def _given(name: str, schema: Schema, where: str = "query", **more: Any) -> Schema:
+    return {"name": name, "in": where, "required": False, "schema": schema, **more}
+
+
+_TEXT: Schema = {"type": "string"}
+_LIMIT = _given("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20})
+_PAGE = (_given("after_id", _TEXT), _given("before_id", _TEXT), _LIMIT)
+_VERSION = _given("anthropic-version", {**_TEXT, "enum": list(VERSIONS)}, "header", required=True)
+# Both SDKs list models. Anthropic's clients must send this header, OpenAI's do not.
+_VERSION_OF_EITHER = _given("anthropic-version", _TEXT, "header")
+_BETAS = "Names of betas, separated by commas; every one is accepted."
+_WORKSPACE = "Must be the key's own workspace."
+_HEADERS = (
+    _VERSION,
+    _given("anthropic-beta", _TEXT, "header", description=_BETAS),
+    _given("anthropic-workspace-id", _TEXT, "header", description=_WORKSPACE),
+)
+_GOOGLE_PAGE = (
+    _given("pageSize", {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}),
+    _given("pageToken", _TEXT),
+)
+_CALL = "The model's id, `:` and one of `generateContent`, `streamGenerateContent`, `countTokens`."
+_CALLED = (
+    {"name": "model_id", "in": "path", "required": True, "schema": _TEXT, "description": _CALL},
+    _given("alt", {"type": "string", "enum": ["json", "sse"]}),
+)
+_EITHER: tuple[Dialect, ...] = ("anthropic", "openai", "gemini")
+_GOOGLE_ANSWERS = (
+    gemini.GenerateContentResponse,
+    gemini.TokenCount,
+    list[gemini.GenerateContentResponse],
+)
+
+
+def _is(*replies: Any, **more: Any) -> dict[str, Any]:
+    return {"replies": replies, **more}
+
+
+# By the operation's id, without the suffix of Google's other path.
+_KINDS: dict[str, dict[str, Any]] = {
+    "createMessageBatch": _is(
+        batches.MessageBatch, body=batches.CreateBatch, parameters=(_VERSION,)
+    ),
+    "listMessageBatches": _is(batches.MessageBatchList, parameters=_PAGE),
+    "getMessageBatch": _is(batches.MessageBatch),
+    "deleteMessageBatch": _is(batches.DeletedBatch),
+    "cancelMessageBatch": _is(batches.MessageBatch),
+    "getMessageBatchResults": _is(other="application/x-jsonl"),
+    "createCachedContent": _is(caches.CachedContent, body=caches.CreateRequest),
+    "listCachedContents": _is(caches.CachedContentList, parameters=_GOOGLE_PAGE),
+    "getCachedContent": _is(caches.CachedContent),
+    "updateCachedContent": _is(caches.CachedContent, body=caches.UpdateRequest),
+    "deleteCachedContent": _is(caches.Nothing),
+    "createMessage": _is(Message, body=MessagesRequest, other=EVENT_STREAM, parameters=_HEADERS),
+    "countTokens": _is(TokenCount, body=CountTokensRequest, parameters=_HEADERS, errors=_ASKING),
+    "createChatCompletion": _is(openai.ChatCompletion, body=ChatRequest, other=EVENT_STREAM),
+    "createCompletion": _is(openai.Completion, body=CompletionRequest, other=EVENT_STREAM),
+    "createResponse": _is(responses.Response, body=ResponsesRequest, other=EVENT_STREAM),
+    "countInputTokens": _is(responses.InputTokens, body=ResponsesRequest, errors=_ASKING),
+    "getResponse": _is(),
+    "deleteResponse": _is(),
+    "listModels": _is(
+        ModelList,
+        openai.ModelList,
+        gemini.ModelList,
+        parameters=(_VERSION_OF_EITHER, *_PAGE),
+        dialects=_EITHER,
+    ),
+    "getModel": _is(
+        ModelInfo,
+        openai.Model,
+        gemini.Model,
+        parameters=(_VERSION_OF_EITHER,),
+        dialects=_EITHER,
+    ),
+    "callGeminiModel": _is(
+        *_GOOGLE_ANSWERS,
+        body=GenerateRequest,
+        other=EVENT_STREAM,
+        parameters=_CALLED,
+        dialects=("gemini",),
+    ),
+    "listGeminiModels": _is(gemini.ModelList),
+    "getGeminiModel": _is(gemini.Model),
+}
+
+
+def _model_apis() -> Iterator[Operation]:
+    """What the path and the body tell: dialect, keys, path parameters and errors."""
+    for line in _MODEL_APIS.strip().splitlines():
+        id, method, path, summary = line.split(maxsplit=3)
+        kinds = {"dialects": (dialect_of_path(path),), **_KINDS[id.removesuffix("AtV1")]}
+        is_google, has_body = kinds["dialects"] == ("gemini",), "body" in kinds
+        given = kinds.pop("parameters", ())
+        in_path = () if given is _CALLED else _path_parameters(path)
+        values: dict[str, Any] = {
+            "keys": ("apiKey", "googleKey", "bearer") if is_google else ("apiKey", "bearer"),
+            "errors": _TURNS if has_body else _KEYED,
+            "is_lenient": is_google and has_body,
+            "parameters": (*in_path, *given),
+            **kinds,
+        }
+        yield Operation(id=id, method=method, path=path, summary=summary, **values)
