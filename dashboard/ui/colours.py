@@ -12,6 +12,7 @@ TOKENS: dict[Theme, Palette] = {
     "light": {
         "Read from cache": "#0f766e",
         "Written, 5 minutes": "#d97706",
+        "Written, 30 minutes": "#b45309",
         "Written, 1 hour": "#9a3412",
         "Automatically reused": "#a8c3c8",
         "Uncached": "#64748b",
@@ -19,6 +20,7 @@ TOKENS: dict[Theme, Palette] = {
     "dark": {
         "Read from cache": "#2dd4bf",
         "Written, 5 minutes": "#fbbf24",
+        "Written, 30 minutes": "#fb923c",
         "Written, 1 hour": "#f97316",
         "Automatically reused": "#4d6b73",
         "Uncached": "#8595a8",

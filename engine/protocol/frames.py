@@ -24,6 +24,7 @@ class CacheUsage(msgspec.Struct, kw_only=True):
 
     cache_read_tokens: int = 0
     cache_write_5m_tokens: int = 0
+    cache_write_30m_tokens: int = 0
     cache_write_1h_tokens: int = 0
 
     @property

@@ -9,7 +9,7 @@ MAX_CELLS = 2048
 MAX_LOGPROBS = 20
 MAX_RECORD_BYTES = 4096
 
-Ttl = Literal["5m", "1h"]
+Ttl = Literal["5m", "30m", "1h"]
 
 
 class TtlClass(NamedTuple):
@@ -23,6 +23,7 @@ class TtlClass(NamedTuple):
 
 TTLS: dict[Ttl, TtlClass] = {
     "5m": TtlClass(300, 1.25, "5 minutes"),
+    "30m": TtlClass(1800, 1.25, "30 minutes"),
     "1h": TtlClass(3600, 2.0, "1 hour"),
 }
 """The classes of lifetimes, the shortest first."""

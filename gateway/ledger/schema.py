@@ -112,6 +112,7 @@ class CacheColumns:
 
     cache_read_tokens: Mapped[int]
     cache_write_5m_tokens: Mapped[int]
+    cache_write_30m_tokens: Mapped[int] = mapped_column(server_default="0")
     cache_write_1h_tokens: Mapped[int]
 
 

@@ -65,6 +65,7 @@ class _Rates(BaseModel):
 
     input: _Nano
     write_5m: _Nano
+    write_30m: _Nano | None = None
     write_1h: _Nano
     read: _Nano
     output: _Nano

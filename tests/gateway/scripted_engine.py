@@ -13,6 +13,7 @@ import msgspec
 
 from engine.protocol import (
     STATUS_OF,
+    WRITE_FIELDS,
     AckRequest,
     BlockStats,
     BreakpointReport,
@@ -38,6 +39,7 @@ from engine.protocol import (
     TextDelta,
     ToolUsePart,
     UnheldTool,
+    split_writes,
 )
 
 Script = Callable[[GenerateRequest, InputUsage], list[Frame | float | bytes]]
@@ -216,15 +218,13 @@ class ScriptedEngine:
         marked = [(b, ends[b.segment], digests[b.segment]) for b in request.breakpoints]
         keys = [(request.scope, tokens, digest) for _, tokens, digest in marked]
         read = max((key[1] for key in keys if key in self.entries), default=0)
-        end = max((tokens for _, tokens, _ in marked), default=0)
-        long_end = max((t for b, t, _ in marked if b.ttl == "1h" and t > read), default=read)
+        writes = split_writes(((tokens, b.ttl) for b, tokens, _ in marked), read)
         self.entries.update(keys)
         usage = InputUsage(
-            input_tokens=total - end,
+            input_tokens=total - read - sum(writes.values()),
             cache_read_tokens=read,
-            cache_write_1h_tokens=long_end - read,
-            cache_write_5m_tokens=end - max(long_end, read),
             computed_tokens=total - read,
+            **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
         )
         reports = [
             BreakpointReport(

@@ -112,8 +112,7 @@ def _of_address(kind: Kind, address: Address | str) -> Media:
     return Media(kind, head[:256].partition(";")[0], data)
 
 
-# The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
-NATIVE_TTL: Ttl = "1h"
+NATIVE_TTL: Ttl = "30m"
 HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
 _NO_SERVER = "this server runs no such tool, and the model knows none"
 

@@ -28,7 +28,7 @@ def test_marked_parts_are_written_then_read(stack: Stack) -> None:
 
 MARKED_PLACES = [
     pytest.param({"cache_control": {**EPHEMERAL, "ttl": "1h"}}, [Breakpoint(4, "1h")], id="top"),
-    pytest.param({"prompt_cache_options": {}}, [Breakpoint(4, "1h")], id="native-implicit"),
+    pytest.param({"prompt_cache_options": {}}, [Breakpoint(4, "30m")], id="native-implicit"),
     pytest.param({"prompt_cache_options": {"mode": "explicit"}}, [], id="native-explicit"),
     pytest.param({"tools": [{**LOOK, "cache_control": EPHEMERAL}]}, [Breakpoint(0)], id="tool"),
     pytest.param(

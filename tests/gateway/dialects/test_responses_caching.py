@@ -53,7 +53,7 @@ def test_who_marks_nothing_reads_the_prompt_before(stack: Stack) -> None:
 
 def test_options_are_the_clients_own(stack: Stack) -> None:
     implicit = asked(stack, input=TALK, prompt_cache_options={})
-    assert sent(stack) == [(2, "1h")]
+    assert sent(stack) == [(2, "30m")]
     details = implicit["usage"]["input_tokens_details"]
     assert details["cache_write_tokens_details"] == {
         "ttl_30m_tokens": details["cache_write_tokens"],
@@ -69,11 +69,11 @@ def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
     content = [marked(f"{LONG_TEXT} {n}") for n in range(6)]
     talk = [{"role": "user", "content": content}]
     asked(stack, input=talk, prompt_cache_options=MARK)
-    assert sent(stack) == [(2, "1h"), (3, "1h"), (4, "1h"), (5, "1h")]
+    assert sent(stack) == [(2, "30m"), (3, "30m"), (4, "30m"), (5, "30m")]
     asked(stack, input=[*talk, user("x")], prompt_cache_options={"mode": "implicit"})
-    assert sent(stack) == [(3, "1h"), (4, "1h"), (5, "1h"), (6, "1h")]
+    assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "30m")]
     asked(stack, input=[*talk, user("x")])
-    assert sent(stack) == [(3, "1h"), (4, "1h"), (5, "1h"), (6, "5m")]
+    assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "5m")]
     long = asked(
         stack,
         input=[{"role": "user", "content": [marked("a", ttl="12h")]}],
@@ -161,7 +161,7 @@ def test_in_chat_completions_the_clients_markers_are_all(stack: Stack) -> None:
     chat(
         stack, messages=[{"role": "system", "content": [native]}, {"role": "user", "content": "Hi"}]
     )
-    assert sent(stack) == [(0, "1h"), (1, "5m")]
+    assert sent(stack) == [(0, "30m"), (1, "5m")]
     with stack.http() as http:
         body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
         http.post("/v1/messages", json=body)
