@@ -91,7 +91,7 @@ class Sums:
         """The cost in input tokens: an input token is 1, a read is 0.1, a write as `TTLS` says."""
         found = self.billed
         multiples = (each.write_multiple for each in TTLS.values())
-        writes = sum(map(mul, found.writes, multiples))
+        writes: float = sum(map(mul, found.writes, multiples))
         return round(found.input + found.read * _READ_MULTIPLE + writes, 2)
 
     @property

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
+from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,15 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+
+
+def limits_of(workspace: Workspace) -> Limits:
+    return Limits(
+        requests_per_minute=workspace.requests_per_minute,
+        tokens_per_minute=workspace.tokens_per_minute,
+        max_concurrency=workspace.max_concurrency,
+        monthly_spend=workspace.monthly_spend_nano,
+    )
 
 
 @dataclass(frozen=True, slots=True)

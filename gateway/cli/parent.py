@@ -21,7 +21,7 @@ from uvicorn.config import STARTUP_FAILURE
 from gateway.base.catalogue import load_catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, Overloaded
-from gateway.base.grants import NO_LIMITS, Limits
+from gateway.base.grants import NO_LIMITS, Limits, limits_of
 from gateway.base.link import Handler
 from gateway.base.logs import get_logger
 from gateway.base.metrics import ParentMetrics, summed
@@ -219,7 +219,7 @@ class Parent:
 
     def _limits_of(self, workspace: str) -> Limits:
         found = self._keyring.workspaces.get(workspace)
-        return NO_LIMITS if found is None else found.limits
+        return NO_LIMITS if found is None else limits_of(found)
 
     async def _insert(self, body: bytes) -> None:
         records = _records(body)

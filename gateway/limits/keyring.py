@@ -21,7 +21,7 @@ from gateway.admin.structs.fleet import Workspace
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded
-from gateway.base.grants import DEFAULT_AUTO_CACHE, AutoCache, Limits
+from gateway.base.grants import DEFAULT_AUTO_CACHE, AutoCache, Limits, limits_of
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
 from gateway.ledger.access import (
@@ -199,12 +199,7 @@ class KeyRing:
         return _Grant(
             workspace.id,
             self.scope_of(workspace.id),
-            Limits(
-                requests_per_minute=workspace.requests_per_minute,
-                tokens_per_minute=workspace.tokens_per_minute,
-                max_concurrency=workspace.max_concurrency,
-                monthly_spend=workspace.monthly_spend_nano,
-            ),
+            limits_of(workspace),
             workspace.lease_share,
             self._auto_cache.but(workspace.auto_cache, workspace.auto_cache_ttl),
             self._plan_memory,
