@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -28,9 +27,7 @@ from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
 from gateway.http.bodies import Bodies, BodyDeadline
-from gateway.http.machine import Machine, Place, join
 from gateway.http.model_calls import put_in_front
-from gateway.http.others import meet_others
 from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
@@ -41,10 +38,12 @@ from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger, open_ledgers
 from gateway.ledger.reads.sums import Queries
-from gateway.limits.admission import Admitting
+from gateway.limits.admission import Admission
 from gateway.limits.bodies import BodyBytes
+from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
 from gateway.limits.large_bodies import LargeBodies
+from gateway.limits.reading import read_limits
 from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
@@ -54,10 +53,8 @@ from gateway.routing.opening import open_fleet, weights_of
 from gateway.routing.router import Router
 from gateway.turn.diagnostics import PromptComparer
 from gateway.turn.dispatch import Dispatcher
-from gateway.turn.full_engines import FullEngines
 from gateway.turn.gate import gate_of
 from gateway.turn.ids import Ids
-from gateway.turn.shared_gate import SharedGate
 from gateway.turn.sweep import Sweep
 from gateway.turn.tracing import tracing_of
 from gateway.turn.turn import TurnService
@@ -74,7 +71,6 @@ class Foundation:
     supervisor: Supervisor
     clock: Clock
     traces: Traces | None
-    machine: Machine
 
 
 def create_app(
@@ -82,9 +78,8 @@ def create_app(
     *,
     clock: Clock | None = None,
     make_supervisor: Callable[[Callable[[], float], CountEnd], Supervisor] = Supervisor,
-    place: Place | None = None,
 ) -> Litestar:
-    """`make_supervisor` is how tests put faults into loops; `place` is a worker's."""
+    """`make_supervisor` is how tests put faults into loops."""
     clock = clock or Clock()
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
     prices = PriceBook(settings.prices, settings.hosted_prices)
@@ -98,11 +93,9 @@ def create_app(
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
                 metrics.watch_spans(traces.count)
-            machine = await join(stack, place, settings, clock)
-            base = Foundation(metrics, supervisor, clock, traces, machine)
+            base = Foundation(metrics, supervisor, clock, traces)
             try:
                 app.state.services = await _start(stack, settings, base, catalogue, prices)
-                await meet_others(machine, app.state)
             except GatewayError as error:
                 app.state.start_failure = str(error)
                 raise
@@ -145,25 +138,29 @@ async def _start(
     prices: PriceBook,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
-    metrics, clock, machine = base.metrics, base.clock, base.machine
-    journal = _open_journal(stack, settings, base, machine.journal(settings.data))
+    metrics, clock = base.metrics, base.clock
+    journal = _open_journal(stack, settings, base)
     ledgers = open_ledgers(stack, settings.ledger_url)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
-    keyring, admission = make_keyring(keys, settings, clock), machine.admission
-    spend = machine.spend(workspaces, keyring, clock)
-    fleet = await _open_fleet(stack, settings, base)
+    keyring = make_keyring(keys, settings, clock)
+    admission = Admission(clock.monotonic, clock.wall)
+    spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
+    fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
     reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.store, fleet, keyring, catalogue, clock)
     await look_at_database(keyring, keys, settings, clock)
-    _tell_of_start(journal, machine)
+    get_logger("gateway").info(
+        "started", instance=journal.instance, recovered_turns=len(reconciler.pending)
+    )
     dispatcher = _dispatcher(settings, base, fleet, reconciler, admission, journal)
     queries = Queries(ledgers.reads)
     turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
     runner = make_runner(settings, ledgers.store, turns, keyring, _workers(stack), catalogue)
-    once = {"cached_contents": sweep.run, "batches": runner.run}
-    _run_on_first(stack, base, once)
+    _run_beside(stack, base.supervisor, "cached_contents", sweep.run)
+    _run_beside(stack, base.supervisor, "batches", runner.run)
+    reads = read_limits()
     return Services(
         turns=turns,
         fleet=fleet,
@@ -178,12 +175,11 @@ async def _start(
         metrics=metrics,
         supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
-        reads=machine.reads,
-        planners=Planners(machine.reads("planner")),
+        reads=reads,
+        planners=Planners(reads["planner"]),
         clock=clock,
         workers=runner.workers,
-        counting=machine.counting,
-        machine=machine,
+        counting=Counting(settings.load_bounds, clock.monotonic),
         bounds=settings.request_bounds,
         load_bounds=settings.load_bounds,
         cached_contents=sweep.contents,
@@ -196,22 +192,17 @@ async def _start(
     )
 
 
-async def _open_fleet(stack: AsyncExitStack, settings: Settings, base: Foundation) -> Fleet:
-    tell, monotonic = base.machine.tell_news, base.clock.monotonic
-    return await open_fleet(stack, settings, base.supervisor, monotonic, tell=tell)
-
-
 def _dispatcher(
     settings: Settings,
     base: Foundation,
     fleet: Fleet,
     reconciler: Reconciler,
-    admission: Admitting,
+    admission: Admission,
     journal: Journal,
 ) -> Dispatcher:
     return Dispatcher(
         fleet=fleet,
-        gate=_gate(settings, fleet, base, admission),
+        gate=gate_of(settings, fleet, base.metrics, base.clock.monotonic, admission),
         router=Router(weights_of(settings)),
         journal=journal,
         reconciler=reconciler,
@@ -241,17 +232,15 @@ async def _settlers(
 ) -> tuple[Reconciler, Drain]:
     """What closes turns, with those that the journal has open, and what drains them."""
     metrics, known, monotonic = base.metrics, ledger.known, base.clock.monotonic
-    insert = base.machine.insert(ledger.insert_turns)
-    drain = Drain(journal, insert, fleet.acknowledge, metrics, known)
+    drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, known)
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known)
     await reconciler.recover()
-    base.machine.recovered = reconciler.pending
     return reconciler, drain
 
 
 def _turn_service(
     dispatcher: Dispatcher,
-    admission: Admitting,
+    admission: Admission,
     billing: Billing,
     queries: Queries,
     background: Background,
@@ -272,29 +261,14 @@ def _turn_service(
     )
 
 
-def _gate(settings: Settings, fleet: Fleet, base: Foundation, admission: Admitting) -> FullEngines:
-    machine, monotonic = base.machine, base.clock.monotonic
-    if machine.link is not None and machine.room is not None:
-        return SharedGate(
-            fleet.engines,
-            machine.link,
-            machine.room,
-            monotonic,
-            wait_seconds=settings.queue_seconds,
-            num_rows=settings.batch_concurrency,
-        )
-    return gate_of(settings, fleet, base.metrics, monotonic, admission)
-
-
 def _workers(stack: AsyncExitStack) -> Workers:
     workers = Workers()
     stack.callback(workers.close)
     return workers
 
 
-def _open_journal(
-    stack: AsyncExitStack, settings: Settings, base: Foundation, directory: Path
-) -> Journal:
+def _open_journal(stack: AsyncExitStack, settings: Settings, base: Foundation) -> Journal:
+    directory = settings.data / "journal"
     journal = Journal(directory, settings.journal_max_bytes, base.supervisor.guard).start()
     stack.push_async_callback(journal.stop)
     base.metrics.watch_journal(
@@ -314,7 +288,7 @@ def _run_loops(
     drain: Drain,
     reconciler: Reconciler,
     keyring: KeyRing,
-    spend: SpendWatch | None,
+    spend: SpendWatch,
     prices: PriceBook,
 ) -> None:
     _run_beside(stack, supervisor, "drain", drain.run)
@@ -322,8 +296,7 @@ def _run_loops(
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     _run_beside(stack, supervisor, "reconcile", reconciler.run)
     _run_beside(stack, supervisor, "keys", keyring.run)
-    if spend is not None:
-        _run_beside(stack, supervisor, "spend", spend.run)
+    _run_beside(stack, supervisor, "spend", spend.run)
     _run_beside(stack, supervisor, "prices", prices.run)
 
 
@@ -331,20 +304,6 @@ def _background(stack: AsyncExitStack) -> Background:
     background = Background()
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     return background
-
-
-def _tell_of_start(journal: Journal, machine: Machine) -> None:
-    worker = {} if machine.link is None else {"worker": machine.number}
-    get_logger("gateway").info(
-        "started", instance=journal.instance, recovered_turns=len(machine.recovered), **worker
-    )
-
-
-def _run_on_first(stack: AsyncExitStack, base: Foundation, loops: Mapping[str, Loop]) -> None:
-    """Run what one process of the machine runs alone."""
-    if base.machine.is_first:
-        for name, loop in loops.items():
-            _run_beside(stack, base.supervisor, name, loop)
 
 
 def _run_beside(stack: AsyncExitStack, supervisor: Supervisor, name: str, loop: Loop) -> None:

@@ -1,7 +1,6 @@
 """The engines in the admin API: /admin/v1/engines. Changes hold until the gateway's next start."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -19,9 +18,7 @@ from gateway.admin.structs.fleet import (
 )
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
-from gateway.http.others import EngineChange, breakers_of, remove_everywhere
 from gateway.http.services import Services
-from gateway.routing.breaker import BreakerView
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import engine_url
 
@@ -38,7 +35,7 @@ class EnginesController(AdminController):
         summary="State, description and statistics of each engine, and what routing knows of it.",
     )
     async def list_engines(self, services: NamedDependency[Services]) -> list[EngineReport]:
-        return await _reports(services, services.fleet.engines)
+        return list(await asyncio.gather(*map(_report, services.fleet.engines)))
 
     @post(
         operation_id="addEngine",
@@ -51,9 +48,8 @@ class EnginesController(AdminController):
     ) -> EngineReport:
         """The engine gets the engine secret. It gets turns as soon as it is ready."""
         engine = await services.fleet.add(engine_url(asked.url))
-        await services.machine.spread("engines", EngineChange("add", engine.url))
         _log("engine_added", engine)
-        return (await _reports(services, [engine]))[0]
+        return await _report(engine)
 
     @post(
         "/{name:str}/drain",
@@ -65,9 +61,8 @@ class EnginesController(AdminController):
         """Turns that run on the engine end there."""
         engine = services.fleet.find(name)
         engine.is_draining = True
-        await services.machine.spread("engines", EngineChange("drain", name))
         _log("engine_drains", engine)
-        return (await _reports(services, [engine]))[0]
+        return await _report(engine)
 
     @post(
         "/{name:str}/resume",
@@ -80,9 +75,8 @@ class EnginesController(AdminController):
     ) -> EngineReport:
         engine = services.fleet.find(name)
         engine.is_draining = False
-        await services.machine.spread("engines", EngineChange("resume", name))
         _log("engine_resumed", engine)
-        return (await _reports(services, [engine]))[0]
+        return await _report(engine)
 
     @delete(
         "/{name:str}",
@@ -93,7 +87,7 @@ class EnginesController(AdminController):
     async def remove(self, name: FromPath[str], services: NamedDependency[Services]) -> Removed:
         """An engine with running turns is not removed: drain it first."""
         engine = services.fleet.find(name)
-        await remove_everywhere(services, name)
+        await services.fleet.remove(name)
         _log("engine_removed", engine)
         return Removed(name=name)
 
@@ -102,12 +96,7 @@ def _log(event: str, engine: Engine) -> None:
     get_logger("gateway").info(event, engine=engine.name, url=engine.url)
 
 
-async def _reports(services: Services, engines: Sequence[Engine]) -> list[EngineReport]:
-    breakers = await breakers_of(services)
-    return list(await asyncio.gather(*(_report(each, breakers) for each in engines)))
-
-
-async def _report(engine: Engine, breakers: Mapping[str, BreakerView]) -> EngineReport:
+async def _report(engine: Engine) -> EngineReport:
     stats = None
     if engine.is_ready:
         try:
@@ -115,7 +104,7 @@ async def _report(engine: Engine, breakers: Mapping[str, BreakerView]) -> Engine
         except GatewayError:
             stats = None  # a slow answer says nothing of whether it takes turns
     now = engine.monotonic()
-    breaker = breakers.get(engine.name, engine.breaker.view(now))
+    breaker = engine.breaker.view(now)
     return EngineReport(
         name=engine.name,
         url=engine.url,

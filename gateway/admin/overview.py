@@ -11,7 +11,6 @@ from gateway.admin.meanings import DEFINITIONS
 from gateway.admin.ranges import now_ms
 from gateway.admin.structs.usage import HitRates, Overview, Totals, Turn
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
-from gateway.http.others import journal_backlog
 from gateway.http.services import Services
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import TurnFilter, page
@@ -36,7 +35,7 @@ class OverviewController(AdminController):
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
     ) -> Overview:
         now = now_ms(services.clock)
-        backlog = await journal_backlog(services) if request.user.workspace is None else None
+        backlog = services.journal.backlog if request.user.workspace is None else None
         since_ms = now - seconds * 1000
         of = Range(since_ms=since_ms, until_ms=now + 1, workspace=request.user.workspace)
         totals = await services.queries.totals(of)

@@ -3,16 +3,13 @@
 from typing import Annotated
 
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import WorkspaceName
 from gateway.admin.structs.usage import Refusal
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
-from gateway.http.others import all_refusals
 from gateway.http.refusals import Refusals
-from gateway.http.services import Services
 
 RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]
 
@@ -28,7 +25,6 @@ class RefusalsController(AdminController):
     async def refusals(
         self,
         request: AdminRequest,
-        services: NamedDependency[Services],
         workspace: WorkspaceName = None,
         request_id: RequestId = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
@@ -36,4 +32,4 @@ class RefusalsController(AdminController):
         """Requests that were refused before their turn began are in no ledger, only here."""
         kept: Refusals = request.app.state.refusals
         own = request.user.confine(workspace)
-        return await all_refusals(services.machine, kept, own, request_id, limit)
+        return kept.newest(own, request_id, limit)

@@ -139,7 +139,6 @@ async def take_over(services: Services) -> None:
     """Apply a change here at once. Where this fails the background refresh applies it."""
     try:
         await services.keyring.refresh()
-        await services.machine.spread("keys")
     except GatewayError:
         return
 

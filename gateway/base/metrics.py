@@ -17,7 +17,6 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from engine.traces import NO_SPANS, SpanCounts
@@ -264,90 +263,3 @@ def _loops_failing(registry: CollectorRegistry) -> Gauge:
         "Loops that stay down or end again and again; the gateway is not ready meanwhile",
         registry=registry,
     )
-
-
-class ParentMetrics(QueueMetrics):
-    """The metrics of the process beside the workers."""
-
-    def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self._add_queue()
-        self.worker_restarts = Counter(
-            "holdfast_gateway_worker_restarts",
-            "Workers that ended and were started again",
-            registry=self.registry,
-        )
-        self.workers = Gauge(
-            "holdfast_gateway_workers", "Worker processes that serve", registry=self.registry
-        )
-        self.loop_restarts = Counter(
-            "holdfast_gateway_loop_restarts",
-            "Loops of the gateway that ended by an exception and were started again",
-            ["loop"],
-            registry=self.registry,
-        )
-        self.loops_failing = _loops_failing(self.registry)
-
-    def count_loop_end(self, kind: str) -> None:
-        self.loop_restarts.labels(kind).inc()
-
-    def exposition(self) -> bytes:
-        return generate_latest(self.registry)
-
-
-# What all processes see alike, and what is of the machine only where it is of each process.
-_HIGHEST = frozenset(
-    {
-        "holdfast_gateway_engine_up",
-        "holdfast_gateway_engine_breaker",
-        "holdfast_gateway_engine_draining",
-        "holdfast_gateway_engine_names",
-        "process_start_time_seconds",
-    }
-)
-_LOWEST = frozenset({"holdfast_gateway_journal_has_room"})
-
-
-class _Summed(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-def summed(parts: Iterable[bytes], *, only_counts: bool = False) -> bytes:
-    """The expositions of several processes as one: counts are added, and most gauges.
-
-    With `only_counts` gauges are left out: what remains of processes that have ended.
-    """
-    families: dict[str, Metric] = {}
-    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-    for part in parts:
-        for family in text_string_to_metric_families(part.decode()):
-            if only_counts and family.type not in ("counter", "histogram"):
-                continue
-            families.setdefault(family.name, family)
-            own = values.setdefault(family.name, {})
-            for sample in family.samples:
-                key = sample.name, tuple(sorted(sample.labels.items()))
-                own[key] = _together(family.name, own.get(key), sample.value)
-    made = []
-    for name, family in families.items():
-        metric = Metric(name, family.documentation, family.type)
-        for (sample_name, labels), value in values[name].items():
-            metric.add_sample(sample_name, dict(labels), value)
-        made.append(metric)
-    registry = CollectorRegistry()
-    registry.register(_Summed(made))
-    return generate_latest(registry)
-
-
-def _together(name: str, before: float | None, value: float) -> float:
-    if before is None:
-        return value
-    if name in _HIGHEST:
-        return max(before, value)
-    return min(before, value) if name in _LOWEST else before + value

@@ -36,7 +36,6 @@ from gateway.base.setting_types import (
 PREFIX = "HOLDFAST_"
 JOURNAL_MAX_BYTES = 1 << 30
 JOURNAL_MIN_BYTES = 1 << 20
-MAX_WORKERS = 64
 
 
 SettingsT = TypeVar("SettingsT", bound="DatabaseSettings")
@@ -175,13 +174,6 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on")
-    workers: int = Field(
-        default=1,
-        ge=1,
-        le=MAX_WORKERS,
-        description="Worker processes that serve the port, beside one that counts limits and writes"
-        " the ledger; 1 is one process for all",
-    )
     models: ReadableFile | None = Field(
         default=None, description="Path of a models.toml that replaces the shipped one"
     )

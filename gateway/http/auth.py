@@ -148,7 +148,7 @@ class _Reading:
             # There are few places for all: the keys of a workspace share one.
             kind = "export" if opt.get("is_export") else "plan"
             whose = viewer.workspace or viewer.key_id
-        async with services.reads(kind).taken(whose):
+        async with services.reads[kind].taken(whose):
             await self._app(scope, receive, send)
 
 

@@ -55,7 +55,7 @@ class BatchesController(Controller):
         workspace, store = request.user.workspace, services.batches
         if after_id is not None and before_id is not None:
             raise InvalidRequest("after_id: excludes before_id")
-        async with services.reads("store").taken(workspace):
+        async with services.reads["store"].taken(workspace):
             after = await store.get(workspace, after_id) if after_id is not None else None
             before = await store.get(workspace, before_id) if before_id is not None else None
             found = await store.page(workspace, limit + 1, after=after, before=before)
@@ -73,21 +73,21 @@ class BatchesController(Controller):
     @get("/{batch_id:str}")
     async def get_batch(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
         services, workspace = services_of(request), request.user.workspace
-        async with services.reads("store").taken(workspace):
+        async with services.reads["store"].taken(workspace):
             batch = await services.batches.get(workspace, batch_id)
             return answered((await _shown(services, request, [batch]))[0])
 
     @post("/{batch_id:str}/cancel", status_code=200)
     async def cancel(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
         services, workspace = services_of(request), request.user.workspace
-        async with services.reads("store").taken(workspace):
+        async with services.reads["store"].taken(workspace):
             batch = await services.batches.cancel(workspace, batch_id, services.clock.wall())
             return answered((await _shown(services, request, [batch]))[0])
 
     @delete("/{batch_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
         services, workspace = services_of(request), request.user.workspace
-        async with services.reads("store").taken(workspace):
+        async with services.reads["store"].taken(workspace):
             await services.batches.remove(workspace, batch_id)
         return answered(wire.DeletedBatch(id=batch_id))
 
@@ -95,7 +95,7 @@ class BatchesController(Controller):
     async def results(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
         """In the order in which the rows came."""
         services, workspace = services_of(request), request.user.workspace
-        async with services.reads("store").taken(workspace):
+        async with services.reads["store"].taken(workspace):
             batch = await services.batches.get(workspace, batch_id)
         if batch.status != "ended":
             raise InvalidRequest("message_batch_id: the batch is processing, it has no results yet")
@@ -129,7 +129,7 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
         created_at=now,
         expires_at=now + timedelta(seconds=services.load_bounds.batch_seconds),
     )
-    async with services.reads("store").taken(principal.workspace):
+    async with services.reads["store"].taken(principal.workspace):
         await services.batches.create(batch, items)
     return _message_batch(request, batch, {PENDING: len(items)})
 
@@ -144,7 +144,7 @@ async def _lines(
 
 
 async def _page(services: Services, batch: Batch, after: int) -> list[ResultRow]:
-    async with services.reads("store").taken(batch.workspace_id):
+    async with services.reads["store"].taken(batch.workspace_id):
         return await services.batches.results(batch.id, after, _PAGE)
 
 

@@ -62,7 +62,7 @@ class CachedContentsController(Controller):
         size = min(int(given.get("pageSize", _PAGE)), _MAX_PAGE)
         after, now = given.get("pageToken", "").replace("\0", ""), services.clock.wall()
         workspace = request.user.workspace
-        async with services.reads("store").taken(workspace):
+        async with services.reads["store"].taken(workspace):
             found = await services.cached_contents.page(workspace, after, size + 1, now)
         page = found[:size]
         return answered(
@@ -88,7 +88,7 @@ class CachedContentsController(Controller):
         """The lease ends at once, unless another cached content has the same prompt."""
         services = services_of(request)
         content, now = await _find(request, content_id), services.clock.wall()
-        async with services.reads("store").taken(request.user.workspace):
+        async with services.reads["store"].taken(request.user.workspace):
             # The row goes first: if the gateway dies here, the sweep ends the lease.
             await services.cached_contents.move_expiry(content, now, content.held_until, now)
             await services.sweep.end([content])
@@ -147,7 +147,7 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
     expires = caches.expiry_of(given, now, services.load_bounds.cached_content_seconds)
     if expires is None:
         expires = now + timedelta(seconds=caches.DEFAULT_SECONDS)
-    async with services.reads("store").taken(workspace):
+    async with services.reads["store"].taken(workspace):
         await services.cached_contents.check_room(workspace, num_bytes, now)
     kept = await _hold(request, services, model, prompted, num_bytes, expires - now)
     content = CachedContent(
@@ -242,7 +242,7 @@ def _unpacked(packed: bytes) -> Prompted:
 async def _find(request: KeyRequest, content_id: str) -> CachedContent:
     services, workspace = services_of(request), request.user.workspace
     now = services.clock.wall()
-    async with services.reads("store").taken(workspace):
+    async with services.reads["store"].taken(workspace):
         return await services.cached_contents.get(workspace, content_id, now)
 
 
@@ -252,7 +252,7 @@ async def _with_body(request: KeyRequest, content_id: str) -> tuple[CachedConten
     found = await _find(request, content_id)
     await brought_in(request.scope, found.num_bytes)
     now = services.clock.wall()
-    async with services.reads("store").taken(workspace):
+    async with services.reads["store"].taken(workspace):
         return await services.cached_contents.with_body(workspace, content_id, now)
 
 

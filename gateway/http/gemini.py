@@ -104,7 +104,7 @@ async def _prepared(
 
 
 async def _count(request: KeyRequest, services: Services, body: bytes, model: str) -> ASGIResponse:
-    async with services.counting.admit(request.user.workspace, len(body)):
+    with services.counting.admitted(request.user.workspace, len(body)):
         made = await _asked(request, services, body, model, _COUNT)
         tokens = await while_present(request, services.turns.count(made.ask))
     return answered(

@@ -1,8 +1,8 @@
 """Probes and metrics. They name no tenant and no content, so they need no key."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from litestar import Controller, Response, get
@@ -11,13 +11,10 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.admin.structs.fleet import EngineStatus
-from gateway.base.metrics import EngineState, summed
+from gateway.base.metrics import EngineState
 from gateway.base.supervisor import LoopHealth
-from gateway.http.machine import Machine, MetricParts, WorkerState
 from gateway.http.services import Services
 from gateway.routing.engine import Engine
-
-Kind = TypeVar("Kind")
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,18 +58,6 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     ledger: str | None
 
 
-class WorkerHealth(WorkerState, frozen=True, kw_only=True):
-    """`readiness` is None for a worker that did not answer in time."""
-
-    readiness: Readiness | None
-
-
-class MachineReadiness(Readiness, frozen=True, kw_only=True):
-    """The readiness of a gateway with several workers. `engines` is as one of them sees them."""
-
-    workers: list[WorkerHealth]
-
-
 def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
     """The operation's id in the description of the API: one for each of the two paths."""
     return "getReadinessAsHealth" if "health" in path else "getReadiness"
@@ -101,8 +86,6 @@ class HealthController(Controller):
         `/health` is vLLM's name, which GuideLLM asks for.
         """
         body = readiness_of(services, state.stopping)
-        if services.machine.link is not None:
-            body = await _of_machine(services.machine, body)
         return Response(body, status_code=200 if body.ready else 503)
 
     @get(
@@ -112,15 +95,7 @@ class HealthController(Controller):
         media_type=_EXPOSITION,
     )
     async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
-        machine = services.machine
-        if machine.link is None:
-            return Response(exposition_of(services), media_type=_EXPOSITION)
-        content = await asyncio.to_thread(_of_processes, await machine.metric_parts())
-        return Response(content, media_type=_EXPOSITION)
-
-
-def _of_processes(parts: MetricParts) -> bytes:
-    return summed([*parts.now, summed(parts.before, only_counts=True)])
+        return Response(exposition_of(services), media_type=_EXPOSITION)
 
 
 def exposition_of(services: Services) -> bytes:
@@ -164,48 +139,6 @@ def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
         loops=loops,
         ledger=ledger,
     )
-
-
-async def _of_machine(machine: Machine, own: Readiness) -> MachineReadiness:
-    """The readiness of all workers together: all that answer are ready, and one does.
-
-    The others accept what a silent worker does not, and the parent ends that one (`processes.py`).
-    """
-    told = dict(await machine.gather("readiness", None, tuple[int, Readiness]))
-    parent = await machine.parent_state()
-    workers = [
-        WorkerHealth(**msgspec.structs.asdict(state), readiness=told.get(state.worker))
-        for state in parent.workers
-    ]
-    running = [each.readiness for each in workers if each.is_running]
-    found = [each for each in running if each is not None]
-    is_stopping = any(each.stopping for each in found)
-    own_fields = msgspec.structs.asdict(own)
-    loops = [*parent.loops, *(loop for each in found for loop in each.loops)]
-    is_ready = bool(found) and all(each.ready for each in found)
-    journals = [each.journal for each in found]
-    journal = JournalHealth(
-        backlog=sum(each.backlog for each in journals),
-        bytes=sum(each.bytes for each in journals),
-        max_bytes=sum(each.max_bytes for each in journals),
-        has_room=all(each.has_room for each in journals),
-        set_aside=sum(each.set_aside for each in journals),
-        damaged=[name for each in journals for name in each.damaged],
-    )
-    changes = {
-        "ready": is_ready and not parent.loops,
-        "stopping": is_stopping,
-        "journal": journal,
-        "journal_backlog": journal.backlog,
-        "loops": loops,
-        "ledger": _first(each.ledger for each in found),
-        "workers": workers,
-    }
-    return MachineReadiness(**{**own_fields, **changes})
-
-
-def _first(values: Iterable[Kind | None]) -> Kind | None:
-    return next((each for each in values if each is not None), None)
 
 
 def _state_of(engine: Engine) -> EngineState:

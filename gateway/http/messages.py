@@ -72,7 +72,7 @@ class MessagesController(Controller):
         def make(decoded: CountTokensRequest, _: int, model: Model) -> Ask:
             return count_ask_of(decoded, request.user, model, version, arrived, services.unreadable)
 
-        async with services.counting.admit(request.user.workspace, len(body)):
+        with services.counting.admitted(request.user.workspace, len(body)):
             ask = await prepared(request, services, len(body), read, make)
             return TokenCount(await while_present(request, services.turns.count(ask)))
 

@@ -64,7 +64,7 @@ class ResponsesController(Controller):
         """The exact tokens of a request's prompt."""
         check_media(request)
         services = services_of(request)
-        async with services.counting.admit(request.user.workspace, len(body)):
+        with services.counting.admitted(request.user.workspace, len(body)):
             made = await _prepared(request, services, body)
             try:
                 tokens = await while_present(request, services.turns.count(made.ask))

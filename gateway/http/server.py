@@ -8,18 +8,15 @@ a load balancer. A second SIGINT ends the gateway at once, and the journal has t
 
 import asyncio
 import signal
-import socket
 import time
-from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 from litestar import Litestar
 
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
-from gateway.http.accepting import Acceptor
 from gateway.http.access_log import AccessLog
 from gateway.http.admitted import (
     Connections,
@@ -39,18 +36,8 @@ The client must close first: otherwise it may send a request on a connection tha
 
 
 class Server(uvicorn.Server):
-    def __init__(
-        self,
-        app: Litestar,
-        settings: Settings,
-        has_most: Callable[[int], bool] = lambda _: False,
-        **changes: Any,
-    ) -> None:
-        """`has_most` is told the number of connections, and says whether another process has fewer.
-
-        `changes` are further settings of uvicorn's.
-        """
-        self._has_most = has_most
+    def __init__(self, app: Litestar, settings: Settings, **changes: Any) -> None:
+        """`changes` are further settings of uvicorn's."""
         self._stopping: asyncio.Event = app.state.stopping
         self._drain_seconds = settings.drain_seconds
         self._stop_at: float | None = None
@@ -62,7 +49,7 @@ class Server(uvicorn.Server):
                 log.info("refused_connection", reason=reason, request_id=request_id)
 
         descriptors = num_descriptors()
-        self._connections = connections = Connections(
+        connections = Connections(
             most_connections(settings.connections, descriptors), settings.connections_per_address
         )
         limits = ConnectionLimits(
@@ -88,20 +75,6 @@ class Server(uvicorn.Server):
         if settings.access_log:
             served = AccessLog(served)
         super().__init__(uvicorn.Config(served, **{**options, **changes}))
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """`sockets` are shared with other processes."""
-        await super().startup(sockets=None if sockets is None else [])
-        for listening in sockets or ():
-            acceptor = Acceptor(
-                listening, self._protocol, lambda: self._has_most(len(self._connections))
-            )
-            self.servers.append(cast(asyncio.Server, acceptor))
-
-    def _protocol(self) -> asyncio.Protocol:
-        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
-        state = self.lifespan.state
-        return make(config=self.config, server_state=self.server_state, app_state=state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stopping.is_set() or sig != signal.SIGTERM or not self._drain_seconds:

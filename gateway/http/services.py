@@ -1,6 +1,6 @@
 """What handlers may use: built once by the composition root, the same for every request."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,16 +15,15 @@ from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.http.batch_rows import RowReader
-from gateway.http.machine import Machine
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.batches import Batches
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity
 from gateway.ledger.reads.sums import Queries
-from gateway.limits.counting import CountingCalls
+from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import ReadKind, Reads
+from gateway.limits.reading import ReadKind, ReadLimit
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
@@ -52,13 +51,12 @@ class Services:
     metrics: Metrics
     supervisor: Supervisor
     ledger: Identity
-    reads: Callable[[ReadKind], Reads]
+    reads: Mapping[ReadKind, ReadLimit]
     planners: Planners
     summaries: Kept[Any] = field(default_factory=lambda: Kept(SUMMARY_SECONDS))
     clock: Clock
     workers: Workers
-    counting: CountingCalls
-    machine: Machine
+    counting: Counting
     bounds: RequestBounds
     load_bounds: LoadBounds
     cached_contents: CachedContents

@@ -10,7 +10,7 @@ estimate, and `count_used` corrects it with the engine's counts:
 
 A turn that used more than it reserved leaves the bucket in debt, and later turns wait for that. So
 one minute may see more than the limit, but the long run does not. Each gateway has its own buckets,
-which its workers share (`shared.py`). Only the spend is shared by gateways, through the ledger.
+and only the spend is shared by gateways, through the ledger.
 """
 
 import math
@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -109,19 +109,6 @@ class _Reservation(NamedTuple):
     tokens: int
 
 
-class Admitting(Protocol):
-    """The methods of an admission that turns call, in this process or over a link."""
-
-    @property
-    def in_flight(self) -> int: ...
-    async def admit(
-        self, turn_id: str, principal: Principal, estimate: int, backlog: int
-    ) -> AbstractContextManager[AdmittedTurn]: ...
-    def count_used(self, record: TurnRecord) -> None: ...
-    async def settled(self, turn_id: str) -> None: ...
-    def rates(self, principal: Principal) -> Standings: ...
-
-
 class Admission:
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], datetime]) -> None:
         self._monotonic = monotonic
@@ -149,28 +136,19 @@ class Admission:
         if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
 
-    async def admit(
-        self, turn_id: str, principal: Principal, estimate: int, backlog: int
-    ) -> AbstractContextManager[AdmittedTurn]:
-        """As `admitted`. It raises when the returned block is entered."""
-        return self.admitted(turn_id, principal, estimate, backlog)
-
     def take(
         self,
         turn_id: str,
         workspace: str,
         limits: Limits,
         estimate: int,
-        *,
-        may_refuse: bool = True,
     ) -> None:
         """Take a turn's place until `leave`. `estimate` is in tokens.
 
-        Raise RateLimited or SpendLimitReached, with nothing taken, unless the turn runs already and
-        so can't be refused.
+        Raise RateLimited or SpendLimitReached, with nothing taken.
         """
         account = self._account(workspace, limits)
-        reservation = self._reserve(account, workspace, max(1, estimate), may_refuse=may_refuse)
+        reservation = self._reserve(account, workspace, max(1, estimate))
         self._reservations[turn_id] = reservation
         self._in_flight += 1
         account.in_flight += 1
@@ -190,9 +168,6 @@ class Admission:
     def count_used(self, record: TurnRecord) -> None:
         """Count the use and the cost of a closed turn, also of an earlier run's turn."""
         self.count(used_by(record))
-
-    async def settled(self, turn_id: str) -> None:
-        """A turn counts at once here, and its place is free when it ends."""
 
     def count(self, used: Used) -> None:
         self._put_right(used.turn_id, used.tokens)
@@ -221,17 +196,14 @@ class Admission:
         account = self._account(workspace, limits)
         return Standings(_rate(account.requests, now), _rate(account.tokens, now))
 
-    def _reserve(
-        self, account: _Account, workspace: str, estimate: int, *, may_refuse: bool
-    ) -> _Reservation:
+    def _reserve(self, account: _Account, workspace: str, estimate: int) -> _Reservation:
         """Check everything, then take everything."""
         limits, now = account.limits, self._monotonic()
         reserved = 0
         if limits.tokens_per_minute is not None:
             expected = math.ceil(estimate * account.counted_share)
             reserved = min(max(1, expected), limits.tokens_per_minute)
-        if may_refuse:
-            self._check(account, reserved, now)
+        self._check(account, reserved, now)
         for bucket, amount in ((account.requests, 1), (account.tokens, reserved)):
             if bucket is not None:
                 bucket.take(amount, now)

@@ -15,7 +15,7 @@ where one turn of a hundred is left keeps about two hundred. A turn that was lef
 engine has been told to end it. A workspace that is alone is not bound by its window: the window
 binds while another workspace has had a turn within NEIGHBOUR_SECONDS.
 
-Pure, on a clock that is handed in. Each gateway has its own windows, which its workers share.
+Pure, on a clock that is handed in. Each gateway has its own windows.
 """
 
 from collections.abc import Callable

@@ -5,10 +5,9 @@ A count makes no turn, so no limit of turns bounds it. Pure but for the clock th
 
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from gateway.base.bounds import LoadBounds
 from gateway.base.errors import RateLimited
@@ -26,12 +25,6 @@ class _Account:
     def is_idle(self, now: float) -> bool:
         full = self.requests.full_in(now) == 0 and self.num_bytes.full_in(now) == 0
         return full and not self.num_running
-
-
-class CountingCalls(Protocol):
-    """The method that handlers call, in this process or over a link."""
-
-    def admit(self, workspace: str, num_bytes: int) -> AbstractAsyncContextManager[None]: ...
 
 
 class Counting:
@@ -72,12 +65,6 @@ class Counting:
 
     def leave(self, workspace: str) -> None:
         self._account(workspace).num_running -= 1
-
-    @asynccontextmanager
-    async def admit(self, workspace: str, num_bytes: int) -> AsyncIterator[None]:
-        """As `admitted`."""
-        with self.admitted(workspace, num_bytes):
-            yield
 
     def _account(self, workspace: str) -> _Account:
         account = self._accounts.get(workspace)

@@ -1,7 +1,7 @@
 """How many reads of the admin API one key may have at once. Further reads of the key wait.
 
 The calls of batches and cached contents are bounded so for each workspace, and plans for all keys
-together. The workers of a gateway share the places of their parent (`shared_reading.py`).
+together.
 
 These reads have database connections of their own (`app.py`). One key could occupy all of them.
 They share the event loop with the turns. So a place rests after each read, in proportion to its
@@ -11,9 +11,9 @@ place only if all places of its key read or rest.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from gateway.base.errors import RateLimited
 
@@ -31,12 +31,6 @@ STORE_REST = 1.0
 MAX_REST_SECONDS = 1.0
 WAIT_SECONDS = 10.0
 PLANNER_WAIT_SECONDS = 60.0
-
-
-class Reads(Protocol):
-    """What handlers use of it, in this process or behind a link."""
-
-    def taken(self, key: str) -> AbstractAsyncContextManager[None]: ...
 
 
 @dataclass(slots=True)

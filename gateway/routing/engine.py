@@ -46,7 +46,6 @@ from gateway.routing.engine_turns import EngineTurns
 from gateway.routing.event_lines import SnapshotPart, frames_of
 from gateway.routing.generation import Generation, are_sane, refusal
 from gateway.routing.held import MAX_NAMES, ResidencyIndex
-from gateway.routing.news import News
 
 """`unsure`: the engine was ready and does not answer now. Turns wait for it; none is sent."""
 Reply = TypeVar("Reply")
@@ -86,12 +85,10 @@ class Engine(EngineTurns):
         down_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
         max_names: int = MAX_NAMES,
-        tell: Callable[[News], None] | None = None,
     ) -> None:
-        """`tell` tells the other workers of the gateway what this one does at the engine."""
         holdings = ResidencyIndex(capacity_tokens=0 if learns else None, max_names=max_names)
         load = Load((weights or Weights()).fade_seconds)
-        super().__init__(name, holdings, load, monotonic, tell)
+        super().__init__(name, holdings, load, monotonic)
         self._max_names = max_names
         self.url = url
         self.status: EngineStatus = "starting"

@@ -14,7 +14,6 @@ from gateway.base.engine_places import URL_MUST_BE, EnginePlace, is_engine_url
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.base.supervisor import Loop, Supervisor
-from gateway.routing.breaker import BreakerView
 from gateway.routing.engine import Engine
 
 _POLL_SECONDS = 1.0
@@ -25,7 +24,6 @@ _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 5.0
 
 MAX_ENGINES = 256
-TURNS_RUN = "engine: turns run there; drain it, and remove it when they ended"
 
 MakeEngine = Callable[[str, str], Engine]
 """Makes an engine of a name and a URL."""
@@ -37,19 +35,8 @@ class Fleet:
     `engines` is the same list for the fleet's whole life, so that others may keep it.
     """
 
-    def __init__(
-        self,
-        engines: Sequence[str],
-        make: MakeEngine,
-        supervisor: Supervisor,
-        *,
-        only_polls: bool = False,
-    ) -> None:
-        """`engines` are written as in HOLDFAST_ENGINES.
-
-        `only_polls`: for a process that sends no turns, and needs to know which engines are ready.
-        """
-        self._only_polls = only_polls
+    def __init__(self, engines: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
+        """`engines` are written as in HOLDFAST_ENGINES."""
         self._make = make
         self._supervisor = supervisor
         self._places = {place.url: place for place in map(EnginePlace.parse, engines)}
@@ -77,10 +64,6 @@ class Fleet:
             if engine.name == name:
                 return engine
         raise NotFound(f"engine: {name[:64]}")
-
-    def breakers(self, now: float) -> dict[str, BreakerView]:
-        """The breaker of each engine, by its name."""
-        return {engine.name: engine.breaker.view(now) for engine in self.engines}
 
     def epoch_of(self, name: str) -> str | None:
         """The last known epoch of the engine with that name."""
@@ -125,7 +108,7 @@ class Fleet:
         """
         engine = self.find(name)
         if engine.load.num_running:
-            raise InvalidRequest(TURNS_RUN)
+            raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")
         self.engines.remove(engine)
         await self._leave(engine)
 
@@ -138,8 +121,6 @@ class Fleet:
         await asyncio.gather(*(self._supervisor.stop(name, 0) for name in names))
 
     def _loops(self, engine: Engine) -> dict[str, Loop]:
-        if self._only_polls:
-            return {"poll": partial(self._poll, engine)}
         return {
             "poll": partial(self._poll, engine),
             "watch": partial(self._watch, engine),

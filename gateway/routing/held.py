@@ -174,9 +174,7 @@ class ResidencyIndex:
 
         Return the names that the engine was not known to hold.
         """
-        return self.expect_names([end.digest for end in ends], now)
-
-    def expect_names(self, digests: Sequence[str], now: float) -> list[str]:
+        digests = [end.digest for end in ends]
         """As `expect`."""
         unheld = [digest for digest in digests if digest not in self._names]
         self._believe(unheld, now + EXPECTED_SECONDS)

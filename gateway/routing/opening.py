@@ -10,7 +10,6 @@ from gateway.routing.cost import Weights
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.held import BYTES_PER_NAME
-from gateway.routing.news import News
 
 
 def weights_of(settings: Settings) -> Weights:
@@ -27,11 +26,7 @@ async def open_fleet(
     settings: Settings,
     supervisor: Supervisor,
     monotonic: Callable[[], float],
-    *,
-    tell: Callable[[News], None] | None = None,
-    only_polls: bool = False,
 ) -> Fleet:
-    """Start the fleet. `tell` tells other processes of the gateway what this one does."""
     http = EngineHttp()
     stack.push_async_callback(http.aclose)
     secret = settings.engine_secret.get_secret_value()
@@ -48,10 +43,9 @@ async def open_fleet(
             down_seconds=settings.engine_down_seconds,
             monotonic=monotonic,
             max_names=max(settings.routing_index_bytes // BYTES_PER_NAME // num_engines, 1),
-            tell=tell,
         )
 
-    fleet = Fleet(settings.engines, make, supervisor, only_polls=only_polls)
+    fleet = Fleet(settings.engines, make, supervisor)
     await fleet.start()
     stack.push_async_callback(fleet.stop)
     return fleet

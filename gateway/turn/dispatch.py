@@ -164,7 +164,7 @@ class Dispatcher:
                         if isinstance(frame, Started):
                             self._started(dispatch, frame)
                         elif isinstance(frame, Done):
-                            dispatch.engine.succeeded(dispatch.record.request_id)
+                            dispatch.engine.succeeded()
                     yield over_legs(frames, dispatch.prefilled)
                 if dispatch.leg is None:
                     return
@@ -239,7 +239,6 @@ class Dispatcher:
             record.request_id,
             choice.ends,
             choice.to_prefill,
-            choice.tokens,
             is_batch=dispatch.ask.is_batch,
             workspace=record.workspace,
         )
@@ -326,7 +325,7 @@ class Dispatcher:
                 names = [name.digest for name in dispatch.ask.plan.names]
                 engine.started(dispatch.record.request_id, frame, names)
             elif isinstance(frame, Done):
-                engine.succeeded(dispatch.record.request_id)
+                engine.succeeded()
         leg.check_time(now)
 
     def _end_leg(self, dispatch: Dispatch, prefilled: Started | None) -> None:
@@ -346,7 +345,7 @@ class Dispatcher:
             engine.broke(request_id)
         elif not isinstance(error, NoEngineReady):
             # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
-            engine.succeeded(request_id)
+            engine.succeeded()
         if not dispatch.may_run:
             engine.returned(request_id)
         if dispatch.leg is not None:

@@ -14,8 +14,7 @@ while others have some (`limits/congestion.py`). Its further turns are *held* he
 have room. Being held is no reason to refuse a turn: where its time is over and its workspace's
 window alone holds it, it waits on, HELD_SECONDS in all. Turns of other workspaces pass held ones.
 
-Each gateway has its own queue: an engine behind n gateways may get n times as much. The workers of
-a gateway share the one of their parent (`shared_gate.py`).
+Each gateway has its own queue: an engine behind n gateways may get n times as much.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
 from gateway.base.metrics import QueueMetrics
 from gateway.base.settings import Settings
-from gateway.limits.admission import MAX_IN_FLIGHT, Admitting
+from gateway.limits.admission import MAX_IN_FLIGHT, Admission
 from gateway.limits.congestion import CongestionWindows
-from gateway.limits.fair_queue import MAX_TOKENS, FairQueue, QueueFull, Waiting
+from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
@@ -52,7 +51,7 @@ class Gate(FullEngines):
         engines: Sequence[Engine],
         metrics: QueueMetrics,
         monotonic: Callable[[], float],
-        admission: Admitting,
+        admission: Admission,
         *,
         wait_seconds: float,
         queue_tokens: int,
@@ -79,23 +78,14 @@ class Gate(FullEngines):
 
     async def enter(self, ask: Ask, *, is_first: bool = False, is_charged: bool = False) -> Passing:
         """Return at once if there is room and the workspace's window is open, else wait."""
-        return await self.admit(Wanting.of(ask), is_first=is_first, is_charged=is_charged)
-
-    async def admit(
-        self, wanting: Wanting, *, is_first: bool = False, is_charged: bool = False
-    ) -> Passing:
-        """As `enter`."""
+        wanting = Wanting.of(ask)
         if wanting.is_batch:
             return await self._enter_behind(wanting)
         workspace, model = wanting.workspace, wanting.model
         if not (is_first or self._is_awaited) and self._windows.is_open(workspace):
             if self._has_room(model) or self._goes_early({}, workspace, model):
-                return self.let_in(wanting)
+                return self._pass(wanting.prompt_tokens, wanting.workspace)
         return await self._wait(wanting, is_first, is_charged)
-
-    def let_in(self, wanting: Wanting) -> Passing:
-        """Let a turn in that need not wait."""
-        return self._pass(wanting.prompt_tokens, wanting.workspace)
 
     async def _enter_behind(self, wanting: Wanting) -> Passing:
         """Wait until an engine has idle room and it is this row's turn.
@@ -123,28 +113,6 @@ class Gate(FullEngines):
         """A turn on this engine has begun to answer or is over."""
         super().moved(engine)
         self.changed()
-
-    def spare(self) -> tuple[int, int]:
-        """Turns, and tokens of prefill, that may go to engines at once without a question.
-
-        They are those of the model whose engines have the least room. There are none while turns
-        wait or a workspace has a window.
-        """
-        if self._queue or self._idle_room.queue or self._windows.is_any_bounded:
-            return 0, 0
-        turns = MAX_IN_FLIGHT - self._admission.in_flight
-        tokens = MAX_TOKENS
-        now, models = (
-            self._monotonic(),
-            {e.description.model for e in self._engines if e.description},
-        )
-        for model in models:
-            able = [one for one in self._engines if self._takes_turns(one, model, now)]
-            places = sum(max(self._places(one, now), 0) for one in able)
-            room = sum(max(self._queue_tokens - one.load.num_waiting_tokens, 0) for one in able)
-            turns = min(turns, places - self._passing.num)
-            tokens = min(tokens, room - math.ceil(self._passing.tokens))
-        return (max(turns, 0), max(tokens, 0)) if models else (0, 0)
 
     async def _wait(self, wanting: Wanting, is_first: bool, is_charged: bool) -> Passing:
         began = self._monotonic()
@@ -341,7 +309,7 @@ def gate_of(
     fleet: Fleet,
     metrics: QueueMetrics,
     monotonic: Callable[[], float],
-    admission: Admitting,
+    admission: Admission,
 ) -> Gate:
     """The gate as settings say it."""
     return Gate(

@@ -21,7 +21,7 @@ class Wanting(msgspec.Struct, frozen=True, array_like=True):
     """What a turn wants of an engine, as far as the gate looks at it.
 
     Tokens are estimates. `model` is None for a turn that any engine serves. `arrived` is in seconds
-    of the monotonic clock, which all processes of a machine share.
+    of the monotonic clock.
     """
 
     workspace: str

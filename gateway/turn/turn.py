@@ -20,7 +20,7 @@ from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.charge import Billing, Meter
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
-from gateway.limits.admission import Admitting
+from gateway.limits.admission import Admission
 from gateway.limits.congestion import Unanswered
 from gateway.prompt.ask import Ask, TurnId
 from gateway.prompt.ignored import Ignored
@@ -85,7 +85,7 @@ class TurnService:
     dispatcher: Dispatcher
     journal: Journal
     reconciler: Reconciler
-    admission: Admitting
+    admission: Admission
     billing: Billing
     metrics: Metrics
     background: Background
@@ -138,54 +138,50 @@ class TurnService:
     ) -> AsyncGenerator[Taken | list[Frame], None]:
         self.dispatcher.check_length(ask)
         gate, tokens = self.dispatcher.gate, ask.estimated_tokens
-        try:
-            with ExitStack() as admitted:
-                with ExitStack() as entering:
-                    if ask.is_batch:
-                        # A row that waits for idle room takes no place of its workspace's turns.
-                        passing = entering.enter_context(await gate.enter(ask))
-                    backlog = self.journal.backlog
-                    place = admitted.enter_context(
-                        await self.admission.admit(turn_id, ask.principal, tokens, backlog)
-                    )
-                    if not ask.is_batch:
-                        passing = entering.enter_context(await gate.enter(ask))
-                    if passing.unanswered is not None:
-                        admitted.enter_context(passing.unanswered)
-                    turn = await self._open(ask, turn_id, origin, trace)
-                    turn.dispatch.is_charged = passing.is_charged
-                    turn.dispatch.unanswered = passing.unanswered
-                place.is_open = True
-                try:
-                    turn.comparison = self.diagnostics.begin(ask)
-                    await self.dispatcher.send(turn.dispatch)
-                    # The head of a stream goes out next.
-                    turn.is_streaming = ask.stream
-                    yield Taken(turn.findings)
-                    whole: list[Frame] = []
-                    async for frames in self.dispatcher.frames(turn.dispatch):
-                        for frame in frames:
-                            self._note(turn, frame)
-                            if isinstance(frame, Started):
-                                whole.clear()
-                            if not ask.stream:
-                                whole.append(frame)
-                        if frames and isinstance(frames[-1], Done):
-                            await self._close(turn)
-                        if ask.stream:
-                            yield frames
-                    if whole:
-                        yield whole
-                except GatewayError as error:
-                    turn.outcome = error.type
-                    turn.record.error = kept_text(error)
-                    turn.record.status = _OK if turn.is_streaming else status_of(error, ask.dialect)
-                    raise
-                finally:
-                    self._leave(turn)
-        except GatewayError:
-            await self.admission.settled(turn_id)
-            raise
+        with ExitStack() as admitted:
+            with ExitStack() as entering:
+                if ask.is_batch:
+                    # A row that waits for idle room takes no place of its workspace's turns.
+                    passing = entering.enter_context(await gate.enter(ask))
+                backlog = self.journal.backlog
+                place = admitted.enter_context(
+                    self.admission.admitted(turn_id, ask.principal, tokens, backlog)
+                )
+                if not ask.is_batch:
+                    passing = entering.enter_context(await gate.enter(ask))
+                if passing.unanswered is not None:
+                    admitted.enter_context(passing.unanswered)
+                turn = await self._open(ask, turn_id, origin, trace)
+                turn.dispatch.is_charged = passing.is_charged
+                turn.dispatch.unanswered = passing.unanswered
+            place.is_open = True
+            try:
+                turn.comparison = self.diagnostics.begin(ask)
+                await self.dispatcher.send(turn.dispatch)
+                # The head of a stream goes out next.
+                turn.is_streaming = ask.stream
+                yield Taken(turn.findings)
+                whole: list[Frame] = []
+                async for frames in self.dispatcher.frames(turn.dispatch):
+                    for frame in frames:
+                        self._note(turn, frame)
+                        if isinstance(frame, Started):
+                            whole.clear()
+                        if not ask.stream:
+                            whole.append(frame)
+                    if frames and isinstance(frames[-1], Done):
+                        await self._close(turn)
+                    if ask.stream:
+                        yield frames
+                if whole:
+                    yield whole
+            except GatewayError as error:
+                turn.outcome = error.type
+                turn.record.error = kept_text(error)
+                turn.record.status = _OK if turn.is_streaming else status_of(error, ask.dialect)
+                raise
+            finally:
+                self._leave(turn)
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
@@ -270,7 +266,6 @@ class TurnService:
         self.billing.charge(turn.record)
         turn.is_closed = True
         await self.journal.close(turn.record)
-        await self.admission.settled(turn.id)
 
     def _leave(self, turn: RunningTurn) -> None:
         """Handle every other end of a turn.

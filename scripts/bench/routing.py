@@ -2,7 +2,7 @@
 
     python -m scripts.bench.routing --install            the peers, into .venv-peers
     python -m scripts.bench.routing                      every subject, roomy and tight cache
-    python -m scripts.bench.routing --two-gateways       one gateway against two, and two workers
+    python -m scripts.bench.routing --two-gateways       one gateway against two,
     python -m scripts.bench.routing --only "smg" --cache tight --seeds 1 2
     python -m scripts.bench.routing --workload parting --cache roomy
     python -m scripts.bench.routing --workload sessions --cache roomy quarter
@@ -80,14 +80,13 @@ class Ours:
     """`marks` are what the client sends, `events` whether routing follows the engines' events.
 
     A client that marks nothing gets leases by the gateway's policy where `leases`. There are
-    `gateways` with a journal and a ledger each, and `workers` of each gateway.
+    `gateways` with a journal and a ledger each.
     """
 
     marks: Marks
     events: bool = True
     leases: bool = True
     gateways: int = 1
-    workers: int = 1
     is_ours: bool = True
 
     @contextmanager
@@ -96,7 +95,6 @@ class Ours:
             "HOLDFAST_ROUTING_EVENTS": str(self.events).lower(),
             "HOLDFAST_LOG_LEVEL": "warning",
             **({} if self.leases else {"HOLDFAST_AUTO_CACHE": "off"}),
-            "HOLDFAST_WORKERS": str(self.workers),
         }
         with ExitStack() as stack:
             servers = []
@@ -173,13 +171,10 @@ SUBJECTS: dict[str, Ours | Peer] = {
 TWO_GATEWAYS: dict[str, Ours | Peer] = {
     "ours, events": Ours("none"),
     "ours, events, two gateways": Ours("none", gateways=2),
-    "ours, events, two workers": Ours("none", workers=2),
     "ours, events, marked": Ours("conversation"),
     "ours, events, marked, two gateways": Ours("conversation", gateways=2),
-    "ours, events, marked, two workers": Ours("conversation", workers=2),
     "ours, learned": Ours("none", events=False),
     "ours, learned, two gateways": Ours("none", events=False, gateways=2),
-    "ours, learned, two workers": Ours("none", events=False, workers=2),
 }
 
 
@@ -394,7 +389,7 @@ def _arguments() -> argparse.Namespace:
     return parse(
         __doc__,
         install=(False, "the peers, into .venv-peers"),
-        two_gateways=(False, "one gateway against two, and against two workers"),
+        two_gateways=(False, "one gateway against two"),
         only=([], "names of subjects; default: all"),
         cache=(["roomy", "tight"], None, list(ROOM)),
         seeds=[1, 2, 3],

@@ -22,7 +22,6 @@ ENGINES_ABOVE = 20
 DASHBOARD_ABOVE = 421
 MAX_GATEWAYS = ENGINES_ABOVE
 MAX_ENGINES = DASHBOARD_ABOVE - ENGINES_ABOVE
-MAX_WORKERS = 64
 LAST_PORT = 65535
 
 
@@ -49,15 +48,11 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`data` is absolute. `workers` are of each gateway; None is what HOLDFAST_WORKERS says.
-
-    With `sample` no engine is started, since sample data serves no turn.
-    """
+    """`data` is absolute. With `sample` no engine is started, since sample data serves no turn."""
 
     engine: str = "native"
     engines: int = 1
     gateways: int = 1
-    workers: int | None = None
     model: str | None = None
     ports: Ports = Ports()
     data: Path = ROOT / "data"
@@ -82,8 +77,6 @@ def parse_options(arguments: list[str]) -> Options:
     for name, limit in (("engines", MAX_ENGINES), ("gateways", MAX_GATEWAYS)):
         if not 1 <= getattr(given, name) <= limit:
             raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(given, name)}")
-    if given.workers is not None and not 1 <= given.workers <= MAX_WORKERS:
-        raise UsageError(f"`--workers` must be between 1 and {MAX_WORKERS}: {given.workers}")
     if not 1 <= given.port <= LAST_PORT - DASHBOARD_ABOVE:
         raise UsageError(
             f"`--port` must be between 1 and {LAST_PORT - DASHBOARD_ABOVE}: {given.port} "
@@ -96,7 +89,6 @@ def parse_options(arguments: list[str]) -> Options:
         engine=given.engine,
         engines=given.engines,
         gateways=given.gateways,
-        workers=given.workers,
         model=given.model and str(_place(given.model)),
         ports=Ports(given.port),
         data=from_caller(given.data) if given.data is not None else data,
@@ -115,9 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=["native", "vllm", "synthetic"], default="native")
     parser.add_argument("--engines", type=int, default=1, metavar="N", help="how many; default: 1")
     parser.add_argument("--gateways", type=int, default=1, metavar="N", help="how many; default: 1")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes of each gateway; default: 1"
-    )
     parser.add_argument(
         "--port",
         type=int,
@@ -328,10 +317,9 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
 
 def gateway_program(options: Options, keys: Secrets, index: int) -> Program:
     grace = seconds_of("HOLDFAST_GRACE_SECONDS", {}, GATEWAY_GRACE)
-    workers = [] if options.workers is None else ["--workers", str(options.workers)]
     return Program(
         name="gateway" if options.gateways == 1 else f"gateway-{index}",
-        command=[sys.executable, "-m", "gateway", "serve", *workers],
+        command=[sys.executable, "-m", "gateway", "serve"],
         port=options.ports.gateway(index),
         # Without an engine it is never ready, and serves what the ledger has.
         ready="/healthz" if options.sample else "/readyz",

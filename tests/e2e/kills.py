@@ -116,13 +116,12 @@ def run_kills(
     max_tokens: int = 60,
     seed: int = 1,
     gateway_settings: Mapping[str, str] | None = None,
-    kind: "type[Killed] | None" = None,
     disk_seconds: float = 0.0,
 ) -> Report:
     """Run it all; the engine lives throughout and its counters are the independent count.
 
-    `kind` says how the gateway comes to its ends, otherwise than by `kill -9`. Each write of its
-    journal waits up to `disk_seconds`, so that kills come while records are being written.
+    Each write of the journal waits up to `disk_seconds`, so that kills come while records are being
+    written.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -141,7 +140,7 @@ def run_kills(
         migrate({**settings, "HOLDFAST_DATA": str(home)})
         if disk_seconds:
             settings |= {"PYTHONPATH": str(SLOW_DISK), "SLOW_DISK_SECONDS": str(disk_seconds)}
-        gateway = (kind or Killed)(home, settings, url)
+        gateway = Killed(home, settings, url)
         rng = random.Random(seed)
         model = "synthetic" if backend == "synthetic" else "holdfast-demo"
         clients = Clients(url, model, max_tokens, rng)

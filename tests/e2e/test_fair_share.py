@@ -10,7 +10,6 @@ import pytest
 
 from scripts.stack import ADMIN_KEY, API_KEY
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
-from tests.gateway.serving import eventually
 
 NUM_FLOOD = 180
 NUM_SINGLE = 6
@@ -28,12 +27,9 @@ GATEWAY_SETTINGS = {"HOLDFAST_QUEUE_SECONDS": "600", "HOLDFAST_LOG_LEVEL": "erro
 WAIT_SECONDS = 120
 
 
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids="{}-worker".format)
-def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    settings = {**GATEWAY_SETTINGS, "HOLDFAST_WORKERS": str(request.param)}
-    with running_fleet(tmp_path, NUM_ENGINES, 1, SETTINGS, settings) as running:
-        if request.param > 1:
-            eventually(lambda: _all_run(running.gateways[0]))
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with running_fleet(tmp_path, NUM_ENGINES, 1, SETTINGS, GATEWAY_SETTINGS) as running:
         yield running
 
 
@@ -93,11 +89,6 @@ def _new_key(gateway: Gateway, workspace: str) -> str:
         assert reply.status_code == 200, reply.text
     key: str = reply.json()["key"]
     return key
-
-
-def _all_run(gateway: Gateway) -> bool:
-    state = httpx.get(f"{gateway.url}/readyz", timeout=120, trust_env=False).json()
-    return all(worker["is_running"] for worker in state["workers"])
 
 
 def _waiting(gateway: Gateway) -> int:

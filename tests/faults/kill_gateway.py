@@ -11,8 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts.setup.options import parse
-from tests.e2e.kills import Killed, run_kills, table
-from tests.e2e.worker_kills import KilledWorkers
+from tests.e2e.kills import run_kills, table
 from tests.postgres import new_database, running_postgres
 
 
@@ -25,7 +24,6 @@ def main() -> int:
         backend=("synthetic", None, ["synthetic", "native"]),
         seed=1,
         disk_ms=(0, "that each write of the gateway's journal waits at most before it begins"),
-        workers=(1, "of the gateway; with more, kills are of one of them and of all by turns"),
     )
     is_exact = True
     for kind in options.database:
@@ -38,8 +36,6 @@ def main() -> int:
                 backend=options.backend,
                 database_url=new_database(url, "kills") if url else "",
                 seed=options.seed,
-                gateway_settings={"HOLDFAST_WORKERS": str(options.workers)},
-                kind=KilledWorkers if options.workers > 1 else Killed,
                 disk_seconds=options.disk_ms / 1000,
             )
         print(f"\n{kind}, {options.backend} engine, {options.streams} streams\n\n{table(report)}\n")
