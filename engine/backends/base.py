@@ -38,8 +38,7 @@ from engine.schedule.logprobs import Spelled
 from engine.schedule.output import OutputParser
 from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner
-from engine.text.days import KnownDays
-from engine.text.rendered import RenderedPrompt
+from engine.text.rendered import KnownDays, RenderedPrompt
 
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""

@@ -24,9 +24,8 @@ from engine.protocol import (
 from engine.schedule.logprobs import Spelled
 from engine.schedule.output import Mask, OutputParser
 from engine.settings import Settings
-from engine.text.days import KnownDays
 from engine.text.formats.model_formats import FormatChoice
-from engine.text.rendered import RenderedPrompt
+from engine.text.rendered import KnownDays, RenderedPrompt
 from engine.text.renderer import ChatRenderer
 
 _DEFAULT = "scripted"

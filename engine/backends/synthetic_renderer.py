@@ -24,9 +24,8 @@ from engine.protocol import (
 )
 from engine.schedule.logprobs import Spelled, unspelled
 from engine.schedule.output import OutputParser
-from engine.text.days import KnownDays
 from engine.text.formats.stops import StopFinder, StopStrings
-from engine.text.rendered import RenderedPrompt, SegmentSpan
+from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
 BYTES_PER_TOKEN = 4
 GENERATION_TOKENS = 4

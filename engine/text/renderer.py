@@ -12,7 +12,6 @@ from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPar
 from engine.schedule.logprobs import Spelled
 from engine.schedule.output import OutputParser
 from engine.text.conversations import ConversationRenderer
-from engine.text.days import KnownDays
 from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.call_styles import find_call_style
@@ -22,10 +21,10 @@ from engine.text.formats.tool_calls import new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
 from engine.text.free_calls import is_free
 from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule
-from engine.text.rendered import RenderedPrompt
+from engine.text.rendered import KnownDays, RenderedPrompt
 from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.messages import TemplateTraits
 from engine.text.template.probes import TemplateProbe
-from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.detokenize import Vocabulary
 from engine.text.tokens.pieces import PieceTokenizer
 from engine.text.tokens.raw import render_text
@@ -60,12 +59,10 @@ class ChatRenderer:
             end_token_ids=files.end_token_ids,
         )
         self._new_id = new_id
-        probe = TemplateProbe(self._template, self._pieces)
+        probe = TemplateProbe(self._template, self._pieces.controls)
         controls = self._pieces.control_ids
         declared = {text for text, token in controls.items() if token in files.end_token_ids}
-        self.formats = find_formats(
-            self._template, self._pieces.controls, formats or FormatChoice(), declared
-        )
+        self.formats = find_formats(probe, formats or FormatChoice(), declared)
         self.tool_format = self.formats.tool_format
         self.traits = self._tell_tools(probe, probe.find_traits(self.formats.traits), formats)
         self._conversations = ConversationRenderer(self._template, self._pieces, self.traits)
@@ -79,8 +76,12 @@ class ChatRenderer:
         self.end_token_ids = frozenset((files.end_token_ids | shown_ends | ends) - no_ends)
         self._opens_thinking = {
             (thinking, after_result): self.formats.tags is not None
-            and probe.opens_thinking(
-                self.traits, self.formats.tags, thinking=thinking, after_result=after_result
+            and probe.opens_tag(
+                self.formats.tags.open,
+                self.formats.tags.close,
+                self.traits,
+                thinking=thinking,
+                after_result=after_result,
             )
             for thinking in (False, True)
             for after_result in (False, True)

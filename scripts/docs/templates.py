@@ -8,20 +8,15 @@ shared/templates beside the project. Prints the tables of engine/README.md; with
 put there. --cost prints what renders cost.
 """
 
-import gc
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.errors import InvalidRequest
-from engine.protocol import Prompt
-from engine.text.renderer import ChatRenderer
 from scripts.bench.report import markdown
 from scripts.setup.options import parse
 from scripts.stack import ROOT
 from tests.engine.text import written_calls
 from tests.engine.text.conversations import call_template_paths, template_paths
-from tests.engine.text.template_runs import files_for, long_conversation, measure
+from tests.engine.text.template_runs import measure
 
 README = ROOT / "engine" / "README.md"
 BEGIN, END = "<!-- templates -->", "<!-- /templates -->"
@@ -63,41 +58,9 @@ def calls_tables(paths: Sequence[Path]) -> str:
     return f"{tables[0]}\n\n{told}\n\n{tables[1]}"
 
 
-def cost(paths: Sequence[Path]) -> str:
-    """CPU milliseconds of one render, cold and with all but the last turn seen before."""
-    lengths = (12, 50, 200)
-    rows = [[path.stem, *(_cost(path, length) for length in lengths)] for path in paths]
-    return markdown(("template", "12 turns", "50", "200"), rows)
-
-
-def _cost(path: Path, num_turns: int) -> str:
-    renderer = ChatRenderer(files_for(path.read_text("utf-8")))
-    *_, before, prompt = long_conversation(renderer, num_turns)
-    # As a worker does when it has loaded its model.
-    gc.collect()
-    gc.freeze()
-    try:
-        return f"{_cpu_ms(renderer, before):.0f}, then {_cpu_ms(renderer, prompt):.1f}"
-    except InvalidRequest:
-        return "refused"
-
-
-def _cpu_ms(renderer: ChatRenderer, prompt: Prompt) -> float:
-    begin = time.process_time()
-    renderer.render(prompt, thinking=True)
-    return 1000 * (time.process_time() - begin)
-
-
 def main() -> None:
-    options = parse(
-        __doc__,
-        write=(False, "put the tables into engine/README.md"),
-        cost=(False, "print what renders cost instead"),
-    )
+    options = parse(__doc__, write=(False, "put the tables into engine/README.md"))
     paths = template_paths()
-    if options.cost:
-        print(cost(paths))
-        return
     written = {
         (BEGIN, END): table(paths),
         (CALLS_BEGIN, CALLS_END): calls_tables([*paths, *call_template_paths()]),

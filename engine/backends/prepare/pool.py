@@ -17,7 +17,7 @@ from typing import Protocol
 from engine.backends.prepare.prepared import Answer, Kind, Prepared, Refused
 from engine.backends.prepare.session_days import SessionDays
 from engine.errors import Overloaded, rebuilt
-from engine.text.days import KnownDays
+from engine.text.rendered import KnownDays
 
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Bytes of waiting bodies, of all scopes together. One scope may have half of it."""

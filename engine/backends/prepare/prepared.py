@@ -10,7 +10,7 @@ import msgspec
 
 from engine.cache.lookup import SegmentKind
 from engine.protocol import CountReply, Description, ErrorCode, HeldName, UnheldTool
-from engine.text.days import DatedBeginning
+from engine.text.rendered import DatedBeginning
 
 LENGTH_BYTES = 4
 Kind = Literal[b"S", b"D", b"G", b"C"]

@@ -26,9 +26,8 @@ from engine.protocol import (
     UnheldTool,
 )
 from engine.schedule.output import OutputParser
-from engine.text.days import KnownDays
 from engine.text.free_calls import is_free
-from engine.text.rendered import RenderedPrompt
+from engine.text.rendered import KnownDays, RenderedPrompt
 
 _decode_generate = decoder_of(GenerateRequest)
 _decode_count = decoder_of(CountRequest)

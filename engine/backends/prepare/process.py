@@ -12,7 +12,7 @@ import structlog
 
 from engine.backends.prepare.prepared import DAYS, LENGTH_BYTES, START, Answer, Kind, Start
 from engine.errors import NotReady, TooCostly
-from engine.text.days import KnownDays
+from engine.text.rendered import KnownDays
 
 START_SECONDS = 60.0
 GIVE_UP_SECONDS = 0.5

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from engine.clock import Clock
-from engine.text.days import DatedBeginning, KnownDays
+from engine.text.rendered import DatedBeginning, KnownDays
 
 MAX_BEGINNINGS = 16_384
 MAX_SCOPE_BEGINNINGS = 1_024

@@ -7,7 +7,7 @@ from contextlib import suppress
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind
 from engine.backends.prepare.preparer import Preparer
 from engine.errors import EngineError
-from engine.text.days import KnownDays
+from engine.text.rendered import KnownDays
 
 
 class WorkerThread:

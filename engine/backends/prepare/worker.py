@@ -25,7 +25,7 @@ from engine.backends.prepare.prepared import (
     WorkerSpec,
 )
 from engine.backends.prepare.preparer import Preparer, PromptRenderer
-from engine.text.days import KnownDays
+from engine.text.rendered import KnownDays
 
 NICENESS = 5
 """A long prompt takes a third of the processor that a step of the engine takes beside it.

@@ -26,10 +26,9 @@ from engine.protocol import (
 )
 from engine.schedule.logprobs import Spelled
 from engine.schedule.output import OutputParser
-from engine.text.days import KnownDays
 from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.formats.tool_calls import new_tool_use_id
-from engine.text.rendered import RenderedPrompt
+from engine.text.rendered import KnownDays, RenderedPrompt
 from engine.text.renderer import ChatRenderer
 
 SEPARATOR = "\n\n"

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from engine.errors import InvalidRequest
 from engine.protocol import GenerateRequest, Message, Prompt, Sampling, TextDelta, TextPart
 from engine.text.errors import TemplateRefused
 from engine.text.formats.call_format import CallFormat
@@ -22,10 +21,8 @@ from engine.text.formats.table import TOOL_FORMATS
 from engine.text.formats.thinking_proof import ThinkingProof
 from engine.text.formats.tool_calls import PlainText
 from engine.text.formats.turn_ends import behind_call, declared, within_turn
-from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import new_conversation
-from engine.text.template.traits import TemplateTraits
-from engine.text.tokens.controls import ControlTexts
+from engine.text.template.messages import TemplateTraits
+from engine.text.template.probes import TemplateProbe
 
 log = structlog.get_logger()
 _MAX_SHOWN = 300
@@ -107,15 +104,14 @@ class ModelFormats:
 
 
 def find_formats(
-    template: ChatTemplate,
-    controls: ControlTexts | None,
+    probe: TemplateProbe,
     choice: FormatChoice,
     known_ends: Iterable[str] = (),
 ) -> ModelFormats:
     """Render and read back. `known_ends` are the texts of the tokens that the model declares."""
     _check("tool_format", choice.tools, TOOL_FORMATS)
     _check("reasoning_format", choice.reasoning, (*REASONING_FORMATS, HARMONY))
-    proof = CallProof(template, controls, tuple(known_ends))
+    proof = CallProof(probe, tuple(known_ends))
     calls = None if choice.tools == "none" else proof.find()
     tool_format = None if calls is None else calls.name
     if calls is None and choice.tools == "auto":
@@ -134,11 +130,9 @@ def find_formats(
             ),
         )
     traits = TemplateTraits() if calls is None else calls.traits
-    thinking = ThinkingProof(template, controls, has_calls=calls is not None).find(
-        traits, choice.reasoning
-    )
+    thinking = ThinkingProof(probe, has_calls=calls is not None).find(traits, choice.reasoning)
     ends = declared(tool_format, thinking.name)
-    pattern = None if controls is None else controls.pattern
+    pattern = None if probe.controls is None else probe.controls.pattern
     if calls is not None and calls.shown:
         turn = proof.shown_turn(calls)
         behind = behind_call(turn, LAST_WORD, pattern, calls.format.markers)
@@ -155,7 +149,7 @@ def find_formats(
         ends=ends - no_ends,
         no_ends=no_ends,
     )
-    _tell_unread_answer(template, controls, formats)
+    _tell_unread_answer(probe, formats)
     return formats
 
 
@@ -168,12 +162,10 @@ def _tell_unknown(proof: CallProof) -> None:
         )
 
 
-def _tell_unread_answer(
-    template: ChatTemplate, controls: ControlTexts | None, formats: ModelFormats
-) -> None:
+def _tell_unread_answer(probe: TemplateProbe, formats: ModelFormats) -> None:
     """Log what the template writes before an answer, where a client would get it as text."""
     asked, answered = (
-        _rendered(template, controls, formats.traits, messages)
+        probe.text(Prompt(messages), formats.traits)
         for messages in ([_QUESTION], [_QUESTION, _ANSWERED, _QUESTION])
     )
     if asked is None or answered is None:
@@ -191,19 +183,6 @@ def _tell_unread_answer(
             "it as text",
             written=before[:_MAX_SHOWN],
         )
-
-
-def _rendered(
-    template: ChatTemplate,
-    controls: ControlTexts | None,
-    traits: TemplateTraits,
-    messages: list[Message],
-) -> str | None:
-    conversation = new_conversation(Prompt(messages), controls, traits)
-    try:
-        return template.render(conversation.variables({}, thinking=False))
-    except InvalidRequest:
-        return None
 
 
 def _check(setting: str, name: str, known: Iterable[str]) -> None:

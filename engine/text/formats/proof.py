@@ -1,8 +1,8 @@
 """Which format a template's calls have: the one whose parser reads back the call that was rendered.
 
 At load a small conversation with a known call is rendered in every way in which templates take
-calls (`engine.text.template.replay`), and every format's parser reads the result. A format is taken
-only if it finds exactly that call. A template in an unknown format has none: its tools are refused,
+calls, and every format's parser reads the result. A format is taken only if it finds exactly that
+call. A template in an unknown format has none: its tools are refused,
 and no markup is handed out as text.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from engine.errors import InvalidRequest
 from engine.protocol import (
     Delta,
     Message,
@@ -28,11 +27,8 @@ from engine.text.formats.call_format import CallFormat, Written
 from engine.text.formats.calls_read import calls_of
 from engine.text.formats.derived import Derivation
 from engine.text.formats.table import TOOL_FORMATS
-from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import new_conversation
-from engine.text.template.replay import Replay, WrittenCalls
-from engine.text.template.traits import TemplateTraits
-from engine.text.tokens.controls import ControlTexts
+from engine.text.template.messages import Replay, TemplateTraits, WrittenCalls
+from engine.text.template.probes import TemplateProbe
 
 _QUESTION, _ANSWER, _RESULT = "probe-question", "probe-answer", "probe-result"
 _NAME = "probe_tool"
@@ -92,8 +88,7 @@ class ProvenCalls:
 class CallProof:
     """Renders probes through one template. `ends` are the texts that may end a turn."""
 
-    template: ChatTemplate
-    controls: ControlTexts | None
+    probe: TemplateProbe
     ends: Sequence[str] = ()
 
     def find(self, wanted: str = "auto") -> ProvenCalls | None:
@@ -134,14 +129,14 @@ class CallProof:
         def show(inputs: Sequence[dict[str, Any]]) -> str | None:
             return self.shown(inputs, traits)
 
-        pattern = None if self.controls is None else self.controls.pattern
+        pattern = None if self.probe.controls is None else self.probe.controls.pattern
         return Derivation(show, _NAME, pattern, (*self.ends, *self._answer_ends())).derive()
 
     def _answer_ends(self) -> list[str]:
         """The control token that the template writes behind an answer."""
         answered = [_user(), Message("assistant", [TextPart(_ANSWER)]), _user()]
-        text = self._render(Prompt(answered), TemplateTraits())
-        pattern = None if self.controls is None else self.controls.pattern
+        text = self.probe.text(Prompt(answered), TemplateTraits())
+        pattern = None if self.probe.controls is None else self.probe.controls.pattern
         if text is None or pattern is None:
             return []
         found = pattern.match(text, text.find(_ANSWER) + len(_ANSWER))
@@ -194,7 +189,7 @@ class CallProof:
         """Two results of two tools: does the first one carry the second one's name?"""
         tools = [PROBE_TOOL, replace_name(PROBE_TOOL, "other_tool")]
         prompt = _calling([_OTHER_INPUT, _OTHER_INPUT], names=[tool.name for tool in tools])
-        text = self._render(Prompt(prompt.messages, tools), traits)
+        text = self.probe.text(Prompt(prompt.messages, tools), traits)
         if text is None:
             return False
         behind = text[text.rfind(_QUESTION) :]
@@ -206,7 +201,7 @@ class CallProof:
     def _find_written(self, formats: Mapping[str, CallFormat]) -> ProvenCalls | None:
         """A format that the template tells its model to write, and itself never does."""
         prompts = [Prompt([_user()], tools) for tools in ([PROBE_TOOL], [])]
-        told, plain = (self._render(prompt, TemplateTraits()) for prompt in prompts)
+        told, plain = (self.probe.text(prompt, TemplateTraits()) for prompt in prompts)
         if told is None or plain is None or _NAME not in told:
             return None
         for name, of in formats.items():
@@ -238,7 +233,7 @@ class CallProof:
 
         It ends before the first result, and at a turn's end where that is known.
         """
-        asked = self._render(Prompt([_user()], [PROBE_TOOL]), traits)
+        asked = self.probe.text(Prompt([_user()], [PROBE_TOOL]), traits)
         called = self._text(inputs, traits, text=text)
         if asked is None or called is None:
             return None
@@ -252,14 +247,7 @@ class CallProof:
         self, inputs: Sequence[dict[str, Any]], traits: TemplateTraits, *, text: str = ""
     ) -> str | None:
         prompt = _calling(inputs, text=text)
-        return self._render(Prompt(prompt.messages, [PROBE_TOOL]), traits)
-
-    def _render(self, prompt: Prompt, traits: TemplateTraits) -> str | None:
-        conversation = new_conversation(prompt, self.controls, traits)
-        try:
-            return self.template.render(conversation.variables({}, thinking=False))
-        except InvalidRequest:
-            return None
+        return self.probe.text(Prompt(prompt.messages, [PROBE_TOOL]), traits)
 
 
 def turn_begin(asked: str, answered: str) -> int:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from engine.errors import InvalidRequest
 from engine.protocol import (
     Message,
     Part,
@@ -26,11 +25,8 @@ from engine.text.formats.reasoning import (
     ThinkingParser,
 )
 from engine.text.formats.tool_calls import PlainText
-from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import new_conversation
-from engine.text.template.replay import ThinkingKey
-from engine.text.template.traits import TemplateTraits
-from engine.text.tokens.controls import ControlTexts
+from engine.text.template.messages import TemplateTraits, ThinkingKey
+from engine.text.template.probes import TemplateProbe
 
 _QUESTION, _ANSWER, _RESULT = "probe-question", "probe-answer", "probe-result"
 _THOUGHT = "probe-thought"
@@ -57,8 +53,7 @@ class ProvenThinking:
 class ThinkingProof:
     """Renders probes through one template; `has_calls` where it renders calls."""
 
-    template: ChatTemplate
-    controls: ControlTexts | None
+    probe: TemplateProbe
     has_calls: bool
 
     def find(self, traits: TemplateTraits, wanted: str = "auto") -> ProvenThinking:
@@ -67,7 +62,7 @@ class ThinkingProof:
             return ProvenThinking(None, traits)
         names = [n for n in (*REASONING_FORMATS, HARMONY) if wanted in ("auto", n)]
         if wanted == "auto":
-            is_wrapped = "<response></response>" in self.template.source
+            is_wrapped = "<response></response>" in self.probe.template.source
             names.remove("think" if is_wrapped else "granite")
         for way in _ways(traits):
             for message in self._messages():
@@ -88,7 +83,7 @@ class ThinkingProof:
     def _dropped(self, names: list[str], wanted: str) -> tuple[str | None]:
         if wanted != "auto":
             return (wanted,)
-        source = self.template.source
+        source = self.probe.template.source
         known = (n for n in names if n != HARMONY and REASONING_FORMATS[n].close in source)
         return (next(known, None),)
 
@@ -117,22 +112,15 @@ class ThinkingProof:
     def _turn(self, parts: list[Part], traits: TemplateTraits) -> "_Turn | None":
         messages = [Message("user", [TextPart(_QUESTION)])]
         tools = [PROBE_TOOL] if self.has_calls else []
-        asked = self._render(Prompt(messages, tools), traits)
+        asked = self.probe.text(Prompt(messages, tools), traits, thinking=True)
         messages = [*messages, Message("assistant", parts)]
         if _CALL in parts:
             messages.append(Message("user", [ToolResultPart(_CALL.id, _RESULT)]))
-        answered = self._render(Prompt(messages, tools), traits)
+        answered = self.probe.text(Prompt(messages, tools), traits, thinking=True)
         if asked is None or answered is None:
             return None
         text = answered[turn_begin(asked, answered) :].partition(_RESULT)[0]
         return _Turn(asked, text)
-
-    def _render(self, prompt: Prompt, traits: TemplateTraits) -> str | None:
-        conversation = new_conversation(prompt, self.controls, traits)
-        try:
-            return self.template.render(conversation.variables({}, thinking=True))
-        except InvalidRequest:
-            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from string import ascii_letters, digits
 from engine.protocol import Delta
 from engine.text.formats.call_stream import CallObject, CallStream, texts
 from engine.text.formats.stops import overlap
-from engine.text.template.traits import SHORT_ID_LENGTH
+from engine.text.template.messages import SHORT_ID_LENGTH
 
 _SPACE = " \t\n\r"
 _ID_ALPHABET = digits + ascii_letters

@@ -13,14 +13,13 @@ Cost: at most `MAX_RENDERS` renders a prompt, two for most, and a bounded search
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from engine.errors import InvalidRequest
-from engine.protocol import Prompt
+from engine.protocol import Prompt, ToolUsePart
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import Conversation
 from engine.text.template.marks import SegmentMarks, Unmarked, take_out
-from engine.text.template.segments import segment_kinds, segment_names, segment_texts
+from engine.text.template.messages import Conversation
 
 _MAX_MARKED = 8
 _MAX_COMPARISONS = 8
@@ -28,6 +27,38 @@ MAX_RENDERS = 1 + _MAX_MARKED + _MAX_COMPARISONS
 _NUM_INNER = 4  # pairs of marks for the fields of a tool or a call
 _MIN_WORDS = 16  # characters by which a text without marks is known
 _SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text
+
+
+def segment_texts(prompt: Prompt) -> list[str | None]:
+    """Every segment's text; None for those that are JSON objects."""
+    texts: list[str | None] = [None] * len(prompt.tools)
+    texts += [block.text for block in prompt.system]
+    for message in prompt.messages:
+        texts += [None if isinstance(p, ToolUsePart) else p.text for p in message.parts]
+    return texts
+
+
+def segment_kinds(prompt: Prompt) -> list[str]:
+    """What every segment is: templates treat those of one kind alike."""
+    kinds = ["tool"] * len(prompt.tools) + ["system prompt"] * len(prompt.system)
+    for message in prompt.messages:
+        kinds += [f"{message.role} {type(part).__name__}" for part in message.parts]
+    return kinds
+
+
+def segment_names(prompt: Prompt) -> list[str]:
+    """The names of tools and calls; nothing for texts."""
+    names = [tool.name for tool in prompt.tools] + [""] * len(prompt.system)
+    for message in prompt.messages:
+        names += [p.name if isinstance(p, ToolUsePart) else "" for p in message.parts]
+    return names
+
+
+def message_segments(prompt: Prompt) -> list[range]:
+    """The segments of each message."""
+    begin = len(prompt.tools) + len(prompt.system)
+    ends = list(accumulate((len(message.parts) for message in prompt.messages), initial=begin))
+    return [range(first, last) for first, last in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +78,40 @@ NO_ROOM = Place(-1)
 
 @dataclass(frozen=True, slots=True)
 class PlacedText:
-    """`text` still has its cuts. `places` are where the segments are, in whatever order."""
+    """A rendered prompt. `places` are where the segments are, in whatever order."""
 
     text: str
-    places: list[Place]
+    places: Sequence[Place]
 
-    def without_cuts(self, cut: str) -> "tuple[PlacedText, list[int]]":
-        """The same without its cuts, and the characters before which they stood."""
-        pieces = self.text.split(cut)
-        if len(pieces) == 1:
-            return self, []
-        cuts = list(accumulate(map(len, pieces[:-1])))
-        before = [place + index for index, place in enumerate(cuts)]
 
-        def moved(character: int | None) -> int | None:
-            return None if character is None else character - bisect_left(before, character)
+def without_cuts(placed: PlacedText, cut: str) -> tuple[PlacedText, list[int]]:
+    """The text without its cuts, and the characters before which they stood."""
+    pieces = placed.text.split(cut)
+    cuts = list(accumulate(map(len, pieces[:-1])))
+    if not cuts:
+        return placed, cuts
+    before = [place + index for index, place in enumerate(cuts)]
 
-        places = [
-            place if place is NO_ROOM else Place(moved(place.end), moved(place.begin))
-            for place in self.places
-        ]
-        return PlacedText("".join(pieces), places), cuts
+    def moved(character: int | None) -> int | None:
+        return None if character is None else character - bisect_left(before, character)
+
+    places = [
+        place if place is NO_ROOM else Place(moved(place.end), moved(place.begin))
+        for place in placed.places
+    ]
+    return PlacedText("".join(pieces), places), cuts
 
 
 def place_segments(
-    template: ChatTemplate, conversation: Conversation, text: str, *, thinking: bool
+    template: ChatTemplate, conversation: Conversation, *, thinking: bool
 ) -> PlacedText:
-    """Find every segment in the conversation's rendered text, by further renders.
+    """Render a conversation, and find every segment in its text by further renders.
 
-    Raises InvalidRequest where it has too many private-use characters.
+    The text still has its cuts. Raises InvalidRequest where the template refuses the prompt or
+    where it has too many private-use characters.
     """
-    finder = _Finder(template, conversation, text, thinking)
-    return PlacedText(text, finder.find())
+    text = template.render(conversation.variables({}, thinking=thinking))
+    return PlacedText(text, _Finder(template, conversation, text, thinking).find())
 
 
 class _Finder:

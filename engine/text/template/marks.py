@@ -7,7 +7,7 @@ gives the text itself.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,11 @@ from engine.errors import InvalidRequest
 _RANGES = ((0xF0000, 0xFFFFD), (0x100000, 0x10FFFD), (0xE000, 0xF8FF))
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 _RARE = re.compile("[\U0002a000-\U0002a6dd]")
-
-
 # Rare letters: Python's own picture of a text, which some templates write, keeps them as they are.
 _CUTS = range(0x2A000, 0x2A6DE)
 
 
-def choose_cut(texts: Iterator[str]) -> str:
+def choose_cut(texts: Iterable[str]) -> str:
     """A character for cuts that occurs in none of the texts."""
     used = {character for text in texts for character in _RARE.findall(text)}
     cut = next((chr(code) for code in _CUTS if chr(code) not in used), "")
@@ -35,7 +33,7 @@ def choose_cut(texts: Iterator[str]) -> str:
 class MarkAlphabet:
     """Characters for marks that do not occur in the given texts; `num_free` are left."""
 
-    def __init__(self, texts: Iterator[str]) -> None:
+    def __init__(self, texts: Iterable[str]) -> None:
         used = {character for text in texts for character in _PRIVATE.findall(text)}
         self.num_free = sum(last - first + 1 for first, last in _RANGES) - len(used)
         self._free = (
@@ -66,80 +64,49 @@ class SegmentMarks:
     inner: "tuple[SegmentMarks, ...]" = ()
 
 
-class MarkedDict(dict[str, Any]):
-    """A dictionary that text forms of it, `tojson` and `str`, surround with marks.
+class Marked:
+    """A JSON value that text forms of it, `tojson` and `str`, surround with marks.
 
     `plain` is what `tojson` writes: the content without inner marks. Keys and values that a
-    template reads are those given.
+    template reads are the value's own.
     """
 
-    def __init__(self, content: dict[str, Any], marks: SegmentMarks, plain: dict[str, Any]) -> None:
-        super().__init__(content)
-        self.marks = marks
-        self.plain = plain
+    marks: SegmentMarks
+    plain: Any
 
     def __str__(self) -> str:
         return f"{self.marks.begin}{self.plain}{self.marks.end}"
 
 
-class MarkedList(list[Any]):
-    """A list that text forms of it surround with marks."""
-
-    def __init__(self, content: list[Any], marks: SegmentMarks) -> None:
-        super().__init__(content)
-        self.marks = marks
-        self.plain = content
-
-    def __str__(self) -> str:
-        return f"{self.marks.begin}{self.plain}{self.marks.end}"
+class _MarkedDict(Marked, dict[str, Any]):
+    pass
 
 
-class MarkedInt(int):
-    """A number that text forms of it surround with marks."""
-
-    marks: SegmentMarks
-
-    @property
-    def plain(self) -> int:
-        return int(self)
-
-    def __str__(self) -> str:
-        return f"{self.marks.begin}{int(self)}{self.marks.end}"
+class _MarkedList(Marked, list[Any]):
+    pass
 
 
-class MarkedFloat(float):
-    """As `MarkedInt`."""
-
-    marks: SegmentMarks
-
-    @property
-    def plain(self) -> float:
-        return float(self)
-
-    def __str__(self) -> str:
-        return f"{self.marks.begin}{float(self)}{self.marks.end}"
+class _MarkedInt(Marked, int):
+    pass
 
 
-Marked = MarkedDict | MarkedList | MarkedInt | MarkedFloat
+class _MarkedFloat(Marked, float):
+    pass
 
 
-def mark_value(value: Any, marks: SegmentMarks) -> Any:
+_MARKED = {dict: _MarkedDict, list: _MarkedList, int: _MarkedInt, float: _MarkedFloat}
+
+
+def mark_value(value: Any, marks: SegmentMarks, plain: Any = None) -> Any:
     """A JSON value whose text forms have the marks around it; true, false and null have none."""
     if isinstance(value, str):
         return surround(value, marks)
-    if isinstance(value, dict):
-        return MarkedDict(value, marks, value)
-    if isinstance(value, list):
-        return MarkedList(value, marks)
-    if isinstance(value, int) and not isinstance(value, bool):
-        number = MarkedInt(value)
-        number.marks = marks
-        return number
-    if isinstance(value, float):
-        real = MarkedFloat(value)
-        real.marks = marks
-        return real
-    return value
+    kind = _MARKED.get(type(value))
+    if kind is None:
+        return value
+    marked: Marked = kind(value)
+    marked.marks, marked.plain = marks, value if plain is None else plain
+    return marked
 
 
 def surround(text: str, marks: SegmentMarks) -> str:
@@ -179,27 +146,3 @@ def take_out(text: str, marks: frozenset[str]) -> Unmarked:
         positions.setdefault(mark, []).append(length)
     pieces.append(text[last:])
     return Unmarked("".join(pieces), positions)
-
-
-def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with every string in it, keys too, changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(key): map_strings(inner, change) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [map_strings(inner, change) for inner in value]
-    return value
-
-
-def strings_in(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from strings_in(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from strings_in(inner)

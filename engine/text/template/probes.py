@@ -1,7 +1,6 @@
 """What a chat template does, found out by rendering small prompts when a model is loaded."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
@@ -14,16 +13,15 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.text.formats.reasoning import ReasoningFormat
 from engine.text.template.boundaries import PlacedText, in_order, place_segments
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import new_conversation
-from engine.text.template.traits import TemplateTraits, TraitProbes, find_traits
-from engine.text.tokens.pieces import PieceTokenizer
+from engine.text.template.messages import TemplateTraits, new_conversation, strings_of
+from engine.text.tokens.controls import ControlTexts
 
 _USER = Message("user", [TextPart("probe-user")])
 # Templates look for the last question by comparing messages, so no two questions are equal.
 _SECOND = Message("user", [TextPart("probe-question")])
+_ANSWER = Message("assistant", [TextPart("probe-answer")])
 _TOOL = Tool("probe_tool", {"type": "object", "properties": {}}, "probe-description")
 _SYSTEM = TextPart("probe-system")
 
@@ -33,20 +31,37 @@ class TemplateProbe:
     """Renders prompts of its own through one template. A refusal is an answer, not an error."""
 
     template: ChatTemplate
-    pieces: PieceTokenizer
+    controls: ControlTexts | None
 
-    def find_traits(self, known: TemplateTraits | None = None) -> TemplateTraits:
-        return find_traits(
-            TraitProbes(
-                system=partial(self._renders, Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text),
-                call=partial(self._renders, _calls(1), "probe_tool"),
-                two_calls=partial(self._renders, _calls(2), "value-1"),
-                result_and_text=partial(self._renders, _calls(1, "probe-text"), "probe-text"),
-                moves_tools=self._moves_tools,
-                late_system=self._keeps_late_system,
-            ),
-            known,
-        )
+    def text(self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False) -> str | None:
+        """The prompt as the template renders it; None where it refuses it."""
+        conversation = new_conversation(prompt, self.controls, traits)
+        try:
+            return self.template.render(conversation.variables({}, thinking=thinking))
+        except InvalidRequest:
+            return None
+
+    def find_traits(self, traits: TemplateTraits) -> TemplateTraits:
+        """The fewest traits beyond those given with which the prompts render.
+
+        What never renders changes nothing.
+        """
+        for prompt, needle, trait in (
+            (Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text, "folds_system"),
+            (_calls(1), _TOOL.name, "shortens_ids"),
+            (_calls(2), "value-1", "splits_calls"),
+            (_calls(1, "probe-text"), "probe-text", "joins_results"),
+        ):
+            other = replace(traits, **{trait: True})  # type: ignore[arg-type]
+            if not self._renders(prompt, needle, traits) and self._renders(prompt, needle, other):
+                traits = other
+        folding = replace(traits, folds_late_system=True)
+        if not self._keeps_late_system(traits) and self._keeps_late_system(folding):
+            traits = folding
+        # Do the tools come behind an answer that is already given?
+        text = self.text(Prompt([_USER, _ANSWER, _SECOND], [_TOOL]), traits) or ""
+        moves_tools = 0 <= text.find("probe-answer") < text.find(_TOOL.name)
+        return replace(traits, moves_tools=moves_tools)
 
     def shows_tools(self, traits: TemplateTraits) -> bool:
         return self._renders(Prompt([_USER], [_TOOL]), _TOOL.name, traits)
@@ -59,76 +74,53 @@ class TemplateProbe:
         tool, system, _ = placed.places
         return tool.end is not None and system.begin is not None and tool.end <= system.begin
 
-    def shown_call(self, traits: TemplateTraits) -> str:
-        """What the template renders from a call on; nothing where it refuses calls."""
-        text = self._text(_calls(1), traits)
-        return "" if text is None else text.partition("probe-user")[2]
-
-    def opens_thinking(
+    def opens_tag(
         self,
+        opening: str,
+        closing: str,
         traits: TemplateTraits,
-        tags: ReasoningFormat,
         *,
         thinking: bool,
-        after_result: bool = False,
+        after_result: bool,
     ) -> bool:
-        """Does the prompt of a new turn end inside the thinking tag?"""
+        """Does the prompt of a new turn end behind an opening tag?"""
         prompt = _calls(1) if after_result else Prompt([_USER])
-        text = self._text(prompt, traits, thinking=thinking)
+        text = self.text(prompt, traits, thinking=thinking)
         last = "probe-result" if after_result else "probe-user"
         end = "" if text is None else text.rpartition(last)[2]
-        return end.rfind(tags.open) > end.rfind(tags.close)
+        return end.rfind(opening) > end.rfind(closing)
 
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
         """The control token right behind an assistant's text."""
-        controls = self.pieces.controls
-        prompt = Prompt([_USER, Message("assistant", [TextPart("probe-answer")]), _SECOND])
-        placed = self._place(prompt, traits)
-        end = None if placed is None else placed.places[1].end
-        if placed is None or end is None:
+        placed = self._place(Prompt([_USER, _ANSWER, _SECOND]), traits)
+        if placed is None or placed.places[1].end is None or self.controls is None:
             return frozenset()
-        return frozenset(m.token_id for m in controls.matches(placed.text) if m.begin == end)
-
-    def _moves_tools(self, traits: TemplateTraits) -> bool:
-        """Do the tools come behind an answer that is already given?"""
-        answer = Message("assistant", [TextPart("probe-answer")])
-        text = self._text(Prompt([_USER, answer, _SECOND], [_TOOL]), traits) or ""
-        return 0 <= text.find("probe-answer") < text.find(_TOOL.name)
+        matches = self.controls.matches(placed.text)
+        return frozenset(m.token_id for m in matches if m.begin == placed.places[1].end)
 
     def _keeps_late_system(self, traits: TemplateTraits) -> bool:
         """Does a system message stay where it stands, between two turns and behind the last?"""
-        answer, late = Message("assistant", [TextPart("probe-answer")]), "probe-late"
-        told = Message("system", [TextPart(late)])
-        between = self._text(Prompt([_USER, answer, told, _SECOND], system=[_SYSTEM]), traits)
-        behind = self._text(Prompt([_USER, answer, _SECOND, told], system=[_SYSTEM]), traits)
-        if between is None or behind is None:
-            return False
-        return _in_order(between, "probe-answer", late, "probe-question") and _in_order(
-            behind, "probe-answer", "probe-question", late
-        )
+        late = Message("system", [TextPart("probe-late")])
+        for messages in ([_USER, _ANSWER, late, _SECOND], [_USER, _ANSWER, _SECOND, late]):
+            text = self.text(Prompt(messages, system=[_SYSTEM]), traits)
+            words = [strings_of(Prompt([message]))[0] for message in messages[1:]]
+            places = [-1 if text is None else text.find(word) for word in words]
+            if text is None or places != sorted(places) or any(text.count(w) != 1 for w in words):
+                return False
+        return True
 
     def _renders(self, prompt: Prompt, needle: str, traits: TemplateTraits) -> bool:
-        text = self._text(prompt, traits)
+        text = self.text(prompt, traits)
         # A template that knows no content parts may write out Python's own picture of them.
         return text is not None and needle in text and "'type'" not in text
 
-    def _text(
-        self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False
-    ) -> str | None:
-        conversation = new_conversation(prompt, self.pieces.controls, traits)
-        try:
-            return self.template.render(conversation.variables({}, thinking=thinking))
-        except InvalidRequest:
-            return None
-
     def _place(self, prompt: Prompt, traits: TemplateTraits) -> PlacedText | None:
-        conversation = new_conversation(prompt, self.pieces.controls, traits)
+        conversation = new_conversation(prompt, self.controls, traits)
         try:
-            text = self.template.render(conversation.variables({}, thinking=False))
-            placed = place_segments(self.template, conversation, text, thinking=False)
+            placed = place_segments(self.template, conversation, thinking=False)
         except InvalidRequest:
             return None
-        return PlacedText(text, in_order(prompt, placed.places))
+        return PlacedText(placed.text, in_order(prompt, placed.places))
 
 
 def _calls(count: int, *texts: str) -> Prompt:
@@ -138,17 +130,6 @@ def _calls(count: int, *texts: str) -> Prompt:
         ToolUsePart(call_id, _TOOL.name, {"key": f"value-{index}"})
         for index, call_id in enumerate(ids)
     ]
-    results = [ToolResultPart(call_id, "probe-result") for call_id in ids]
-    return Prompt(
-        [
-            _USER,
-            Message("assistant", calls),
-            Message("user", [*results, *(TextPart(text) for text in texts)]),
-        ]
-    )
-
-
-def _in_order(text: str, *words: str) -> bool:
-    """Does each of the words come once, in this order?"""
-    places = [text.find(word) for word in words]
-    return places == sorted(places) and all(text.count(word) == 1 for word in words)
+    results: list[Part] = [ToolResultPart(call_id, "probe-result") for call_id in ids]
+    results += [TextPart(text) for text in texts]
+    return Prompt([_USER, Message("assistant", calls), Message("user", results)])

@@ -32,21 +32,13 @@ class ControlTexts:
         self._lasts = {text[-1] for text in self.ids}
         self._joined = "\0".join(self.ids)
 
-    @property
-    def longest(self) -> int:
-        """Characters of the longest text; 0 where there is none."""
-        return self._longest
-
-    def matches(self, text: str, begin: int = 0) -> list[ControlMatch]:
-        """Leftmost, longest and without overlaps, as tokenizers match added tokens.
-
-        From character `begin` on, before which no match that ends behind it may begin.
-        """
+    def matches(self, text: str) -> list[ControlMatch]:
+        """Leftmost, longest and without overlaps, as tokenizers match added tokens."""
         if self.pattern is None:
             return []
         return [
             ControlMatch(match.start(), match.end(), self.ids[match.group()])
-            for match in self.pattern.finditer(text, begin)
+            for match in self.pattern.finditer(text)
         ]
 
     def cut(self, text: str, mark: str) -> str:

@@ -7,10 +7,10 @@ control token, the piece is encoded by a tokenizer that knows no control tokens.
 
 import json
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -55,22 +55,16 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text's tokens, piece by piece; `num_tokens` of them."""
+    """A text's tokens, piece by piece, and where these begin."""
 
     pieces: Sequence[PlacedPiece]
-    begins: Sequence[int] = field(default=())
-    num_tokens: int = 0
+    begins: Sequence[int]
 
     def token_ids(self) -> list[TokenId]:
         token_ids: list[TokenId] = []
         for placed in self.pieces:
             token_ids.extend(placed.piece.token_ids)
         return token_ids
-
-    def num_unchanged(self, num_characters: int) -> int:
-        """How many pieces end where they do also if the text goes on in another way behind so many
-        characters."""
-        return max(bisect_right(self.begins, num_characters) - 1, 0)
 
     def piece_at(self, character: int) -> PlacedPiece | None:
         """The piece with this character, the last one for the text's end."""
@@ -105,33 +99,18 @@ class PieceTokenizer:
         self._edges = Edges(self._whole)
         self._cache = _PieceCache(cache_bytes)
 
-    def encode(
-        self,
-        text: str,
-        cuts: Sequence[int] = (),
-        *,
-        scope: str = "",
-        begun: EncodedText | None = None,
-        num_begun: int = 0,
-    ) -> EncodedText:
+    def encode(self, text: str, cuts: Sequence[int] = (), *, scope: str = "") -> EncodedText:
         """The tokens of a text whose control tokens' texts are control tokens.
 
         Those with one of `cuts` (characters, ascending) at their beginning or inside are not.
-        `begun`: a text that is equal in its first `num_begun` characters and cuts.
         """
-        kept: Sequence[PlacedPiece] = ()
-        first = 0
-        if begun is not None:
-            # A control token that begins before the first new piece ends before it as well.
-            kept = begun.pieces[: begun.num_unchanged(num_begun - self.controls.longest)]
-            first = begun.begins[len(kept)] if kept else 0
-        matches = self.controls.matches(text, first)
+        matches = self.controls.matches(text)
         owned = [m for m in matches if not _has_cut(m, cuts)] if cuts else matches
         starts = [match.begin for match in owned if self._splits(text, match)]
-        borders = [first, *starts, len(text)] if len(text) > first else []
+        borders = [0, *starts, len(text)] if text else []
         if len(borders) > 1 and borders[0] == borders[1]:
             del borders[0]
-        return self._place(kept, borders, self._keys(text, borders, owned, cuts, scope))
+        return self._place(borders, self._keys(text, borders, owned, cuts, scope))
 
     def _keys(
         self,
@@ -158,9 +137,7 @@ class PieceTokenizer:
             keys.append(_Key(scope, text[begin:end], begin == 0, tuple(inside)))
         return keys
 
-    def _place(
-        self, kept: Sequence[PlacedPiece], borders: Sequence[int], keys: "Sequence[_Key]"
-    ) -> EncodedText:
+    def _place(self, borders: Sequence[int], keys: "Sequence[_Key]") -> EncodedText:
         pieces = [self._cache.find(key) for key in keys]
         missing = list(dict.fromkeys(k for k, piece in zip(keys, pieces, strict=True) if not piece))
         # A batch frees the interpreter's lock; a single call holds it.
@@ -171,13 +148,13 @@ class PieceTokenizer:
         }
         for key, piece in made.items():
             self._cache.add(key, piece)
-        placed = list(kept)
-        num_tokens = kept[-1].first_token + len(kept[-1].piece) if kept else 0
+        placed: list[PlacedPiece] = []
+        num_tokens = 0
         for begin, key, known in zip(borders, keys, pieces, strict=False):
             piece = known or made[key]
             placed.append(PlacedPiece(begin, num_tokens, piece))
             num_tokens += len(piece)
-        return EncodedText(placed, [piece.begin for piece in placed], num_tokens)
+        return EncodedText(placed, [piece.begin for piece in placed])
 
     def _piece(self, key: "_Key", encoding: Encoding) -> Piece:
         owned = key.owned

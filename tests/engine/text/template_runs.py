@@ -37,7 +37,7 @@ from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import new_conversation
+from engine.text.template.messages import new_conversation
 from tests.engine.text.conversations import Conversations
 from tests.engine.text.vocabularies import tokenizer_for
 

@@ -19,7 +19,7 @@ from engine.protocol import (
 from engine.text.renderer import ChatRenderer
 from engine.text.template.boundaries import place_segments
 from engine.text.template.chat_template import ChatTemplate, TemplateInput
-from engine.text.template.conversation import new_conversation
+from engine.text.template.messages import new_conversation
 from tests.engine.text.templates import (
     QWEN,
     TOOLS_LAST,
@@ -339,8 +339,7 @@ def test_indented_tools_keep_their_text_and_have_boundaries() -> None:
     many.append(Tool("empty", {}, ""))
     conversation = new_conversation(Prompt([text("user", "go")], many), None)
     source = ChatTemplate({"default": template}, {})
-    rendered = source.render(conversation.variables({}, thinking=False))
-    placed = place_segments(source, conversation, rendered, thinking=False)
+    placed = place_segments(source, conversation, thinking=False)
     assert placed.text == source.render(conversation.variables({}, thinking=False))
     for tool, place in zip(many, placed.places, strict=False):
         assert placed.text[: place.end].endswith("}")

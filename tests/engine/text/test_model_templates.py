@@ -27,7 +27,7 @@ from engine.text.errors import TemplateRefused
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import new_conversation
+from engine.text.template.messages import new_conversation
 from scripts.docs.templates import BEGIN, END, README, table
 from tests.engine.text import template_runs as runs
 from tests.engine.text.conversations import OWN, REAL, WHY_NOT, template_paths

@@ -13,7 +13,7 @@ from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.reasoning import REASONING_FORMATS, ThinkingParser
 from engine.text.formats.table import TOOL_FORMATS
 from engine.text.formats.tool_calls import PlainText
-from engine.text.template.traits import TemplateTraits
+from engine.text.template.messages import TemplateTraits
 
 Block = tuple[str, str]
 TOOLS = ["f", "get_time"]

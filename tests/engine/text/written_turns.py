@@ -20,7 +20,7 @@ from engine.protocol import (
 from engine.text.formats.calls_read import calls_of
 from engine.text.formats.proof import turn_begin
 from engine.text.renderer import ChatRenderer
-from engine.text.template.conversation import new_conversation
+from engine.text.template.messages import new_conversation
 
 SCHEMA = {
     "type": "object",

@@ -9,7 +9,7 @@ import pytest
 from engine.backends.prepare.pool import PreparePool, scope_of
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Refused, Stopped
 from engine.errors import Overloaded, PromptTooLong, SchemaRefused, TooCostly
-from engine.text.days import KnownDays
+from engine.text.rendered import KnownDays
 
 pytestmark = pytest.mark.anyio
 

@@ -39,7 +39,7 @@ from engine.protocol import (
     Tool,
 )
 from engine.settings import DEMO_MODEL, Settings
-from engine.text.days import DatedBeginning, KnownDays, beginning_of
+from engine.text.rendered import DatedBeginning, KnownDays, beginning_of
 from engine.text.renderer import ChatRenderer
 from tests.engine.backends.prepare.test_workers import ended_workers
 from tests.engine.text.templates import QWEN, demo_renderer, renderer_for

@@ -1,0 +1,528 @@
+"""From a prompt to what a chat template sees: OpenAI's messages and tools, marked where wanted.
+
+Templates agree on OpenAI's messages in outline only. What one can't take as it comes is found out
+when a model is loaded (`engine.text.formats.proof`), and stands in its `TemplateTraits`.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from string import ascii_letters, digits
+from typing import Any, Literal
+
+from engine.errors import InvalidRequest
+from engine.protocol import (
+    Message,
+    Part,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+    ToolUsePart,
+)
+from engine.text.template.chat_template import TemplateInput, write_json
+from engine.text.template.marks import (
+    MarkAlphabet,
+    SegmentMarks,
+    choose_cut,
+    mark_value,
+    surround,
+)
+from engine.text.tokens.controls import ControlTexts
+
+_SEPARATOR = "\n\n"
+"""Between the texts that make up one message; it belongs to the later one."""
+_TOOLS_HEADING = "## Tools\nYou have access to the following tools:\n"
+_ERROR_PREFIX = "Error: "
+"""How a tool result says that the call failed: chat templates have no field for it."""
+_SYSTEM_PREFIX = "System: "
+"""How a system message begins that is told in the user's turn."""
+SHORT_ID_LENGTH = 9
+"""Of the ids that Mistral's models write and their templates demand."""
+_OURS = re.compile(r"toolu_[0-9a-zA-Z]{24}")
+BASE62 = digits + ascii_letters
+ThinkingKey = Literal["reasoning_content", "thinking", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCalls:
+    """The texts around calls that are written into a turn's content.
+
+    `before` has the place `{name}`; the input's JSON follows it.
+    """
+
+    begin: str
+    before: str
+    behind: str
+    separator: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a template wants of a turn with calls.
+
+    - `string_arguments`: the input as a string of JSON (DeepSeek), not as an object;
+    - `null_content`: no content where the turn has no text (DeepSeek V3 drops calls beside any);
+    - `names_ids`: ids of the form `functions.NAME:INDEX`, the only place of the name (Kimi K2);
+    - `splits_text`: the turn's text as a message of its own before the calls';
+    - `interleaves`: each result right behind its call (gpt-oss names a result by the last call);
+    - `thinking_key`: the field of a message that thinking stands in;
+    - `merges_text`: text beside thinking and calls is part of the thinking (gpt-oss refuses both);
+    - `written`: calls written into the content, for templates that render none (Granite 3.3);
+    - `told`: how to write a call, for templates that render calls and no tools (DeepSeek): the
+      tools then stand at the beginning of the system prompt, with this behind them.
+    """
+
+    string_arguments: bool = False
+    null_content: bool = False
+    names_ids: bool = False
+    splits_text: bool = False
+    interleaves: bool = False
+    thinking_key: ThinkingKey = "reasoning_content"
+    merges_text: bool = False
+    written: WrittenCalls | None = None
+    told: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateTraits:
+    """What a template can't take as it comes.
+
+    - `folds_system`: Gemma refuses a system prompt: it goes in front of the first user's message;
+    - `splits_calls`: Llama 3.1 refuses two calls in one message: each gets a message of its own;
+    - `shortens_ids`: Mistral refuses ids that are not 9 letters and digits;
+    - `joins_results`: Mistral refuses a user's text behind results: the last one gets it;
+    - `thinks_in_content`: Magistral wants thinking as a content part;
+    - `moves_tools`: Mistral puts the tools before the last question: they get no boundary;
+    - `folds_late_system`: most refuse a system message within the conversation, drop it or move
+      it to the top: it is told in the user's turn beside it, where it stays.
+    """
+
+    folds_system: bool = False
+    splits_calls: bool = False
+    shortens_ids: bool = False
+    joins_results: bool = False
+    thinks_in_content: bool = False
+    moves_tools: bool = False
+    folds_late_system: bool = False
+    replay: Replay = field(default_factory=Replay)
+
+    def call_id(self, call_id: str) -> str:
+        """The id that the template gets; equal ids stay equal.
+
+        The end of an id of ours is kept: it is the model's own where that wrote one.
+        """
+        if not self.shortens_ids:
+            return call_id
+        if _OURS.fullmatch(call_id):
+            return call_id[-SHORT_ID_LENGTH:]
+        number = int.from_bytes(blake2b(call_id.encode(), digest_size=8).digest())
+        short = ""
+        for _ in range(SHORT_ID_LENGTH):
+            number, index = divmod(number, len(BASE62))
+            short += BASE62[index]
+        return short
+
+
+@dataclass(kw_only=True)
+class Conversation:
+    """A prompt whose control tokens' texts are cut; `cut` is the character that was put in."""
+
+    prompt: Prompt
+    cut: str
+    traits: TemplateTraits
+
+    @cached_property
+    def alphabet(self) -> MarkAlphabet:
+        return MarkAlphabet(strings_of(self.prompt))
+
+    @property
+    def is_continued(self) -> bool:
+        """The prompt ends inside the assistant's turn, which the model goes on with."""
+        messages = self.prompt.messages
+        return bool(messages) and messages[-1].role == "assistant"
+
+    def varied(self, segment: int) -> "Conversation":
+        """The same but for what comes right after one segment, for comparing renders."""
+        varied = _vary(self.prompt, segment, self.alphabet.take())
+        return Conversation(prompt=varied, cut=self.cut, traits=self.traits)
+
+    def variables(self, marks: Mapping[int, SegmentMarks], *, thinking: bool) -> TemplateInput:
+        """The template's variables, with marks around the segments named in `marks`."""
+        tools, messages = _Builder(self.prompt, marks, self.traits).build()
+        return TemplateInput(
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=not self.is_continued,
+            thinking=thinking,
+        )
+
+
+def new_conversation(
+    prompt: Prompt,
+    controls: ControlTexts | None,
+    traits: TemplateTraits | None = None,
+    *,
+    completing: Collection[str] = (),
+) -> Conversation:
+    """With a cut in every control token's text, so that it is none.
+
+    With cuts also where the template's text could complete one of the controls `completing`.
+    """
+    cut = choose_cut(strings_of(prompt))
+
+    def clean(text: str) -> str:
+        if controls is None:
+            return text
+        if completing:
+            text = controls.cut_completing(text, cut, completing)
+        return controls.cut(text, cut)
+
+    return Conversation(prompt=_mapped(prompt, clean), cut=cut, traits=traits or TemplateTraits())
+
+
+def _mapped(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
+    """A prompt with every text in it changed. Some templates write ids out, so they are texts."""
+
+    def value(of: Any) -> Any:
+        if isinstance(of, str):
+            return change(of)
+        if isinstance(of, dict):
+            return {change(key): value(inner) for key, inner in of.items()}
+        return [value(inner) for inner in of] if isinstance(of, list) else of
+
+    def part(of: Part) -> Part:
+        match of:
+            case TextPart():
+                return TextPart(change(of.text))
+            case ThinkingPart():
+                return ThinkingPart(change(of.text))
+            case ToolUsePart():
+                return ToolUsePart(change(of.id), change(of.name), value(of.input))
+            case ToolResultPart():
+                return ToolResultPart(change(of.tool_use_id), change(of.text), of.is_error)
+
+    def tool(of: Tool) -> Tool:
+        told = None if of.description is None else change(of.description)
+        return Tool(change(of.name), value(of.input_schema), told)
+
+    return Prompt(
+        [Message(m.role, [part(p) for p in m.parts]) for m in prompt.messages],
+        [tool(t) for t in prompt.tools],
+        [TextPart(change(block.text)) for block in prompt.system],
+    )
+
+
+def strings_of(prompt: Prompt) -> list[str]:
+    """Every text of a prompt, the keys of its JSON too."""
+    found: list[str] = []
+
+    def add(text: str) -> str:
+        found.append(text)
+        return text
+
+    _mapped(prompt, add)
+    return found
+
+
+def _vary(prompt: Prompt, segment: int, mark: str) -> Prompt:
+    """Text grows by the mark, an input by a key, a tool loses the tools after it or gains one."""
+    tools, system = list(prompt.tools), list(prompt.system)
+    messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
+    if segment < len(tools):
+        is_last = segment == len(tools) - 1
+        dummy = Tool(mark, {"type": "object", "properties": {}}, mark)
+        return Prompt(messages, [*tools, dummy] if is_last else tools[: segment + 1], system)
+    segment -= len(tools)
+    if segment < len(system):
+        system[segment] = TextPart(system[segment].text.rstrip() + mark)
+        return Prompt(messages, tools, system)
+    segment -= len(system)
+    for message in messages:
+        if segment < len(message.parts):
+            part = message.parts[segment]
+            if isinstance(part, ToolUsePart):
+                varied: Part = ToolUsePart(part.id, part.name, {**part.input, mark: mark})
+            elif isinstance(part, ToolResultPart):
+                text = part.text.rstrip() + mark
+                varied = ToolResultPart(part.tool_use_id, text, part.is_error)
+            else:
+                varied = type(part)(part.text.rstrip() + mark)
+            message.parts[segment] = varied
+            break
+        segment -= len(message.parts)
+    return Prompt(messages, tools, system)
+
+
+class _Builder:
+    """Walks a prompt in the order of its segments and writes the template's variables."""
+
+    def __init__(
+        self, prompt: Prompt, marks: Mapping[int, SegmentMarks], traits: TemplateTraits
+    ) -> None:
+        self._prompt = prompt
+        self._marks = marks
+        self._traits = traits
+        self._segment = 0
+        self._calls: dict[str, tuple[str, str]] = {}
+        """By the client's id: the id that the template gets, and the tool's name."""
+
+    def build(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The template's tools and messages."""
+        replay = self._traits.replay
+        tools = [self._tool(tool) for tool in self._prompt.tools]
+        system = _SEPARATOR.join(self._text(block.text) for block in self._prompt.system)
+        messages: list[dict[str, Any]] = []
+        folded: dict[str, Any] | None = None
+        for message in self._prompt.messages:
+            if message.role == "assistant":
+                messages.extend(self._assistant_messages(message))
+                continue
+            built = self._messages(message)
+            if is_folded(message, self._prompt, self._traits):
+                # A part of the user's turn before it, or of one of its own.
+                text = _SYSTEM_PREFIX + built[0]["content"]
+                if messages and messages[-1]["role"] == "user":
+                    messages[-1]["content"] += _SEPARATOR + text
+                else:
+                    messages.append({"role": "user", "content": text})
+                folded = messages[-1]
+                continue
+            # The user's text behind it goes on in the same turn.
+            if folded and messages[-1] is folded and built and built[0]["role"] == "user":
+                folded["content"] += _SEPARATOR + built.pop(0)["content"]
+            messages.extend(built)
+        if replay.interleaves:
+            messages = _interleaved(messages)
+        if tools and replay.told:
+            written = "\n".join(write_json(tool["function"]) for tool in tools)
+            told = _TOOLS_HEADING + written + _SEPARATOR + replay.told
+            tools, system = [], _SEPARATOR.join(filter(None, [told, system]))
+        if system and not self._traits.folds_system:
+            messages.insert(0, {"role": "system", "content": system})
+        elif system and messages and messages[0]["role"] == "user":
+            messages[0]["content"] = system + _SEPARATOR + messages[0]["content"]
+        elif system:
+            messages.insert(0, {"role": "user", "content": system})
+        return tools, messages
+
+    def _next_marks(self) -> SegmentMarks | None:
+        marks = self._marks.get(self._segment)
+        self._segment += 1
+        return marks
+
+    def _text(self, text: str) -> str:
+        marks = self._next_marks()
+        return text if marks is None else surround(text, marks)
+
+    def _tool(self, tool: Tool) -> dict[str, Any]:
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description is not None:
+            function["description"] = tool.description
+        function["parameters"] = tool.input_schema
+        written = {"type": "function", "function": function}
+        marks = self._next_marks()
+        if marks is None:
+            return written
+        # Templates write out the whole tool, or its function, or its fields.
+        marked = mark_value(_mark_fields(function, marks.inner), marks, function)
+        whole: dict[str, Any] = mark_value({**written, "function": marked}, marks, written)
+        return whole
+
+    def _assistant_messages(self, message: Message) -> Iterator[dict[str, Any]]:
+        """The messages of one turn of the assistant: one, but for what a template can't take."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for part in message.parts:
+            match part:
+                case TextPart():
+                    texts.append(self._text(part.text))
+                case ThinkingPart():
+                    thoughts.append(self._text(part.text))
+                case ToolUsePart():
+                    calls.append(self._call(part))
+                case ToolResultPart():
+                    raise InvalidRequest("a tool result in an assistant's message")
+        text, thought = _SEPARATOR.join(texts), _SEPARATOR.join(thoughts)
+        replay = self._traits.replay
+        if calls and replay.written is not None:
+            text, calls = text + _written(calls, replay.written), []
+        if calls and text and thought and replay.merges_text:
+            text, thought = "", thought + _SEPARATOR + text
+        if calls and text and replay.splits_text:
+            yield self._assistant(text, thought)
+            text = thought = ""
+        built = self._assistant(text, thought)
+        num_first = 1 if self._traits.splits_calls else len(calls)
+        for begin in range(0, len(calls) or 1, num_first or 1):
+            if calls:
+                built["tool_calls"] = calls[begin : begin + num_first]
+                if not built["content"] and replay.null_content:
+                    built["content"] = None
+            yield built
+            built = self._assistant("", "")
+
+    def _assistant(self, text: str, thought: str) -> dict[str, Any]:
+        built: dict[str, Any] = {"role": "assistant", "content": text}
+        if thought and self._traits.thinks_in_content:
+            thinking = {"type": "thinking", "thinking": thought}
+            built["content"] = [thinking, {"type": "text", "text": text}]
+        elif thought:
+            built[self._traits.replay.thinking_key] = thought
+        return built
+
+    def _call(self, part: ToolUsePart) -> dict[str, Any]:
+        name, arguments = _mark_call(part, self._next_marks())
+        if self._traits.replay.string_arguments:
+            arguments = write_json(arguments)
+        call_id = self._traits.call_id(part.id)
+        if self._traits.replay.names_ids:
+            call_id = f"functions.{part.name}:{len(self._calls)}"
+        self._calls[part.id] = call_id, part.name
+        function = {"name": name, "arguments": arguments}
+        return {"id": call_id, "type": "function", "function": function}
+
+    def _messages(self, message: Message) -> list[dict[str, Any]]:
+        """A user's or a system message: runs of text, and a message for each tool result."""
+        built: list[dict[str, Any]] = []
+        texts: list[str] = []
+        for part in message.parts:
+            match part:
+                case TextPart():
+                    texts.append(self._text(part.text))
+                case ToolResultPart():
+                    if texts:
+                        built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
+                        texts = []
+                    built.append(self._tool_result(part))
+                case _:
+                    raise InvalidRequest(f"`{type(part).__name__}` in a {message.role} message")
+        if texts and built and self._traits.joins_results:
+            built[-1]["content"] += _SEPARATOR + _SEPARATOR.join(texts)
+        elif texts:
+            built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
+        return built
+
+    def _tool_result(self, part: ToolResultPart) -> dict[str, Any]:
+        text, given_id = self._text(part.text), self._traits.call_id(part.tool_use_id)
+        call_id, name = self._calls.get(part.tool_use_id, (given_id, ""))
+        content = _ERROR_PREFIX + text if part.is_error else text
+        return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
+
+
+def is_folded(message: Message, prompt: Prompt, traits: TemplateTraits) -> bool:
+    """Is this a system message within the conversation that the template can't take there?"""
+    is_late = message.role == "system" and message is not prompt.messages[0]
+    return is_late and traits.folds_late_system and bool(message.parts)
+
+
+def _interleaved(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with one call each, every result moved behind the message of its call."""
+    callers = {m["tool_calls"][0]["id"] for m in messages if len(m.get("tool_calls", ())) == 1}
+    results: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        if message["role"] == "tool" and message["tool_call_id"] in callers:
+            results.setdefault(message["tool_call_id"], message)
+    moved = {id(message) for message in results.values()}
+    ordered: list[dict[str, Any]] = []
+    for message in messages:
+        if id(message) in moved:
+            continue
+        ordered.append(message)
+        found = (results.pop(call["id"], None) for call in message.get("tool_calls", ()))
+        ordered.extend(result for result in found if result is not None)
+    return ordered
+
+
+def _written(calls: list[dict[str, Any]], written: WrittenCalls) -> str:
+    """The calls as text, for a template that renders none."""
+    texts = [
+        written.before.replace("{name}", call["function"]["name"])
+        + write_json(call["function"]["arguments"])
+        + written.behind
+        for call in calls
+    ]
+    return written.begin + written.separator.join(texts) + written.end
+
+
+def _mark_call(part: ToolUsePart, marks: SegmentMarks | None) -> tuple[str, Any]:
+    """A call's name and input with marks: around the input, and for its fields the inner ones."""
+    if marks is None:
+        return part.name, part.input
+    if not marks.inner:
+        return part.name, mark_value(part.input, marks)
+    values = dict(part.input)
+    # The last fields are those that tell where a call ends.
+    for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
+        values[key] = mark_value(part.input[key], pair)
+    return surround(part.name, marks.inner[0]), mark_value(values, marks, part.input)
+
+
+def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dict[str, Any]:
+    """A tool's function whose fields have marks of their own: name, description, parameters, and
+    the description of the last parameter, which is the last that most templates write."""
+    if not pairs:
+        return function
+    marked = dict(function)
+    for key, pair in zip(function, pairs, strict=False):
+        marked[key] = mark_value(function[key], pair)
+    parameters = function["parameters"]
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if isinstance(properties, dict) and properties and len(pairs) > len(function):
+        last = next(reversed(properties))
+        described = properties[last]
+        if isinstance(described, dict) and isinstance(described.get("description"), str):
+            told = surround(described["description"], pairs[len(function)])
+            inner = {**properties, last: {**described, "description": told}}
+            around = pairs[len(function) - 1]
+            marked["parameters"] = mark_value(
+                {**parameters, "properties": inner}, around, parameters
+            )
+    return marked
+
+
+MAX_COMPLETION = 2
+_DEFAULT_TYPE = "string"
+
+
+def with_complete_tools(prompt: Prompt, completion: int) -> Prompt:
+    """The prompt with its tools completed, for templates that fail on less: not at all (0), their
+    own fields (1), or also those of every parameter (2).
+
+    Hermes' and gpt-oss' templates read a description, Seed-OSS' the properties; Hermes' does not
+    end on a parameter of several types.
+    """
+    if completion == 0:
+        return prompt
+    tools: list[Tool] = []
+    for tool in prompt.tools:
+        schema = {"type": "object", "properties": {}, **tool.input_schema}
+        if not isinstance(schema["properties"], dict):
+            schema["properties"] = {}
+        if completion == MAX_COMPLETION:
+            fields = {name: _with_one_type(of) for name, of in schema["properties"].items()}
+            schema = {"required": [], **schema, "properties": fields}
+        tools.append(Tool(tool.name, schema, tool.description or ""))
+    return Prompt(prompt.messages, tools, prompt.system, prompt.text)
+
+
+def _with_one_type(of: Any) -> Any:
+    """A schema with a description and one type, of several the first that is not null."""
+    if not isinstance(of, dict):
+        return {"type": _DEFAULT_TYPE, "description": ""}
+    declared = of.get("type")
+    types = [declared] if isinstance(declared, str) else declared
+    found = [t for t in types if isinstance(t, str)] if isinstance(types, list) else []
+    kind = next((t for t in found if t != "null" or t is declared), _DEFAULT_TYPE)
+    whole = {"description": "", **of, "type": kind}
+    if isinstance(of.get("items"), dict):
+        whole["items"] = _with_one_type(of["items"])
+    if isinstance(of.get("properties"), dict):
+        inner = of["properties"].items()
+        whole["properties"] = {name: _with_one_type(value) for name, value in inner}
+    return whole
