@@ -18,8 +18,8 @@ from prometheus_client.utils import floatToGoString
 
 from engine.protocol import (
     BlockStats,
+    Counters,
     Distribution,
-    Distributions,
     InputUsage,
     LeaseStats,
     Stats,
@@ -27,297 +27,193 @@ from engine.protocol import (
 )
 from engine.traces import NO_SPANS, SpanCounts
 
+PREFIX = "holdfast_engine_"
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
+LEASE_ENDS = ("expired", "sacrificed", "yielded", "dropped", "damaged")
 TOKEN_CLASSES = {
     name.removesuffix("_tokens"): name for name in (*InputUsage.__struct_fields__, "output_tokens")
 }
-
-
-class _StatsCollector(Collector):
-    def __init__(self, stats: Stats, model: str) -> None:
-        self._stats = stats
-        self._model = model
-
-    def collect(self) -> Iterable[Metric]:
-        for family in self._families():
-            for index, sample in enumerate(family.samples):
-                labels = {**sample.labels, "model": self._model}
-                family.samples[index] = sample._replace(labels=labels)
-            yield family
-
-    def _families(self) -> Iterable[Metric]:
-        stats, counters = self._stats, self._stats.counters
-        yield from _pool(stats.blocks)
-        tokens = CounterMetricFamily("holdfast_engine_tokens", "Tokens by class", labels=["class"])
-        for label, name in TOKEN_CLASSES.items():
-            tokens.add_metric([label], getattr(counters, name))
-        yield tokens
-        ended = CounterMetricFamily(
-            "holdfast_engine_leases_ended", "Leases that ended, by reason", labels=["reason"]
-        )
-        for reason in ("expired", "sacrificed", "yielded", "dropped", "damaged"):
-            ended.add_metric([reason], getattr(counters, f"leases_{reason}"))
-        yield ended
-        yield from _work(stats)
-        yield from _present(stats)
-        if stats.leases is not None:
-            yield from _lease_budget(stats.leases)
-        if stats.distributions is not None:
-            yield from _histograms(stats.distributions)
-        if stats.store is not None:
-            yield from _store(stats.store)
-
-
-def _work(stats: Stats) -> Iterable[Metric]:
-    """What was done since the start."""
-    for name, text, value in (
-        ("holdfast_engine_requests", "Requests whose response began", stats.counters.requests),
-        (
-            "holdfast_engine_sampling_steps",
-            "Steps that drew tokens, counted for each choice",
-            stats.counters.sampling_steps,
-        ),
-        (
-            "holdfast_engine_draft_tokens",
-            "Tokens that speculation proposed",
-            stats.counters.draft_tokens,
-        ),
-        (
-            "holdfast_engine_accepted_draft_tokens",
-            "Those that were drawn",
-            stats.counters.accepted_draft_tokens,
-        ),
-        ("holdfast_engine_copied_blocks", "Blocks copied on write", stats.counters.copied_blocks),
-        (
-            "holdfast_engine_evicted_blocks",
-            "Blocks with content reused",
-            stats.counters.evicted_blocks,
-        ),
-        (
-            "holdfast_engine_evicted_entries",
-            "Entries that lost content for room",
-            stats.counters.evicted_entries,
-        ),
-        (
-            "holdfast_engine_demoted_blocks",
-            "Blocks copied to the host",
-            stats.counters.demoted_blocks,
-        ),
-        ("holdfast_engine_promoted_blocks", "Blocks copied back", stats.counters.promoted_blocks),
-        (
-            "holdfast_engine_idle_leases_yielded",
-            "Leases that ended because idle ones held more than they may",
-            stats.counters.leases_yielded_idle,
-        ),
-        (
-            "holdfast_engine_leases_lowered",
-            "Leases that moved from the device to the store",
-            stats.counters.leases_lowered,
-        ),
-        (
-            "holdfast_engine_preempted_requests",
-            "Sequences preempted",
-            stats.counters.preempted_requests,
-        ),
-        (
-            "holdfast_engine_prefill_seconds",
-            "Time spent before first tokens",
-            stats.prefill_seconds,
-        ),
-    ):
-        yield CounterMetricFamily(name, text, value)
-
-
-def _present(stats: Stats) -> Iterable[Metric]:
-    """What is so at this moment."""
-    for name, text, value in (
-        ("holdfast_engine_running_sequences", "Sequences being computed", stats.running),
-        (
-            "holdfast_engine_foreign_running_sequences",
-            "Those by another way than the gateway's",
-            stats.foreign_running,
-        ),
-        ("holdfast_engine_waiting_sequences", "Sequences waiting for blocks", stats.waiting),
-        ("holdfast_engine_host_blocks", "KV blocks in the host tier", stats.host_blocks),
-        ("holdfast_engine_host_blocks_used", "Those with content", stats.host_blocks_used),
-        (
-            "holdfast_engine_entries",
-            "Cache entries whose content is in memory",
-            stats.num_entries,
-        ),
-        ("holdfast_engine_leases", "Entries under a lease", stats.num_leases),
-        (
-            "holdfast_engine_unacknowledged",
-            "Final counts not yet acknowledged",
-            stats.unacknowledged,
-        ),
-    ):
-        yield GaugeMetricFamily(name, text, value)
-
-
-def _pool(found: BlockStats) -> Iterable[Metric]:
-    """The pool's blocks by what holds them, and what cuts across."""
-    blocks = GaugeMetricFamily(
-        "holdfast_engine_kv_blocks", "KV blocks by what holds them", labels=["state"]
-    )
-    for state in BLOCK_STATES:
-        blocks.add_metric([state], getattr(found, state))
-    yield blocks
-    yield GaugeMetricFamily(
-        "holdfast_engine_kv_blocks_shared", "KV blocks with more than one reference", found.shared
-    )
-    yield GaugeMetricFamily(
-        "holdfast_engine_kv_blocks_foreign",
+# Of each struct: the metric's name, the field, and what it counts. Values that are None are left
+# out: bounds that an engine does not have.
+_Table = tuple[tuple[str, str, str], ...]
+_WORK: _Table = (
+    ("requests", "requests", "Requests whose response began"),
+    ("sampling_steps", "sampling_steps", "Steps that drew tokens, counted for each choice"),
+    ("draft_tokens", "draft_tokens", "Tokens that speculation proposed"),
+    ("accepted_draft_tokens", "accepted_draft_tokens", "Those that were drawn"),
+    ("copied_blocks", "copied_blocks", "Blocks copied on write"),
+    ("evicted_blocks", "evicted_blocks", "Blocks with content reused"),
+    ("evicted_entries", "evicted_entries", "Entries that lost content for room"),
+    ("demoted_blocks", "demoted_blocks", "Blocks copied to the host"),
+    ("promoted_blocks", "promoted_blocks", "Blocks copied back"),
+    (
+        "idle_leases_yielded",
+        "leases_yielded_idle",
+        "Leases that ended because idle ones held more than they may",
+    ),
+    ("leases_lowered", "leases_lowered", "Leases that moved from the device to the store"),
+    ("preempted_requests", "preempted_requests", "Sequences preempted"),
+)
+_SECONDS: _Table = (("prefill_seconds", "prefill_seconds", "Time spent before first tokens"),)
+_PRESENT: _Table = (
+    ("running_sequences", "running", "Sequences being computed"),
+    (
+        "foreign_running_sequences",
+        "foreign_running",
+        "Those by another way than the gateway's",
+    ),
+    ("waiting_sequences", "waiting", "Sequences waiting for blocks"),
+    ("host_blocks", "host_blocks", "KV blocks in the host tier"),
+    ("host_blocks_used", "host_blocks_used", "Those with content"),
+    ("entries", "num_entries", "Cache entries whose content is in memory"),
+    ("leases", "num_leases", "Entries under a lease"),
+    ("unacknowledged", "unacknowledged", "Final counts not yet acknowledged"),
+)
+_POOL: _Table = (
+    ("kv_blocks_shared", "shared", "KV blocks with more than one reference"),
+    (
+        "kv_blocks_foreign",
+        "foreign",
         "Active KV blocks of requests by another way than the gateway's",
-        found.foreign,
-    )
+    ),
+)
+_LEASES: _Table = (
+    ("leased_blocks", "blocks", "KV blocks that leases hold, each counted once"),
+    ("max_leased_blocks", "max_blocks", "The bound of those"),
+    (
+        "idle_leased_blocks",
+        "idle_blocks",
+        "KV blocks that only leases hold which nobody used for five minutes",
+    ),
+    ("max_idle_leased_blocks", "max_idle_blocks", "The bound of those"),
+)
+_HISTOGRAMS: _Table = (
+    (
+        "request_input_tokens",
+        "input_tokens",
+        "Prompt tokens of a request whose response began",
+    ),
+    (
+        "request_output_tokens",
+        "output_tokens",
+        "Output tokens of such a request, when it has ended",
+    ),
+    (
+        "inter_token_seconds",
+        "inter_token_seconds",
+        "From one output token of a choice to its next",
+    ),
+)
+_STORE_PRESENT: _Table = (
+    ("store_up", "is_up", "1 where the store can be written"),
+    ("store_blocks", "blocks", "KV blocks that the store has room for"),
+    ("store_blocks_used", "used_blocks", "Those with a file"),
+    ("store_blocks_held", "held_blocks", "Those that entries hold"),
+    ("store_max_bytes", "max_bytes", "Bytes that it may take on disk"),
+    ("store_used_bytes", "used_bytes", "Bytes that it takes on disk"),
+    ("store_leases", "leases", "Leases that outlive a restart"),
+    ("store_entries", "entries", "Entries that outlive a restart"),
+    ("store_pending_entries", "pending_entries", "Entries not yet written"),
+    ("store_queued_bytes", "queued_bytes", "Bytes that wait to be written"),
+    (
+        "store_clock_moved_seconds",
+        "clock_moved_seconds",
+        "How far the wall clock was moved before the start",
+    ),
+)
+_STORE_WORK: _Table = (
+    ("store_written_bytes", "written_bytes", "Bytes of blocks written"),
+    ("store_read_bytes", "read_bytes", "Bytes of blocks read"),
+    ("store_written_blocks", "written_blocks", "Blocks written"),
+    ("store_loaded_blocks", "loaded_blocks", "Blocks brought back"),
+    ("store_failed_writes", "failed_writes", "Files that failed"),
+    (
+        "store_unsaved_entries",
+        "unsaved_entries",
+        "Entries that ended before they were written, or found no room",
+    ),
+    (
+        "store_displaced_entries",
+        "displaced_entries",
+        "Entries whose copy made way for another workspace's",
+    ),
+    (
+        "store_restored_leases",
+        "restored_leases",
+        "Leases of an earlier epoch that are readable again",
+    ),
+    ("store_lost_leases", "lost_leases", "Those that are not"),
+)
+_Struct = Counters | Stats | BlockStats | LeaseStats | StoreStats
 
 
-def _lease_budget(leases: LeaseStats) -> Iterable[Metric]:
-    """The lease budget's metrics. Bounds that the engine does not have are left out."""
-    for name, text, value in (
-        (
-            "holdfast_engine_leased_blocks",
-            "KV blocks that leases hold, each counted once",
-            leases.blocks,
-        ),
-        ("holdfast_engine_max_leased_blocks", "The bound of those", leases.max_blocks),
-        (
-            "holdfast_engine_idle_leased_blocks",
-            "KV blocks that only leases hold which nobody used for five minutes",
-            leases.idle_blocks,
-        ),
-        ("holdfast_engine_max_idle_leased_blocks", "The bound of those", leases.max_idle_blocks),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(name, text, value)
+class _Families(Collector):
+    """Metrics that were made for one scrape."""
 
-
-def _histograms(found: Distributions) -> Iterable[Metric]:
-    for name, text, values in (
-        (
-            "holdfast_engine_request_input_tokens",
-            "Prompt tokens of a request whose response began",
-            found.input_tokens,
-        ),
-        (
-            "holdfast_engine_request_output_tokens",
-            "Output tokens of such a request, when it has ended",
-            found.output_tokens,
-        ),
-        (
-            "holdfast_engine_inter_token_seconds",
-            "From one output token of a choice to its next",
-            found.inter_token_seconds,
-        ),
-    ):
-        family = HistogramMetricFamily(name, text)
-        family.add_metric([], _cumulative(values), values.total)
-        yield family
-
-
-def _cumulative(values: Distribution) -> list[tuple[str, float]]:
-    """Prometheus' buckets: each has all values up to its edge."""
-    edges = [*map(floatToGoString, values.edges), "+Inf"]
-    return list(zip(edges, map(float, accumulate(values.counts)), strict=True))
-
-
-def _store(store: StoreStats) -> Iterable[Metric]:
-    """The store's metrics, where the engine has one."""
-    misses = CounterMetricFamily(
-        "holdfast_engine_store_misses",
-        "Files and journal lines of the store that were not what they must be",
-        labels=["reason"],
-    )
-    for reason, amount in sorted(store.misses.items()):
-        misses.add_metric([reason], amount)
-    yield misses
-    refused = GaugeMetricFamily(
-        "holdfast_engine_store_refused",
-        "1 for the reason why the engine runs without the store of its settings",
-        labels=["reason"],
-    )
-    if store.refused is not None:
-        refused.add_metric([store.refused], 1)
-    yield refused
-    yield from _store_gauges(store)
-    yield from _store_counters(store)
-
-
-def _store_gauges(store: StoreStats) -> Iterable[Metric]:
-    for name, text, value in (
-        ("holdfast_engine_store_up", "1 where the store can be written", int(store.is_up)),
-        ("holdfast_engine_store_blocks", "KV blocks that the store has room for", store.blocks),
-        ("holdfast_engine_store_blocks_used", "Those with a file", store.used_blocks),
-        ("holdfast_engine_store_blocks_held", "Those that entries hold", store.held_blocks),
-        ("holdfast_engine_store_max_bytes", "Bytes that it may take on disk", store.max_bytes),
-        ("holdfast_engine_store_used_bytes", "Bytes that it takes on disk", store.used_bytes),
-        ("holdfast_engine_store_leases", "Leases that outlive a restart", store.leases),
-        ("holdfast_engine_store_entries", "Entries that outlive a restart", store.entries),
-        ("holdfast_engine_store_pending_entries", "Entries not yet written", store.pending_entries),
-        ("holdfast_engine_store_queued_bytes", "Bytes that wait to be written", store.queued_bytes),
-        (
-            "holdfast_engine_store_clock_moved_seconds",
-            "How far the wall clock was moved before the start",
-            store.clock_moved_seconds,
-        ),
-    ):
-        yield GaugeMetricFamily(name, text, value)
-
-
-def _store_counters(store: StoreStats) -> Iterable[Metric]:
-    for name, text, value in (
-        ("holdfast_engine_store_written_bytes", "Bytes of blocks written", store.written_bytes),
-        ("holdfast_engine_store_read_bytes", "Bytes of blocks read", store.read_bytes),
-        ("holdfast_engine_store_written_blocks", "Blocks written", store.written_blocks),
-        ("holdfast_engine_store_loaded_blocks", "Blocks brought back", store.loaded_blocks),
-        ("holdfast_engine_store_failed_writes", "Files that failed", store.failed_writes),
-        (
-            "holdfast_engine_store_unsaved_entries",
-            "Entries that ended before they were written, or found no room",
-            store.unsaved_entries,
-        ),
-        (
-            "holdfast_engine_store_displaced_entries",
-            "Entries whose copy made way for another workspace's",
-            store.displaced_entries,
-        ),
-        (
-            "holdfast_engine_store_restored_leases",
-            "Leases of an earlier epoch that are readable again",
-            store.restored_leases,
-        ),
-        ("holdfast_engine_store_lost_leases", "Those that are not", store.lost_leases),
-    ):
-        yield CounterMetricFamily(name, text, value)
-
-
-class _LoopCollector(Collector):
-    def __init__(self, ends: Mapping[str, int]) -> None:
-        self._ends = ends
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
 
     def collect(self) -> Iterable[Metric]:
-        ended = CounterMetricFamily(
-            "holdfast_engine_loop_ends",
-            "Loops of the process that ended by an error",
-            labels=["loop"],
-        )
-        for name, amount in sorted(self._ends.items()):
-            ended.add_metric([name], amount)
-        yield ended
+        return self._families
 
 
-class _SpanCollector(Collector):
-    def __init__(self, spans: SpanCounts) -> None:
-        self._spans = spans
+def _counters(table: _Table, struct: _Struct) -> Iterable[Metric]:
+    for name, field, text in table:
+        yield CounterMetricFamily(PREFIX + name, text, getattr(struct, field))
 
-    def collect(self) -> Iterable[Metric]:
-        spans = CounterMetricFamily(
-            "holdfast_engine_spans", "Spans of traces, by what became of them", labels=["result"]
-        )
-        for result, amount in self._spans._asdict().items():
-            spans.add_metric([result], amount)
-        yield spans
+
+def _gauges(table: _Table, struct: _Struct) -> Iterable[Metric]:
+    for name, field, text in table:
+        if (value := getattr(struct, field)) is not None:
+            yield GaugeMetricFamily(PREFIX + name, text, float(value))
+
+
+def _counter_by(name: str, text: str, label: str, amounts: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=[label])
+    for value, amount in amounts.items():
+        family.add_metric([value], amount)
+    return family
+
+
+def _gauge_by(name: str, text: str, label: str, amounts: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=[label])
+    for value, amount in amounts.items():
+        family.add_metric([value], amount)
+    return family
+
+
+def _of_stats(stats: Stats) -> Iterable[Metric]:
+    counters, blocks = stats.counters, stats.blocks
+    by_state = {state: getattr(blocks, state) for state in BLOCK_STATES}
+    yield _gauge_by("kv_blocks", "KV blocks by what holds them", "state", by_state)
+    yield from _gauges(_POOL, blocks)
+    by_class = {label: getattr(counters, name) for label, name in TOKEN_CLASSES.items()}
+    yield _counter_by("tokens", "Tokens by class", "class", by_class)
+    ends = {reason: getattr(counters, f"leases_{reason}") for reason in LEASE_ENDS}
+    yield _counter_by("leases_ended", "Leases that ended, by reason", "reason", ends)
+    yield from _counters(_WORK, counters)
+    yield from _counters(_SECONDS, stats)
+    yield from _gauges(_PRESENT, stats)
+    if stats.leases is not None:
+        yield from _gauges(_LEASES, stats.leases)
+    if stats.distributions is not None:
+        for name, field, text in _HISTOGRAMS:
+            values: Distribution = getattr(stats.distributions, field)
+            edges = [*map(floatToGoString, values.edges), "+Inf"]
+            # Prometheus' buckets: each has all values up to its edge.
+            buckets = list(zip(edges, map(float, accumulate(values.counts)), strict=True))
+            family = HistogramMetricFamily(PREFIX + name, text)
+            family.add_metric([], buckets, values.total)
+            yield family
+    if (store := stats.store) is not None:
+        text = "Files and journal lines of the store that were not what they must be"
+        misses = dict(sorted(store.misses.items()))
+        yield _counter_by("store_misses", text, "reason", misses)
+        text = "1 for the reason why the engine runs without the store of its settings"
+        refused = {store.refused: 1} if store.refused is not None else {}
+        yield _gauge_by("store_refused", text, "reason", refused)
+        yield from _gauges(_STORE_PRESENT, store)
+        yield from _counters(_STORE_WORK, store)
 
 
 def render(
@@ -326,8 +222,16 @@ def render(
     """The exposition text of one moment. `stats` is None while the engine has none."""
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
-        registry.register(_StatsCollector(stats, model))
-    registry.register(_LoopCollector(loop_ends))
-    registry.register(_SpanCollector(spans))
+        families = list(_of_stats(stats))
+        for family in families:
+            for index, sample in enumerate(family.samples):
+                labels = {**sample.labels, "model": model}
+                family.samples[index] = sample._replace(labels=labels)
+        registry.register(_Families(families))
+    text = "Loops of the process that ended by an error"
+    ends = _counter_by("loop_ends", text, "loop", dict(sorted(loop_ends.items())))
+    text = "Spans of traces, by what became of them"
+    sent = _counter_by("spans", text, "result", spans._asdict())
+    registry.register(_Families([ends, sent]))
     ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -34,8 +34,7 @@ from engine.protocol import (
     Snapshot,
     Stats,
 )
-from engine.schedule.logprobs import Spelled
-from engine.schedule.output import OutputParser
+from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner
 from engine.text.rendered import KnownDays, RenderedPrompt

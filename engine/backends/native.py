@@ -9,8 +9,7 @@ import structlog
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.composition import chat_worker
 from engine.backends.prepare.renderers import chat_renderer
-from engine.compute.fingerprint import model_facts
-from engine.compute.loading import LoadedModel, load_model
+from engine.compute.loading import LoadedModel, load_model, model_facts
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import Capability, Description
 from engine.schedule.request import Drafter

@@ -21,8 +21,7 @@ from engine.protocol import (
     GenerateRequest,
     Prompt,
 )
-from engine.schedule.logprobs import Spelled
-from engine.schedule.output import Mask, OutputParser
+from engine.schedule.output import Mask, OutputParser, Spelled
 from engine.settings import Settings
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.rendered import KnownDays, RenderedPrompt

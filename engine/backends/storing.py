@@ -21,17 +21,17 @@ from engine.protocol import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
 from engine.schedule.runner import Runner
 from engine.settings import Settings
-from engine.store.block_file import header_bytes
-from engine.store.directory import StoreDirectory, StoreRefused
-from engine.store.journal import End, replay
-from engine.store.keys import fingerprint
-from engine.store.members import open_member
-from engine.store.moments import SystemWallClock, WallClock
-from engine.store.peer_work import PeerEntries, PeerWork
-from engine.store.peers import Peers
-from engine.store.restore import Restorer
-from engine.store.store import DiskStore, StoreBounds
-from engine.store.threads import StoreThreads
+from engine.store.files import (
+    BlockReader,
+    StoreDirectory,
+    StoreRefused,
+    fingerprint,
+    header_bytes,
+    open_member,
+)
+from engine.store.journal import End, Heads, SystemWallClock, WallClock, replay, restore
+from engine.store.peers import Peers, PeerWork
+from engine.store.store import DiskStore, StoreBounds, StoreThreads
 
 MIN_BLOCKS = 8
 MAX_BLOCKS = 262_144
@@ -103,9 +103,9 @@ class OpenStore:
     peers: Peers | None = None
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        self.threads.wake = wake
+        self.threads.results.wake = wake
         if self.peers is not None:
-            self.peers.wake = wake
+            self.peers.results.wake = wake
 
     def close(self, seconds: float) -> None:
         """The engine's thread has ended."""
@@ -196,10 +196,11 @@ def _open_store(
     assert cache.store is not None
     peers, peer_work = None, None
     directory, keys = plan.directory, plan.directory.keys
-    threads = StoreThreads(directory, plan.model)
+    reader = BlockReader(plan.model, plan.payload_bytes, keys)
+    threads = StoreThreads(directory, reader)
     told = replay(_journal_lines(directory), plan.model.hex(), keys)
-    restorer = Restorer(cache.entries, hasher, keys, threads.head)
-    restored = restorer.restore(told, clock.now(), wall.moment())
+    heads = Heads(keys, threads.head)
+    restored = restore(told, cache.entries, hasher, heads, clock.now(), wall.moment())
     if directory.lacks_journal:
         log.warning("the store's journal is gone: what it has is reused, and nothing is leased")
         restored.count("journal_missing")
@@ -214,11 +215,9 @@ def _open_store(
         misses=restored.misses,
     )
     max_loads = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
-    bounds = StoreBounds(
-        plan.payload_bytes, plan.file_bytes, settings.store_bytes_per_second, max_loads
-    )
+    bounds = StoreBounds(plan.file_bytes, settings.store_bytes_per_second, max_loads)
     if plan.is_shared:
-        peers = Peers(directory, plan.model, plan.payload_bytes)
+        peers = Peers(directory, reader)
         peer_work = _peer_work(cache, peers, hasher, clock, wall)
     disk = DiskStore(
         cache.store,
@@ -228,7 +227,6 @@ def _open_store(
         threads,
         bounds,
         epoch=epoch,
-        model=plan.model,
         clock=clock,
         wall=wall,
         restored=restored,
@@ -245,8 +243,7 @@ def _peer_work(
     tier = cache.stores[-1]
     assert isinstance(tier, PeerTier)
     above = [cache.pool, *([cache.host.pool] if cache.host is not None else [])]
-    entries = PeerEntries(cache.entries, tier, above)
-    return PeerWork(tier, entries, peers, hasher, clock, wall)
+    return PeerWork(tier, cache.entries, above, peers, hasher, clock, wall)
 
 
 def _journal_lines(directory: StoreDirectory) -> list[bytes]:

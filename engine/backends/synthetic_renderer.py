@@ -22,8 +22,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.schedule.logprobs import Spelled, unspelled
-from engine.schedule.output import OutputParser
+from engine.schedule.output import OutputParser, Spelled, unspelled
 from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 

@@ -7,14 +7,17 @@ configuration is checked first. Then a short prompt is computed both ways and co
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from importlib.util import find_spec
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
+from sys import byteorder
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -28,11 +31,8 @@ from engine.compute.attention.cpu_kernel import CpuKernel
 from engine.compute.attention.step import ATTENTION_NAME, paged_attention
 from engine.compute.compiler import NotCompiled
 from engine.compute.errors import ModelRefused
-from engine.compute.kv import HostKv, KvLayout, KvPool
-from engine.compute.kv_codecs import KvDtype, new_codec
-from engine.compute.layout import lay_out
+from engine.compute.kv import HostKv, KvDtype, KvLayout, KvPool, new_codec
 from engine.compute.runner import Kernel, TorchRunner
-from engine.compute.support import check_class, check_config, kv_layout, layer_windows
 from engine.schedule.runner import SampleParams, Work
 from engine.sizing import NotSizable
 
@@ -291,3 +291,123 @@ def _max_context_tokens(config: PretrainedConfig) -> int:
 
 def _ignore(_stage: str, _fraction: float) -> None:
     """Drop the progress of the load."""
+
+
+def lay_out(model: nn.Module) -> None:
+    """Store each linear layer's weight input by input. Shapes and `state_dict` stay as they are.
+
+    A few rows times such a weight take a half to two thirds of the time: MKL need not turn it
+    around first. A weight that is an embedding's too stays, because its rows are looked up.
+    """
+    embedded = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
+    for module in model.modules():
+        # Subclasses may compute with their weight in other ways.
+        if type(module) is not nn.Linear or module.weight.data_ptr() in embedded:
+            continue
+        if module.weight.dtype == torch.float32 and module.weight.device.type == "cpu":
+            module.weight.data = module.weight.data.t().contiguous().t()
+
+
+_PART = 64 * 2**20
+
+
+def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
+    """Facts to take a fingerprint of: the weights' digest, the layout, what computes them.
+
+    All weights are read: about a second a GB.
+    """
+    state = blake2b(digest_size=32)
+    for name, tensor in sorted(loaded.model.state_dict().items()):
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        for start in range(0, len(flat), _PART):
+            state.update(flat[start : start + _PART].cpu().numpy())
+    layout = loaded.layout
+    # Ways of attention differ in the last bits, and what one computed should go on as it began.
+    kernel = loaded.kernel if layout.codec is None else None
+    return {
+        "weights": state.hexdigest(),
+        "class": type(loaded.model).__name__,
+        "config": loaded.model.config.to_json_string(use_diff=False),
+        "layout": f"{layout.num_layers} {layout.num_kv_heads} {layout.head_dim} {block_size}",
+        "dtype": str(layout.dtype),
+        "kv dtype": layout.kv_dtype,
+        "windows": str(loaded.windows),
+        "torch": torch.__version__,
+        "device": loaded.device.type,
+        "attention": "torch" if kernel is None else type(kernel).__name__,
+        "byte order": byteorder,
+    }
+
+
+# These rotary frequencies depend on the longest sequence in the forward. A cached key would be
+# right for one length only, and sequences in a batch would influence each other.
+_LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
+# Configuration attribute -> what it means when it is set to anything true.
+_UNSUPPORTED_ATTRIBUTES = {
+    "kv_lora_rank": "multi-head latent attention",
+    "alibi": "ALiBi position bias",
+    "relative_attention_num_buckets": "relative position bias",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "use_bidirectional_attention": "bidirectional attention",
+    "is_encoder_decoder": "an encoder",
+    "attention_chunk_size": "chunked attention",
+    "ssm_state_size": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "state_size": "state-space layers",
+    "linear_num_key_heads": "linear attention",
+}
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def check_config(config: PretrainedConfig) -> None:
+    """Raise ModelRefused, with the reason, if paged attention can't be exact for this model."""
+    name = getattr(config, "model_type", "unknown")
+    for attribute, meaning in _UNSUPPORTED_ATTRIBUTES.items():
+        if getattr(config, attribute, None):
+            raise ModelRefused(f"`{name}` models have {meaning}: not supported")
+    if config.get_text_config(decoder=True) is not config:
+        raise ModelRefused(f"`{name}` models are more than a text decoder: not supported")
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if not layer_types <= _LAYER_TYPES:
+        unknown = sorted(layer_types - _LAYER_TYPES)
+        raise ModelRefused(f"`{name}` models have layers of other kinds: {unknown}")
+    for rope_type in _rope_types(getattr(config, "rope_parameters", None)):
+        if rope_type in _LENGTH_DEPENDENT_ROPES:
+            raise ModelRefused(f"rotary embedding that depends on the length: {rope_type}")
+
+
+def check_class(model_class: type[PreTrainedModel]) -> None:
+    """Raise ModelRefused for a model class whose attention can't be replaced."""
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise ModelRefused(f"{model_class.__name__} does not support attention backends")
+
+
+def layer_windows(config: PretrainedConfig) -> list[int | None]:
+    """Each layer's sliding window in tokens; None for a layer that sees everything."""
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return [window] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in layer_types]
+
+
+def kv_layout(config: PretrainedConfig, dtype: torch.dtype) -> KvLayout:
+    """The KV shape by the configuration. The first forward checks it."""
+    num_heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return KvLayout(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+    )
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """The kinds of rotary embedding, from one set of parameters or from one per layer type."""
+    if not isinstance(parameters, dict):
+        return set()
+    kinds = {parameters.get("rope_type")}
+    kinds |= {inner.get("rope_type") for inner in parameters.values() if isinstance(inner, dict)}
+    return {kind for kind in kinds if isinstance(kind, str)}

@@ -33,7 +33,7 @@ class Kernel(Protocol):
 class TorchRunner:
     """An `engine.schedule.runner.Runner` over a transformers model and a KV pool.
 
-    `windows` are the layers' sliding windows (`engine.compute.support.layer_windows`). `kernel`
+    `windows` are the layers' sliding windows (`engine.compute.loading.layer_windows`). `kernel`
     None attends by torch's own functions.
     """
 

@@ -8,13 +8,44 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.cache.leases import EndReason
+from engine.cache.lifetimes import ValueCounts
 from engine.cache.prefix_cache import PrefixCache
-from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage, KeptRecord, LeaseStats
-from engine.schedule.distributions import RequestDistributions
+from engine.protocol import (
+    SECONDS_PER_TOKEN,
+    TOKENS_PER_REQUEST,
+    BlockStats,
+    Counters,
+    Distribution,
+    Distributions,
+    FinalCounts,
+    InputUsage,
+    KeptRecord,
+    LeaseStats,
+)
 from engine.schedule.scheduler import Scheduler
 
 MAX_UNACKNOWLEDGED = 65_536
 MAX_RECORDS_BYTES = 64 << 20
+
+
+class RequestDistributions:
+    """Of one engine, since its epoch began. What they count is said at `Distributions`."""
+
+    def __init__(self) -> None:
+        self.input_tokens = ValueCounts(TOKENS_PER_REQUEST)
+        self.output_tokens = ValueCounts(TOKENS_PER_REQUEST)
+        self.inter_token_seconds = ValueCounts(SECONDS_PER_TOKEN)
+
+    def report(self) -> Distributions:
+        return Distributions(
+            input_tokens=_told(self.input_tokens),
+            output_tokens=_told(self.output_tokens),
+            inter_token_seconds=_told(self.inter_token_seconds),
+        )
+
+
+def _told(values: ValueCounts) -> Distribution:
+    return Distribution(edges=values.edges, counts=list(values.counts), total=values.total)
 
 
 @dataclass(slots=True)

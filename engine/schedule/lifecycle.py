@@ -24,8 +24,7 @@ from engine.protocol import (
     Started,
 )
 from engine.schedule.books import Books
-from engine.schedule.chunks import new_boundaries
-from engine.schedule.request import RequestState, SequenceState
+from engine.schedule.request import RequestState, SequenceState, new_boundaries
 from engine.schedule.runner import SampleParams
 
 

@@ -12,12 +12,10 @@ from typing import Protocol, TypeVar
 
 from engine.cache.ids import TokenId
 from engine.clock import Clock
-from engine.schedule.chunks import PrefillChunk
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.masks import MaskPool
-from engine.schedule.request import SequenceState
+from engine.schedule.masks import Drawn, MaskPool, SampledTokens
+from engine.schedule.request import PrefillChunk, SequenceState
 from engine.schedule.runner import Runner, Work
-from engine.schedule.sampled import Drawn, SampledTokens
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import draws_behind
 

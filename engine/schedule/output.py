@@ -1,10 +1,13 @@
-"""The seam between sampled tokens and what a client reads."""
+"""The interface between sampled tokens and what a client reads."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from engine.cache.ids import TokenId
-from engine.protocol import Delta, FinishReason
+from engine.protocol import Delta, DrawnToken, FinishReason, TextDelta, TokenProb
+from engine.schedule.runner import DrawnProbs
 
 
 class Mask(Protocol):
@@ -51,3 +54,54 @@ class OutputParser(Protocol):
     def feed(self, token_id: TokenId) -> Sequence[Delta]: ...
 
     def close(self) -> Sequence[Delta]: ...
+
+
+class Spelled(NamedTuple):
+    """A token's bytes. A silent one, such as the end of a turn, is never part of a text."""
+
+    text: bytes
+    is_silent: bool
+
+
+def unspelled(token_id: TokenId) -> Spelled:
+    """For engines that give no log-probabilities."""
+    return Spelled(b"", is_silent=False)
+
+
+class LogProbs:
+    """Which log-probabilities of one choice go out with which text.
+
+    A token's text may be held back: the next token may make it a stop sequence, a call or thinking.
+    Its log-probabilities wait with it. They go out with the text, and are dropped with what is no
+    text. The runner writes `probs`; nothing is drawn again before `told`.
+    """
+
+    def __init__(self, num_top: int, spelled: Callable[[TokenId], Spelled]) -> None:
+        self.probs = DrawnProbs(num_top)
+        self._spelled = spelled
+        self._held: list[DrawnToken] = []
+
+    def told(
+        self, token_id: TokenId, deltas: Sequence[Delta], *, is_thought: bool
+    ) -> Sequence[Delta]:
+        """The deltas that the parser made of this token, texts with their log-probabilities."""
+        if is_thought:
+            self._held = []
+        elif not self._spelled(token_id).is_silent:
+            drawn = self._prob(token_id, self.probs.drawn)
+            self._held.append(DrawnToken(drawn, [self._prob(*likely) for likely in self.probs.top]))
+        return self.closed(deltas)
+
+    def closed(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        """Deltas of what was held back."""
+        told: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, TextDelta):
+                told.append(msgspec.structs.replace(delta, logprobs=self._held))
+            else:
+                told.append(delta)
+            self._held = []
+        return told
+
+    def _prob(self, token_id: TokenId, logprob: float) -> TokenProb:
+        return TokenProb(self._spelled(token_id).text, token_id, logprob)

@@ -20,6 +20,10 @@ ADMITTED_BLOCKS = 4096
 
 Each block that a prompt reuses is looked up and gets a reference, which takes some 5 µs.
 """
+FIRST_TOKENS = 3
+"""A client sees its first text with one of so many tokens."""
+MAX_YIELDED = 3
+"""How many steps in a row long prompts wait for others' first tokens."""
 _LEAST_SHARE = 16
 """A step computes this part of `max_tokens` at least: every step also has a fixed cost."""
 _WHOLE_PIECES = 4
@@ -135,6 +139,48 @@ class StepRoom:
         share = num_blocks / ADMITTED_BLOCKS
         self._time_share = max(self._time_share - share, 0.0)
         return int(share * self._pace.tokens_at(0))
+
+
+class Yielding:
+    """In a shared step, long prompts give way to first tokens.
+
+    A long prompt waits a few steps for the first tokens of other scopes, since a step that only
+    decodes takes a fraction of the time. `begin` is called for each step, then the questions.
+    """
+
+    def __init__(self, pace: StepPace) -> None:
+        self._pace = pace
+        self._urgent: set[str] = set()
+        self._num_yielded = 0
+        self._has_yielded = False
+
+    def begin(self, running: Sequence[SequenceState], candidate: SequenceState | None) -> None:
+        """`candidate` is the first that waits."""
+        self._num_yielded = self._num_yielded + 1 if self._has_yielded else 0
+        self._has_yielded = False
+        self._urgent = {one.scope for one in running if self._is_urgent(one)}
+        if candidate is not None:
+            self.admitted(candidate)
+
+    def admitted(self, sequence: SequenceState) -> None:
+        """This one is to run from this step on."""
+        if self._pace.is_short(sequence) and not sequence.is_batch:
+            self._urgent.add(sequence.scope)
+
+    def asks(self, sequence: SequenceState) -> bool:
+        """Whether this sequence's prompt must wait for the next step."""
+        if not self._pace.is_shared or self._num_yielded >= MAX_YIELDED or sequence.is_batch:
+            return False
+        yields = not self._pace.is_short(sequence) and bool(self._urgent - {sequence.scope})
+        self._has_yielded = self._has_yielded or yields
+        return yields
+
+    def _is_urgent(self, sequence: SequenceState) -> bool:
+        if sequence.is_batch or not sequence.num_pending or not sequence.can_sample:
+            return False
+        if sequence.num_output >= FIRST_TOKENS:
+            return False
+        return sequence.request.started_at is not None or self._pace.is_short(sequence)
 
 
 def _num_left(sequence: SequenceState) -> int:

@@ -1,6 +1,6 @@
-"""A request in the engine and its sequences, one per choice."""
+"""A request in the engine, its sequences, one per choice, and the pieces that steps compute."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,10 +8,32 @@ from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, Tier, UnheldTool
-from engine.schedule.logprobs import LogProbs, Spelled, unspelled
-from engine.schedule.output import OutputParser
-from engine.schedule.ranges import Ranges
+from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
 from engine.schedule.runner import SampleParams
+
+
+class Ranges:
+    """The computed positions of a prompt, each counted once, as disjoint ranges.
+
+    They are added almost in order, so there are few at a time.
+    """
+
+    __slots__ = ("_ranges", "total")
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+        self.total = 0
+
+    def add(self, start: int, end: int) -> None:
+        """Positions start, start + 1, … end - 1 were computed, for the first time or again."""
+        kept: list[tuple[int, int]] = []
+        for other_start, other_end in self._ranges:
+            if other_end < start or other_start > end:
+                kept.append((other_start, other_end))
+            else:
+                start, end = min(start, other_start), max(end, other_end)
+        self._ranges = [*kept, (start, end)]
+        self.total = sum(end - start for start, end in self._ranges)
 
 
 class Drafter(Protocol):
@@ -149,7 +171,7 @@ class RequestState:
     for. `spelled` says what a token stands for. `computed` are the positions of its prompt that
     went through the model. `num_overtaken` later requests were admitted before it, because it did
     not fit and needed `num_needed` free blocks then, or for what they reused: those computed
-    `overtaken_tokens` (`reuse_order.py`).
+    `overtaken_tokens` (`waiting.py`).
     """
 
     request: GenerateRequest
@@ -192,3 +214,48 @@ class RequestState:
     @property
     def leader(self) -> SequenceState:
         return self.sequences[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """`count` tokens of a sequence from `start` on; `is_last` when nothing is pending after them.
+
+    A step may have several chunks of one sequence, with content in memory between them. `draft` are
+    tokens that may follow, to be computed too.
+    """
+
+    sequence: SequenceState
+    start: int
+    count: int
+    is_last: bool
+    draft: Sequence[TokenId] = ()
+
+
+def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
+    """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
+    if budget <= 0:
+        return
+    for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
+        end = min(start + budget, stop)
+        for boundary in sequence.request.boundaries:
+            if start < boundary < end:
+                end = boundary
+                break
+        yield PrefillChunk(sequence, start, end - start, is_last=end == len(sequence.tokens))
+        budget -= end - start
+        if end < stop or not budget:
+            return
+
+
+def new_boundaries(request: RequestState) -> list[int]:
+    """The positions at which prefill chunks must end.
+
+    One is at each breakpoint, so that the text behind a cached prefix is computed in the same
+    chunks as without it (bitwise equal results). One is before the last token if several choices
+    start there.
+    """
+    ends = {request.query.segments[p.segment].end for p in request.query.breakpoints}
+    boundaries = {end for end in ends if end}
+    if request.request.sampling.num_choices > 1:
+        boundaries.add(len(request.query.tokens) - 1)
+    return sorted(boundaries)

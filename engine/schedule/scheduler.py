@@ -3,11 +3,11 @@
 A waiting request is admitted when all blocks of its prompt can be allocated, in order of arrival
 within its scope. Scopes take turns by computed tokens, at prefill and at admission, and while
 several share the engine a step is short (`pace.py`). So a long prompt of one scope does not delay
-another scope's short one. Batch sequences are planned behind all interactive ones (`classes.py`).
+another scope's short one. Batch sequences are planned behind all interactive ones (`waiting.py`).
 
 If the first request in order does not fit, later ones may overtake it, MAX_OVERTAKEN times at most.
 After that it gets the blocks of the running sequences as they end. One of its scope may also pass
-it where it would evict what that one reuses (`reuse_order.py`). If a running sequence finds no
+it where it would evict what that one reuses (`waiting.py`). If a running sequence finds no
 block for its next token, the youngest sequence is preempted and recomputed later. Batch sequences
 are preempted before interactive ones, and for interactive requests that find no block or place.
 Leases are ended only when nothing else can run.
@@ -16,25 +16,37 @@ Leases are ended only when nothing else can run.
 from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import islice
+from typing import NamedTuple
 
+from engine.cache.digests import common_blocks
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.residency import MAX_OVERTAKEN, touch
+from engine.cache.store_tier import Load
 from engine.cache.table import BlockCopy
-from engine.schedule.arrivals import Arrivals, take_arrivals
-from engine.schedule.chunks import PrefillChunk, prefill_chunks
-from engine.schedule.classes import BatchShare, WaitingClasses
-from engine.schedule.pace import StepPace, StepRoom
-from engine.schedule.request import SequenceState, Twin
-from engine.schedule.reuse_order import MAX_LOOKED_AT, ReuseOrder
+from engine.schedule.pace import StepPace, StepRoom, Yielding
+from engine.schedule.request import (
+    PrefillChunk,
+    RequestState,
+    SequenceState,
+    Twin,
+    prefill_chunks,
+)
 from engine.schedule.speculation import Speculation
-from engine.schedule.twins import find_twin
-from engine.schedule.yielding import Yielding
+from engine.schedule.waiting import MAX_LOOKED_AT, BatchShare, ReuseOrder, WaitingClasses
 
 MAX_TRIED = 4
 """How many requests that do not fit one step tries. Each try reads its whole prompt."""
 SPARE_SHARE = 8
 """One in so many of `max_running` may run besides, each of a scope of which nothing else runs."""
+
+
+class Arrivals(NamedTuple):
+    """`promotions` are copies (host, device). `num_missed` blocks have to be computed after all."""
+
+    promotions: list[BlockCopy]
+    loads: list[Load]
+    num_missed: int = 0
 
 
 class Scheduler:
@@ -144,8 +156,37 @@ class Scheduler:
         return self._cache.host.take_demotions() if self._cache.host is not None else []
 
     def take_arrivals(self, max_loads: int = 0) -> Arrivals:
-        """What comes back to the device now, of a bounded number, the longest running first."""
-        return take_arrivals(self._cache, self.running, max_loads)
+        """The blocks that one step brings back, in the order in which their sequences wait.
+
+        At most as many copies as the host tier allows, and `max_loads` from the store.
+        """
+        promotions: list[BlockCopy] = []
+        loads: list[Load] = []
+        num_missed, is_first = 0, True
+        for sequence in self.running:
+            table = sequence.table
+            while table.incoming:
+                block = table.next_incoming
+                if block.tier == "host":
+                    assert self._cache.host is not None
+                    if len(promotions) >= self._cache.host.max_copies:
+                        break
+                    promotions.append(self._cache.host.promote(table))
+                    continue
+                store = self._cache.store_of(block)
+                if store.is_lost(block):
+                    request = sequence.request
+                    is_new = sequence is request.leader and request.started_at is None
+                    self._cache.miss(request.query, request.found if is_new else None, table)
+                    num_missed += 1
+                    continue
+                load = store.promote(table) if len(loads) < max_loads else None
+                if load is None:
+                    store.ask(table.arriving(), is_first=is_first)
+                    is_first = False
+                    break
+                loads.append(load)
+        return Arrivals(promotions, loads, num_missed)
 
     def note_arrived(self, now: float) -> None:
         """The content of `take_arrivals` is on the device by now."""
@@ -382,3 +423,28 @@ class Scheduler:
                 sequence.request.found = None
                 return True
         return self._cache.entries.leases.sacrifice()
+
+
+def find_twin(
+    request: RequestState, running: Sequence[SequenceState], block_size: int
+) -> Twin | None:
+    """The sequence that computes most of this request's prefix. None if waiting does not pay.
+
+    Waiting pays if it saves at least a block, and at least half of the tokens it waits for. So a
+    request that read most of the prefix from an entry does not wait for a sequence that computes it
+    from the beginning. Only running sequences are waited for, which wait for none: there is no
+    circle.
+    """
+    digests, best, most = request.query.digests, None, 0
+    read = request.found.read if request.found is not None else 0
+    usable = (digests.num_tokens - 1) // block_size
+    for sequence in running:
+        # A batch sequence may be paused: an interactive request does not wait for it.
+        if sequence.num_pending < block_size or sequence.is_batch > request.leader.is_batch:
+            continue
+        shared = min(common_blocks(digests, sequence.request.query.digests), usable) * block_size
+        computed = sequence.table.num_tokens
+        saved = shared - max(read, computed)
+        if saved >= block_size and 2 * saved >= shared - computed and saved > most:
+            best, most = Twin(sequence, shared), saved
+    return best

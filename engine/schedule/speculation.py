@@ -17,8 +17,7 @@ from dataclasses import replace
 from engine.cache.ids import TokenId
 from engine.cache.pool import BlockPool
 from engine.cache.table import BlockCopy
-from engine.schedule.chunks import PrefillChunk
-from engine.schedule.request import Drafter, SequenceState
+from engine.schedule.request import Drafter, PrefillChunk, SequenceState
 from engine.schedule.runner import DraftDraw, DrawnProbs
 
 MAX_STEP_SHARE = 4

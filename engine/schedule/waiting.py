@@ -1,17 +1,31 @@
-"""The waiting requests and their fair order.
+"""The waiting requests, their fair order, and the service classes.
 
 There is one line per scope, in order of arrival. The next turn is the scope's that got the fewest
 computed tokens; of equal ones the one's that was served longest ago. A scope that comes, or comes
 back, starts level with the least served of the others, so that no scope saves up turns by staying
 away. A preempted sequence comes before all others.
+
+Rows of batches are computed behind the interactive requests. Batch sequences take no part in a step
+while an interactive one waits to begin or for its first tokens. They keep their blocks meanwhile.
+While interactive ones only decode, every second step computes batch sequences too. A step of batch
+sequences alone may be stopped by an interactive request that comes; what it computed is computed
+again. Batch sequences have a floor: where none was computed for FLOOR_SECONDS, the next step
+computes them whatever waits, and it is not stopped.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
+from engine.cache.pool import BlockPool
+from engine.cache.residency import MAX_COMPARED, Waiting, as_waiting, next_by_reuse
+from engine.schedule.pace import FIRST_TOKENS
 from engine.schedule.request import SequenceState
 
 MAX_IDLE_SCOPES = 1024
+MAX_LOOKED_AT = 64
+"""How many requests of the queue a step looks at for those of one scope."""
+FLOOR_SECONDS = 0.5
 
 
 class WaitingQueue:
@@ -94,10 +108,154 @@ class WaitingQueue:
     def _turn(self, scope: str) -> tuple[int, int]:
         return self._served[scope], self._served_at.get(scope, 0)
 
-    def check(self) -> None:
-        """Prove every invariant that needs no outside knowledge; raises AssertionError."""
-        waiting = list(self)
-        assert len(waiting) == len(set(map(id, waiting))) == self._size
-        for scope, line in self._lines.items():
-            assert line and all(sequence.scope == scope for sequence in line)
-            assert scope in self._served
+
+class WaitingClasses:
+    """The waiting sequences: a queue with a fair order of its own for each service class."""
+
+    def __init__(self) -> None:
+        self._interactive = WaitingQueue()
+        self._batch = WaitingQueue()
+
+    def of(self, *, is_batch: bool) -> WaitingQueue:
+        return self._batch if is_batch else self._interactive
+
+    def __len__(self) -> int:
+        return len(self._interactive) + len(self._batch)
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        """Batch sequences come last."""
+        yield from self._interactive
+        yield from self._batch
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._interactive or sequence in self._batch
+
+    @property
+    def scopes(self) -> set[str]:
+        return self._interactive.scopes | self._batch.scopes
+
+    def add(self, sequence: SequenceState) -> None:
+        self.of(is_batch=sequence.is_batch).add(sequence)
+
+    def put_back(self, sequence: SequenceState) -> None:
+        """Put a preempted sequence before all others of its class."""
+        self.of(is_batch=sequence.is_batch).put_back(sequence)
+
+    def remove(self, sequence: SequenceState) -> None:
+        self.of(is_batch=sequence.is_batch).remove(sequence)
+
+    def served(self, sequence: SequenceState) -> int:
+        """The computed tokens of its scope in its class, for comparison only."""
+        return self.of(is_batch=sequence.is_batch).served(sequence)
+
+    def charge(self, computed: Mapping[str, int], *, is_batch: bool) -> None:
+        self.of(is_batch=is_batch).charge(computed)
+
+
+class BatchShare:
+    """Which steps compute batch sequences. Times are seconds of the engine's clock."""
+
+    def __init__(self) -> None:
+        self._held_since: float | None = None
+        self._had_turn = False
+
+    def allows(self, running: Sequence[SequenceState], waiting: WaitingClasses, now: float) -> bool:
+        """Whether the step that begins now computes batch sequences. Asked once a step."""
+        if not any(one.is_batch for one in running) and not waiting.of(is_batch=True):
+            self._held_since = None
+            return False
+        interactive = [one for one in running if not one.is_batch]
+        if self._held_since is None:
+            self._held_since = now
+        if not interactive and not waiting.of(is_batch=False):
+            return True
+        if self.is_overdue(now):
+            return True
+        if waiting.of(is_batch=False) or any(_waits_for_text(one) for one in interactive):
+            return False
+        self._had_turn = not self._had_turn
+        return self._had_turn
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the floor is due."""
+        return self._held_since is not None and now - self._held_since >= FLOOR_SECONDS
+
+    def computed(self) -> None:
+        """A step computed batch sequences to its end."""
+        self._held_since = None
+
+
+def _waits_for_text(sequence: SequenceState) -> bool:
+    return sequence.can_sample and (sequence.num_pending > 1 or sequence.num_output < FIRST_TOKENS)
+
+
+class ReuseOrder:
+    """Lets a waiting request pass others of its scope where they would evict what it reuses.
+
+    The rule is `cache/residency.py`. Scopes keep their order: only requests of one scope are
+    compared.
+    """
+
+    def __init__(self, pool: BlockPool, max_step_tokens: int) -> None:
+        self._pool = pool
+        self._max_step_tokens = max_step_tokens
+        # The request that is next, and the earlier ones that it passes.
+        self._next: SequenceState | None = None
+        self._passed: list[SequenceState] = []
+
+    def next(
+        self,
+        first: SequenceState | None,
+        queue: Iterable[SequenceState],
+        awaits_twin: Callable[[SequenceState], bool],
+    ) -> SequenceState | None:
+        """The next request: the first in order, or one of its scope that passes it."""
+        self._next, self._passed = None, []
+        if first is None or not _is_comparable(first):
+            return first
+        line = self._line(first, queue)
+        while len(line) > 1:
+            waiting = [self._as_waiting(sequence) for sequence in line]
+            index = next_by_reuse(waiting, self._pool, self._max_step_tokens)
+            if index == 0:
+                break
+            if not awaits_twin(line[index]):
+                self._next, self._passed = line[index], line[:index]
+                return self._next
+            del line[index]
+        return first
+
+    def admitted(self, sequence: SequenceState, overtaken: Sequence[SequenceState]) -> None:
+        """It has its blocks. Those that it passed, and those in `overtaken`, still wait."""
+        passed = self._passed if sequence is self._next else []
+        for other in {*passed, *overtaken}:
+            other.request.num_overtaken += 1
+        for other in passed:
+            other.request.overtaken_tokens += sequence.num_pending
+        self._next, self._passed = None, []
+
+    def _line(self, first: SequenceState, queue: Iterable[SequenceState]) -> list[SequenceState]:
+        line = [first]
+        if self._pool.num_empty * self._pool.block_size >= first.num_pending:
+            return line  # nothing is evicted for it
+        for other in islice(queue, MAX_LOOKED_AT):
+            if len(line) == MAX_COMPARED:
+                break
+            if other.scope == first.scope and other is not first and _is_comparable(other):
+                line.append(other)
+        return line
+
+    def _as_waiting(self, sequence: SequenceState) -> Waiting:
+        request = sequence.request
+        assert request.found is not None
+        return as_waiting(
+            self._pool,
+            request.query.digests,
+            request.found.read,
+            num_overtaken=request.num_overtaken,
+            overtaken=request.overtaken_tokens,
+        )
+
+
+def _is_comparable(sequence: SequenceState) -> bool:
+    return sequence.is_new and not sequence.lacks_look_up

@@ -1,23 +1,92 @@
-"""The journal of entries: one sealed line a record, so that a damaged line costs its record alone.
+"""The journal of entries, and what it gives back at a start.
 
-A `put` has a whole entry, a `touch` its times and lease, and an `end` says that the entry is gone.
-A record has the seconds that were left, and the moment at which they were left. Pure.
+One sealed line a record, so that a damaged line costs its record alone. A `put` has a whole entry,
+a `touch` its times and lease, and an `end` says that the entry is gone. A record has the seconds
+that were left, and the moment at which they were left: by the wall clock, and by the machine's own
+clock while it has not rebooted.
 """
 
 import hmac
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from engine.cache.block import Entry
+from engine.cache.digests import TOKEN_BYTES, ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.ids import Digest
+from engine.cache.store_tier import BlockKey
 from engine.protocol import HeldName, Ttl
-from engine.store.keys import StoreKeys
-from engine.store.moments import Moment
+from engine.store.files import Missed, StoreKeys
 
 VERSION = 1
-MAX_LINE_BYTES = 16 * 2**20
+MAX_SECONDS = 4 * 3600.0
+"""The longest that any entry's time may have left, whatever the journal says."""
+FAVOUR_SECONDS = 60.0
+AGREE_SECONDS = 1.0
 _SEAL_DIGITS = 32
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+# Time across restarts.
+
+
+class Moment(NamedTuple):
+    """`wall`: seconds since 1970. `boot`: seconds since the machine started, of `boot_id`."""
+
+    wall: float
+    boot: float
+    boot_id: str
+
+
+class WallClock(Protocol):
+    def moment(self) -> Moment: ...
+
+
+class SystemWallClock:
+    """The machine's clocks. Where it has no boot clock, every process is a boot of its own."""
+
+    def __init__(self) -> None:
+        try:
+            self._boot_id = _BOOT_ID.read_text().strip()
+        except OSError:
+            self._boot_id = f"process {time.time_ns()}"
+
+    def moment(self) -> Moment:
+        clock = getattr(time, "CLOCK_BOOTTIME", None)
+        boot = time.monotonic() if clock is None else time.clock_gettime(clock)
+        return Moment(time.time(), boot, self._boot_id)
+
+
+class Elapsed(NamedTuple):
+    """Seconds between two moments, and how far the wall clock was moved meanwhile."""
+
+    seconds: float
+    moved: float
+
+
+def elapsed(then: Moment, now: Moment) -> Elapsed:
+    """How much of a lifetime is over.
+
+    Within one boot the two clocks must agree. Where the wall clock was moved, the reading that is
+    better for the client counts, but at most FAVOUR_SECONDS of it. After a reboot there is only the
+    wall clock; one that went back counts as no time.
+    """
+    wall = now.wall - then.wall
+    if then.boot_id != now.boot_id or now.boot < then.boot:
+        return Elapsed(max(wall, 0.0), min(wall, 0.0))
+    boot = now.boot - then.boot
+    if abs(wall - boot) <= AGREE_SECONDS:
+        return Elapsed(boot, 0.0)
+    return Elapsed(max(min(wall, boot), max(wall, boot) - FAVOUR_SECONDS, 0.0), wall - boot)
+
+
+# Records.
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +152,39 @@ def decode_line(line: bytes, keys: StoreKeys) -> Record | None:
         return None
 
 
+class Applied(NamedTuple):
+    """The entry that a line was of, or why it was of none."""
+
+    key: str | None = None
+    damage: LineDamage | None = None
+
+
+def apply_line(entries: dict[str, Put], line: bytes, model: str, keys: StoreKeys) -> Applied:
+    """Bring what a journal has told so far up to a line, without its end.
+
+    `model` is a fingerprint as hex. A `touch` leaves the list of an entry's blocks as it is.
+    """
+    if not line:
+        return Applied()
+    match decode_line(line, keys):
+        case None:
+            return Applied(damage="checksum")
+        case Put() as put:
+            if put.version != VERSION:
+                return Applied(damage="version")
+            if put.model != model:
+                return Applied(damage="other_model")
+            entries[put.key] = put
+            return Applied(put.key)
+        case Touch(key=key, times=times):
+            if key in entries:
+                entries[key] = msgspec.structs.replace(entries[key], times=times)
+            return Applied(key)
+        case End(key=key):
+            entries.pop(key, None)
+            return Applied(key)
+
+
 class Replayed(msgspec.Struct):
     """The result of a journal: the entries that had not ended, and the damages."""
 
@@ -92,33 +194,136 @@ class Replayed(msgspec.Struct):
 
 def replay(lines: Iterable[bytes], model: str, keys: StoreKeys) -> Replayed:
     """Read all lines, the oldest first."""
-    entries: dict[str, Put] = {}
-    damages: dict[LineDamage, int] = {}
-
-    def count(reason: LineDamage) -> None:
-        damages[reason] = damages.get(reason, 0) + 1
-
+    told = Replayed({}, {})
     for line in lines:
-        if line == b"\n":
-            continue
-        record = decode_line(line.rstrip(b"\n"), keys)
-        match record:
-            case None:
-                count("checksum")
-            case Put() if record.version != VERSION:
-                count("version")
-            case Put() if record.model != model:
-                count("other_model")
-            case Put():
-                entries[record.key] = record
-            case Touch() if record.key in entries:
-                whole = entries[record.key]
-                entries[record.key] = msgspec.structs.replace(whole, times=record.times)
-            case End():
-                entries.pop(record.key, None)
-    return Replayed(entries, damages)
+        damage = apply_line(told.entries, line.rstrip(b"\n"), model, keys).damage
+        if damage is not None:
+            told.damages[damage] = told.damages.get(damage, 0) + 1
+    return told
 
 
 def _seal(body: bytes, keys: StoreKeys) -> bytes:
     state = blake2b(body, key=keys.seal, digest_size=_SEAL_DIGITS // 2, person=b"journal")
     return state.hexdigest().encode()
+
+
+# Entries of records.
+
+
+def entry_of(put: Put, now: float, left: float, passed: float, *, is_leased: bool) -> Entry:
+    """The entry that a record tells, without its blocks. `passed` seconds are over since then."""
+    return Entry(
+        put.scope,
+        Digest(bytes.fromhex(put.key)),
+        put.tokens,
+        put.ttl,
+        [],
+        ready_at=now - passed - put.times.age,
+        expires_at=now + left,
+        kept_until=now + left,
+        used_at=now - passed - put.times.idle,
+        is_leased=is_leased,
+        reads=put.times.reads,
+        name=put.name,
+        seconds=put.seconds,
+    )
+
+
+class Heads:
+    """Looks at the headers of files, at each once."""
+
+    def __init__(self, keys: StoreKeys, head: Callable[[str], BlockKey | Missed]) -> None:
+        self._keys = keys
+        self._head = head
+        self._found: dict[str, BlockKey | Missed] = {}
+
+    def of(self, put: Put) -> list[BlockKey] | Missed | None:
+        """What the headers of an entry's files say, or the first that says nothing.
+
+        None where the record names no files.
+        """
+        keys: list[BlockKey] = []
+        for digest in put.blocks:
+            try:
+                name = self._keys.name_of(bytes.fromhex(digest))
+            except ValueError:
+                return None
+            found = self._found.get(name)
+            if found is None:
+                found = self._found[name] = self._head(name)
+            if isinstance(found, Missed):
+                return found
+            keys.append(found)
+        return keys
+
+    def missed(self) -> list[Missed]:
+        return [found for found in self._found.values() if isinstance(found, Missed)]
+
+
+def is_chain(put: Put, keys: Sequence[BlockKey], hasher: ChainHasher) -> bool:
+    """Whether these files are, in order, all of the entry's tokens in its scope."""
+    root = parent = hasher.root(put.scope)
+    for index, key in enumerate(keys):
+        if (key.place, key.owner, key.parent) != (index, root, parent):
+            return False
+        parent = hasher.extend(parent, key.packed)
+        if parent != key.digest:
+            return False
+    num_tokens = sum(len(key.packed) for key in keys) // TOKEN_BYTES
+    return num_tokens == put.tokens and parent.hex() == put.key
+
+
+@dataclass(slots=True)
+class Restored:
+    """The result of a start. `misses` counts by reason.
+
+    `damaged` are files to delete, `dead` the keys of entries that the journal can leave out.
+    """
+
+    num_entries: int = 0
+    num_leases: int = 0
+    num_lost: int = 0
+    moved_seconds: float = 0.0
+    misses: dict[str, int] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    dead: list[str] = field(default_factory=list)
+
+    def count(self, reason: str, amount: int = 1) -> None:
+        self.misses[reason] = self.misses.get(reason, 0) + amount
+
+
+def restore(
+    told: Replayed, entries: Entries, hasher: ChainHasher, heads: Heads, now: float, moment: Moment
+) -> Restored:
+    """Take the entries of an earlier epoch back whose files are there.
+
+    `now` is the engine's clock, `moment` the same moment of the machine's.
+    """
+    result = Restored()
+    for reason, amount in told.damages.items():
+        result.count(f"journal_{reason}", amount)
+    for put in sorted(told.entries.values(), key=lambda put: (not put.times.is_leased, put.key)):
+        passed = elapsed(put.times.at, moment)
+        if abs(passed.moved) > abs(result.moved_seconds):
+            result.moved_seconds = passed.moved
+        left = min(put.times.left, MAX_SECONDS) - passed.seconds
+        is_leased = put.times.is_leased
+        if left > 0:
+            keys = heads.of(put)
+            entry = entry_of(put, now, left, passed.seconds, is_leased=is_leased)
+            whole = keys if isinstance(keys, list) and is_chain(put, keys, hasher) else None
+            if whole is not None and entries.restore(entry, whole):
+                result.num_entries += 1
+                result.num_leases += is_leased
+                for index, names in put.names.items():
+                    if 0 <= index < len(entry.blocks):
+                        told_names = {one.digest: one.tokens for one in names}
+                        entry.blocks[index].names.update(told_names)
+                continue
+            result.num_lost += is_leased
+        result.dead.append(put.key)
+    for missed in heads.missed():
+        result.count(missed.reason)
+        if missed.reason != "missing":
+            result.damaged.append(missed.name)
+    return result

@@ -1,31 +1,44 @@
-"""The other members of a shared store: their journals are followed, their files are read.
+"""Other members of a shared store: their journals are followed, their files are read.
 
-One thread looks at the journals; two read files. Results wait to be taken by the engine's thread.
+`Peers` has the threads: one looks at the journals, two read files. `PeerWork` runs on the engine's
+thread around each step, and never waits for a file.
 """
 
 import os
-import queue
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from engine.cache.store_tier import BlockKey
-from engine.store.block_file import MAX_TOKENS, Damaged, decode, header_bytes
-from engine.store.directory import StoreDirectory, read_block
-from engine.store.journal import VERSION, End, Put, Touch, decode_line
-from engine.store.members import other_members
-from engine.store.threads import READERS, Arrived, Missed, read_header
+from engine.cache.block import Entry
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.ids import Digest
+from engine.cache.pool import BlockPool
+from engine.cache.store_tier import BlockKey, PeerTier
+from engine.clock import Clock
+from engine.store.files import Arrived, BlockReader, Missed, StoreDirectory, other_members
+from engine.store.journal import (
+    MAX_SECONDS,
+    Heads,
+    Put,
+    WallClock,
+    apply_line,
+    elapsed,
+    entry_of,
+    is_chain,
+)
+from engine.store.store import READERS, Results
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 8 * 2**20
 """Bytes that one look reads of one journal."""
-_HEAD_BYTES = header_bytes(MAX_TOKENS)
+LOOKED_AT = 32
+"""Entries of other members that one step looks at again."""
+MAX_LOST = 65_536
 
 
 class PeerPut(NamedTuple):
@@ -47,64 +60,36 @@ class PeerUnfit(NamedTuple):
     reason: str
 
 
-PeerResult = PeerPut | PeerEnd | PeerUnfit | Arrived | Missed
-
-
 @dataclass
 class _Journal:
     """How far a member's journal was read. Another `inode` is one that was written anew.
 
-    `puts` were told to the engine, those in `before` by the journal's last text. `waiting` were
-    read and not told: their files are looked at next, or again where their key is in `doubtful`.
+    `entries` are what it has; those in `changed` are looked at next. `told` are what the engine was
+    told. A file of an entry in `doubtful` was gone at the last look.
     """
 
     inode: int = 0
     offset: int = 0
-    puts: dict[str, PeerPut] = field(default_factory=dict)
-    before: dict[str, PeerPut] = field(default_factory=dict)
-    waiting: dict[str, Put] = field(default_factory=dict)
+    entries: dict[str, Put] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
-
-    def begin_anew(self, inode: int) -> None:
-        self.before |= self.puts
-        self.inode, self.offset = inode, 0
-        self.puts, self.waiting, self.doubtful = {}, {}, set()
-
-    def take_gone(self) -> dict[str, PeerPut]:
-        """The entries that the journal no longer has."""
-        still = self.puts.keys() | self.waiting.keys()
-        gone = {key: one for key, one in self.before.items() if key not in still}
-        self.before = {key: one for key, one in self.before.items() if key in self.waiting}
-        return gone
+    told: dict[str, PeerPut] = field(default_factory=dict)
 
 
 class Peers:
-    """`wake`, once set, is called after each result; it must not block.
+    """`num_rounds`: how often all journals were looked at."""
 
-    `num_rounds`: how often all journals were looked at.
-    """
-
-    def __init__(self, own: StoreDirectory, model: bytes, payload_bytes: int) -> None:
+    def __init__(self, own: StoreDirectory, reader: BlockReader) -> None:
+        self.results: Results[PeerPut | PeerEnd | PeerUnfit | Arrived | Missed] = Results()
+        self.num_rounds = 0
         self._own = own
-        self._model = model
-        self._payload_bytes = payload_bytes
-        self.wake: Callable[[], None] = lambda: None
-        self._results: queue.SimpleQueue[PeerResult] = queue.SimpleQueue()
+        self._reader = reader
         self._journals: dict[Path, _Journal] = {}
         self._members: list[Path] = []
-        self.num_rounds = 0
         self._is_closed = threading.Event()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="peer-reader")
         self._thread = threading.Thread(target=self._run, name="peer-journals", daemon=True)
         self._thread.start()
-
-    def take_results(self) -> list[PeerResult]:
-        results: list[PeerResult] = []
-        while True:
-            try:
-                results.append(self._results.get_nowait())
-            except queue.Empty:
-                return results
 
     def read(self, key: BlockKey) -> None:
         self._readers.submit(self._read, key)
@@ -116,31 +101,40 @@ class Peers:
 
     # Inside.
 
-    def _say(self, result: PeerResult) -> None:
-        self._results.put(result)
-        self.wake()
+    def _read(self, key: BlockKey) -> None:
+        """Read a file from any member that has it whole."""
+        missed = Missed(key.name, "missing")
+        for path in self._members:
+            found = self._reader.read(path, key)
+            if isinstance(found, Arrived):
+                self.results.put(found)
+                return
+            if found.reason != "missing":
+                missed = found
+        self.results.put(missed)
 
     def _run(self) -> None:
         while not self._is_closed.wait(POLL_SECONDS):
-            members = self._members = other_members(self._own, self._model)
-            for path in members:
-                self._follow(path, self._journals.setdefault(path, _Journal()))
-            for path in self._journals.keys() - set(members):
-                journal = self._journals.pop(path)
-                self._end_all(journal.puts | journal.before)
+            self._members = other_members(self._own, self._reader.model)
+            for path in self._members:
+                self._follow(path)
+            for path in self._journals.keys() - set(self._members):
+                for key in self._journals.pop(path).told:
+                    self.results.put(PeerEnd(key))
             self.num_rounds += 1
 
-    def _follow(self, path: Path, journal: _Journal) -> None:
+    def _follow(self, path: Path) -> None:
         """Read what a journal has behind what was read. A line without its end waits.
 
         Files are looked at when the journal was read to its end: a file of an entry that a later
         line ends may be gone.
         """
+        journal = self._journals.setdefault(path, _Journal())
         try:
             with open(path / "journal", "rb") as file:
-                told = os.fstat(file.fileno())
-                if told.st_ino != journal.inode or told.st_size < journal.offset:
-                    journal.begin_anew(told.st_ino)
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != journal.inode or stat.st_size < journal.offset:
+                    journal = self._journals[path] = _Journal(stat.st_ino, told=journal.told)
                 file.seek(journal.offset)
                 data = file.read(MAX_READ_BYTES)
         except OSError:
@@ -148,119 +142,192 @@ class Peers:
         whole = data[: data.rfind(b"\n") + 1]
         journal.offset += len(whole)
         for line in whole.splitlines():
-            self._take(journal, line)
+            applied = apply_line(journal.entries, line, self._reader.model.hex(), self._reader.keys)
+            if applied.key is not None:
+                journal.changed.add(applied.key)
+            if applied.damage is not None:
+                self.results.put(PeerUnfit(f"journal_{applied.damage}"))
         if len(data) < MAX_READ_BYTES:
             self._look(path, journal)
-            self._end_all(journal.take_gone())
-
-    def _take(self, journal: _Journal, line: bytes) -> None:
-        if not line:
-            return
-        match decode_line(line, self._own.keys):
-            case None:
-                self._say(PeerUnfit("journal_checksum"))
-            case Put() as put if put.version != VERSION:
-                self._say(PeerUnfit("journal_version"))
-            case Put() as put if put.model != self._model.hex():
-                self._say(PeerUnfit("journal_other_model"))
-            case Put() as put:
-                journal.waiting[put.key] = put
-            case Touch() as touch if touch.key in journal.waiting:
-                known = journal.waiting[touch.key]
-                journal.waiting[touch.key] = msgspec.structs.replace(known, times=touch.times)
-            case Touch() as touch if touch.key in journal.puts:
-                told = journal.puts[touch.key]
-                put = msgspec.structs.replace(told.put, times=touch.times)
-                self._put(journal, put, told.keys)
-            case End() as end:
-                journal.waiting.pop(end.key, None)
-                if journal.puts.pop(end.key, None) is not None:
-                    self._say(PeerEnd(end.key))
 
     def _look(self, path: Path, journal: _Journal) -> None:
-        """Look at the files of what was read. Each is looked at once, and a miss is told once.
+        """Tell what has changed. Each file is looked at once, and a miss is told once.
 
         A file that is gone is looked for again after the next read of the journal, since a member
         tells the end of an entry before it deletes the files.
         """
-        heads: dict[str, BlockKey | Missed] = {}
+        heads = Heads(self._reader.keys, lambda name: self._reader.head(path, name))
         unfit: dict[str, PeerUnfit] = {}
-        for key, put in list(journal.waiting.items()):
-            found = self._heads(path, put, heads)
+        changed, journal.changed = journal.changed, set()
+        for key in changed & journal.entries.keys():
+            put, told = journal.entries[key], journal.told.get(key)
+            # A `touch` leaves the list of blocks as it is.
+            found = told.keys if told and told.put.blocks is put.blocks else heads.of(put)
             if isinstance(found, Missed) and found.reason == "missing":
                 if key not in journal.doubtful:
                     journal.doubtful.add(key)
+                    journal.changed.add(key)
                     continue
-            del journal.waiting[key]
             journal.doubtful.discard(key)
             if isinstance(found, list):
-                self._put(journal, put, found)
+                journal.told[key] = one = PeerPut(put, found)
+                self.results.put(one)
                 continue
             if isinstance(found, Missed):
                 unfit[found.name] = PeerUnfit(found.reason)
-            if journal.puts.pop(key, None) is not None:
-                self._say(PeerEnd(key))
+            del journal.entries[key]
         for one in unfit.values():
-            self._say(one)
+            self.results.put(one)
+        for key in [key for key in journal.told if key not in journal.entries]:
+            del journal.told[key]
+            self.results.put(PeerEnd(key))
 
-    def _put(self, journal: _Journal, put: Put, keys: list[BlockKey]) -> None:
-        journal.puts[put.key] = found = PeerPut(put, keys)
-        self._say(found)
 
-    def _end_all(self, puts: dict[str, PeerPut]) -> None:
-        for key in puts:
-            self._say(PeerEnd(key))
+class PeerWork:
+    """Takes in what the members' journals and files say, as far as this engine has it nowhere.
 
-    def _heads(
-        self, path: Path, put: Put, heads: dict[str, BlockKey | Missed]
-    ) -> list[BlockKey] | Missed | None:
-        """What the headers of an entry's files say, or the first that says nothing.
+    An entry that made way here while another member still has it is taken in again, where there is
+    room. A few are looked at in each step, in turn.
+    """
 
-        None where the record names no files.
+    def __init__(
+        self,
+        tier: PeerTier,
+        entries: Entries,
+        above: Sequence[BlockPool],
+        peers: Peers,
+        hasher: ChainHasher,
+        clock: Clock,
+        wall: WallClock,
+    ) -> None:
+        """`above`: the pools whose content is read without the store."""
+        self._tier = tier
+        self._entries = entries
+        self._above = above
+        self._peers = peers
+        self._hasher = hasher
+        self._clock = clock
+        self._wall = wall
+        self.read_bytes = 0
+        self.misses: dict[str, int] = {}
+        # In the order in which they are looked at again.
+        self._known: OrderedDict[Digest, PeerPut] = OrderedDict()
+        # Files that were not there, or not what they must be.
+        self._lost: set[str] = set()
+
+    @property
+    def is_reading(self) -> bool:
+        return self._tier.is_reading
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of other members that this engine knows."""
+        return self._tier.num_used
+
+    def before_step(self) -> None:
+        for result in self._peers.results.take():
+            match result:
+                case PeerPut():
+                    key = Digest(bytes.fromhex(result.put.key))
+                    self._known[key] = result
+                    self._lost.difference_update(one.name for one in result.keys)
+                    self._put(key, result)
+                case PeerEnd():
+                    self._ended(Digest(bytes.fromhex(result.key)))
+                case Arrived():
+                    self.read_bytes += len(result.payload)
+                    self._tier.arrived(result.name, result.payload)
+                case PeerUnfit():
+                    self._count(result.reason)
+                case Missed():
+                    self._count(result.reason)
+                    self._lose(result.name)
+        for entry in self._tier.pool.take_broken():
+            if self._entries.get(entry.key) is entry:
+                self._entries.end(entry, entry.why_broken)
+        self._tier.take_deletes()
+        self._look_again()
+
+    def after_step(self) -> None:
+        for key in self._tier.take_asked():
+            self._peers.read(key)
+
+    def drop(self, owner: Digest, key: Digest | None) -> None:
+        """An entry was dropped, or with its scope all content: it is not taken in again."""
+        if key is not None:
+            self._known.pop(key, None)
+            return
+        for known in [known for known, one in self._known.items() if one.keys[0].owner == owner]:
+            del self._known[known]
+        self._tier.drop_scope(owner)
+        self._tier.take_deletes()
+
+    def close(self) -> None:
+        self._peers.close()
+
+    # Inside.
+
+    def _count(self, damage: str) -> None:
+        reason = f"peer_{damage}"
+        self.misses[reason] = self.misses.get(reason, 0) + 1
+
+    def _ended(self, key: Digest) -> None:
+        """The other member has it no more. What this engine has above is its own."""
+        self._known.pop(key, None)
+        entry = self._entries.get(key)
+        if entry is not None and self._is_only_theirs(entry):
+            self._entries.end(entry, "ttl_expired")
+
+    def _lose(self, name: str) -> None:
+        """A file is not there, or not what it must be: what stands on it ends."""
+        if len(self._lost) >= MAX_LOST:
+            self._lost.clear()
+        self._lost.add(name)
+        self._tier.forget_read(name)
+        if (block := self._tier.block_of(name)) is not None:
+            for entry in list(block.dependents):
+                self._entries.end(entry, "damaged")
+            self._tier.forget(block)
+
+    def _look_again(self) -> None:
+        for _ in range(min(LOOKED_AT, len(self._known))):
+            key = next(iter(self._known))
+            self._known.move_to_end(key)
+            found = self._known[key]
+            is_there = not any(one.name in self._lost for one in found.keys)
+            if self._entries.get(key) is None and is_there and self._tier.has_room(found.keys):
+                self._put(key, found)
+
+    def _put(self, key: Digest, found: PeerPut) -> None:
+        """Take in another member's entry, or a later expiry of it.
+
+        Nothing happens if this engine has an equal one of its own, or there is no room.
         """
-        keys: list[BlockKey] = []
-        for digest in put.blocks:
-            try:
-                name = self._own.keys.name_of(bytes.fromhex(digest))
-            except ValueError:
-                return None
-            found = heads.get(name)
-            if found is None:
-                found = heads[name] = self._head(path, name)
-            if isinstance(found, Missed):
-                return found
-            keys.append(found)
-        return keys
-
-    def _head(self, path: Path, name: str) -> BlockKey | Missed:
-        read = partial(read_block, path / "blocks")
-        return read_header(read, name, self._model, self._own.keys)
-
-    def _read(self, key: BlockKey) -> None:
-        """Read a file from any member that has it whole."""
-        missed = Missed(key.name, "missing")
-        for path in self._members:
-            found = self._read_at(path, key)
-            if isinstance(found, Arrived):
-                self._say(found)
+        put, keys = found
+        passed = elapsed(put.times.at, self._wall.moment()).seconds
+        left = min(put.times.left, MAX_SECONDS) - passed
+        if left <= 0 or not is_chain(put, keys, self._hasher):
+            self._known.pop(key, None)
+            return
+        entry = entry_of(put, self._clock.now(), left, passed, is_leased=False)
+        if (there := self._entries.get(key)) is not None:
+            if not self._is_only_theirs(there) or there.expires_at >= entry.expires_at:
                 return
-            if found.reason != "missing":
-                missed = found
-        self._say(missed)
+            self._entries.end(there, "ttl_expired")
+        if (blocks := self._tier.acquire_keys(keys)) is None:
+            return
+        entry.blocks = blocks
+        self._entries.take_in(entry)
+        for index, names in put.names.items():
+            if 0 <= index < len(keys) and not self._is_above(keys[index]):
+                blocks[index].names.update({one.digest: one.tokens for one in names})
+                self._tier.tell(blocks[index].names)
+        self._tier.pool.release_chain(blocks)
 
-    def _read_at(self, path: Path, key: BlockKey) -> Arrived | Missed:
-        limit = self._payload_bytes + _HEAD_BYTES
-        try:
-            data, size = read_block(path / "blocks", key.name, limit)
-            if size > limit:
-                raise Damaged("short")
-            payload = decode(data, key, self._model, self._own.keys)
-            if len(payload) != self._payload_bytes:
-                raise Damaged("short")
-        except FileNotFoundError:
-            return Missed(key.name, "missing")
-        except OSError:
-            return Missed(key.name, "unreadable")
-        except Damaged as damaged:
-            return Missed(key.name, damaged.reason)
-        return Arrived(key.name, payload)
+    def _is_only_theirs(self, entry: Entry) -> bool:
+        """Whether it is only another member's, and no request is reading it."""
+        is_theirs = any(block.home is self._tier.pool for block in entry.blocks)
+        return is_theirs and not entry.is_leased and not entry.refreshed_until
+
+    def _is_above(self, key: BlockKey) -> bool:
+        return any(pool.find(key.digest, key.packed) is not None for pool in self._above)

@@ -1,12 +1,15 @@
 """The store at work: it tells the tier the results of file work, and gives the threads their work.
 
-All methods but `close` run on the engine's thread. None of them waits for a file.
+`StoreThreads` has the threads: one changes files, in order; two read. `DiskStore` runs on the
+engine's thread, all but `close`, and never waits for a file.
 """
 
+import queue
+import threading
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -14,24 +17,25 @@ from engine.cache.block import Block, Entry, Recorded
 from engine.cache.entries import Entries
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
-from engine.cache.store_tier import Note, Payload, StoreTier
+from engine.cache.store_tier import BlockKey, Note, Payload, StoreTier
 from engine.clock import Clock, MonotonicClock
 from engine.protocol import HeldName, StoreStats
-from engine.store.journal import End, Put, Record, Times, Touch
-from engine.store.moments import Moment, WallClock
-from engine.store.peer_work import PeerWork
-from engine.store.restore import Restored
-from engine.store.threads import (
-    Appended,
-    Arrived,
-    Failed,
-    Missed,
-    Result,
-    Scanned,
-    StoreThreads,
-    Written,
+from engine.store.files import Arrived, BlockReader, Missed, StoreDirectory, encode_header
+from engine.store.journal import (
+    End,
+    Moment,
+    Put,
+    Record,
+    Restored,
+    Times,
+    Touch,
+    WallClock,
+    encode_line,
+    replay,
 )
 
+READERS = 2
+SCAN_BATCH = 64
 RETRY_SECONDS = 30.0
 """Seconds without a write after a write that failed."""
 MAX_QUEUED_BYTES = 64 * 2**20
@@ -44,6 +48,213 @@ JOURNAL_SLACK = 4 * 2**20
 """Bytes. The journal is rewritten above JOURNAL_GROWTH times its last rewritten size and this."""
 
 log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class Results(Generic[T]):
+    """What threads found out, until the engine's thread takes it.
+
+    `wake`, once set, is called after a result, once until results are taken; it must not block.
+    """
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._queue: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._is_woken = threading.Event()
+
+    def put(self, result: T) -> None:
+        self._queue.put(result)
+        # `take` clears the event first: a result put before that is taken with it.
+        if not self._is_woken.is_set():
+            self._is_woken.set()
+            self.wake()
+
+    def take(self, timeout: float | None = None) -> list[T]:
+        """The results since the last call. With a timeout in seconds this waits for the first."""
+        results: list[T] = []
+        self._is_woken.clear()
+        try:
+            if timeout is not None:
+                results.append(self._queue.get(timeout=timeout))
+            while True:
+                results.append(self._queue.get_nowait())
+        except queue.Empty:
+            return results
+
+
+class Written(NamedTuple):
+    """A block's file was written, or `error` says why not."""
+
+    name: str
+    num_bytes: int
+    error: str | None = None
+
+
+class Scanned(NamedTuple):
+    """Files that were found in the directory. `is_last` when there are no more."""
+
+    keys: list[BlockKey]
+    missed: list[Missed]
+    is_last: bool = False
+
+
+class Appended(NamedTuple):
+    """The records of this call of `append`, and of all before it, are in the journal's file."""
+
+    number: int
+
+
+class Failed(NamedTuple):
+    """The journal could not be written, or a file not be deleted."""
+
+    error: str
+
+
+Result = Written | Arrived | Missed | Scanned | Appended | Failed
+
+
+class StoreThreads:
+    def __init__(self, directory: StoreDirectory, reader: BlockReader) -> None:
+        self.results: Results[Result] = Results()
+        self.reader = reader
+        self._directory = directory
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
+        self._writer = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._is_closed = threading.Event()
+        self._is_abandoned = threading.Event()
+        self._unwritten: list[bytes] = []
+        self._num_appends = 0
+        self.journal_bytes = self.compacted_bytes = 0
+        self._writer.start()
+
+    # Tasks of the writer.
+
+    def write(self, key: BlockKey, payload: Payload) -> None:
+        self._tasks.put(lambda: self._write(key, payload))
+
+    def delete(self, name: str) -> None:
+        self._tasks.put(lambda: self._delete(name))
+
+    def append(self, records: Sequence[Record]) -> int:
+        """Add records to the journal. Return the number by which `Appended` tells that they are."""
+        self._num_appends += 1
+        number = self._num_appends
+        self._tasks.put(lambda: self._append(records, number))
+        return number
+
+    def compact(self) -> None:
+        """Write the journal anew, with what had not ended."""
+        self._tasks.put(self._compact)
+
+    def barrier(self) -> "Future[None]":
+        """Done when everything before is done."""
+        future: Future[None] = Future()
+        self._tasks.put(lambda: future.set_result(None))
+        return future
+
+    # Tasks of the readers.
+
+    def read(self, key: BlockKey) -> None:
+        path = self._directory.path
+        self._readers.submit(lambda: self.results.put(self.reader.read(path, key)))
+
+    def scan(self, known: frozenset[str]) -> None:
+        """Look at every file that is not known."""
+        self._readers.submit(self._scan, known)
+
+    def head(self, name: str) -> BlockKey | Missed:
+        """The key in a file's header, or why it is none. For any thread."""
+        return self.reader.head(self._directory.path, name)
+
+    def close(self, timeout: float) -> bool:
+        """Finish the writer's tasks. False if that took too long."""
+        self._is_closed.set()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._tasks.put(None)
+        self._writer.join(timeout)
+        return not self._writer.is_alive()
+
+    def abandon(self) -> None:
+        """End after the task in progress. Nothing else is done: a killed process does no more."""
+        self._is_abandoned.set()
+        self.close(timeout=60.0)
+
+    # Inside.
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if not self._is_abandoned.is_set():
+                task()
+
+    def _write(self, key: BlockKey, payload: Payload) -> None:
+        header = encode_header(key, payload, self.reader.model, self.reader.keys)
+        try:
+            self._directory.write(key.name, header, payload)
+        except OSError as error:
+            self.results.put(Written(key.name, len(payload), _told(error)))
+        else:
+            self.results.put(Written(key.name, len(payload)))
+
+    def _delete(self, name: str) -> None:
+        try:
+            self._directory.delete(name)
+        except OSError as error:
+            self.results.put(Failed(_told(error)))
+
+    def _append(self, records: Sequence[Record], number: int) -> None:
+        """Lines that could not be written are tried again with the next ones, on a line of their
+        own."""
+        self._unwritten.extend(encode_line(record, self.reader.keys) for record in records)
+        if not self._unwritten:
+            return
+        lines = b"".join(self._unwritten)
+        try:
+            self._directory.append_journal(lines)
+        except OSError as error:
+            if self._unwritten[0] != b"\n":
+                self._unwritten.insert(0, b"\n")
+            self.results.put(Failed(_told(error)))
+        else:
+            self._unwritten.clear()
+            self.journal_bytes += len(lines)
+            self.results.put(Appended(number))
+
+    def _compact(self) -> None:
+        keys = self.reader.keys
+        try:
+            told = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
+            lines = b"".join(encode_line(put, keys) for put in told.entries.values())
+            self._directory.rewrite_journal(lines)
+        except OSError as error:
+            self.results.put(Failed(_told(error)))
+        else:
+            self.journal_bytes = self.compacted_bytes = len(lines)
+
+    def _scan(self, known: frozenset[str]) -> None:
+        keys: list[BlockKey] = []
+        missed: list[Missed] = []
+        try:
+            for name in self._directory.names():
+                if self._is_closed.is_set():
+                    return
+                if name in known:
+                    continue
+                found = self.head(name)
+                if not isinstance(found, Missed):
+                    keys.append(found)
+                elif found.reason != "missing":  # it was deleted meanwhile
+                    missed.append(found)
+                if len(keys) + len(missed) >= SCAN_BATCH:
+                    self.results.put(Scanned(keys, missed))
+                    keys, missed = [], []
+        except OSError as error:
+            self.results.put(Failed(_told(error)))
+        self.results.put(Scanned(keys, missed, is_last=True))
+
+
+def _told(error: OSError) -> str:
+    return error.strerror or type(error).__name__
 
 
 class BlockMemory(Protocol):
@@ -52,20 +263,35 @@ class BlockMemory(Protocol):
     def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]: ...
 
 
+class PeerStore(Protocol):
+    """The part of `peers.PeerWork` that is called around each step."""
+
+    read_bytes: int
+    misses: dict[str, int]
+
+    @property
+    def is_reading(self) -> bool: ...
+    @property
+    def num_blocks(self) -> int: ...
+    def before_step(self) -> None: ...
+    def after_step(self) -> None: ...
+    def drop(self, owner: Digest, key: Digest | None) -> None: ...
+    def close(self) -> None: ...
+
+
 class StoreBounds(NamedTuple):
     """`bytes_per_second` are written at most, `max_loads` blocks brought to the device in a step.
 
-    A file of a block has `payload_bytes` of content, and takes `file_bytes` of the disk.
+    A block's file takes `file_bytes` of the disk.
     """
 
-    payload_bytes: int
     file_bytes: int
     bytes_per_second: float
     max_loads: int
 
 
 class DiskStore:
-    """An `engine.schedule.loop.StoreWork`. `epoch` is this engine's, `model` its fingerprint."""
+    """An `engine.schedule.loop.StoreWork`. `epoch` is this engine's."""
 
     def __init__(
         self,
@@ -77,12 +303,10 @@ class DiskStore:
         bounds: StoreBounds,
         *,
         epoch: str,
-        model: bytes,
         clock: Clock,
         wall: WallClock,
         restored: Restored,
-        pace: Clock | None = None,
-        peers: PeerWork | None = None,
+        peers: PeerStore | None = None,
     ) -> None:
         self._tier = tier
         self._entries = entries
@@ -91,11 +315,10 @@ class DiskStore:
         self._threads = threads
         self._bounds = bounds
         self._epoch = epoch
-        self._model = model.hex()
         self._clock = clock
         self._wall = wall
         # Writing is paced by real time, also where the engine's clock is moved by hand.
-        self._pace = pace or MonotonicClock()
+        self._pace = MonotonicClock()
         self._paced_at = self._pace.now()
         self._allowance = 0.0
         self._restored = restored
@@ -103,7 +326,8 @@ class DiskStore:
         self._misses = dict(restored.misses)
         self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
         self._down_until: float | None = None
-        self._is_scanning = True
+        self.is_scanning = True
+        """Whether not all files of an earlier epoch were looked at yet."""
         self._dropped: set[Digest] = set()
         self._unrecorded: deque[tuple[int, dict[Entry, Recorded]]] = deque()
         for name in restored.damaged:
@@ -119,17 +343,11 @@ class DiskStore:
 
     @property
     def is_reading(self) -> bool:
-        is_reading_peers = self._peers is not None and self._peers.is_reading
-        return self._tier.is_reading or is_reading_peers
-
-    @property
-    def is_scanning(self) -> bool:
-        """Whether not all files of an earlier epoch were looked at yet."""
-        return self._is_scanning
+        return self._tier.is_reading or (self._peers is not None and self._peers.is_reading)
 
     def before_step(self, now: float) -> None:
         """Take in the results of the threads."""
-        for result in self._threads.take_results():
+        for result in self._threads.results.take():
             self._take(result, now)
         if self._peers is not None:
             self._peers.before_step()
@@ -137,7 +355,7 @@ class DiskStore:
     def after_step(self, now: float) -> None:
         """Give the threads their work. The device's blocks hold what their `tokens` say."""
         for key in self._tier.take_asked():
-            self._threads.read(key, self._bounds.payload_bytes)
+            self._threads.read(key)
         if self._peers is not None:
             self._peers.after_step()
         self._save(self._num_saves(), now)
@@ -145,7 +363,7 @@ class DiskStore:
     def seconds_to_next(self, now: float) -> float:
         del now
         is_writing = self._tier.num_wanted and not self._is_down
-        is_busy = is_writing or self.is_reading or self._is_scanning
+        is_busy = is_writing or self.is_reading or self.is_scanning
         return WORK_SECONDS if is_busy else IDLE_SECONDS
 
     # What an operator does.
@@ -155,14 +373,11 @@ class DiskStore:
 
         Done when the files are deleted.
         """
-        if key is not None:
-            if self._peers is not None:
-                self._peers.drop_entry(key)
-        else:
+        if self._peers is not None:
+            self._peers.drop(owner, key)
+        if key is None:
             self._tier.drop_scope(owner)
-            if self._peers is not None:
-                self._peers.drop_scope(owner)
-            if self._is_scanning:
+            if self.is_scanning:
                 self._dropped.add(owner)
         return self.flush()
 
@@ -180,27 +395,28 @@ class DiskStore:
         while self._tier.num_wanted and not self._is_down and self._pace.now() < end:
             free = max(MAX_QUEUED_BYTES - self._queued_bytes, 0)
             self._save(free // self._bounds.file_bytes, self._clock.now())
-            for result in self._threads.take_results(timeout=WORK_SECONDS):
+            for result in self._threads.results.take(timeout=WORK_SECONDS):
                 self._take(result, self._clock.now())
         self._write_notes(self._clock.now())
         self._delete()
         if not self._threads.close(max(end - self._pace.now(), 1.0)):
             log.warning("the store is not written to its end", pending=self._queued_bytes)
 
-    # Reports.
-
     def stats(self) -> StoreStats:
-        tier, restored = self._tier, self._restored
+        tier, restored, size = self._tier, self._restored, self._bounds.file_bytes
+        # Entries with a whole copy that the journal on the disk does not tell as it is yet.
+        unrecorded = {entry for _, told in self._unrecorded for entry in told}
+        num_unrecorded = sum(not entry.outlives_restarts for entry in unrecorded)
         return StoreStats(
             is_up=not self._is_down,
             blocks=tier.pool.num_blocks,
             used_blocks=tier.num_used,
             held_blocks=tier.pool.num_leased,
-            max_bytes=tier.pool.num_blocks * self._bounds.file_bytes,
-            used_bytes=tier.num_used * self._bounds.file_bytes,
+            max_bytes=tier.pool.num_blocks * size,
+            used_bytes=tier.num_used * size,
             entries=len(tier.holds),
             leases=sum(entry.is_leased for entry in tier.holds.entries()),
-            pending_entries=tier.num_wanted + self._num_unrecorded,
+            pending_entries=tier.num_wanted + num_unrecorded,
             unsaved_entries=tier.num_unsaved,
             displaced_entries=tier.num_displaced,
             queued_bytes=self._queued_bytes,
@@ -218,13 +434,7 @@ class DiskStore:
             misses={**self._misses, **(self._peers.misses if self._peers else {})},
         )
 
-    # Inside.
-
-    @property
-    def _num_unrecorded(self) -> int:
-        """Entries with a whole copy that the journal on the disk does not tell as it is yet."""
-        waiting = {entry for _, told in self._unrecorded for entry in told}
-        return sum(not entry.outlives_restarts for entry in waiting)
+    # Results.
 
     @property
     def _is_down(self) -> bool:
@@ -248,7 +458,9 @@ class DiskStore:
             case Scanned():
                 self._take_scanned(result, now)
             case Appended():
-                self._take_appended(result)
+                while self._unrecorded and self._unrecorded[0][0] <= result.number:
+                    for entry, recorded in self._unrecorded.popleft()[1].items():
+                        entry.recorded = recorded
             case Failed():
                 self._go_down(result.error)
 
@@ -263,13 +475,9 @@ class DiskStore:
             self._threads.delete(missed.name)
 
     def _count_miss(self, missed: Missed) -> None:
-        self._misses[missed.reason] = self._misses.get(missed.reason, 0) + 1
-        if _is_told(self._misses[missed.reason]):
-            log.warning(
-                "a file of the store is not usable",
-                reason=missed.reason,
-                times=self._misses[missed.reason],
-            )
+        times = self._misses[missed.reason] = self._misses.get(missed.reason, 0) + 1
+        if str(times).strip("0") == "1":  # the first, the tenth, the hundredth, …
+            log.warning("a file of the store is not usable", reason=missed.reason, times=times)
 
     def _take_scanned(self, scanned: Scanned, now: float) -> None:
         for missed in scanned.missed:
@@ -279,18 +487,22 @@ class DiskStore:
             else:
                 self._count_miss(missed)
         for key in scanned.keys:
-            if self._tier.block_of(key.name) is not None:
-                continue
-            if key.owner in self._dropped or self._tier.install(key) is None:
+            if self._tier.block_of(key.name) is None and (
+                key.owner in self._dropped or self._tier.install(key) is None
+            ):
                 self._threads.delete(key.name)
         if scanned.is_last:
-            self._is_scanning = False
+            self.is_scanning = False
             self._dropped.clear()
 
-    def _take_appended(self, appended: Appended) -> None:
-        while self._unrecorded and self._unrecorded[0][0] <= appended.number:
-            for entry, recorded in self._unrecorded.popleft()[1].items():
-                entry.recorded = recorded
+    def _go_down(self, error: str) -> None:
+        """Files can't be written: go on without, and try again later."""
+        if self._down_until is None:
+            log.warning("the store can't be written", reason=error, retry_seconds=RETRY_SECONDS)
+        self._down_until = self._pace.now() + RETRY_SECONDS
+        self._tier.give_up_all()
+
+    # Writing.
 
     def _num_saves(self) -> int:
         """How many blocks may be written now, by the bounds on bytes a second and in the queue."""
@@ -360,7 +572,7 @@ class DiskStore:
             return Touch(key=key, times=times)
         return Put(
             key=key,
-            model=self._model,
+            model=self._threads.reader.model.hex(),
             epoch=self._epoch,
             scope=entry.scope,
             tokens=entry.tokens,
@@ -383,15 +595,3 @@ class DiskStore:
             if names:
                 found[index] = [HeldName(name, tokens) for name, tokens in names.items()]
         return found
-
-    def _go_down(self, error: str) -> None:
-        """Files can't be written: go on without, and try again later."""
-        if self._down_until is None:
-            log.warning("the store can't be written", reason=error, retry_seconds=RETRY_SECONDS)
-        self._down_until = self._pace.now() + RETRY_SECONDS
-        self._tier.give_up_all()
-
-
-def _is_told(times: int) -> bool:
-    """Whether this time has a line in the log: the first, the tenth, the hundredth, …"""
-    return str(times).strip("0") == "1"

@@ -9,8 +9,7 @@ import structlog
 
 from engine.cache.ids import TokenId
 from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPart
-from engine.schedule.logprobs import Spelled
-from engine.schedule.output import OutputParser
+from engine.schedule.output import OutputParser, Spelled
 from engine.text.conversations import ConversationRenderer
 from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles, read_prompt_files

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Conf
 from engine.cache.entries import Entries
 from engine.cache.pool import BlockPool
 from engine.compute.kv import KvPool
-from engine.compute.support import kv_layout
+from engine.compute.loading import kv_layout
 from engine.sizing import NotSizable, kv_size
 
 SHAPE: dict[str, Any] = {

@@ -24,8 +24,7 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
-from engine.schedule.logprobs import Spelled
-from engine.schedule.output import OutputParser
+from engine.schedule.output import OutputParser, Spelled
 from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.formats.tool_calls import new_tool_use_id
 from engine.text.rendered import KnownDays, RenderedPrompt

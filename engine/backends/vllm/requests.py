@@ -16,7 +16,7 @@ from engine.backends.vllm.directive import PARAM_KEY, Directive, Held, Report
 from engine.backends.vllm.hold import Blocks, Hold
 from engine.backends.vllm.internals import Request
 from engine.backends.vllm.leases import LeaseManager
-from engine.schedule.ranges import Ranges
+from engine.schedule.request import Ranges
 
 MAX_ENDED = 4_096
 

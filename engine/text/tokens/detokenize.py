@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
-from engine.schedule.logprobs import Spelled
+from engine.schedule.output import Spelled
 
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
 _REPLACEMENT = "\ufffd"

@@ -14,15 +14,6 @@ def finished(world: World, scope: str, *segments: tuple[int, ...], ttl: str = "5
     world.check()
 
 
-def test_an_entry_is_readable_until_its_ttl_is_over_and_not_at_it() -> None:
-    world = World()
-    finished(world, "red", FIVE)
-    world.now = 299.999
-    assert world.entry_at("red", FIVE) is not None
-    world.now = 300.0
-    assert world.entry_at("red", FIVE) is None
-
-
 def test_expiry_gives_the_blocks_back_exactly_at_the_ttl() -> None:
     world = World()
     finished(world, "red", EIGHT)
@@ -31,82 +22,6 @@ def test_expiry_gives_the_blocks_back_exactly_at_the_ttl() -> None:
     world.wait(0.001)
     assert world.pool.counts().leased == 0 and world.pool.counts().cached == 2
     assert [ended.reason for ended in world.ended] == ["expired"]
-
-
-def test_a_read_starts_the_entrys_own_ttl_again() -> None:
-    world = World()
-    finished(world, "red", FIVE)
-    world.wait(200)
-    finished(world, "red", FIVE)
-    world.wait(299)
-    assert world.entry_at("red", FIVE) is not None
-    world.wait(1)
-    assert world.entry_at("red", FIVE) is None
-
-
-def test_a_read_of_a_shorter_prefix_refreshes_it_but_not_the_longer_one() -> None:
-    world = World(num_blocks=20)
-    finished(world, "red", FIVE)
-    finished(world, "red", FIVE, SIX)
-    world.wait(200)
-    finished(world, "red", FIVE)
-    world.wait(100)
-    assert world.entry_at("red", FIVE) is not None
-    assert world.entry_at("red", FIVE, SIX) is None
-
-
-def test_a_read_from_a_later_breakpoint_refreshes_the_entry_it_found() -> None:
-    world = World(num_blocks=20)
-    finished(world, "red", FIVE)
-    world.wait(200)
-    finished(world, "red", FIVE, SIX)
-    world.wait(299)
-    assert world.entry_at("red", FIVE) is not None
-
-
-def test_an_entry_keeps_the_ttl_it_was_bought_with() -> None:
-    world = World()
-    finished(world, "red", FIVE, ttl="5m")
-    finished(world, "red", FIVE, ttl="1h")
-    entry = world.entry_at("red", FIVE)
-    assert entry is not None
-    assert (entry.ttl, entry.expires_at) == ("5m", 300)
-    world.wait(300)
-    assert world.entry_at("red", FIVE) is None
-
-
-def test_a_short_breakpoint_does_not_shorten_a_long_lease() -> None:
-    world = World()
-    finished(world, "red", FIVE, ttl="1h")
-    world.wait(100)
-    finished(world, "red", FIVE, ttl="5m")
-    entry = world.entry_at("red", FIVE)
-    assert entry is not None
-    assert (entry.ttl, entry.expires_at) == ("1h", 3700)
-
-
-def test_a_concurrent_writers_longer_ttl_counts_because_it_was_paid_for() -> None:
-    world = World()
-    first = world.arrive("red", [FIVE], {0: "5m"})
-    second = world.arrive("red", [FIVE], {0: "1h"})
-    world.now = 10.0
-    for life in (first, second):
-        assert world.begin(life)
-        world.compute(life, life.pending)
-        world.start(life)
-    entry = world.entry_at("red", FIVE)
-    assert entry is not None and entry.expires_at == 3600
-
-
-def test_scopes_share_nothing() -> None:
-    world = World()
-    finished(world, "red", EIGHT, SIX)
-    assert world.entry_at("red", EIGHT, SIX) is not None
-    assert world.entry_at("blue", EIGHT, SIX) is None
-    other = world.arrive("blue", [EIGHT, SIX], {1: "5m"})
-    assert world.begin(other)
-    assert other.found is not None
-    assert (other.found.read, other.found.reused) == (0, 0)
 
 
 def test_the_tail_block_is_copied_when_two_sequences_go_different_ways() -> None:
@@ -120,15 +35,6 @@ def test_the_tail_block_is_copied_when_two_sequences_go_different_ways() -> None
     world.compute(second, second.pending)
     assert world.pool.num_copied == 1
     world.check()
-
-
-def test_the_writer_of_a_leased_tail_copies_it_before_it_goes_on() -> None:
-    world = World()
-    life = world.run("red", [SIX], {0: "5m"})
-    assert world.decode(life, 77)
-    assert list(life.table.block_ids) == [0, 2]
-    world.check()
-    assert world.entry_at("red", SIX) is not None
 
 
 def test_who_goes_on_in_the_midst_of_a_best_effort_tail_leaves_it_as_it_is() -> None:
@@ -173,36 +79,6 @@ def test_blocks_of_a_best_effort_entry_are_reused_last_and_take_it_along() -> No
     assert world.entries.why_missing(digests.at(8), world.now) == "best_effort_evicted"
 
 
-def test_a_read_takes_a_lost_lease_again_when_the_budget_allows() -> None:
-    world = World(lease_share=0.2)
-    finished(world, "red", FIVE)
-    finished(world, "blue", FIVE)
-    entry = world.entry_at("blue", FIVE)
-    assert entry is not None and not entry.is_leased
-    world.drop("red")
-    finished(world, "blue", FIVE)
-    assert world.entry_at("blue", FIVE) is entry and entry.is_leased
-
-
-def test_sacrifice_takes_the_lease_that_would_end_first() -> None:
-    world = World()
-    finished(world, "red", FIVE, ttl="1h")
-    finished(world, "blue", FIVE, ttl="5m")
-    assert world.sacrifice()
-    assert world.entry_at("red", FIVE).is_leased
-    assert not world.entry_at("blue", FIVE).is_leased
-    assert world.sacrifice()
-    assert not world.sacrifice()
-    world.check()
-
-
-def test_alone_a_scope_may_lease_the_whole_budget() -> None:
-    world = World(lease_share=0.6)
-    for start in (10, 20, 30):
-        finished(world, "red", tuple(range(start, start + 8)))
-    assert (world.pool.num_leased, len(world.entries.leases)) == (6, 3)
-
-
 def test_who_holds_more_than_its_share_yields_what_ends_first() -> None:
     world = World(lease_share=0.6)
     for start, ttl in ((10, "1h"), (20, "5m"), (30, "1h")):
@@ -211,16 +87,6 @@ def test_who_holds_more_than_its_share_yields_what_ends_first() -> None:
     assert world.entry_at("blue", EIGHT).is_leased
     states = [world.entry_at("red", tuple(range(start, start + 8))).state for start in (10, 20, 30)]
     assert states == ["leased", "best_effort", "leased"]
-    world.check()
-
-
-def test_nobody_yields_to_one_that_wants_more_than_its_share() -> None:
-    world = World(lease_share=0.6)
-    for start in (10, 20, 30):
-        finished(world, "red", tuple(range(start, start + 8)))
-    finished(world, "blue", tuple(range(13)))
-    assert not world.entry_at("blue", tuple(range(13))).is_leased
-    assert len(world.entries.leases) == 3
     world.check()
 
 
@@ -283,15 +149,6 @@ def test_a_drop_ends_one_scope_and_leaves_the_other() -> None:
     assert [ended.reason for ended in world.entries.leases.take_ended()] == ["dropped"]
 
 
-def test_a_drop_of_one_entry_leaves_the_scopes_others() -> None:
-    world = World()
-    finished(world, "red", FIVE)
-    finished(world, "red", SIX)
-    world.drop("red", world.key_of["red", FIVE])
-    assert world.entry_at("red", FIVE) is None
-    assert world.entry_at("red", SIX) is not None
-
-
 def test_an_entry_cannot_be_read_before_its_writer_began_to_answer() -> None:
     world = World()
     first = world.arrive("red", [EIGHT], {0: "5m"})
@@ -315,34 +172,3 @@ def test_what_became_readable_after_the_arrival_is_not_read() -> None:
     finished(world, "red", EIGHT)
     found = world.cache.look_up(early)
     assert (found.hit, found.read, found.miss_reason) == (None, 0, "in_progress_race")
-
-
-def test_the_held_prefix_survives_its_lease() -> None:
-    world = World()
-    finished(world, "red", EIGHT)
-    life = world.arrive("red", [EIGHT], {0: "5m"})
-    world.wait(300)
-    while world.pool.num_reclaimable:
-        world.pool.allocate()
-    assert life.found is not None
-    assert [block.block_id for block in life.found.held] == [0, 1]
-
-
-def test_the_order_of_tokens_counts() -> None:
-    world = World()
-    finished(world, "red", EIGHT)
-    assert world.entry_at("red", EIGHT[::-1]) is None
-    assert world.entry_at("red", EIGHT[4:] + EIGHT[:4]) is None
-
-
-def test_a_fork_shares_what_is_computed_and_nothing_that_is_not() -> None:
-    world = World()
-    life = world.arrive("red", [FIVE, (6, 7, 8)], {})
-    assert world.begin(life)
-    world.compute(life, 8)
-    twin = world.fork(life)
-    assert list(life.table.block_ids) == [0, 1, 2]
-    assert list(twin.table.block_ids) == [0, 1]
-    twin.tokens.append(99)
-    assert world.decode(twin, 0) and world.decode(life, 0)
-    world.check()

@@ -37,60 +37,6 @@ def test_only_the_hole_and_the_tail_are_computed() -> None:
     world.check()
 
 
-def test_several_holes_are_filled_in_order() -> None:
-    world = World()
-    chain = cached_chain(world)
-    for index in (0, 3):
-        world.lose(chain[index])
-    life = world.arrive("red", [TWENTY], {})
-    assert world.begin(life)
-    assert gaps(life) == [(0, 4), (12, 16), (20, 21)]
-    world.compute(life, 6)
-    assert (life.table.num_tokens, gaps(life)) == (14, [(14, 16), (20, 21)])
-    world.check()
-    world.compute(life, 3)
-    world.start(life)
-    world.check()
-
-
-def test_what_fills_a_hole_is_found_by_the_next_one() -> None:
-    world = World()
-    chain = cached_chain(world)
-    world.lose(chain[2])
-    life = world.arrive("red", [TWENTY], {})
-    assert world.begin(life)
-    world.compute(life, life.pending)
-    world.end(life)
-    again = world.arrive("red", [TWENTY], {})
-    assert world.begin(again)
-    assert gaps(again) == [(20, 21)]
-
-
-def test_a_preempted_sequence_gets_its_holes_filled_too() -> None:
-    world = World()
-    life = world.run("red", [TWENTY], {}, answer=2)
-    blocks = list(life.table.blocks)
-    world.preempt(life)
-    world.lose(blocks[1])
-    assert world.resume(life)
-    assert gaps(life)[0] == (4, 8)
-    world.check()
-    world.compute(life, life.pending)
-    world.check()
-
-
-def test_who_is_cancelled_in_a_hole_gives_everything_back() -> None:
-    world = World()
-    chain = cached_chain(world)
-    world.lose(chain[1])
-    life = world.arrive("red", [TWENTY], {})
-    assert world.begin(life)
-    world.compute(life, 2)
-    world.end(life)
-    world.check()
-    assert world.pool.num_reclaimable == world.num_blocks
-
-
 def test_an_entry_that_lost_a_block_is_not_read_but_what_is_left_is_reused() -> None:
     world = World(lease_share=0.0)
     world.end(world.run("red", [TWENTY], {0: "5m"}))

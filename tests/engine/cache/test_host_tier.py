@@ -43,20 +43,6 @@ def test_what_is_reused_on_the_device_is_brought_back_when_it_is_wanted() -> Non
     assert world.host.num_promoted == 2
 
 
-def test_what_was_on_the_host_before_needs_no_second_copy() -> None:
-    world = World(host_blocks=20)
-    cached(world)
-    flood(world)
-    life = world.arrive("red", [EIGHT], {})
-    assert world.begin(life)
-    world.bring_back(life)
-    world.end(life)
-    before, evicted = world.host.num_demoted, world.pool.num_evicted
-    flood(world)
-    assert world.host.num_demoted == before, "neither these nor the flood's own"
-    assert world.pool.num_evicted > evicted
-
-
 def test_what_nobody_references_is_copied_ahead_of_a_flood() -> None:
     world = World(host_blocks=20, max_copies=1)
     chain = cached(world, tuple(range(1, 13)))
@@ -109,30 +95,6 @@ def test_what_comes_back_is_leased_where_the_budget_allows() -> None:
     world.end(world.run("red", [EIGHT], {0: "5m"}))
     assert entry.is_leased and not any(block.is_away for block in entry.blocks)
     world.check()
-
-
-def test_an_entry_dies_with_its_block_on_the_host() -> None:
-    world = World(host_blocks=2, lease_share=0.0)
-    world.end(world.run("red", [EIGHT], {0: "5m"}))
-    for start in (1000, 2000, 3000):
-        flood(world, start=start)
-    assert world.entry_at("red", EIGHT) is None
-    life = world.arrive("red", [EIGHT], {0: "5m"})
-    assert life.found is not None and life.found.miss_reason == "best_effort_evicted"
-    world.check()
-
-
-def test_who_is_cancelled_while_its_blocks_come_gives_everything_back() -> None:
-    world = World(host_blocks=20)
-    cached(world)
-    flood(world)
-    life = world.arrive("red", [EIGHT], {})
-    assert world.begin(life)
-    world.bring_back(life, 1)
-    world.end(life)
-    world.check()
-    assert world.pool.num_reclaimable == world.num_blocks
-    assert world.host.pool.num_reclaimable == world.host_blocks
 
 
 def test_names_move_with_their_block_and_are_told() -> None:

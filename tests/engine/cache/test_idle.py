@@ -43,17 +43,6 @@ def test_idle_leases_keep_to_their_budget_the_least_recently_used_goes_first() -
     world.check()
 
 
-def test_idle_leases_stay_while_nobody_needs_their_room() -> None:
-    world = World(num_blocks=20, lease_share=0.6, idle_lease_share=0.0)
-    for start in (10, 20, 30):
-        finished(world, "red", eight(start), ttl="1h")
-    world.wait(400)
-    assert states(world, ("red", 10), ("red", 20), ("red", 30)) == ["leased"] * 3
-    fill(world)
-    world.wait(1)
-    assert states(world, ("red", 10), ("red", 20), ("red", 30)) == ["best_effort"] * 3
-
-
 def test_idle_leases_beyond_their_budget_end_for_a_new_one() -> None:
     world = World(num_blocks=20, lease_share=0.2, scope_lease_share=0.0, idle_lease_share=0.5)
     finished(world, "red", eight(10), ttl="1h")
@@ -63,21 +52,6 @@ def test_idle_leases_beyond_their_budget_end_for_a_new_one() -> None:
     finished(world, "blue", eight(30))
     wanted = ("red", 10), ("red", 20), ("blue", 30)
     assert states(world, *wanted) == ["best_effort", "leased", "leased"]
-    world.check()
-
-
-def test_what_is_used_now_and_then_is_not_idle() -> None:
-    world = World(num_blocks=20, lease_share=0.6, idle_lease_share=0.0)
-    finished(world, "red", eight(10), ttl="1h")
-    for _ in range(5):
-        world.wait(299)
-        finished(world, "red", eight(10), ttl="1h")
-    assert states(world, ("red", 10)) == ["leased"]
-    fill(world)
-    world.wait(300)
-    assert states(world, ("red", 10)) == ["best_effort"]
-    finished(world, "red", eight(10), ttl="1h")
-    assert states(world, ("red", 10)) == ["leased"], "a read leases it again"
     world.check()
 
 

@@ -50,17 +50,6 @@ def test_an_idle_lease_moves_down_and_is_still_leased() -> None:
     world.check()
 
 
-def test_what_moved_down_and_is_still_on_the_device_is_read_there() -> None:
-    world = World(num_blocks=20, store_blocks=40, idle_lease_share=0.0)
-    finished(world, "red", (1, 2, 3, 4, 5, 6), ttl="1h")
-    stored(world)
-    world.wait(301)
-    life = world.arrive("red", [(1, 2, 3, 4, 5, 6), (7,)], {0: "1h"})
-    assert world.begin(life) and not life.table.incoming
-    world.end(life)
-    world.check()
-
-
 def test_what_is_over_the_budget_is_leased_once_the_store_has_it() -> None:
     world = World(num_blocks=20, lease_share=0.0, store_blocks=40)
     finished(world, "red", eight(10))
@@ -79,15 +68,6 @@ def test_a_new_lease_takes_the_room_of_one_that_can_move_down() -> None:
     finished(world, "red", eight(20))
     assert place(world, 10) == ("leased", "disk") and place(world, 20) == ("leased", "device")
     world.check()
-
-
-def test_a_scope_within_its_share_is_not_moved_down_for_another() -> None:
-    world = World(num_blocks=20, lease_share=0.1, scope_lease_share=1.0, store_blocks=40)
-    finished(world, "red", eight(10))
-    stored(world)
-    finished(world, "blue", eight(20))
-    assert place(world, 10) == ("leased", "device")
-    assert entry(world, 20, "blue").state == "best_effort"
 
 
 def test_a_request_that_needs_the_room_moves_leases_down_before_any_ends() -> None:

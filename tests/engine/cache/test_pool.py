@@ -1,11 +1,9 @@
 """The block pool with exact block ids: who is reused when."""
 
-import pytest
-
 from engine.cache.block import Block
 from engine.cache.digests import pack
 from engine.cache.ids import Digest
-from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.cache.pool import BlockPool
 from engine.protocol import ChainGone
 from tests.engine.cache.checks import check_pool
 
@@ -42,27 +40,6 @@ def allocate_all(pool: BlockPool) -> list[int]:
 
 def test_fresh_blocks_are_handed_out_in_order() -> None:
     assert allocate_all(new_pool()) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_no_block_is_handed_out_twice() -> None:
-    pool = new_pool()
-    allocate_all(pool)
-    with pytest.raises(NoFreeBlocks):
-        pool.allocate()
-    check_pool(pool)
-
-
-def test_a_block_without_content_is_reused_at_once() -> None:
-    pool = new_pool()
-    blocks = [pool.allocate() for _ in range(3)]
-    pool.release(blocks[1])
-    assert pool.allocate().block_id == 1
-
-
-def test_empty_blocks_go_before_cached_ones() -> None:
-    pool = new_pool()
-    pool.release(filled(pool, 1))
-    assert allocate_all(pool) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
 
 
 def test_cached_blocks_are_reused_by_least_recent_use() -> None:
@@ -110,17 +87,6 @@ def test_of_equal_blocks_the_first_stays_the_one_that_is_found() -> None:
     check_pool(pool)
 
 
-def test_a_leased_block_is_never_handed_out() -> None:
-    pool = new_pool()
-    blocks = [filled(pool, number) for number in range(4)]
-    pool.lease(blocks[:2])
-    pool.release_chain(blocks)
-    assert allocate_all(pool) == [4, 5, 6, 7, 8, 9, 3, 2]
-    with pytest.raises(NoFreeBlocks):
-        pool.allocate()
-    assert found(pool, 0) is blocks[0] and found(pool, 1) is blocks[1]
-
-
 def test_a_lease_that_ends_leaves_the_blocks_cached_tail_first() -> None:
     pool = new_pool()
     blocks = [filled(pool, number) for number in range(3)]
@@ -128,20 +94,6 @@ def test_a_lease_that_ends_leaves_the_blocks_cached_tail_first() -> None:
     pool.release_chain(blocks)
     pool.end_lease(blocks)
     assert allocate_all(pool) == [3, 4, 5, 6, 7, 8, 9, 2, 1, 0]
-
-
-def test_two_leases_on_one_block_count_once_and_hold_until_the_last_ends() -> None:
-    pool = new_pool()
-    block = filled(pool, 1)
-    pool.lease([block])
-    pool.lease([block])
-    pool.release(block)
-    assert pool.num_leased == 1
-    pool.end_lease([block])
-    assert pool.num_leased == 1 and pool.num_reclaimable == 9
-    pool.end_lease([block])
-    assert pool.num_leased == 0 and pool.num_reclaimable == 10
-    check_pool(pool)
 
 
 def test_names_leave_with_their_block_and_only_then() -> None:
@@ -165,37 +117,3 @@ def test_ending_a_lease_names_what_no_other_lease_holds() -> None:
     pool.lease(blocks[:1])
     assert pool.end_lease(blocks) == ["b"]
     assert pool.end_lease(blocks[:1]) == ["a"]
-
-
-def test_a_copy_has_the_first_tokens_and_its_own_life() -> None:
-    pool = new_pool()
-    block = filled(pool, 7)
-    copy = pool.copy_of(block, 1)
-    assert copy.block_id == 1
-    assert copy.tokens == pack([7]) and copy.digest is None
-    pool.append(copy, pack([8]))
-    assert block.tokens == pack([7, 7])
-    assert pool.num_copied == 1
-
-
-def test_only_the_one_holder_may_append_and_only_at_the_end() -> None:
-    pool = new_pool()
-    block = pool.allocate()
-    pool.append(block, pack([1]))
-    assert pool.can_append(block, 1)
-    assert not pool.can_append(block, 0)
-    pool.acquire(block)
-    assert not pool.can_append(block, 1)
-
-
-def test_the_counts_add_up_to_the_pool() -> None:
-    pool = new_pool()
-    blocks = [filled(pool, number) for number in range(6)]
-    pool.lease(blocks[:2])
-    pool.acquire(blocks[5])
-    for block in blocks[:4]:
-        pool.release(block)
-    counts = pool.counts()
-    assert (counts.free, counts.active, counts.leased, counts.cached) == (4, 2, 2, 2)
-    assert counts.best_effort == 0
-    assert counts.shared == 1

@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from engine.cache.ids import BlockId
-from engine.compute.fingerprint import model_facts
-from engine.compute.kv import KvLayout
-from engine.compute.kv_codecs import KvDtype, new_codec
-from engine.compute.loading import LoadedModel
+from engine.compute.kv import KvDtype, KvLayout, new_codec
+from engine.compute.loading import LoadedModel, model_facts
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import Work
 from engine.sizing import NotSizable, head_bytes
-from engine.store.keys import fingerprint
+from engine.store.files import fingerprint
 from tests.engine.compute.answers import ask_all, engine
 from tests.engine.compute.test_speculation import BATCH, new_request, unnamed
 from tests.engine.compute.tiny import (

@@ -24,8 +24,7 @@ from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep, paged_at
 from engine.compute.batch import build_batch
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
-from engine.compute.loading import load_model, prepare_model
-from engine.compute.support import check_config
+from engine.compute.loading import check_config, load_model, prepare_model
 from engine.schedule.runner import Work
 from tests.engine.compute.tiny import TinyModel
 

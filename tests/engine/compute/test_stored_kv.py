@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.cache.ids import BlockId
-from engine.compute.fingerprint import model_facts
 from engine.compute.kv import KvLayout, KvPool
-from engine.store.keys import fingerprint
+from engine.compute.loading import model_facts
+from engine.store.files import fingerprint
 from tests.engine.compute.tiny import TinyModel
 
 BLOCKS = [BlockId(block) for block in (1, 4)]

@@ -50,6 +50,7 @@ from engine.schedule.request import Drafter, RequestState
 from engine.schedule.runner import Runner, SampleParams, Stop, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
+from engine.schedule.waiting import WaitingClasses
 from tests.engine.cache.checks import check_entries, check_pool
 
 NUM_WORDS = 1000
@@ -310,7 +311,7 @@ class Harness:
             self.loop.step()
             check_pool(self.pool)
             check_entries(self.entries)
-            self.scheduler.waiting.check()
+            check_waiting(self.scheduler.waiting)
             if self.host is not None:
                 check_pool(self.host.pool)
 
@@ -355,3 +356,13 @@ def _check_usage(usage: InputUsage, prompt_tokens: int) -> None:
 def _names(scope: str, tokens: Sequence[TokenId], spans: Sequence[Segment]) -> list[HeldName]:
     prefixes = ((span.end, f"{scope} {tokens[: span.end]}".encode()) for span in spans)
     return [HeldName(blake2b(text, digest_size=8).hexdigest(), end) for end, text in prefixes]
+
+
+def check_waiting(waiting: WaitingClasses) -> None:
+    """Each sequence waits once, in the line of its scope."""
+    for is_batch in (False, True):
+        queue = waiting.of(is_batch=is_batch)
+        assert len(list(queue)) == len(set(map(id, queue))) == len(queue)
+        for scope, line in queue._lines.items():
+            assert line and all(sequence.scope == scope for sequence in line)
+            assert scope in queue._served

@@ -2,7 +2,6 @@
 
 import pytest
 
-from engine.protocol import Done, Finished, Started, TextDelta
 from tests.engine.schedule.harness import Harness
 
 
@@ -17,18 +16,6 @@ def test_every_choice_says_what_it_would_say_alone(length: int) -> None:
         sent = engine.send(words(0, length), choices=3, max_tokens=6)
         engine.finish(sent)
         assert [len(sent.answer(choice)) for choice in range(3)] == [6, 6, 6]
-    engine.check_idle()
-
-
-@pytest.mark.parametrize("length", range(1, 14))
-def test_choices_work_on_a_prompt_that_is_cached_to_the_token(length: int) -> None:
-    engine = Harness()
-    engine.finish(engine.send(words(0, length), marks={0: "5m"}))
-    sent = engine.send(words(0, length), marks={0: "5m"}, choices=2, max_tokens=5)
-    engine.finish(sent)
-    assert sent.started is not None
-    assert sent.started.usage.cache_read_tokens == length
-    assert len(sent.answer(1)) == 5
     engine.check_idle()
 
 
@@ -52,22 +39,6 @@ def test_the_prompt_is_computed_once() -> None:
     assert computed == 30 + 4, "and the last token once per choice"
 
 
-def test_a_response_begins_once_and_every_choice_ends_once() -> None:
-    engine = Harness()
-    sent = engine.send(words(0, 9), choices=3, max_tokens=2)
-    engine.finish(sent)
-    assert isinstance(sent.frames[0], Started)
-    assert sum(isinstance(frame, Started) for frame in sent.frames) == 1
-    ended = [frame.choice for frame in sent.frames if isinstance(frame, Finished)]
-    assert sorted(ended) == [0, 1, 2]
-    said = [frame for frame in sent.frames if isinstance(frame, TextDelta)]
-    for choice in range(3):
-        words_of = [delta.text for delta in said if delta.choice == choice]
-        assert words_of == [str(token) for token in sent.answer(choice)]
-    assert isinstance(sent.frames[-1], Done)
-    assert sent.frames[-1].output_tokens == 6
-
-
 @pytest.mark.parametrize("num_blocks", range(9, 16))
 @pytest.mark.parametrize("steps_ahead", range(4))
 def test_choices_survive_preemption_at_any_point(num_blocks: int, steps_ahead: int) -> None:
@@ -77,17 +48,6 @@ def test_choices_survive_preemption_at_any_point(num_blocks: int, steps_ahead: i
     sent = engine.send(words(100, 10), choices=3, max_tokens=5, marks={0: "5m"})
     engine.finish(older, sent, limit=300)
     engine.check_idle()
-
-
-def test_a_choice_that_stops_early_leaves_the_others_alone() -> None:
-    engine = Harness()
-    probe = engine.send(words(0, 9), max_tokens=4)
-    engine.finish(probe)
-    sent = engine.send(words(0, 9), choices=2, max_tokens=8, stop=probe.answer()[2])
-    engine.finish(sent)
-    reasons = {finish.choice: finish.reason for finish in sent.finishes}
-    assert reasons == {0: "stop", 1: "length"}
-    assert (len(sent.answer(0)), len(sent.answer(1))) == (3, 8)
 
 
 @pytest.mark.parametrize("steps", range(8))

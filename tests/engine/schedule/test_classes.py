@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.schedule.classes import FLOOR_SECONDS
+from engine.schedule.waiting import FLOOR_SECONDS
 from tests.engine.schedule.harness import Harness, Sent
 
 

@@ -40,15 +40,6 @@ def test_a_late_request_of_another_scope_overtakes_a_flood() -> None:
     engine.finish(*sents)
 
 
-def test_two_floods_take_turns() -> None:
-    engine = Harness(max_running=1, max_waiting=20)
-    sents = flood(engine, "a", 8) + flood(engine, "b", 8)
-    begun = order(engine, sents)
-    for half in (begun[:8], begun[8:]):
-        assert sorted(half) == ["a"] * 4 + ["b"] * 4
-    engine.finish(*sents)
-
-
 def test_turns_are_counted_in_tokens_not_in_requests() -> None:
     engine = Harness(max_running=1, max_waiting=40, num_blocks=128)
     sents = flood(engine, "a", 4, length=99) + flood(engine, "b", 16, length=19)
@@ -79,15 +70,6 @@ def test_a_scope_saves_up_nothing_by_staying_away() -> None:
     begun = order(engine, sents)
     assert 2 <= begun[:6].count("a") <= 4
     engine.finish(*sents)
-
-
-def test_within_a_scope_the_first_to_come_is_the_first_to_run() -> None:
-    engine = Harness(max_running=1)
-    sents = flood(engine, "a", 5) + flood(engine, "b", 5)
-    begun = begin_all(engine, sents)
-    for scope in "ab":
-        came = [sent for sent in sents if sent.state.query.scope == scope]
-        assert [sent for sent in begun if sent.state.query.scope == scope] == came
 
 
 def warm_flood(engine: Harness, scope: str, count: int) -> list[Sent]:

@@ -30,16 +30,6 @@ def test_a_short_prompt_runs_while_a_long_one_of_another_scope_does_not_fit() ->
     engine.check_idle()
 
 
-def test_one_of_the_same_scope_may_go_ahead_as_well() -> None:
-    engine = Harness(num_blocks=64, max_step_tokens=64)
-    running = occupied(engine, 40, max_tokens=60)
-    long = engine.send(words(1000, 158), scope="b", max_tokens=1)
-    short = engine.send(words(2000, 10), scope="b", max_tokens=1)
-    engine.step(5)
-    assert short.is_over and long.started is None
-    engine.finish(running, long)
-
-
 def test_a_long_prompt_is_overtaken_a_bounded_number_of_times() -> None:
     engine = Harness(num_blocks=64, max_step_tokens=64, max_waiting=1000, max_running=4)
     running = occupied(engine, 20, max_tokens=10)
@@ -59,22 +49,6 @@ def test_a_long_prompt_is_overtaken_a_bounded_number_of_times() -> None:
     assert len(ahead) <= MAX_OVERTAKEN + 1
     engine.finish(*sents, *overtaking)
     engine.check_idle()
-
-
-def test_two_long_prompts_of_two_scopes_both_come_to_run_under_a_flood() -> None:
-    engine = Harness(num_blocks=64, max_step_tokens=64, max_waiting=1000, max_running=4)
-    sents = [
-        engine.send(words(1000, 200), scope="b", max_tokens=2),
-        engine.send(words(5000, 220), scope="d", max_tokens=2),
-    ]
-    flood: list[Sent] = []
-    for number in range(600):
-        flood.append(engine.send(words(9000 + 40 * number, 30), scope="c", max_tokens=6))
-        engine.step()
-        if all(sent.started is not None for sent in sents):
-            break
-    assert all(sent.started is not None for sent in sents)
-    engine.finish(*sents, *flood)
 
 
 def test_what_does_not_fit_is_not_looked_through_again_while_nothing_was_freed() -> None:

@@ -19,15 +19,6 @@ def started(sent: Sent) -> Started:
     return sent.started
 
 
-def test_started_is_the_first_frame_and_comes_with_the_first_token() -> None:
-    engine = Harness(max_step_tokens=16)
-    sent = engine.send(words(0, 20))
-    engine.step()
-    assert sent.frames == []
-    engine.step()
-    assert [type(frame).__name__ for frame in sent.frames] == ["Started", "TextDelta"]
-
-
 def test_max_tokens_zero_reads_and_writes_and_samples_nothing() -> None:
     engine = Harness()
     sent = engine.send(words(0, 9), marks={0: "1h"}, max_tokens=0)
@@ -36,16 +27,6 @@ def test_max_tokens_zero_reads_and_writes_and_samples_nothing() -> None:
     assert started(sent).usage.cache_write_1h_tokens == 9
     assert all(work.sample is None for step in engine.runner.steps for work in step)
     assert engine.books.unacknowledged()[0].output_tokens == 0
-
-
-def test_the_second_request_reads_what_the_first_wrote() -> None:
-    engine = Harness()
-    engine.finish(engine.send(words(0, 10), marks={0: "5m"}))
-    sent = engine.send(words(0, 10), words(50, 7), marks={1: "5m"})
-    engine.finish(sent)
-    usage = started(sent).usage
-    assert (usage.cache_read_tokens, usage.cache_write_5m_tokens) == (10, 7)
-    assert (usage.input_tokens, usage.computed_tokens) == (1, 8)
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -96,28 +77,6 @@ def test_cancelled_before_it_started_it_writes_nothing(steps: int) -> None:
     counts = engine.books.unacknowledged()[0]
     assert (counts.reason, counts.usage, counts.output_tokens) == ("cancelled", None, 0)
     engine.check_idle()
-
-
-def test_cancelled_after_it_started_its_entry_stands() -> None:
-    engine = Harness()
-    sent = engine.send(words(0, 9), marks={0: "5m"}, max_tokens=50)
-    engine.step(3)
-    assert engine.lifecycle.cancel(sent.state.request_id)
-    assert sent.finishes[0].reason == "cancelled"
-    assert isinstance(sent.frames[-1], Done)
-    assert len(engine.entries.leases) == 1
-    assert engine.pool.counts().active == 0
-    counts = engine.books.unacknowledged()[0]
-    assert counts.reason == "cancelled" and counts.usage == started(sent).usage
-    assert counts.output_tokens == len(sent.answer()) == 2
-
-
-def test_cancelling_twice_or_something_unknown_is_no_error() -> None:
-    engine = Harness()
-    sent = engine.send(words(0, 9))
-    assert engine.lifecycle.cancel(sent.state.request_id)
-    assert not engine.lifecycle.cancel(sent.state.request_id)
-    assert not engine.lifecycle.cancel("never heard of")
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -188,19 +147,6 @@ def test_final_counts_are_bounded_and_the_oldest_goes_first() -> None:
     (counts,) = engine.books.unacknowledged()
     assert counts.usage == started(sent).usage
     assert (counts.reason, counts.output_tokens, counts.epoch) == ("length", 3, "e")
-
-
-def test_the_totals_are_the_sums_of_what_the_responses_said() -> None:
-    engine = Harness()
-    sents = [engine.send(words(0, 5), words(10 * i, 6), marks={0: "1h", 1: "5m"}) for i in range(6)]
-    engine.finish(*sents)
-    totals = engine.books.totals
-    for name in ("input_tokens", "cache_read_tokens", "cache_write_1h_tokens", "computed_tokens"):
-        assert totals[name] == sum(getattr(started(sent).usage, name) for sent in sents)
-    computed = sum(len(work.token_ids) for step in engine.runner.steps for work in step)
-    outputs = totals["output_tokens"] - len(sents)
-    assert engine.scheduler.num_preempted == 0
-    assert totals["computed_tokens"] == computed - outputs, "computed is what the model saw"
 
 
 def test_the_thread_ends_leases_in_time_while_nothing_runs() -> None:

@@ -1,7 +1,7 @@
 """Which log-probabilities go out with which text."""
 
 from engine.protocol import TextDelta, ThinkingDelta, ToolUseStart
-from engine.schedule.logprobs import LogProbs, Spelled
+from engine.schedule.output import LogProbs, Spelled
 
 END = 9
 

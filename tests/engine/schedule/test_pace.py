@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
 from engine.protocol import Delta
-from engine.schedule.pace import LATELY_SECONDS, SHARED_SECONDS
+from engine.schedule.pace import SHARED_SECONDS
 from engine.schedule.request import SequenceState
 from engine.schedule.runner import Stop, Work
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
@@ -82,16 +82,6 @@ def test_a_short_prompt_waits_for_short_steps_beside_a_long_one() -> None:
     assert engine.seconds_to_first(short) < 2 * SHARED_SECONDS
     engine.finish(long)
     assert long.answer() == long.wanted()
-
-
-def test_a_scope_that_left_makes_steps_whole_again() -> None:
-    engine = Timed()
-    engine.finish(engine.send(words(9000, 20), scope="b", max_tokens=1))
-    engine.manual.advance(LATELY_SECONDS + 1)
-    long = engine.send(words(0, 600), scope="a", max_tokens=1)
-    engine.step()
-    assert sum(len(work.token_ids) for work in engine.timed.steps[-1]) == STEP_TOKENS
-    engine.finish(long)
 
 
 def test_a_long_prompt_gets_on_beside_a_flood_of_short_ones() -> None:

@@ -3,7 +3,7 @@
 import random
 
 from engine.protocol import FinalCounts
-from engine.schedule.ranges import Ranges
+from engine.schedule.request import Ranges
 from tests.engine.schedule.harness import Harness, Sent
 
 
@@ -28,25 +28,6 @@ def test_a_request_that_is_cancelled_during_prefill_tells_what_was_computed() ->
     assert counts.usage is None and counts.prefilled_tokens == 5 * 16
     engine.step()
     assert engine.scheduler.has_work is False, "nothing of it is computed after its end"
-
-
-def test_a_request_that_is_cancelled_while_it_waits_has_computed_nothing() -> None:
-    engine = Harness(max_running=1)
-    running = engine.send(words(0, 20), max_tokens=4)
-    engine.step()
-    sent = engine.send(words(100, 20), max_tokens=4)
-    engine.lifecycle.cancel(sent.state.request_id)
-    assert counts_of(engine, sent).prefilled_tokens == 0
-    engine.finish(running)
-
-
-def test_a_request_that_began_tells_it_in_its_usage_alone() -> None:
-    engine = Harness()
-    sent = engine.send(words(0, 20), max_tokens=2)
-    engine.finish(sent)
-    counts = counts_of(engine, sent)
-    assert counts.usage is not None and counts.usage.computed_tokens == 21
-    assert counts.prefilled_tokens == 0
 
 
 def test_what_was_read_or_reused_was_not_computed() -> None:

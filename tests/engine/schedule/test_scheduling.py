@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.protocol import Done, Started
+from engine.protocol import Done
 from tests.engine.schedule.harness import Harness, Sent
 
 
@@ -61,45 +61,6 @@ def test_decoding_goes_on_in_every_step_of_anothers_prefill() -> None:
     assert steps == 9, "15 of the 16 tokens of each step are left for prefill"
     assert len(talker.answer()) == before + steps
     engine.finish(talker, reader)
-
-
-def test_a_second_prompt_shares_the_step_that_the_first_leaves_room_in() -> None:
-    engine = Harness(max_step_tokens=16)
-    first, second = engine.send(words(0, 7)), engine.send(words(50, 20))
-    engine.step()
-    assert [len(work.token_ids) for work in engine.runner.steps[0]] == [8, 8]
-    engine.finish(first, second)
-
-
-def test_requests_that_fit_are_admitted_in_order_of_arrival() -> None:
-    engine = Harness(max_running=1)
-    first = engine.send(words(0, 20), max_tokens=2)
-    large = engine.send(words(100, 20), max_tokens=2)
-    small = engine.send(words(200, 3), max_tokens=2)
-    while not large.is_over:
-        engine.step()
-        assert small.started is None, "nobody overtakes"
-    engine.finish(first, large, small)
-
-
-def test_no_more_run_together_than_allowed() -> None:
-    engine = Harness(max_running=2)
-    sents = [engine.send(words(100 * i, 4)) for i in range(5)]
-    while not all(sent.is_over for sent in sents):
-        engine.step()
-        assert len(engine.scheduler.running) <= 2
-    engine.finish(*sents)
-
-
-def test_a_preempted_request_says_what_it_would_have_said() -> None:
-    engine = Harness(num_blocks=12)
-    sents = [engine.send(words(100 * i, 11), max_tokens=20, seed=i) for i in range(3)]
-    engine.finish(*sents)
-    assert engine.scheduler.num_preempted > 0
-    for sent in sents:
-        assert len(sent.answer()) == 20
-        assert sum(isinstance(frame, Started) for frame in sent.frames) == 1
-    engine.check_idle()
 
 
 def test_the_oldest_is_never_preempted() -> None:

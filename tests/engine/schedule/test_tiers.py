@@ -15,18 +15,6 @@ def warm(engine: Harness) -> None:
         engine.finish(engine.send(words(start, 50), max_tokens=1))
 
 
-def test_what_comes_back_is_not_computed() -> None:
-    engine = Harness(num_blocks=16, host_blocks=64, max_copies=16)
-    warm(engine)
-    sent = engine.send(words(0, 40), max_tokens=3)
-    engine.finish(sent)
-    assert sent.started is not None
-    usage = sent.started.usage
-    assert (usage.automatic_tokens, usage.computed_tokens) == (40, 1)
-    assert engine.host is not None and engine.host.num_promoted == 10
-    engine.check_idle()
-
-
 def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
     engine = Harness(num_blocks=32, host_blocks=64, max_copies=2)
     engine.finish(engine.send(words(0, 40), max_tokens=1))
@@ -44,15 +32,6 @@ def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
         assert len(talker.answer()) == said + 1
     assert engine.host.num_promoted > before
     engine.finish(talker, reader)
-    engine.check_idle()
-
-
-def test_a_preempted_sequence_comes_back_by_copy() -> None:
-    engine = Harness(num_blocks=12, host_blocks=64, max_copies=16)
-    sents = [engine.send(words(100 * i, 11), max_tokens=20, seed=i) for i in range(3)]
-    engine.finish(*sents)
-    assert engine.scheduler.num_preempted > 0
-    assert engine.host is not None and engine.host.num_promoted > 0
     engine.check_idle()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from engine.protocol import Started
 from engine.schedule.request import Twin
-from engine.schedule.twins import find_twin
+from engine.schedule.scheduler import find_twin
 from tests.engine.schedule.harness import Harness, Sent
 
 
@@ -35,13 +35,6 @@ def test_equal_prompts_are_computed_once_however_many_there_are() -> None:
     engine.check_idle()
 
 
-def test_a_twin_is_computed_once_where_both_would_fit_into_one_step() -> None:
-    engine = Harness(max_step_tokens=64)
-    sents = [engine.send(words(0, 12), seed=i, max_tokens=1) for i in range(2)]
-    engine.finish(*sents)
-    assert computed(engine) == 13 + 1
-
-
 def test_it_waits_for_the_shared_blocks_and_not_for_the_rest() -> None:
     engine = Harness(max_step_tokens=16)
     first = engine.send(words(0, 16), words(100, 200), marks={0: "5m"})
@@ -52,16 +45,6 @@ def test_it_waits_for_the_shared_blocks_and_not_for_the_rest() -> None:
     assert started(second).miss_reason == "in_progress_race"
     assert started(second).usage.automatic_tokens == 16
     assert started(first).usage.automatic_tokens == 0
-
-
-def test_less_than_a_block_is_not_waited_for() -> None:
-    engine = Harness(max_step_tokens=32, block_size=4)
-    first = engine.send(words(0, 3), words(100, 9))
-    second = engine.send(words(0, 3), words(200, 9))
-    engine.step()
-    assert len(engine.runner.steps[0]) == 2
-    engine.finish(first, second)
-    assert started(second).miss_reason == "no_breakpoint"
 
 
 def test_another_scope_is_no_twin() -> None:
@@ -96,16 +79,6 @@ def test_when_the_other_is_cancelled_it_goes_ahead_with_what_is_there(steps: int
     engine.finish(second, third)
     assert started(second).usage.automatic_tokens == min(16 * steps, 60)
     assert started(third).usage.computed_tokens == 1
-    engine.check_idle()
-
-
-def test_when_the_other_is_preempted_nobody_waits_for_it() -> None:
-    engine = Harness(num_blocks=14, max_step_tokens=8)
-    oldest = engine.send(words(900, 11), max_tokens=40)
-    first = engine.send(words(0, 36), marks={0: "5m"}, max_tokens=1)
-    second = engine.send(words(0, 36), marks={0: "5m"}, max_tokens=1, seed=2)
-    engine.finish(oldest, first, second)
-    assert engine.scheduler.num_preempted > 0
     engine.check_idle()
 
 

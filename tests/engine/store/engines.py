@@ -18,7 +18,7 @@ from engine.cache.ids import TokenId
 from engine.clock import Clock, ManualClock
 from engine.protocol import Description, StoreStats
 from engine.settings import Settings
-from engine.store.moments import Moment, WallClock
+from engine.store.journal import Moment, WallClock
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
 
 NUM_BLOCKS = 64

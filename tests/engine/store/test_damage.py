@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.store import directory, peers
-from engine.store.block_file import MAX_TOKENS, header_bytes
-from engine.store.keys import StoreKeys
+from engine.store import files, peers
+from engine.store.files import MAX_TOKENS, StoreKeys, header_bytes
 from tests.engine.store.engines import StoredEngine
 from tests.engine.store.test_restarts import eventually, read_of
 
@@ -34,10 +33,10 @@ class Looks:
     hurt: dict[Path, bytes | None] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
-    def read(self, blocks: Path, name: str, max_bytes: int) -> tuple[bytes, int]:
-        place = blocks / name[:2] / name
+    def read(self, root: Path, name: str, max_bytes: int) -> tuple[bytes, int]:
+        place = root / "blocks" / name[:2] / name
         try:
-            data, size = READ(blocks, name, max_bytes)
+            data, size = READ(root, name, max_bytes)
         except FileNotFoundError:
             if self.hurt.get(place, b"") is None:
                 self.seen.add(name)
@@ -52,14 +51,13 @@ class Looks:
         return data, size
 
 
-READ = directory.read_block
+READ = files._read_block
 
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     looks = Looks()
-    monkeypatch.setattr(directory, "read_block", looks.read)
-    monkeypatch.setattr(peers, "read_block", looks.read)
+    monkeypatch.setattr(files, "_read_block", looks.read)
     monkeypatch.setattr(peers, "POLL_SECONDS", 0.02)
     return looks
 
@@ -163,7 +161,7 @@ def test_a_members_damage_is_counted_though_nothing_of_it_was_told(
 def hurt(engine: StoredEngine, kind: str, rng: random.Random, looks: Looks) -> None:
     """Damage some files of a store: their bytes, the journal, or the installation's secret."""
     assert engine.store is not None
-    path = engine.store.directory.path
+    path = engine.store.files.path
     files = sorted(path.glob("blocks/*/*"))
     before = {place: place.read_bytes() for place in files}
     is_all = kind in ("all", "secret")
@@ -186,7 +184,7 @@ def hurt(engine: StoredEngine, kind: str, rng: random.Random, looks: Looks) -> N
     else:
         for place in chosen:
             whole = place.read_bytes()
-            place.write_bytes(hurt_file(whole, kind, engine.store.directory.keys, rng))
+            place.write_bytes(hurt_file(whole, kind, engine.store.files.keys, rng))
     for place, good in before.items():
         now = place.read_bytes() if place.exists() else None
         if now != good or kind == "secret":

@@ -37,7 +37,7 @@ def entries_of(engine: StoredEngine) -> list[Entry]:
 
 def files_of(engine: StoredEngine) -> list[Path]:
     assert engine.store is not None
-    return sorted(engine.store.directory.path.glob("blocks/*/*"))
+    return sorted(engine.store.files.path.glob("blocks/*/*"))
 
 
 def learn(writer: StoredEngine, reader: StoredEngine, *prompts: list[int]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol import Started
-from engine.store.directory import FORMAT
+from engine.store.files import FORMAT
 from tests.engine.schedule.harness import Sent
 from tests.engine.store.engines import DEADLINE_SECONDS, StoredEngine
 
@@ -54,7 +54,7 @@ def test_no_lease_is_told_as_stored_before_its_line_is_in_the_journal(
     engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine.store is not None
-    directory, may_append = engine.store.directory, threading.Event()
+    directory, may_append = engine.store.files, threading.Event()
     append = directory.append_journal
 
     def append_late(lines: bytes) -> None:
@@ -196,7 +196,7 @@ def test_a_full_disk_costs_no_request(
 
     engine.settle()
     with monkeypatch.context() as full:
-        full.setattr("engine.store.directory._write_all", write)
+        full.setattr("engine.store.files._write_all", write)
         engine.say(PREFIX)
         assert eventually(engine, lambda: not engine.stats.is_up)
         assert read_of(engine.say(PREFIX)) == 22 and engine.stats.failed_writes
@@ -211,7 +211,7 @@ def test_a_directory_that_is_full_at_the_start_is_tried_again(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("engine.store.directory.StoreDirectory.append_journal", append)
+        full.setattr("engine.store.files.StoreDirectory.append_journal", append)
         engine = StoredEngine(tmp_path / "store")
         engine.settle()
     engine.say(PREFIX)

@@ -8,11 +8,15 @@ import pytest
 
 from engine.cache.digests import ChainHasher, pack
 from engine.cache.store_tier import BlockKey
-from engine.store.directory import StoreDirectory
-from engine.store.keys import FINGERPRINT_BYTES
-from engine.store.threads import Arrived, StoreThreads, Written
+from engine.store.files import FINGERPRINT_BYTES, Arrived, BlockReader, StoreDirectory
+from engine.store.store import StoreThreads, Written
 
 CONTENT = bytes(range(256)) * 16
+
+
+def new_threads(directory: StoreDirectory) -> StoreThreads:
+    reader = BlockReader(bytes(FINGERPRINT_BYTES), len(CONTENT), directory.keys)
+    return StoreThreads(directory, reader)
 
 
 def keys_of_chain(directory: StoreDirectory, count: int) -> list[BlockKey]:
@@ -31,16 +35,16 @@ def test_what_is_written_is_read_back_and_folders_are_made_where_they_are_missin
     tmp_path: Path,
 ) -> None:
     directory = StoreDirectory(tmp_path)
-    threads = StoreThreads(directory, bytes(FINGERPRINT_BYTES))
+    threads = new_threads(directory)
     keys = keys_of_chain(directory, 40)
     for key in keys:
         threads.write(key, memoryview(CONTENT))
     threads.barrier().result(60)
-    assert {one.error for one in threads.take_results() if isinstance(one, Written)} == {None}
+    assert {one.error for one in threads.results.take() if isinstance(one, Written)} == {None}
     assert sorted(directory.names()) == sorted(key.name for key in keys)
     for key in keys:
-        threads.read(key, len(CONTENT))
-        (told,) = threads.take_results(timeout=60)
+        threads.read(key)
+        (told,) = threads.results.take(timeout=60)
         assert told == Arrived(key.name, CONTENT)
     assert threads.close(60)
     directory.close()
@@ -56,21 +60,21 @@ def test_a_file_is_whole_where_the_system_takes_a_part_at_a_time(
     monkeypatch.setattr(os, "writev", take_some)
     for num_head in (10, 699, 700, 701, 900):
         directory.write("ab" * 16, CONTENT[:num_head], memoryview(CONTENT)[num_head:])
-        assert directory.read("ab" * 16, 10_000) == (CONTENT, len(CONTENT))
+        assert (tmp_path / "blocks" / "ab" / ("ab" * 16)).read_bytes() == CONTENT
     directory.close()
 
 
 def test_results_that_nobody_took_yet_wake_once(tmp_path: Path) -> None:
     directory = StoreDirectory(tmp_path)
-    threads = StoreThreads(directory, bytes(FINGERPRINT_BYTES))
+    threads = new_threads(directory)
     wakes: list[int] = []
-    threads.wake = lambda: wakes.append(1)
+    threads.results.wake = lambda: wakes.append(1)
     keys = keys_of_chain(directory, 10)
     for number in (1, 2):
         for key in keys:
             threads.write(key, CONTENT)
         threads.barrier().result(60)
         assert len(wakes) == number
-        assert len(threads.take_results()) == len(keys)
+        assert len(threads.results.take()) == len(keys)
     assert threads.close(60)
     directory.close()

@@ -1,0 +1,473 @@
+"""The store's files: keys, the format of a block's file, the directory, and shared directories.
+
+    secret       32 random bytes, made once
+    lock         held by the engine that uses the directory
+    format       the version of all of it
+    journal      the entries (`journal.py`)
+    blocks/xx/   one file a block, by name
+    new/         files that are being written
+
+Directories have mode 0700, files 0600. A file is written under another name and renamed, so a name
+never stands for a part of a file while the machine runs. A block's file is:
+
+    magic, version, lengths, fingerprint, scope, chain and parent digests, place   fixed
+    token ids, 32 bits each                                                        num_tokens x 4
+    checksum of the payload, XXH3 of 128 bits, and 16 zeros                        32
+    seal: keyed digest of everything before it                                     32
+    payload                                                                        payload_bytes
+
+The seal covers the payload's checksum, so that header and payload can't be of two files. The
+checksum finds damage and is not keyed: who may write a store's files may read its secret as well.
+
+A store that several engines of one model share has one secret for all, and one such directory a
+member: `members/MODEL-N/`. A member writes and deletes in its own alone, under its lock, so that
+concurrent writers, crashes and other versions never meet in a file. All members read all.
+"""
+
+import fcntl
+import hmac
+import os
+import secrets
+import shutil
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from xxhash import xxh3_128_digest
+
+from engine.cache.digests import TOKEN_BYTES
+from engine.cache.ids import Digest
+from engine.cache.store_tier import BlockKey, Payload
+from engine.protocol import StoreRefusal
+
+SECRET_BYTES = 32
+FINGERPRINT_BYTES = 16
+MAX_TOKENS = 1024
+"""The most token ids of one block."""
+MAX_JOURNAL_BYTES = 2**30
+MAX_MEMBERS = 64
+STALE_SECONDS = 4 * 3600.0
+"""A member that no engine uses is removed after this time. No lease lasts longer."""
+FORMAT = 2
+"""The version of a directory and its files. An engine leaves a directory of a newer one alone."""
+
+_MAGIC = b"HOLDFAST"
+_FIXED = struct.Struct("<8sIIIIQ16s16s16s16s")
+_SUM_BYTES = 32
+_NAME_DIGITS = 32
+_OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
+
+Damage = Literal[
+    "missing",
+    "unreadable",
+    "short",
+    "not_ours",
+    "version",
+    "checksum",
+    "other_model",
+    "misplaced",
+    "tokens",
+]
+"""Why a file is no block: it is gone, can't be read, has another length, begins with other bytes,
+is of another version, was changed or is of another installation, is of another model, stands under
+another's name, or has other tokens than were asked for."""
+DAMAGES: tuple[Damage, ...] = get_args(Damage)
+
+
+class Damaged(Exception):
+    """A file has not the content that its key asks for. The message is one of the reasons above."""
+
+    def __init__(self, reason: Damage) -> None:
+        super().__init__(reason)
+        self.reason: Damage = reason
+
+
+class Arrived(NamedTuple):
+    name: str
+    payload: bytes
+
+
+class Missed(NamedTuple):
+    """A file is damaged or gone. It is deleted unless the engine knows another of its name."""
+
+    name: str
+    reason: Damage
+
+
+class StoreRefused(Exception):
+    """The directory can't be this engine's store."""
+
+    def __init__(self, reason: StoreRefusal, message: str) -> None:
+        super().__init__(message)
+        self.reason: StoreRefusal = reason
+
+
+class StoreKeys:
+    """Keys that follow from one secret. None of them tells another."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    @cached_property
+    def chain(self) -> bytes:
+        """The key of chain digests: the same after a restart."""
+        return self._derive(b"chain")
+
+    @cached_property
+    def seal(self) -> bytes:
+        """The key of checksums, so that a file of another installation has none that is right."""
+        return self._derive(b"seal")
+
+    def name_of(self, digest: bytes) -> str:
+        """The file name for a chain digest. It tells nothing of content, scope or order."""
+        return blake2b(digest, key=self._names, digest_size=16).hexdigest()
+
+    @cached_property
+    def _names(self) -> bytes:
+        return self._derive(b"name")
+
+    def _derive(self, use: bytes) -> bytes:
+        return blake2b(b"", key=self._secret, digest_size=32, person=use).digest()
+
+
+def fingerprint(facts: Mapping[str, str]) -> bytes:
+    """A digest of all that a block's content depends on besides its tokens.
+
+    `facts` are of the weights, the template, the tokenizer, the dtype and the layout.
+    """
+    state = blake2b(digest_size=FINGERPRINT_BYTES, person=b"fingerprint")
+    for name, value in sorted(facts.items()):
+        for text in (name, value):
+            encoded = text.encode()
+            state.update(len(encoded).to_bytes(8, "little"))
+            state.update(encoded)
+    return state.digest()
+
+
+# The format of a block's file.
+
+
+def header_bytes(num_tokens: int) -> int:
+    return _FIXED.size + num_tokens * TOKEN_BYTES + 2 * _SUM_BYTES
+
+
+_HEAD_BYTES = header_bytes(MAX_TOKENS)
+
+
+def encode_header(key: BlockKey, payload: Payload, model: bytes, keys: StoreKeys) -> bytes:
+    """A file's bytes up to its payload. `model` is a fingerprint."""
+    num_tokens = len(key.packed) // TOKEN_BYTES
+    lengths = header_bytes(num_tokens), num_tokens, key.place, len(payload)
+    fixed = _FIXED.pack(_MAGIC, FORMAT, *lengths, model, key.owner, key.digest, key.parent)
+    sealed = fixed + key.packed + _checksum(payload)
+    return sealed + _seal(sealed, keys)
+
+
+def decode_header(
+    data: bytes | memoryview, name: str, size: int, model: bytes, keys: StoreKeys
+) -> BlockKey:
+    """The key of the file `name`, of `size` bytes, which begins with `data`. Raises Damaged."""
+    view = memoryview(data)
+    if len(view) < _FIXED.size:
+        raise Damaged("short")
+    magic, version, length, num_tokens, place, payload_bytes, found, owner, digest, parent = (
+        _FIXED.unpack(view[: _FIXED.size])
+    )
+    if magic != _MAGIC:
+        raise Damaged("not_ours")
+    if version != FORMAT:
+        raise Damaged("version")
+    if num_tokens > MAX_TOKENS or length != header_bytes(num_tokens):
+        raise Damaged("checksum")
+    if len(view) < length or size != length + payload_bytes:
+        raise Damaged("short")
+    sealed = view[: length - _SUM_BYTES]
+    if not hmac.compare_digest(_seal(sealed, keys), bytes(view[length - _SUM_BYTES : length])):
+        raise Damaged("checksum")
+    if found != model:
+        raise Damaged("other_model")
+    if keys.name_of(digest) != name:
+        raise Damaged("misplaced")
+    packed = bytes(view[_FIXED.size : length - 2 * _SUM_BYTES])
+    return BlockKey(name, Digest(owner), Digest(digest), Digest(parent), place, packed)
+
+
+def decode(data: bytes, wanted: BlockKey, model: bytes, keys: StoreKeys) -> bytes:
+    """The payload of a whole file that must be of this key. Raises Damaged."""
+    key = decode_header(data, wanted.name, len(data), model, keys)
+    start = header_bytes(len(key.packed) // TOKEN_BYTES)
+    payload = data[start:]
+    expected = data[start - 2 * _SUM_BYTES : start - _SUM_BYTES]
+    if not hmac.compare_digest(_checksum(payload), expected):
+        raise Damaged("checksum")
+    if key.packed != wanted.packed:
+        raise Damaged("tokens")
+    if key != wanted:
+        raise Damaged("misplaced")
+    return payload
+
+
+def _checksum(payload: Payload) -> bytes:
+    return xxh3_128_digest(payload).ljust(_SUM_BYTES, b"\0")
+
+
+def _seal(sealed: bytes | memoryview, keys: StoreKeys) -> bytes:
+    return blake2b(sealed, key=keys.seal, digest_size=_SUM_BYTES).digest()
+
+
+class BlockReader(NamedTuple):
+    """Reads the files of one model in any member's directory. Any thread may call it."""
+
+    model: bytes
+    payload_bytes: int
+    keys: StoreKeys
+
+    def head(self, root: Path, name: str) -> BlockKey | Missed:
+        """The key in the header of a file of the directory `root`, or why there is none."""
+        try:
+            data, size = _read_block(root, name, _HEAD_BYTES)
+            return decode_header(data, name, size, self.model, self.keys)
+        except FileNotFoundError:
+            return Missed(name, "missing")
+        except OSError:
+            return Missed(name, "unreadable")
+        except Damaged as damaged:
+            return Missed(name, damaged.reason)
+
+    def read(self, root: Path, key: BlockKey) -> Arrived | Missed:
+        """The payload of a whole file of this key, or why there is none."""
+        limit = self.payload_bytes + _HEAD_BYTES
+        try:
+            data, size = _read_block(root, key.name, limit)
+            if size > limit:
+                raise Damaged("short")
+            payload = decode(data, key, self.model, self.keys)
+            if len(payload) != self.payload_bytes:
+                raise Damaged("short")
+        except FileNotFoundError:
+            return Missed(key.name, "missing")
+        except OSError:
+            return Missed(key.name, "unreadable")
+        except Damaged as damaged:
+            return Missed(key.name, damaged.reason)
+        return Arrived(key.name, payload)
+
+
+# The directory. Raises OSError as files do.
+
+
+class StoreDirectory:
+    """A directory that this process alone uses until `close`."""
+
+    def __init__(self, path: Path, *, secret: bytes | None = None) -> None:
+        """`secret`: that of all members of a shared store, in place of one of its own.
+
+        Raises StoreRefused, and OSError where rights or room are missing.
+        """
+        self.path = path
+        self._blocks, self._new = path / "blocks", path / "new"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if strangers := sorted(set(os.listdir(path)) - _OWN):
+            message = f"{path} has files that are not a store's: {strangers[0]}"
+            raise StoreRefused("strangers", message)
+        path.chmod(0o700)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check_format()
+            self._blocks.mkdir(mode=0o700, exist_ok=True)
+            for left in self._new.iterdir():
+                left.unlink()
+            self.keys = StoreKeys(secret or self._secret())
+            self.lacks_journal = not (path / "journal").exists() and any(self.names())
+        except BlockingIOError:
+            self.close()
+            raise StoreRefused("in_use", f"{path} is in use by another engine") from None
+        except (OSError, StoreRefused):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        os.close(self._lock)
+
+    def names(self) -> Iterator[str]:
+        """The names of all block files. What else is there is deleted."""
+        for folder in sorted(os.listdir(self._blocks)):
+            inside = self._blocks / folder
+            if inside.is_symlink() or not inside.is_dir():
+                inside.unlink()
+                continue
+            for name in sorted(os.listdir(inside)):
+                is_name = len(name) == _NAME_DIGITS and set(name) <= set("0123456789abcdef")
+                if is_name and name[:2] == folder:
+                    yield name
+                elif not (inside / name).is_dir():
+                    (inside / name).unlink()
+
+    def write(self, name: str, *parts: Payload) -> None:
+        """Make a file of these parts, whole or not at all."""
+        self._write_new(_place_of(self.path, name), *parts)
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            _place_of(self.path, name).unlink()
+
+    def journal_lines(self) -> list[bytes]:
+        """All lines, the oldest first. The last one may be torn."""
+        try:
+            with open(self.path / "journal", "rb") as file:
+                return file.read(MAX_JOURNAL_BYTES).splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+
+    def append_journal(self, lines: bytes) -> None:
+        with _opened(self.path / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+            _write_all(file, lines)
+
+    def rewrite_journal(self, lines: bytes) -> None:
+        self._write_new(self.path / "journal", lines, is_synced=True)
+
+    def _check_format(self) -> None:
+        """Refuse what a newer version made. Raises StoreRefused."""
+        place, own = self.path / "format", b"%d\n" % FORMAT
+        found = place.read_bytes() if place.exists() else b""
+        if found.strip().isdigit() and int(found) > FORMAT:
+            message = f"{self.path} is of the newer version {int(found)}"
+            raise StoreRefused("newer", message)
+        self._new.mkdir(mode=0o700, exist_ok=True)
+        if found != own:
+            self._write_new(place, own, is_synced=True)
+
+    def _secret(self) -> bytes:
+        """The installation's secret. One that is not whole is made anew, which ends all content."""
+        place = self.path / "secret"
+        found = place.read_bytes() if place.exists() else b""
+        if len(found) == SECRET_BYTES:
+            place.chmod(0o600)
+            return found
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._write_new(place, secret, is_synced=True)
+        return secret
+
+    def _write_new(self, place: Path, *parts: Payload, is_synced: bool = False) -> None:
+        new = self._new / place.name
+        try:
+            with _opened(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                _write_all(file, *parts)
+                if is_synced:
+                    os.fsync(file)
+            try:
+                os.replace(new, place)
+            except FileNotFoundError:  # the first file of its folder
+                place.parent.mkdir(mode=0o700, exist_ok=True)
+                os.replace(new, place)
+        except OSError:
+            with suppress(OSError):
+                new.unlink()
+            raise
+
+
+def _place_of(root: Path, name: str) -> Path:
+    return root / "blocks" / name[:2] / name
+
+
+def _read_block(root: Path, name: str, max_bytes: int) -> tuple[bytes, int]:
+    """The first `max_bytes` of a block's file, and its size.
+
+    A whole file that was read is not kept in the page cache: it goes into the engine's memory.
+    """
+    with _opened(_place_of(root, name), os.O_RDONLY) as file:
+        size = left = os.fstat(file).st_size
+        left = min(max_bytes, size)
+        parts: list[bytes] = []
+        while left > 0 and (part := os.read(file, left)):
+            parts.append(part)
+            left -= len(part)
+        data = b"".join(parts)
+        if len(data) == size:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        return data, size
+
+
+@contextmanager
+def _opened(place: Path, flags: int) -> Iterator[int]:
+    file = os.open(place, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write_all(file: int, *parts: Payload) -> None:
+    """In one call, unless the system takes less than all."""
+    left = sum(map(len, parts)) - os.writev(file, parts)
+    if left:
+        view = memoryview(b"".join(parts))[-left:]
+        while view:
+            view = view[os.write(file, view) :]
+
+
+# Shared stores.
+
+
+def open_member(root: Path, model: bytes) -> StoreDirectory:
+    """Take the first folder of this model that no engine uses. Raises StoreRefused and OSError."""
+    members = root / "members"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = ("members", "secret", "lost+found")
+    if strangers := sorted(one for one in os.listdir(root) if not one.startswith(own)):
+        raise StoreRefused("strangers", f"{root} is no shared store: it has {strangers[0]}")
+    members.mkdir(mode=0o700, exist_ok=True)
+    root.chmod(0o700)
+    secret = _shared_secret(root)
+    for number in range(MAX_MEMBERS):
+        try:
+            found = StoreDirectory(members / f"{model.hex()}-{number}", secret=secret)
+        except StoreRefused as refused:
+            if refused.reason != "in_use":
+                raise
+        else:
+            remove_stale(members, besides=found.path)
+            return found
+    raise StoreRefused("in_use", f"{root} has {MAX_MEMBERS} members at work already")
+
+
+def other_members(own: StoreDirectory, model: bytes) -> list[Path]:
+    """The folders of the same model that are other engines', at work or not."""
+    return [path for path in sorted(own.path.parent.glob(f"{model.hex()}-*")) if path != own.path]
+
+
+def remove_stale(members: Path, besides: Path) -> None:
+    """Remove folders that no engine uses, and that nobody has written to for STALE_SECONDS."""
+    for path in members.iterdir():
+        with suppress(OSError):
+            journal = path / "journal"
+            written = (journal if journal.exists() else path).stat().st_mtime
+            if path == besides or time.time() - written < STALE_SECONDS:
+                continue
+            with _opened(path / "lock", os.O_RDWR) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+
+
+def _shared_secret(root: Path) -> bytes:
+    """The members' secret: of those that make one at the same time, the first one's."""
+    place = root / "secret"
+    if not place.exists():
+        new = root / f"secret-{secrets.token_hex(8)}"
+        with _opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            _write_all(file, secrets.token_bytes(SECRET_BYTES))
+            os.fsync(file)
+        with suppress(FileExistsError):
+            os.link(new, place)
+        new.unlink()
+    secret = place.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise StoreRefused("unusable", f"{place} is damaged: delete the directory")
+    return secret
