@@ -11,17 +11,8 @@ from itertools import pairwise
 from engine.protocol import InputUsage, Ttl
 from gateway.prices.price import TokenPrices
 from gateway.prompt.fingerprint import Fingerprint
-from gateway.prompt.names import NAMES_RULE
-from gateway.prompt.sketch import (
-    ASSISTANT,
-    CALL,
-    CHUNK,
-    DIGEST_BYTES,
-    PIECE_BYTES,
-    RESULT,
-    THINKING,
-    Sketch,
-)
+from gateway.prompt.names import ASSISTANT, CALL, NAMES_RULE, RESULT, THINKING
+from gateway.prompt.sketch import CHUNK, DIGEST_BYTES, PIECE_BYTES, Sketch
 
 _BYTES_PER_TOKEN = 4
 _RUNS = (CALL, RESULT)

@@ -19,16 +19,17 @@ from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import plan_of
-from gateway.dialects.gemini import ask as gemini
-from gateway.dialects.gemini.decode import decode_generate
-from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.decode import decode_chat, decode_completion
-from gateway.dialects.responses.ask import prepare
-from gateway.dialects.responses.decode import decode_responses
+from gateway.dialects.anthropic.request import decode_messages
+from gateway.dialects.gemini import lower as gemini
+from gateway.dialects.gemini.request import decode_generate
+from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
+from gateway.dialects.openai.request import decode_chat, decode_completion
+from gateway.dialects.responses.lower import prepare
+from gateway.dialects.responses.request import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
+from gateway.prompt.breakpoints import MarkersBroken
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, points_of
 from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import Plan
@@ -53,8 +54,6 @@ _FIELDS: dict[str, PastedDialect] = {
 _DATA = ("-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json")
 _OF_TOOLS = ("input_schema", "parameters", "arguments")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
-# What `prompt/breakpoints.py` says of markers that break a rule of their own.
-_BROKEN = re.compile(r"A maximum of \d+ blocks with cache_control|must not come after a ttl='5m'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,7 @@ def read(given: Any, dialect: PastedDialect | None = None) -> Pasted:
     told = dialect or _by_url(url) or _by_fields(body)
     try:
         return Pasted(told, body, _plan_of(told, body))
-    except InvalidRequest as error:
-        if _BROKEN.search(str(error)) is None:
-            raise
+    except MarkersBroken as error:
         return Pasted(told, body, _plan_of(told, _unmarked(body)), str(error))
 
 

@@ -9,7 +9,7 @@ from engine.protocol import TextPart
 from gateway.admin.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
 from gateway.advice.observation import Observation
 from gateway.advice.pasted import Pasted, marked, turn_id
-from gateway.prompt.sketch import SYSTEM, TOOL
+from gateway.prompt.names import SYSTEM, TOOL
 
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 _SUSPECTS = {

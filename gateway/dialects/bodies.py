@@ -1,4 +1,4 @@
-"""What reading a body needs in every dialect: bounds, the vendor's tools, a decoder's complaint.
+"""What reading a body needs in every dialect: its bounds, its fields, the vendor's tools.
 
 A decoder makes an object of each JSON value in one call that nothing can interrupt, so the number
 is bounded in front of it. An object of very many keys is slow to make and to read, so the number of
@@ -10,7 +10,7 @@ times as long, and all of them are in memory until it is whole: its tokens are b
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -119,6 +119,42 @@ def _marks(body: bytes) -> Iterator[bytes]:
 _MARK = " - at `$"
 _MAX_PATH = 256
 """Longer than any path of a request's own fields."""
+_MAX_NEUTRAL_BYTES = 1024
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+MadeT = TypeVar("MadeT")
+ToolT = TypeVar("ToolT")
+
+
+class _Kind(msgspec.Struct):
+    type: Any = None
+
+
+_kind = msgspec.json.Decoder(_Kind)
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_raws = msgspec.json.Decoder(list[Raw])
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def unreadable(error: Exception) -> InvalidRequest:
+    """The error of bytes that are no JSON."""
+    match error:
+        case UnicodeDecodeError():
+            return InvalidRequest("The request body is not valid UTF-8")
+        case RecursionError():
+            return InvalidRequest("The request body is nested too deeply")
+        case _:
+            return InvalidRequest("The request body is not valid JSON")
+
+
+def read(make: Callable[[], MadeT], explain: Callable[[str], InvalidRequest]) -> MadeT:
+    """What is made of a body, or InvalidRequest. `explain` says in the dialect's words what a type
+    does not take."""
+    try:
+        return make()
+    except msgspec.ValidationError as error:
+        raise explain(str(error)) from None
+    except _UNREADABLE as error:
+        raise unreadable(error) from None
 
 
 def split_complaint(complaint: str) -> tuple[str, str]:
@@ -129,127 +165,96 @@ def split_complaint(complaint: str) -> tuple[str, str]:
     return complaint, ""
 
 
-class UntypedBody:
-    """An untyped body. Only the parts that are read are decoded."""
-
-    def __init__(self, body: bytes) -> None:
-        self._parts: dict[tuple[str | int, ...], dict[str, Raw] | list[Raw]] = {}
-        self._whole = Raw(body)
-
-    def at(self, steps: Sequence[str | int]) -> Any:
-        """The text, number, true or false at a path.
-
-        None for any other value, and if there is none.
-        """
-        raw: Raw | None = self._whole
-        for depth, step in enumerate(steps):
-            if raw is None:
-                return None
-            part = self._part(tuple(steps[:depth]), raw)
-            if isinstance(part, dict) and isinstance(step, str):
-                raw = part.get(step)
-            elif isinstance(part, list) and isinstance(step, int) and step < len(part):
-                raw = part[step]
-            else:
-                return None
-        return None if raw is None else _decoded(raw, str | int | float | bool | None)
-
-    def _part(self, place: tuple[str | int, ...], raw: Raw) -> dict[str, Raw] | list[Raw]:
-        if place not in self._parts:
-            self._parts[place] = _decoded(raw, dict[str, Raw] | list[Raw]) or []
-        return self._parts[place]
-
-
-def _decoded(raw: Raw, kind: Any) -> Any:
+def fields_of(body: bytes, bounds: RequestBounds) -> dict[str, Raw]:
+    """The fields of a body, as they came. One that is null is not there."""
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+        found = _fields.decode(body)
+    except msgspec.ValidationError:
+        raise InvalidRequest("The request body must be a JSON object") from None
+    except _UNREADABLE as error:
+        raise unreadable(error) from None
+    return {name: value for name, value in found.items() if bytes(value) != b"null"}
 
 
-ToolT = TypeVar("ToolT")
+def object_of(fields: Mapping[str, Raw]) -> bytes:
+    """A JSON object of these fields. An encoder would copy large values once more as it grows."""
+    pieces: list[bytes | Raw] = []
+    for name, value in fields.items():
+        pieces += (b"," if pieces else b"{", msgspec.json.encode(name), b":", value)
+    return b"".join([*pieces, b"}"] if pieces else [b"{}"])
 
 
-class _Kind(msgspec.Struct):
-    type: Any = None
+def is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
+    """Whether the value is one of these. They are short, so a longer value is not decoded.
 
-
-_tools = msgspec.json.Decoder(list[Raw])
-_kind = msgspec.json.Decoder(_Kind)
-
-
-def kinds_of_tools(raw: bytes, own_type: str) -> list[tuple[Raw, bool]] | None:
-    """Each tool, and whether it is foreign: of another type than `own_type`.
-
-    None where none is, and where the bytes are no list of objects.
+    They must be equal and of one kind: true is not 1, but 1.0 is.
     """
+    if len(value) > _MAX_NEUTRAL_BYTES:
+        return False
     try:
-        tools = _tools.decode(raw)
-        kinds = [_kind.decode(tool).type for tool in tools]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    are_foreign = [isinstance(kind, str) and kind != own_type for kind in kinds]
-    return list(zip(tools, are_foreign, strict=True)) if any(are_foreign) else None
+        found = msgspec.json.decode(value)
+    except _UNREADABLE as error:
+        raise unreadable(error) from None
+    return any(
+        bool(found == neutral) and isinstance(found, bool) == isinstance(neutral, bool)
+        for neutral in allowed
+    )
 
 
-def decode_tools(
-    tools: Sequence[tuple[Raw, bool]],
+def decode_with_foreign_tools(
+    decoder: msgspec.json.Decoder[RequestT],
+    body: bytes,
+    own_type: str,
     decode_own: Callable[[Raw], ToolT],
     decode_foreign: Callable[[Raw], ToolT],
-) -> list[ToolT]:
-    """Raise msgspec.ValidationError with the path in the whole body."""
-    return [
-        _placed(index, tool, decode_foreign if is_foreign else decode_own)
-        for index, (tool, is_foreign) in enumerate(tools)
-    ]
+) -> RequestT:
+    """The request. A tool of another type than `own_type` is foreign, and read by itself.
 
-
-def _placed(index: int, tool: Raw, decode: Callable[[Raw], ToolT]) -> ToolT:
+    Raise msgspec.ValidationError with the path in the whole body.
+    """
     try:
-        return decode(tool)
-    except msgspec.ValidationError as error:
-        what, mark, path = str(error).rpartition(" - at `$")
-        where = path if mark else "`"
-        raise msgspec.ValidationError(
-            f"{what if mark else error} - at `$.tools[{index}]{where}"
-        ) from None
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        try:
+            fields = _fields.decode(body)
+            tools = _raws.decode(fields["tools"])
+            kinds = [_kind.decode(tool).type for tool in tools]
+        except (KeyError, *_UNREADABLE):
+            kinds = []
+        foreign = [isinstance(kind, str) and kind != own_type for kind in kinds]
+        if not any(foreign):
+            raise
+    request = decoder.decode(object_of({**fields, "tools": Raw(b"[]")}))
+    made: list[ToolT] = []
+    for index, (tool, is_foreign) in enumerate(zip(tools, foreign, strict=True)):
+        try:
+            made.append((decode_foreign if is_foreign else decode_own)(tool))
+        except msgspec.ValidationError as error:
+            what, mark, path = str(error).rpartition(_MARK)
+            where = path if mark else "`"
+            message = f"{what if mark else error}{_MARK}.tools[{index}]{where}"
+            raise msgspec.ValidationError(message) from None
+    return msgspec.structs.replace(request, tools=made)
 
 
-_encode = msgspec.json.Encoder().encode
+def bound_output(
+    request: msgspec.Struct,
+    field: str,
+    num_probs: int,
+    bounds: RequestBounds,
+    path: str | None = None,
+) -> None:
+    """Bound the tokens of a gathered answer with log probabilities: `num_probs` of one token.
 
-
-def check_input(value: object, path: str, bounds: RequestBounds) -> None:
-    """Raise InvalidRequest for an input that is too long; its keys were counted with the body."""
-    if len(_encode(value)) > bounds.max_call_bytes:
-        raise InvalidRequest(f"{path}: may have at most {bounds.max_call_bytes} bytes of JSON")
-
-
-def check_arguments(arguments: str, path: str, bounds: RequestBounds) -> None:
-    """The same for an input that is written as JSON in a string.
-
-    The keys of its objects are counted here. Raise TooLarge for too many.
+    `field` is the request's own limit, which is set where it has none. Raise InvalidRequest for a
+    higher one.
     """
-    written = arguments.encode() if len(arguments) <= bounds.max_call_bytes else b""
-    if len(arguments) > bounds.max_call_bytes or len(written) > bounds.max_call_bytes:
-        raise InvalidRequest(f"{path}: may have at most {bounds.max_call_bytes} bytes of JSON")
-    check_keys(written, bounds.max_object_keys)
-
-
-def bounded_tokens(
-    asked: int | None, num_probs: int, bounds: RequestBounds, *, field: str, param: str | None
-) -> int:
-    """The most tokens that each choice of the answer may have.
-
-    `asked` is the request's limit, None without one: then the answer ends at the bound. `num_probs`
-    are the log probabilities of one token in all choices. Raise InvalidRequest for a higher limit.
-    """
+    asked: int | None = getattr(request, field)
     most = max(bounds.max_logprobs // num_probs, 1)
-    if asked is None:
-        return most
-    if asked > most:
+    if asked is not None and asked > most:
         raise InvalidRequest(
-            f"{field}: must be at most {most} with so many log probabilities in an answer that is"
-            f" gathered: {num_probs} of each token, {bounds.max_logprobs} in all",
-            param,
+            f"{path or field}: must be at most {most} with so many log probabilities in an answer"
+            f" that is gathered: {num_probs} of each token, {bounds.max_logprobs} in all"
         )
-    return asked
+    setattr(request, field, most if asked is None else asked)

@@ -11,10 +11,9 @@ from gateway.base.bounds import RequestBounds
 from gateway.base.catalogue import Model
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
-from gateway.dialects.anthropic.ask import ask_of
 from gateway.dialects.anthropic.batches import decode_batch
-from gateway.dialects.anthropic.decode import decode_messages
-from gateway.dialects.anthropic.request import Version
+from gateway.dialects.anthropic.lower import ask_of
+from gateway.dialects.anthropic.request import Version, decode_messages
 from gateway.dialects.nonces import without_nonces
 from gateway.ledger.batches import BatchItem
 from gateway.prompt.ask import Ask, Principal

@@ -21,7 +21,7 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, InvalidRequest
 from gateway.dialects.extension import Holdfast, HoldfastBreakpoint, extension_of
 from gateway.dialects.gemini import caches
-from gateway.dialects.gemini.ask import Asked, Held, ask_of
+from gateway.dialects.gemini.lower import Asked, Held, ask_of
 from gateway.dialects.gemini.request import (
     Content,
     GenerateRequest,
@@ -136,9 +136,7 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
 
     def read() -> tuple[caches.CreateRequest, Prompted, bytes, int]:
         given = caches.decode_create(body, services.bounds)
-        prompted = Prompted(
-            given.contents, given.system_instruction, given.tools, given.tool_config
-        )
+        prompted = given.prompted
         whole = _encode(prompted)
         return given, prompted, zlib.compress(whole, _COMPRESSION), len(whole)
 

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions and POST /v1/completions."""
 
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from litestar import Controller, post
@@ -11,12 +11,15 @@ from litestar.response.base import ASGIResponse
 from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError
 from gateway.dialects import sse
-from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.decode import decode_chat, decode_completion
-from gateway.dialects.openai.errors import body_of
-from gateway.dialects.openai.request import ChatRequest, CompletionRequest
-from gateway.dialects.openai.response import ChatCompletion, Completion
-from gateway.dialects.openai.writer import ChatCollector, ChatWriter, TextCollector, TextWriter
+from gateway.dialects.errors import body_of
+from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
+from gateway.dialects.openai.request import (
+    ChatRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+)
+from gateway.dialects.openai.response import ChatWriter, TextWriter
 from gateway.http.auth import KeyAuth
 from gateway.http.errors import request_id
 from gateway.http.generation import (
@@ -25,6 +28,7 @@ from gateway.http.generation import (
     answered,
     begun,
     check_media,
+    gathered,
     prepared,
     streamed,
 )
@@ -68,7 +72,7 @@ async def create_chat_completion(request: KeyRequest, body: bytes) -> ASGIRespon
 
     check_media(request)
     ask = await prepared(request, services, len(body), read, make)
-    return await _answer(request, services, ask, ChatWriter, ChatCollector())
+    return await _answer(request, services, ask, ChatWriter)
 
 
 async def create_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
@@ -83,20 +87,16 @@ async def create_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
 
     check_media(request)
     ask = await prepared(request, services, len(body), read, make)
-    return await _answer(request, services, ask, TextWriter, TextCollector())
+    return await _answer(request, services, ask, TextWriter)
 
 
 async def _answer(
-    request: KeyRequest,
-    services: Services,
-    ask: Ask,
-    kind: type[WriterT],
-    collector: ChatCollector | TextCollector,
+    request: KeyRequest, services: Services, ask: Ask, kind: type[WriterT]
 ) -> ASGIResponse:
     """Run the turn. The response's id is the turn's, in OpenAI's form."""
     turn_id, items, findings = await begun(request, services, ask)
     writer = kind(
-        response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
+        id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
         model=ask.model.id,
         created=int(services.clock.wall().timestamp()),
         found=findings,
@@ -106,20 +106,7 @@ async def _answer(
     )
     if ask.stream:
         return streamed(_stream(items, writer, request_id(request.scope)), items)
-    return answered(await while_present(request, _whole(items, writer, collector)))
-
-
-async def _whole(
-    items: Items, writer: ChatWriter | TextWriter, collector: Any
-) -> ChatCompletion | Completion:
-    async for item in items:
-        if isinstance(item, Taken):
-            continue
-        for frame in item:
-            for chunk in writer.write(frame):
-                collector.take(chunk)
-    whole: ChatCompletion | Completion = collector.whole()
-    return whole
+    return answered(await while_present(request, gathered(items, writer)))
 
 
 async def _stream(
@@ -139,4 +126,4 @@ async def _stream(
             yield b"".join(sse.data(chunk) for frame in item for chunk in writer.write(frame))
         yield sse.DONE
     except GatewayError as error:
-        yield sse.data(body_of(error, request_id))
+        yield sse.data(body_of(error, request_id, "openai"))

@@ -26,16 +26,14 @@ from gateway.base.errors import (
 )
 from gateway.base.grants import NO_LIMITS
 from gateway.base.logs import bind_request_id, get_logger
-from gateway.dialects.anthropic.response import ErrorBody, StreamError, detail_of
 from gateway.dialects.anthropic.response import limit_headers as anthropic_limits
-from gateway.dialects.gemini import errors as gemini
-from gateway.dialects.openai import errors as openai
+from gateway.dialects.errors import body_of, status_of
 from gateway.dialects.openai.response import limit_headers as openai_limits
 from gateway.http.heads import header_of
 from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path
 from gateway.http.unrouted import method_told, path_told
-from gateway.prompt.ask import Dialect, Principal
+from gateway.prompt.ask import Principal
 from gateway.prompt.origin import Origin, agent_of
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
@@ -144,10 +142,6 @@ def _detail(error: HTTPException) -> str:
     return "; ".join(reasons) or "invalid request"
 
 
-def stream_error(error: GatewayError, request_id: str) -> StreamError:
-    return StreamError(detail_of(error), request_id)
-
-
 def reply_of(request: Request[Any, Any, Any], error: Exception) -> ASGIResponse:
     """As `render`, for a request that no route of Litestar's has."""
     return render(request, error).to_asgi_response(app=None, request=request)
@@ -156,25 +150,15 @@ def reply_of(request: Request[Any, Any, Any], error: Exception) -> ASGIResponse:
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     failure = _told(request, error, as_gateway_error(error))
     dialect = dialect_of(request.scope)
-    if dialect != "anthropic":
-        status, envelope = _enveloped(failure, dialect, request_id(request.scope))
-        _remember(request.scope, failure, status, envelope.error.message)
-        return Response(
-            envelope,
-            status_code=status,
-            media_type="application/json",
-            headers=_advice(failure, status),
-        )
-    body = ErrorBody(detail_of(failure), request_id(request.scope))
-    _remember(request.scope, failure, failure.status, body.error.message)
-    # The methods of the path: RFC 9110 asks for `Allow` with a 405.
-    allowed = {
-        k: v for k, v in (getattr(error, "headers", None) or {}).items() if k.lower() == "allow"
-    }
-    headers = {**allowed, **_advice(failure, failure.status)}
-    return Response(
-        body, status_code=failure.status, media_type="application/json", headers=headers
-    )
+    status = status_of(failure, dialect)
+    envelope = body_of(failure, request_id(request.scope), dialect)
+    _remember(request.scope, failure, status, envelope.error.message)
+    headers = _advice(failure, status)
+    if dialect == "anthropic":
+        # The methods of the path: RFC 9110 asks for `Allow` with a 405.
+        told = getattr(error, "headers", None) or {}
+        headers = {k: v for k, v in told.items() if k.lower() == "allow"} | headers
+    return Response(envelope, status_code=status, media_type="application/json", headers=headers)
 
 
 def _remember(scope: Scope, failure: GatewayError, status: int, message: str) -> None:
@@ -200,22 +184,12 @@ def _remember(scope: Scope, failure: GatewayError, status: int, message: str) ->
     )
 
 
-def _enveloped(failure: GatewayError, dialect: Dialect, made: str) -> tuple[int, Any]:
-    """The status and the body. `made` is the request's id."""
-    if dialect == "gemini":
-        return gemini.status_of(failure), gemini.body_of(failure, made)
-    return openai.status_of(failure), openai.body_of(failure, made)
-
-
 def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str, str], bytes]:
     """The request's id, headers and body for a failure before the application was called."""
     made = f"req_{secrets.token_hex(12)}"
     dialect = dialect_of_path(url.partition("?")[0])
     name = ID_HEADERS[dialect]
-    if dialect == "anthropic":
-        body = msgspec.json.encode(ErrorBody(detail_of(failure), made))
-    else:
-        body = msgspec.json.encode(_enveloped(failure, dialect, made)[1])
+    body = msgspec.json.encode(body_of(failure, made, dialect))
     headers = {
         name: made,
         "content-type": "application/json",

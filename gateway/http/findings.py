@@ -1,6 +1,6 @@
 """The gateway's findings about a turn, in the Anthropic dialect's shapes."""
 
-from gateway.dialects.anthropic.ask import prompt_parameters
+from gateway.dialects.anthropic.lower import prompt_parameters
 from gateway.dialects.anthropic.request import MessagesRequest
 from gateway.dialects.anthropic.response import Diagnostics, PreviousMessageNotFound, changed
 from gateway.prompt.ask import Compared

@@ -14,12 +14,15 @@ from msgspec import UNSET
 from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError, NotFound
 from gateway.dialects import sse
-from gateway.dialects.gemini.ask import Asked, Held, ask_of
-from gateway.dialects.gemini.decode import decode_count, decode_generate
-from gateway.dialects.gemini.errors import body_of
-from gateway.dialects.gemini.request import GenerateRequest
-from gateway.dialects.gemini.response import GenerateContentResponse, ModalityCount, TokenCount
-from gateway.dialects.gemini.writer import GeminiCollector, GeminiWriter
+from gateway.dialects.errors import body_of
+from gateway.dialects.gemini.lower import Asked, Held, ask_of
+from gateway.dialects.gemini.request import GenerateRequest, decode_count, decode_generate
+from gateway.dialects.gemini.response import (
+    GeminiWriter,
+    GenerateContentResponse,
+    ModalityCount,
+    TokenCount,
+)
 from gateway.http.cached_contents import held_by
 from gateway.http.errors import request_id
 from gateway.http.generation import (
@@ -28,6 +31,7 @@ from gateway.http.generation import (
     answered,
     begun,
     check_media,
+    gathered,
     streamed,
 )
 from gateway.http.presence import while_present
@@ -54,7 +58,7 @@ async def call_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIRes
     made = await _asked(request, services, body, model, method)
     items, writer = await _begin(request, services, made)
     if method == _GENERATE:
-        return answered(await while_present(request, _whole(items, writer)))
+        return answered(await while_present(request, gathered(items, writer)))
     failed = request_id(request.scope)
     if request.query_params.get("alt") == "sse":
         return streamed(_events(items, writer, failed), items, filler=sse.SPACE)
@@ -117,23 +121,15 @@ async def _begin(request: KeyRequest, services: Services, made: Made) -> tuple[I
     ask = made.ask
     turn_id, items, findings = await begun(request, services, ask)
     writer = GeminiWriter(
-        response_id=turn_id,
+        id=turn_id,
         model=ask.model.id,
         found=findings,
         paths=[slot.path for slot in ask.plan.slots],
-        num_candidates=ask.sampling.num_choices,
-        shows_thoughts=not ask.omit_thinking,
+        num_choices=ask.sampling.num_choices,
+        hides_thinking=ask.omit_thinking,
         is_enum=made.is_enum,
     )
     return items, writer
-
-
-async def _whole(items: Items, writer: GeminiWriter) -> GenerateContentResponse:
-    collector = GeminiCollector()
-    async for chunks in _written(items, writer):
-        for chunk in chunks:
-            collector.take(chunk)
-    return collector.whole()
 
 
 async def _written(
@@ -162,7 +158,7 @@ async def _events(
                 pieces += (_encode(chunk), sse.END if _is_last(chunk) else sse.NEXT)
             yield b"".join(pieces) or sse.SPACE
     except GatewayError as error:
-        yield _encode(body_of(error, request_id)) + sse.END
+        yield _encode(body_of(error, request_id, "gemini")) + sse.END
 
 
 def _is_last(chunk: GenerateContentResponse) -> bool:
@@ -182,5 +178,5 @@ async def _array(
                 separator = b",\r\n"
             yield b"".join(pieces) or b"\n"
     except GatewayError as error:
-        yield separator + _encode(body_of(error, request_id))
+        yield separator + _encode(body_of(error, request_id, "gemini"))
     yield b"]"

@@ -11,6 +11,7 @@ from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, UnsupportedMedia
 from gateway.dialects import sse
+from gateway.dialects.collector import Writer
 from gateway.http.errors import origin_of
 from gateway.http.heads import header_of
 from gateway.http.presence import while_present
@@ -22,6 +23,7 @@ from gateway.turn.turn import Findings, Taken
 
 KeyRequest = Request[Principal, None, Any]
 AskT = TypeVar("AskT")
+WholeT = TypeVar("WholeT")
 
 
 class NamesModel(Protocol):
@@ -99,6 +101,15 @@ async def begun(request: KeyRequest, services: Services, ask: Ask) -> Begun:
     items = services.turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))
     return Begun(turn_id, items, taken.findings)
+
+
+async def gathered(items: Items, writer: Writer[Any, WholeT]) -> WholeT:
+    """The whole answer of a turn that is not streamed."""
+    async for item in items:
+        if not isinstance(item, Taken):
+            for frame in item:
+                writer.take(frame)
+    return writer.whole()
 
 
 def answered(body: msgspec.Struct) -> ASGIResponse:

@@ -13,25 +13,32 @@ from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError, InvalidRequest
 from gateway.dialects import sse
-from gateway.dialects.anthropic.ask import ask_of, count_ask_of
-from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
-from gateway.dialects.anthropic.events import BlockStart, Event
+from gateway.dialects.anthropic.lower import ask_of, count_ask_of
 from gateway.dialects.anthropic.request import (
     VERSIONS,
     CountTokensRequest,
     MessagesRequest,
     Version,
+    decode_count_tokens,
+    decode_messages,
 )
-from gateway.dialects.anthropic.response import Message, TokenCount
-from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
+from gateway.dialects.anthropic.response import (
+    BlockStart,
+    Event,
+    Message,
+    MessageWriter,
+    TokenCount,
+)
+from gateway.dialects.errors import anthropic_error
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import origin_of, request_id, stream_error
+from gateway.http.errors import origin_of, request_id
 from gateway.http.findings import compared, diagnostics_of
 from gateway.http.generation import (
     Items,
     KeyRequest,
     answered,
     check_media,
+    gathered,
     prepared,
     streamed,
     until_taken,
@@ -129,30 +136,26 @@ def check_version(version: str | None) -> Version:
     raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
 
 
-async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
+async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> MessageWriter:
     taken = await until_taken(items)
-    return EventWriter(
-        turn_id=turn_id,
+    return MessageWriter(
+        id=turn_id,
         model=ask.model.id,
         paths=[slot.path for slot in ask.plan.slots],
         found=taken.findings,
         diagnose=partial(diagnostics_of, taken.findings),
-        omit_thinking=ask.omit_thinking,
-        hide_thinking=not ask.thinking,
+        omits_thinking=ask.omit_thinking,
+        hides_thinking=not ask.thinking,
     )
 
 
 async def whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
     """The whole message of a turn that is not streamed."""
-    writer, collector = await _begin(items, ask, turn_id), MessageCollector()
-    async for item in items:
-        for event in _events(item, writer):
-            collector.take(event)
-    return collector.message()
+    return await gathered(items, await _begin(items, ask, turn_id))
 
 
 async def _stream(
-    items: Items, writer: EventWriter, request_id: str
+    items: Items, writer: MessageWriter, request_id: str
 ) -> AsyncGenerator[bytes, None]:
     """Yield the stream's events; frames that came together go out together."""
     has_pinged = False
@@ -167,10 +170,10 @@ async def _stream(
             # A heartbeat, or thinking that is not shown: keep the connection alive.
             yield b"".join(pieces) if pieces else sse.COMMENT
     except GatewayError as error:
-        yield sse.event("error", stream_error(error, request_id))
+        yield sse.event("error", anthropic_error(error, request_id))
 
 
-def _events(item: Taken | list[Frame], writer: EventWriter) -> Iterator[Event]:
+def _events(item: Taken | list[Frame], writer: MessageWriter) -> Iterator[Event]:
     if not isinstance(item, Taken):
         for frame in item:
             yield from writer.write(frame)

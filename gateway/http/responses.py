@@ -12,28 +12,26 @@ from engine.protocol import Frame, InputUsage
 from gateway.base.catalogue import Model
 from gateway.base.errors import (
     DemandRefused,
-    EngineFailed,
     GatewayError,
     NotFound,
     PromptTooLong,
 )
 from gateway.dialects import sse
-from gateway.dialects.responses.ask import Prepared, prepare
-from gateway.dialects.responses.decode import decode_responses
-from gateway.dialects.responses.events import FINAL, Event
-from gateway.dialects.responses.lower import seal
-from gateway.dialects.responses.request import Given
+from gateway.dialects.errors import in_responses_names
+from gateway.dialects.responses.lower import Prepared, prepare, seal
+from gateway.dialects.responses.request import Given, decode_responses
 from gateway.dialects.responses.response import (
     AppliedCacheOptions,
     ComparisonNotFound,
     Diagnostics,
+    Event,
     InputTokens,
     Response,
+    ResponseWriter,
     Unavailable,
     diagnostics_of,
     echo_of,
 )
-from gateway.dialects.responses.writer import ResponseWriter, in_own_names
 from gateway.http.auth import KeyAuth
 from gateway.http.errors import request_id
 from gateway.http.generation import (
@@ -42,6 +40,7 @@ from gateway.http.generation import (
     answered,
     begun,
     check_media,
+    gathered,
     prepared,
     streamed,
 )
@@ -93,7 +92,7 @@ async def create_response(request: KeyRequest, body: bytes) -> ASGIResponse:
         writer = _writer(services, made, turn_id, findings)
         if made.ask.stream:
             return streamed(_stream(items, writer, request_id(request.scope)), items)
-        return answered(await while_present(request, _whole(items, writer)))
+        return answered(await while_present(request, gathered(items, writer)))
     except (PromptTooLong, DemandRefused) as error:
         raise _in_own_names(error, made.ask) from None
 
@@ -111,7 +110,7 @@ async def _prepared(request: KeyRequest, services: Services, body: bytes) -> Pre
 
 
 def _in_own_names(error: GatewayError, ask: Ask) -> GatewayError:
-    return in_own_names(error, [slot.path for slot in ask.plan.slots])
+    return in_responses_names(error, [slot.path for slot in ask.plan.slots])
 
 
 def _writer(
@@ -133,6 +132,8 @@ def _writer(
         **echo_of(made.given.fields),  # type: ignore[arg-type]
     )
     return ResponseWriter(
+        id=response.id,
+        model=response.model,
         response=response,
         found=findings,
         paths=[slot.path for slot in ask.plan.slots],
@@ -162,17 +163,6 @@ def _diagnose(findings: Findings, usage: InputUsage) -> Diagnostics | None:
             )
 
 
-async def _whole(items: Items, writer: ResponseWriter) -> Response:
-    response: Response | None = None
-    async for item in items:
-        for event in _events(item, writer):
-            if isinstance(event, FINAL):
-                response = event.response
-    if response is None:
-        raise EngineFailed
-    return response
-
-
 async def _stream(
     items: Items, writer: ResponseWriter, request_id: str
 ) -> AsyncGenerator[bytes, None]:
@@ -182,7 +172,7 @@ async def _stream(
             pieces = [_framed(event) for event in _events(item, writer)]
             yield b"".join(pieces) if pieces else sse.COMMENT
     except GatewayError as error:
-        yield _framed(writer.fail(in_own_names(error, writer.paths), request_id))
+        yield _framed(writer.fail(in_responses_names(error, writer.paths), request_id))
 
 
 def _events(item: Taken | list[Frame], writer: ResponseWriter) -> Iterator[Event]:

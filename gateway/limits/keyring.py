@@ -35,7 +35,7 @@ from gateway.ledger.access import (
 )
 from gateway.limits.lookups import Lookups
 from gateway.prompt.ask import Principal
-from gateway.prompt.plan_memory import PlanMemory
+from gateway.prompt.plan import PlanMemory
 
 POLL_SECONDS = 2.0
 # The time until a change counts on every gateway whose database answers: one pause and two queries.

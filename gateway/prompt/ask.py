@@ -27,8 +27,7 @@ from gateway.prompt.fingerprint import (
 )
 from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.names import NAMES_RULE
-from gateway.prompt.plan import Plan
-from gateway.prompt.plan_memory import PlanMemory
+from gateway.prompt.plan import Plan, PlanMemory
 
 TurnId = NewType("TurnId", str)
 Dialect = Literal["anthropic", "openai", "gemini"]

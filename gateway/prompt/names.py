@@ -17,7 +17,7 @@ secret, can't tell a text by its name.
 
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 from xxhash import xxh3_128_digest, xxh3_128_hexdigest
@@ -26,14 +26,24 @@ from engine.protocol import (
     MAX_NAMES,
     Name,
     Prompt,
+    Role,
     TextPart,
     ThinkingPart,
-    Tool,
     ToolResultPart,
     ToolUsePart,
 )
-from gateway.prompt.recent import Recent
 
+TOOL, SYSTEM, RAW, USER, ASSISTANT, TOLD, THINKING, CALL, RESULT = "tsruamhco"
+"""One letter for each kind of segment. `TOLD` is a text of a system message among the others."""
+_TEXTS: dict[Role, str] = {"user": USER, "assistant": ASSISTANT, "system": TOLD}
+_HEADERS = {
+    RAW: b"raw",
+    TOOL: b"tool ",
+    SYSTEM: b"system",
+    THINKING: b"thinking",
+    CALL: b"tool_use ",
+    RESULT: b"tool_result ",
+}
 NAMES_RULE = 2
 """The version of this rule. Names by different versions have nothing in common."""
 MAX_STEP = 8192
@@ -48,6 +58,46 @@ _SEGMENT_END = b"\x02"
 # Shorter texts are named as fast as they are found again. Longer ones are not read whole at once.
 _LEAST_KNOWN, _MOST_KNOWN = 2048, 1 << 18
 _encode = msgspec.json.Encoder().encode
+ValueT = TypeVar("ValueT")
+
+
+class Recent(Generic[ValueT]):
+    """What was made lately, by key, so that it is not made again: at least the last `most` that
+    were used, and at most twice as many.
+
+    There are two generations, and the older one is forgotten as a whole. Threads may share it,
+    since each step is one operation on a dictionary; at worst a value is made twice.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._young: dict[str, ValueT] = {}
+        self._old: dict[str, ValueT] = {}
+
+    def get(self, key: str) -> ValueT | None:
+        found = self._young.get(key)
+        if found is None and (found := self._old.get(key)) is not None:
+            self.put(key, found)
+        return found
+
+    def put(self, key: str, value: ValueT) -> None:
+        if len(self._young) >= self._most:
+            self._old, self._young = self._young, {}
+        self._young[key] = value
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+
+class Segment(NamedTuple):
+    """One segment: its kind's letter, where a message's part stands, whether it is the first part,
+    what it has besides its text, and its text."""
+
+    letter: str
+    begin: bytes
+    is_first: bool
+    values: list[Any] | None
+    text: str
 
 
 class _Hash(Protocol):
@@ -90,7 +140,10 @@ def find_prefixes(
     seed = int.from_bytes(chain.digest())
     prefixes: list[Prefix] = []
     num_bytes = depth = 0
-    for segment, (header, text) in enumerate(_segments(prompt)):
+    for segment, (letter, begin, _, values, text) in enumerate(segments_of(prompt)):
+        header = begin + _HEADERS.get(letter, b"text")
+        if values is not None:
+            header += _encode(values)
         key, first = None, len(prefixes)
         if known is not None and _LEAST_KNOWN <= len(text) <= _MOST_KNOWN:
             # The chain stands for the scope and all content before.
@@ -162,35 +215,25 @@ def _update(chain: _Hash, data: bytes) -> None:
         chain.update(data[offset : offset + _UPDATE_BYTES])
 
 
-def _segments(prompt: Prompt) -> Iterator[tuple[bytes, str]]:
+def segments_of(prompt: Prompt) -> Iterator[Segment]:
+    """All segments in order."""
     if prompt.text is not None:
-        yield b"raw", prompt.text
+        yield Segment(RAW, b"", False, None, prompt.text)
     for tool in prompt.tools:
-        yield _tool_header(tool), ""
+        yield Segment(TOOL, b"", False, [tool.name, tool.description, tool.input_schema], "")
     for block in prompt.system:
-        yield b"system", block.text
+        yield Segment(SYSTEM, b"", False, None, block.text)
     for number, message in enumerate(prompt.messages):
-        begin = b"%d %b " % (number, message.role.encode())
+        begin, is_first = b"%d %b " % (number, message.role.encode()), True
         for part in message.parts:
-            if isinstance(part, TextPart):
-                yield begin + b"text", part.text
-            else:
-                yield begin + _part_header(part), _text(part)
-
-
-def _tool_header(tool: Tool) -> bytes:
-    return b"tool " + _encode([tool.name, tool.description, tool.input_schema])
-
-
-def _part_header(part: ThinkingPart | ToolUsePart | ToolResultPart) -> bytes:
-    match part:
-        case ThinkingPart():
-            return b"thinking"
-        case ToolUsePart():
-            return b"tool_use " + _encode([part.id, part.name, part.input])
-        case ToolResultPart():
-            return b"tool_result " + _encode([part.tool_use_id, part.is_error])
-
-
-def _text(part: ThinkingPart | ToolUsePart | ToolResultPart) -> str:
-    return "" if isinstance(part, ToolUsePart) else part.text
+            match part:
+                case TextPart():
+                    yield Segment(_TEXTS[message.role], begin, is_first, None, part.text)
+                case ThinkingPart():
+                    yield Segment(THINKING, begin, is_first, None, part.text)
+                case ToolUsePart():
+                    yield Segment(CALL, begin, is_first, [part.id, part.name, part.input], "")
+                case ToolResultPart():
+                    values = [part.tool_use_id, part.is_error]
+                    yield Segment(RESULT, begin, is_first, values, part.text)
+            is_first = False

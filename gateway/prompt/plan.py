@@ -2,17 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import msgspec
 
 from engine.protocol import Breakpoint, Name, Prompt, TextPart, ToolResultPart, Ttl
 from gateway.base.grants import AutoCache
-from gateway.prompt.auto_cache import add_automatic
-from gateway.prompt.breakpoints import find_breakpoints, leave_out
-from gateway.prompt.layout import Layout, Slot
-from gateway.prompt.names import Prefix, find_prefixes, trim_names
-from gateway.prompt.plan_memory import PlanMemory
-from gateway.prompt.sketch import CALL, RESULT, Sketch, kinds_of, sketch_of
+from gateway.prompt.breakpoints import Layout, Slot, add_automatic, find_breakpoints, leave_out
+from gateway.prompt.names import CALL, RESULT, NamedText, Prefix, Recent, find_prefixes, trim_names
+from gateway.prompt.sketch import Sketch, Sketched, kinds_of, sketch_of
 
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
@@ -20,6 +18,18 @@ _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 _END_CHARACTERS = 1024
 _PIECE_CHARACTERS = 1 << 16
 _SURE = (TextPart, ToolResultPart)
+_MAX_SKETCHED = 10_000
+"""At some 500 bytes each."""
+_MAX_TEXTS = 1024
+"""At 2 to 15 KB each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    """The same for all workspaces, each of which finds its own: the keys depend on its scope."""
+
+    sketched: Recent[Sketched] = field(default_factory=lambda: Recent(_MAX_SKETCHED))
+    texts: Recent[NamedText] = field(default_factory=lambda: Recent(_MAX_TEXTS))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +98,7 @@ def make_plan(
 
     `memory` has what earlier plans made of the same prefixes.
 
-    With a `policy` there may be more breakpoints than the client's (`auto_cache.py`).
+    With a `policy` there may be more breakpoints than the client's (`breakpoints.py`).
     """
     slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
     num_given = len(breakpoints)

@@ -1,4 +1,5 @@
-"""What a JSON Schema may have before anything is made of it: bytes, depth, values, properties."""
+"""What JSON of a client may have before anything is made of it: depth, integers, and for a
+schema also bytes, values and properties."""
 
 from typing import Any
 
@@ -6,8 +7,9 @@ import msgspec
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
-from gateway.prompt.layout import INT_LIMIT
 
+MAX_DEPTH = 64
+_INT_LIMIT = 2**63
 _encode = msgspec.json.Encoder().encode
 
 
@@ -28,7 +30,7 @@ def check_schema(schema: dict[str, Any], path: str, bounds: RequestBounds) -> No
                 below.extend(item.values())
             elif isinstance(item, list):
                 below.extend(item)
-            elif isinstance(item, int) and not -INT_LIMIT <= item < INT_LIMIT:
+            elif isinstance(item, int) and not -_INT_LIMIT <= item < _INT_LIMIT:
                 raise InvalidRequest(f"{path}: integers must fit in 64 bits")
         if num_properties > bounds.max_schema_properties:
             raise InvalidRequest(f"{path}: more than {bounds.max_schema_properties} properties")
@@ -39,3 +41,21 @@ def check_schema(schema: dict[str, Any], path: str, bounds: RequestBounds) -> No
         raise InvalidRequest(f"{path}: nested more than {bounds.max_schema_depth} levels deep")
     if len(_encode(schema)) > bounds.max_schema_bytes:
         raise InvalidRequest(f"{path}: longer than {bounds.max_schema_bytes} bytes")
+
+
+def check_json(value: dict[str, Any], path: str) -> None:
+    """Refuse what cannot cross to the engine: nesting beyond MAX_DEPTH, integers beyond 64 bits."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            children = item.values() if isinstance(item, dict) else item
+            for child in children:
+                if isinstance(child, dict | list):
+                    below.append(child)
+                elif isinstance(child, int) and not -_INT_LIMIT <= child < _INT_LIMIT:
+                    raise InvalidRequest(f"{path}: integers must fit in 64 bits")
+        if not below:
+            return
+        level = below
+    raise InvalidRequest(f"{path}: nested more than {MAX_DEPTH} levels deep")

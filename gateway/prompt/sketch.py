@@ -9,24 +9,25 @@ The sizes are bounded: MAX_SEGMENTS segments, SKETCHED_BYTES of content, PIECES 
 MAX_TEXTS texts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
 
-from engine.protocol import (
-    Part,
-    Prompt,
-    Role,
-    TextPart,
-    ThinkingPart,
-    Tool,
-    ToolResultPart,
-    ToolUsePart,
+from engine.protocol import Prompt
+from gateway.prompt.names import (
+    ASSISTANT,
+    CALL,
+    RAW,
+    RESULT,
+    THINKING,
+    TOOL,
+    Recent,
+    Segment,
+    segments_of,
 )
-from gateway.prompt.recent import Recent
 
 MAX_SEGMENTS = 96
 SKETCHED_BYTES = 256 * 1024
@@ -44,15 +45,10 @@ _TEXT_HEADER = b"x"
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
-TOOL, SYSTEM, RAW, USER, ASSISTANT, TOLD, THINKING, CALL, RESULT = "tsruamhco"
-"""One letter for each kind of segment; the first segment of a message has it in upper case.
-
-`TOLD` is a text of a system message among the others.
-"""
 CHUNK = "."
 """Stands for a prefix that ends inside a segment."""
-_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
-_TEXTS: dict[Role, str] = {"user": USER, "assistant": ASSISTANT, "system": TOLD}
+_HEADERS = {RAW: b"r", TOOL: b"t", THINKING: b"h", CALL: b"c", RESULT: b"o"}
+_OF_THE_MODEL = (ASSISTANT, CALL, THINKING)
 
 
 class Sketch(msgspec.Struct, frozen=True, array_like=True):
@@ -70,14 +66,10 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
 
 
 def kinds_of(prompt: Prompt) -> str:
-    """The letters of all segments, in order."""
-    letters = [RAW] if prompt.text is not None else []
-    letters += [TOOL] * len(prompt.tools) + [SYSTEM] * len(prompt.system)
-    for message in prompt.messages:
-        for position, part in enumerate(message.parts):
-            letter = _letter(message.role, part)
-            letters.append(letter if position else letter.upper())
-    return "".join(letters)
+    """The letters of all segments, in order; the first of a message is in upper case."""
+    return "".join(
+        one.letter.upper() if one.is_first else one.letter for one in segments_of(prompt)
+    )
 
 
 class Sketched(NamedTuple):
@@ -101,13 +93,13 @@ def sketch_of(
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
     made: list[Sketched] = []
     num_pieced, room, is_first_message = 0, SKETCHED_BYTES, True
-    for index, (where, item) in enumerate(_items(prompt)):
+    for index, segment in enumerate(segments_of(prompt)):
         if index >= MAX_SEGMENTS:
             break
         one = known.get(ends[index]) if known is not None else None
         if one is None:
             has_pieces = is_first_message and num_pieced < MAX_TEXTS
-            one = _sketched(base, where, item, room, has_pieces=has_pieces)
+            one = _sketched(base, segment, room, has_pieces=has_pieces)
             if one is None:
                 break
             if known is not None:
@@ -116,7 +108,7 @@ def sketch_of(
         if room < 0:
             break
         made.append(one)
-        is_first_message = is_first_message and one.letter not in (ASSISTANT, CALL, THINKING)
+        is_first_message = is_first_message and one.letter not in _OF_THE_MODEL
         num_pieced += one.pieces is not None
     return Sketch(
         b"".join(one.own for one in made),
@@ -126,82 +118,24 @@ def sketch_of(
     )
 
 
-def _sketched(
-    base: blake2b, where: str, item: str | Tool | Part, room: int, *, has_pieces: bool
-) -> Sketched | None:
+def _sketched(base: blake2b, segment: Segment, room: int, *, has_pieces: bool) -> Sketched | None:
     """What a sketch has of one segment; None where that has more content than `room`."""
-    letter, header, values, text = _described(where, item)
-    content = text.encode()
+    letter, values, text = segment.letter, segment.values, segment.text
+    header = _HEADERS.get(letter, _TEXT_HEADER)
+    kind, content = header, text.encode()
+    if values is not None:
+        header += _encode(values)
     size = len(header) + len(content)
     if size > room:
         return None
-    has_pieces = (
-        has_pieces and letter not in (ASSISTANT, CALL, THINKING) and len(text) >= _PIECED_CHARACTERS
-    )
+    is_pieced = has_pieces and letter not in _OF_THE_MODEL and len(text) >= _PIECED_CHARACTERS
     return Sketched(
         letter,
         _digest(base, header, content),
         size,
-        None if values is None else _digest(base, header[:1], _encode_sorted(values)),
-        _pieces(base, content) if has_pieces else None,
+        _digest(base, kind, _encode_sorted(values)) if letter in (TOOL, CALL) else None,
+        _pieces(base, content) if is_pieced else None,
     )
-
-
-def _letter(role: Role, part: Part) -> str:
-    match part:
-        case ThinkingPart():
-            return THINKING
-        case ToolUsePart():
-            return CALL
-        case ToolResultPart():
-            return RESULT
-        case _:
-            return _TEXTS[role]
-
-
-def _items(prompt: Prompt) -> Iterator[tuple[str, str | Tool | Part]]:
-    """All segments in order, each with its role, or with a letter for what has none."""
-    if prompt.text is not None:
-        yield RAW, prompt.text
-    for tool in prompt.tools:
-        yield TOOL, tool
-    for block in prompt.system:
-        yield SYSTEM, block
-    for message in prompt.messages:
-        for part in message.parts:
-            yield message.role, part
-
-
-def _described(where: str, item: str | Tool | Part) -> tuple[str, bytes, object, str]:
-    """A segment's letter, what it has besides its text, its JSON, and its text."""
-    match item:
-        case str():
-            return RAW, b"r", None, item
-        case Tool():
-            return _tool(item)
-        case TextPart() if where == SYSTEM:
-            return SYSTEM, _TEXT_HEADER, None, item.text
-        case _:
-            return _part(_ROLES[where], item)
-
-
-def _tool(tool: Tool) -> tuple[str, bytes, object, str]:
-    values = [tool.name, tool.description, tool.input_schema]
-    return TOOL, b"t" + _encode(values), values, ""
-
-
-def _part(role: Role, part: Part) -> tuple[str, bytes, object, str]:
-    letter = _letter(role, part)
-    match part:
-        case ToolUsePart():
-            values = [part.id, part.name, part.input]
-            return letter, b"c" + _encode(values), values, ""
-        case ToolResultPart():
-            return letter, b"o" + _encode([part.tool_use_id, part.is_error]), None, part.text
-        case TextPart():
-            return letter, _TEXT_HEADER, None, part.text
-        case ThinkingPart():
-            return letter, b"h", None, part.text
 
 
 def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:

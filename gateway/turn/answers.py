@@ -1,7 +1,7 @@
 """What the client was answered, as the ledger keeps it."""
 
 from gateway.base.errors import DemandRefused, GatewayError
-from gateway.dialects.openai.errors import status_of as openai_status_of
+from gateway.dialects import errors
 from gateway.prompt.ask import Api
 
 ERROR_CHARACTERS = 300
@@ -21,4 +21,4 @@ def kept_text(error: GatewayError) -> str:
 
 def status_of(error: GatewayError, api: Api) -> int:
     """The HTTP status of an error before the answer began. Google's are those of OpenAI."""
-    return error.status if api == "anthropic" else openai_status_of(error)
+    return errors.status_of(error, "anthropic" if api == "anthropic" else "openai")

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import lay_out
-from gateway.prompt.layout import Slot
+from gateway.dialects.anthropic.request import decode_messages
+from gateway.prompt.breakpoints import Slot
 
 SHORT: dict[str, str] = {"type": "ephemeral"}
 LONG: dict[str, str] = {"type": "ephemeral", "ttl": "1h"}

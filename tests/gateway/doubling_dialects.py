@@ -12,10 +12,10 @@ from gateway.advice.stream import advise_stream
 from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
-from gateway.dialects.gemini import ask as gemini
-from gateway.dialects.gemini.decode import decode_generate
-from gateway.dialects.responses.ask import prepare
-from gateway.dialects.responses.decode import decode_responses
+from gateway.dialects.gemini import lower as gemini
+from gateway.dialects.gemini.request import decode_generate
+from gateway.dialects.responses.lower import prepare
+from gateway.dialects.responses.request import decode_responses
 from gateway.dialects.responses.response import echo_of
 from gateway.http.batch_rows import RowReader, ranked
 from gateway.prompt.ask import Ask

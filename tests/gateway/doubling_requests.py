@@ -24,13 +24,13 @@ from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
 from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError
 from gateway.dialects import sse
-from gateway.dialects.anthropic.ask import ask_of
-from gateway.dialects.anthropic.decode import decode_messages
-from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
+from gateway.dialects.anthropic.lower import ask_of
+from gateway.dialects.anthropic.request import decode_messages
+from gateway.dialects.anthropic.response import MessageWriter
 from gateway.dialects.nonces import without_nonces
-from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.decode import decode_chat, decode_completion
-from gateway.dialects.openai.writer import ChatCollector, ChatWriter
+from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
+from gateway.dialects.openai.request import decode_chat, decode_completion
+from gateway.dialects.openai.response import ChatWriter
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.prompt.fingerprint import compare, pack, unpack
 from gateway.prompt.ignored import Ignored
@@ -236,19 +236,18 @@ def _written(deltas: list[Frame]) -> Work:
     frames = _answer(*deltas)
 
     def work() -> None:
-        writer = EventWriter(
-            turn_id="t",
+        writer = MessageWriter(
+            id="t",
             model="m",
             found=_Found(),
             paths=["messages.0"],
             diagnose=lambda: None,
         )
-        collector = MessageCollector()
         for frame in frames:
             for event in writer.write(frame):
                 sse.event("e", event)
-                collector.take(event)
-        collector.message()
+            writer.take(frame)
+        writer.whole()
 
     return work
 
@@ -258,7 +257,7 @@ def _chunked(deltas: list[Frame]) -> Work:
 
     def work() -> None:
         writer = ChatWriter(
-            response_id="r",
+            id="r",
             model="m",
             created=0,
             found=_Found(),
@@ -266,13 +265,11 @@ def _chunked(deltas: list[Frame]) -> Work:
             num_choices=1,
             include_usage=True,
         )
-        chunks = [chunk for frame in frames for chunk in writer.write(frame)]
-        for chunk in chunks:
-            sse.data(chunk)
-        collector = ChatCollector()
-        for chunk in chunks:
-            collector.take(chunk)
-        collector.whole()
+        for frame in frames:
+            for chunk in writer.write(frame):
+                sse.data(chunk)
+            writer.take(frame)
+        writer.whole()
 
     return work
 

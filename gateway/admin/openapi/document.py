@@ -4,24 +4,17 @@ The schemas come from the types that decode and encode the bodies.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import msgspec
 
 from gateway.admin.openapi.operations import EVENT_STREAM, Operation
 from gateway.base.errors import GatewayError
-from gateway.dialects.anthropic.events import Event
-from gateway.dialects.anthropic.response import ErrorBody
-from gateway.dialects.gemini import errors as gemini
-from gateway.dialects.openai import errors as openai
-from gateway.dialects.openai.request import (
-    IGNORED,
-    REFUSED_IN_CHAT,
-    REFUSED_IN_COMPLETIONS,
-    ChatRequest,
-    CompletionRequest,
-)
+from gateway.dialects.anthropic.response import Event
+from gateway.dialects.errors import ENVELOPES, status_of
+from gateway.dialects.fields import Fields
+from gateway.dialects.openai.request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest
 from gateway.dialects.responses import request as responses
 from gateway.http.query import NO_NUL
 from gateway.http.speaking import ID_HEADERS
@@ -29,23 +22,15 @@ from gateway.prompt.ask import Dialect
 
 # Two types of one name are told apart by their modules, whose package says nothing to a reader.
 _PACKAGES = re.compile(rb"gateway\.(?:dialects|admin|ledger|http)\.")
-_ENVELOPES: dict[Dialect, Any] = {
-    "anthropic": ErrorBody,
-    "openai": openai.ErrorBody,
-    "gemini": gemini.ErrorBody,
-}
 # Fields of these bodies besides those of their types: refused ones, and those without effect. See
 # `request.py` of their dialects.
-_MORE_FIELDS: dict[Any, tuple[Mapping[str, tuple[Any, ...]], frozenset[str]]] = {
-    ChatRequest: (REFUSED_IN_CHAT, IGNORED),
-    CompletionRequest: (REFUSED_IN_COMPLETIONS, IGNORED),
-    responses.ResponsesRequest: (
-        responses.REFUSED,
-        responses.IGNORED.union(responses.TOLD),
-    ),
+_MORE_FIELDS: dict[Any, Fields] = {
+    ChatRequest: CHAT,
+    CompletionRequest: COMPLETIONS,
+    responses.ResponsesRequest: responses.FIELDS,
 }
 _DATA = {"type": "string", "contentMediaType": "application/json"}
-# One server-sent event; the names are the tags of `dialects/anthropic/events.py`.
+# One server-sent event; the names are the tags of `dialects/anthropic/response.py`.
 _NAMED_EVENT = {
     "type": "object",
     "required": ["event", "data"],
@@ -72,7 +57,7 @@ _EVENTS: dict[Dialect, dict[str, Any]] = {
 def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     listed = list(operations)
-    kinds: list[Any] = list(_ENVELOPES.values())
+    kinds: list[Any] = list(ENVELOPES.values())
     for operation in listed:
         found = (*operation.replies, operation.body, operation.unready)
         kinds += [kind for kind in found if kind is not None]
@@ -80,10 +65,10 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
         kinds, ref_template="#/components/schemas/{name}"
     )
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
-    for body, (refused, ignored) in _MORE_FIELDS.items():
+    for body, fields in _MORE_FIELDS.items():
         if repr(body) in schema_of:
             name = schema_of[repr(body)]["$ref"].removeprefix("#/components/schemas/")
-            _add_fields(components[name], refused, ignored)
+            _add_fields(components[name], fields)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of)
@@ -106,9 +91,7 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     return plain
 
 
-def _add_fields(
-    schema: dict[str, Any], refused: Mapping[str, tuple[Any, ...]], ignored: frozenset[str]
-) -> None:
+def _add_fields(schema: dict[str, Any], fields: Fields) -> None:
     """Describe what OpenAI's bodies may hold besides the fields of their types.
 
     There are fields without effect, fields that are refused except for their neutral values, and
@@ -119,8 +102,10 @@ def _add_fields(
         if properties[name].get("default", ...) is None:
             continue  # null is one of its values
         properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
-    properties |= {name: {} for name in sorted(ignored)}
-    properties |= {name: {"enum": [*neutral, None]} for name, neutral in sorted(refused.items())}
+    properties |= {name: {} for name in sorted(fields.silent.union(fields.told))}
+    properties |= {
+        name: {"enum": [*neutral, None]} for name, neutral in sorted(fields.refused.items())
+    }
 
 
 def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
@@ -170,23 +155,13 @@ def _errors(
     found: dict[str, tuple[type[GatewayError], list[Any]]] = {}
     for error in operation.errors:
         for dialect in operation.dialects:
-            status = _status_of(error(), dialect)
-            envelope = schema_of[repr(_ENVELOPES[dialect])]
+            status = status_of(error(), dialect)
+            envelope = schema_of[repr(ENVELOPES[dialect])]
             if dialect == "anthropic":
                 kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
                 envelope = {"allOf": [envelope, kind]}
             found.setdefault(str(status), (error, []))[1].append(envelope)
     return [(status, error, envelopes) for status, (error, envelopes) in found.items()]
-
-
-def _status_of(error: GatewayError, dialect: Dialect) -> int:
-    match dialect:
-        case "openai":
-            return openai.status_of(error)
-        case "gemini":
-            return gemini.status_of(error)
-        case "anthropic":
-            return error.status
 
 
 def _any_of(schemas: Iterable[Any]) -> Any:

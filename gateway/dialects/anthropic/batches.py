@@ -9,8 +9,9 @@ from msgspec import Raw
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import GatewayError, InvalidRequest
-from gateway.dialects.anthropic.response import ErrorBody, Message, detail_of
-from gateway.dialects.bodies import check_values, split_complaint
+from gateway.dialects.anthropic.response import Message
+from gateway.dialects.bodies import check_values, read, split_complaint
+from gateway.dialects.errors import AnthropicError, anthropic_error
 
 _CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -66,7 +67,7 @@ class Succeeded(msgspec.Struct, frozen=True, tag="succeeded"):
 
 
 class Errored(msgspec.Struct, frozen=True, tag="errored"):
-    error: ErrorBody
+    error: AnthropicError
 
 
 class Canceled(msgspec.Struct, frozen=True, tag="canceled"):
@@ -87,18 +88,18 @@ class ResultLine(msgspec.Struct, frozen=True):
     result: Raw
 
 
+_batch = msgspec.json.Decoder(CreateBatch)
+
+
+def _explained(complaint: str) -> InvalidRequest:
+    what, path = split_complaint(complaint)
+    return InvalidRequest(f"{path.removeprefix('.') or 'body'}: {what[:200]}")
+
+
 def decode_batch(body: bytes, bounds: RequestBounds, most_rows: int) -> list[BatchItem]:
     """The rows of a batch. Raise InvalidRequest that names the field, or TooLarge."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
-    try:
-        items = msgspec.json.decode(body, type=CreateBatch).requests
-    except msgspec.ValidationError as error:
-        what, path = split_complaint(str(error))
-        raise InvalidRequest(f"{path.removeprefix('.') or 'body'}: {what[:200]}") from None
-    except UnicodeDecodeError:
-        raise InvalidRequest("The request body is not valid UTF-8") from None
-    except (msgspec.MsgspecError, RecursionError):
-        raise InvalidRequest("The request body is not valid JSON") from None
+    items = read(lambda: _batch.decode(body), _explained).requests
     if not items:
         raise InvalidRequest("requests: must have at least one item")
     if len(items) > most_rows:
@@ -116,4 +117,4 @@ def decode_batch(body: bytes, bounds: RequestBounds, most_rows: int) -> list[Bat
 
 
 def errored(failure: GatewayError, request_id: str) -> Errored:
-    return Errored(ErrorBody(detail_of(failure), request_id))
+    return Errored(anthropic_error(failure, request_id))

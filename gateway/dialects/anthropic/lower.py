@@ -1,451 +1,243 @@
-"""From a Messages request's content to the plan of its prompt: an ordered list of segments.
+"""From a Messages request to an Ask: its prompt, a slot for each segment, and what it demands.
 
 Tools come first, then system blocks, then message blocks, whatever the order of the JSON keys.
-Every tool and every content block is exactly one segment; a string is one text block. Messages
-of one role that follow each other are merged, their blocks stay apart.
+Every tool and every content block is exactly one segment; a string is one text block.
 
 A deferred tool (`defer_loading`) is not in the beginning of the prompt. A `tool_reference` or a
 `tool_addition` names it; from there on its definition is in the conversation, behind what was
 cached, and the model may call it. Naming one thus loses no prefix.
 """
 
-from base64 import b64decode
-from binascii import Error as Base64Error
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from engine.protocol import Message as PromptMessage
-from engine.protocol import Part, Prompt, TextPart, ThinkingPart, ToolResultPart, ToolUsePart
-from engine.protocol import Tool as PromptTool
+from engine.protocol import (
+    Message,
+    Part,
+    Sampling,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolChoice,
+    ToolResultPart,
+    ToolUsePart,
+    Ttl,
+)
+from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.dialects.anthropic.request import (
-    Base64Source,
-    Block,
-    CacheControl,
-    Compaction,
-    ContentSource,
-    CountTokensRequest,
-    Document,
-    FileSource,
-    ForeignTool,
-    Image,
-    Message,
-    Nested,
-    Nonce,
-    RedactedThinking,
-    SearchResult,
-    Text,
-    TextSource,
-    Thinking,
-    Tool,
-    ToolAddition,
-    ToolReference,
-    ToolRemoval,
-    ToolResult,
-    ToolUse,
-    UrlSource,
-)
-from gateway.prompt.ignored import Notepad
-from gateway.prompt.layout import Layout, Slot, check_json
-from gateway.prompt.media import Kind, Media, Unreadable, stand_in
-from gateway.prompt.plan import Plan, make_plan
-from gateway.prompt.plan_memory import PlanMemory
+from gateway.dialects.anthropic import request as wire
+from gateway.dialects.lowering import Lowering, sampling_of, text_in, wish_strict
+from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, Principal
+from gateway.prompt.breakpoints import Layout
+from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.origin import name_of
+from gateway.prompt.plan import Plan, PlanMemory, make_plan
+from gateway.prompt.schemas import check_json
 
-_NO_CITATIONS = "this model cites nothing"
-
-
-def search_text(path: str, block: SearchResult, notepad: Notepad) -> str:
-    if block.citations and block.citations.enabled:
-        notepad.ignore(f"{path}.search_result.citations", _NO_CITATIONS)
-    lines = [block.title, block.source, *(text.text for text in block.content)]
-    return "\n".join(line for line in lines if line)
-
-
-def image_text(path: str, block: Image, unreadable: Unreadable, notepad: Notepad) -> str:
-    return stand_in(path, _media("image", block.source), unreadable, notepad)
-
-
-def document_text(path: str, block: Document, unreadable: Unreadable, notepad: Notepad) -> str:
-    """Title, context and text. A PDF, an address or a file's id has a placeholder for its text."""
-    if block.citations and block.citations.enabled:
-        notepad.ignore(f"{path}.document.citations", _NO_CITATIONS)
-    body = _body(f"{path}.document.source", block.source, unreadable, notepad)
-    text = "\n".join(line for line in (block.title, block.context, body) if line)
-    if not text.strip():
-        raise InvalidRequest(f"{path}.document.source: the document is empty")
-    return text
-
-
-def _body(
-    path: str,
-    source: TextSource | ContentSource | Base64Source | UrlSource | FileSource,
-    unreadable: Unreadable,
-    notepad: Notepad,
-) -> str:
-    match source:
-        case TextSource():
-            return source.data
-        case ContentSource(content=str(text)):
-            return text
-        case ContentSource(content=list(blocks)):
-            return "\n".join(
-                block.text
-                if isinstance(block, Text)
-                else image_text(f"{path}.content.{index}", block, unreadable, notepad)
-                for index, block in enumerate(blocks)
-            )
-        case Base64Source(media_type=kind) if kind.startswith("text/"):
-            return _decoded(path, source)
-        case Base64Source() | UrlSource() | FileSource():
-            return stand_in(path, _media("document", source), unreadable, notepad)
-    raise AssertionError(source)
-
-
-def _decoded(path: str, source: Base64Source) -> str:
-    try:
-        return b64decode(source.data, validate=True).decode()
-    except (Base64Error, ValueError):
-        raise InvalidRequest(f"{path}.data: Input should be base64 of UTF-8") from None
-
-
-def _media(kind: Kind, source: Base64Source | UrlSource | FileSource) -> Media:
-    match source:
-        case Base64Source():
-            return Media(kind, source.media_type, source.data)
-        case UrlSource():
-            return Media(kind, name=source.url)
-        case FileSource():
-            return Media(kind, name=source.file_id)
-
-
-def foreign_text(path: str, block: Block, unreadable: Unreadable, notepad: Notepad) -> str:
-    """A block that only the vendor's servers write and read."""
-    kind = block.__struct_config__.tag
-    if unreadable == "refuse":
-        raise InvalidRequest(
-            f"{path}: content blocks of type '{kind}' are not supported by this server"
-        )
-    notepad.ignore(path, f"not shown to this model: {kind}")
-    return f"[{kind}: not shown to this model]"
-
-
-_encode = msgspec.json.Encoder().encode
 MAX_NAMED = 512
 _SEARCH = "tool_search_tool"
+_INTERLEAVED = "interleaved-thinking"
+_DEFAULT_EFFORT = "high"
 _NO_SERVER = "this server runs no tools of its own, and the model knows no such tool"
-
-
-class Tools:
-    """Read the conversation in its order: what a reference shows depends on those before it."""
-
-    def __init__(self, tools: list[Tool], notepad: Notepad) -> None:
-        self._tools = tools
-        self._notepad = notepad
-        self._waiting: dict[str, PromptTool] = {}
-        self._names = {tool.name for tool in tools}
-        self._named: dict[str, PromptTool] = {}
-        self._defers = self._may_defer()
-
-    @property
-    def named(self) -> list[PromptTool]:
-        """The deferred tools that the conversation names, in its order, `MAX_NAMED` at most."""
-        return list(islice(self._named.values(), MAX_NAMED))
-
-    def shown(self, index: int, tool: Tool) -> PromptTool | None:
-        """The tool as the prompt begins with it; None for one that is not in its beginning."""
-        path = f"tools.{index}"
-        if isinstance(tool, ForeignTool):
-            what = _NO_SERVER
-            if tool.name.startswith(_SEARCH):
-                what = "this server searches no tools: deferred tools are shown from the start"
-            self._notepad.ignore(path, f"{tool.name[:64]}: {what}")
-            return None
-        made = self._checked(path, tool)
-        if "direct" not in tool.allowed_callers:
-            self._notepad.ignore(path, "no server tool can call it here, so it is left out")
-            return None
-        if not tool.defer_loading or not self._defers:
-            return made
-        self._waiting[tool.name] = made
-        return None
-
-    def name(self, path: str, name: str) -> str:
-        """The text of a reference: the tool's definition where it is named for the first time."""
-        tool = self._waiting.pop(name, None)
-        if tool is not None:
-            return self._show(tool)
-        if name not in self._names:
-            self._notepad.ignore(path, "there is no such tool in `tools`")
-        return f"Tool: {name}"
-
-    def add(self, path: str, tool: dict[str, Any]) -> str:
-        """The text of an addition: of a tool by its name, or by its definition."""
-        match tool:
-            case {"type": "tool_reference", "name": str(name)}:
-                return self.name(path, name)
-            case {"type": "tool_definition", "definition": {"name": str(name)} as definition}:
-                schema = definition.get("input_schema")
-                if isinstance(schema, dict) and definition.get("type") in (None, "custom"):
-                    check_json(schema, f"{path}.tool.definition.input_schema")
-                    about = definition.get("description")
-                    description = about if isinstance(about, str) else None
-                    return self._show(PromptTool(name, schema, description))
-        self._notepad.ignore(path, _NO_SERVER)
-        return "[tool_addition: not shown to this model]"
-
-    def remove(self, path: str, tool: dict[str, Any]) -> str:
-        name = tool.get("name")
-        if not isinstance(name, str):
-            self._notepad.ignore(path, _NO_SERVER)
-            return "[tool_removal: not shown to this model]"
-        self._named.pop(name, None)
-        self._notepad.ignore(path, "the model is told, and may still call it")
-        return f"The tool {name} is not available any more."
-
-    def _show(self, tool: PromptTool) -> str:
-        self._named.pop(tool.name, None)
-        self._named[tool.name] = tool
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            function["description"] = tool.description
-        function["parameters"] = tool.input_schema
-        return "Tool: " + _encode({"type": "function", "function": function}).decode()
-
-    def _may_defer(self) -> bool:
-        """Whether somebody names the deferred tools, and the template shows how to call one."""
-        if any(isinstance(t, ForeignTool) and t.name.startswith(_SEARCH) for t in self._tools):
-            return False
-        own = [tool for tool in self._tools if not isinstance(tool, ForeignTool)]
-        if not any(tool.defer_loading for tool in own):
-            return True
-        if all(tool.defer_loading for tool in own):
-            self._notepad.ignore(
-                "tools", "all are deferred, and a model learns from one how to call: all are shown"
-            )
-            return False
-        return True
-
-    def _checked(self, path: str, tool: Tool) -> PromptTool:
-        if tool.defer_loading and tool.cache_control:
-            raise InvalidRequest(
-                f"Tool '{tool.name[:64]}' cannot have both defer_loading=true and cache_control"
-                " set. Tools with defer_loading cannot use prompt caching."
-            )
-        if not tool.name:
-            raise InvalidRequest(f"{path}.name: String should have at least 1 character")
-        if tool.input_examples:
-            self._notepad.ignore(f"{path}.input_examples", "not shown to this model")
-        if tool.allowed_callers != ["direct"]:
-            self._notepad.ignore(f"{path}.allowed_callers", "only the model itself calls tools")
-        return PromptTool(tool.name, tool.input_schema, tool.description, strict=tool.strict)
-
-
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
-_IN_SYSTEM = (Text, ToolAddition, ToolRemoval)
+_IN_SYSTEM = (wire.Text, wire.ToolAddition, wire.ToolRemoval)
+_encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What reading one request gathers."""
-
-    notepad: Notepad
-    unreadable: Unreadable
-    tools: Tools
-    slots: list[Slot]
-
-
-def lay_out(
-    request: CountTokensRequest,
-    notepad: Notepad | None = None,
+def ask_of(
+    request: wire.MessagesRequest,
+    principal: Principal,
+    model: Model,
+    version: wire.Version,
+    arrived: float,
+    *,
+    comparison: Compared = NOT_COMPARED,
+    num_removed: int = 0,
+    betas: str = "",
     unreadable: Unreadable = "placeholder",
-) -> Layout:
-    """Raise InvalidRequest for content that can't be sent to an engine."""
-    pad = Notepad() if notepad is None else notepad
-    reading = _Reading(pad, unreadable, Tools(request.tools, pad), [])
-    tools = _tools(request, reading)
-    system = _system(request, reading.slots)
-    messages: list[PromptMessage] = []
-    for index, message in enumerate(request.messages):
-        if message.only_sets_effort:
-            continue
-        parts = _parts(index, message, reading)
-        if messages and messages[-1].role == message.role:
-            messages[-1].parts.extend(parts)
-        else:
-            messages.append(PromptMessage(message.role, parts))
-    prompt = Prompt(messages, tools, system, named_tools=reading.tools.named)
-    return Layout(prompt, reading.slots)
+    marks_for_client: bool = False,
+) -> Ask:
+    """`betas` is the header as it came. `unreadable` says what becomes of images and the like.
+
+    `marks_for_client`: a request without markers gets those of the key's policy.
+    """
+    _check_generation(request, version, betas)
+    policy = principal.auto_cache if marks_for_client else None
+    ask = _ask(request, principal, model, version, arrived, unreadable, policy)
+    thinking = request.thinking
+    return msgspec.structs.replace(
+        ask,
+        sampling=sampling_of(request),
+        omit_thinking=isinstance(thinking, wire.ThinkingEnabled | wire.ThinkingAdaptive)
+        and thinking.display == "omitted",
+        stream=request.stream,
+        comparison=comparison,
+        num_removed=num_removed,
+        name=None if request.metadata is None else name_of({"name": request.metadata.name}),
+    )
 
 
-def _tools(request: CountTokensRequest, reading: _Reading) -> list[PromptTool]:
-    shown: list[PromptTool] = []
-    for index, tool in enumerate(request.tools):
-        slot, made = _slot(f"tools.{index}", tool.cache_control), reading.tools.shown(index, tool)
-        if made is None:
-            slot = replace(slot, can_carry=False, is_absent=True)
-        else:
-            shown.append(made)
-        reading.slots.append(slot)
-    return shown
+def count_ask_of(
+    request: wire.CountTokensRequest,
+    principal: Principal,
+    model: Model,
+    version: wire.Version,
+    arrived: float,
+    unreadable: Unreadable = "placeholder",
+) -> Ask:
+    """The same checks as for a generation. Fields outside the prompt have their defaults."""
+    return _ask(request, principal, model, version, arrived, unreadable, None)
 
 
-def _system(request: CountTokensRequest, slots: list[Slot]) -> list[TextPart]:
-    system = request.system or []
-    blocks = [Text(text=system)] if isinstance(system, str) else system
-    for index, block in enumerate(blocks):
-        path = f"system.{index}"
-        if not block.text:
-            if block.cache_control:
-                raise InvalidRequest(f"{path}: cache_control cannot be set for empty text blocks")
-            raise InvalidRequest("system: text content blocks must be non-empty")
-        slot = _slot(path, block.cache_control)
-        if isinstance(block, Nonce):
-            slot = replace(slot, can_carry=False, is_absent=True)
-        slots.append(slot)
-    return [TextPart(block.text) for block in blocks if not isinstance(block, Nonce)]
-
-
-def _parts(index: int, message: Message, reading: _Reading) -> list[Part]:
-    if isinstance(message.content, str):
-        path = f"messages.{index}.content.0"
-        _check_text(path, message.content, None)
-        reading.slots.append(Slot(path=path))
-        return [TextPart(message.content)]
-    if not message.content:
-        raise InvalidRequest(f"messages.{index}: all messages must have non-empty content")
-    return [
-        _part(f"messages.{index}.content.{position}", message, block, reading)
-        for position, block in enumerate(message.content)
+def _ask(
+    request: wire.CountTokensRequest,
+    principal: Principal,
+    model: Model,
+    version: wire.Version,
+    arrived: float,
+    unreadable: Unreadable,
+    policy: AutoCache | None,
+) -> Ask:
+    notepad = Notepad()
+    if request.user_profile_id is not None:
+        raise InvalidRequest("user_profile_id: user profiles are not supported")
+    if request.workspace_id not in (None, principal.workspace):
+        raise InvalidRequest("workspace_id: does not match the workspace of the API key")
+    names = [tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("tools: Tool names must be unique")
+    _note(request, notepad)
+    memory = principal.plan_memory
+    plan = plan_of(request, principal.scope, notepad, unreadable, memory, policy)
+    if version == "2026-10-21":
+        _check_version_2026_10_21(request)
+    thinks = not isinstance(request.thinking, wire.ThinkingDisabled | None)
+    choice, form = _tool_choice(request, notepad), request.form
+    if thinks:
+        notepad.wish("thinking", CANNOT_THINK, "thinking")
+    other = request.output_config.format if request.output_config else None
+    if request.output_format is not None and other not in (None, request.output_format):
+        raise InvalidRequest("output_format: must not differ from output_config.format")
+    schema = form.schema if form else None
+    strict = [
+        (f"tools.{n}.strict", tool.name) for n, tool in enumerate(request.tools) if tool.strict
     ]
+    wish_strict(notepad, choice, schema, strict)
+    return Ask(
+        principal=principal,
+        model=model,
+        plan=plan,
+        sampling=Sampling(max_tokens=0),
+        tool_choice=choice,
+        output_schema=schema,
+        thinking=thinks,
+        omit_thinking=False,
+        stream=False,
+        arrived=arrived,
+        notes=notepad.notes(),
+    )
 
 
-def _part(path: str, message: Message, block: Block, reading: _Reading) -> Part:
-    kind = block.__struct_config__.tag
-    wanted = _ROLE_OF.get(str(kind), message.role)
-    if wanted != message.role or (message.role == "system" and not isinstance(block, _IN_SYSTEM)):
-        where = f"`{wanted}`" if wanted != message.role else "`user` and `assistant`"
-        raise InvalidRequest(f"{path}: `{kind}` blocks can only be in {where} messages")
-    slots = reading.slots
-    match block:
-        case Text():
-            _check_text(path, block.text, block.cache_control)
-            slots.append(_slot(path, block.cache_control))
-            return TextPart(block.text)
-        case Thinking():
-            slots.append(Slot(path=path, can_carry=False))
-            return ThinkingPart(block.thinking)
-        case RedactedThinking():
-            slots.append(Slot(path=path, can_carry=False))
-            reading.notepad.ignore(path, "this model can't read another one's redacted thinking")
-            return ThinkingPart("")
-        case ToolUse():
-            check_json(block.input, f"{path}.tool_use.input")
-            slots.append(_slot(path, block.cache_control))
-            return ToolUsePart(block.id, block.name, block.input)
-        case ToolResult():
-            nested = [] if isinstance(block.content, str) else block.content
-            slots.append(_slot(path, block.cache_control, _nested_markers(path, nested)))
-            text = _flatten(path, block, reading)
-            return ToolResultPart(block.tool_use_id, text, block.is_error)
-        case Document():
-            slots.append(_slot(path, block.cache_control, _document_markers(path, block)))
-        case _:
-            slots.append(_slot(path, block.cache_control))
-    return TextPart(_text_of(path, block, reading))
+def _note(request: wire.CountTokensRequest, notepad: Notepad) -> None:
+    """Note each field that asks for what is not done."""
+    wire.FIELDS.note(request, notepad)
+    effort = wire.FIELDS.undone["output_config.effort"][0]
+    for index, message in enumerate(request.messages):
+        if message.clear_at == "next_user_message":
+            notepad.ignore(f"messages.{index}.clear_at", "the message stays")
+        if message.output_config is not None and message.output_config.effort is not None:
+            notepad.ignore(f"messages.{index}.output_config.effort", effort)
+    for index, edit in enumerate(request.edits):
+        if edit.get("keep") not in ("all", {"type": "all"}):
+            reason = f"{str(edit['type'])[:64]}: the context stays whole"
+            notepad.ignore(f"context_management.edits.{index}", reason)
 
 
-def _text_of(path: str, block: Block, reading: _Reading) -> str:
-    """The text of a block that becomes one."""
-    match block:
-        case Text():
-            return block.text
-        case SearchResult():
-            return search_text(path, block, reading.notepad)
-        case Document():
-            return document_text(path, block, reading.unreadable, reading.notepad)
-        case Image():
-            return image_text(path, block, reading.unreadable, reading.notepad)
-        case ToolReference():
-            return reading.tools.name(path, block.tool_name)
-        case ToolAddition():
-            check_json(block.tool, f"{path}.tool_addition.tool")
-            return reading.tools.add(path, block.tool)
-        case ToolRemoval():
-            return reading.tools.remove(path, block.tool)
-        case Compaction(content=str(summary)) if summary.strip():
-            return summary
-        case _:
-            return foreign_text(path, block, reading.unreadable, reading.notepad)
+def _tool_choice(request: wire.CountTokensRequest, notepad: Notepad) -> ToolChoice:
+    choice = request.tool_choice
+    if choice is None:
+        return ToolChoice()
+    if isinstance(choice, wire.ChoiceNone):
+        return ToolChoice("none")
+    if not request.tools:
+        raise InvalidRequest("tool_choice may only be specified while providing tools")
+    parallel = not choice.disable_parallel_tool_use
+    if isinstance(choice, wire.ChoiceAuto):
+        return ToolChoice("auto", parallel=parallel)
+    own = {tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)}
+    if isinstance(choice, wire.ChoiceAny):
+        if own:
+            return ToolChoice("any", parallel=parallel)
+    elif choice.name in own:
+        return ToolChoice("tool", choice.name, parallel=parallel)
+    elif not any(choice.name == tool.description for tool in request.tools if tool.name not in own):
+        raise InvalidRequest(f"tool_choice.name: tool '{choice.name[:64]}' not found in tools")
+    notepad.ignore("tool_choice", "this server does not run the tool")
+    return ToolChoice("auto", parallel=parallel)
 
 
-def _check_text(path: str, text: str, marker: CacheControl | None) -> None:
-    if not text:
-        if marker:
-            raise InvalidRequest(f"{path}.text: cache_control cannot be set for empty text blocks")
-        raise InvalidRequest("messages: text content blocks must be non-empty")
-    if text.isspace():
-        raise InvalidRequest("messages: text content blocks must contain non-whitespace text")
-
-
-def _slot(path: str, marker: CacheControl | None, nested: list[CacheControl] | None = None) -> Slot:
-    """A marker on the last nested block counts as one on its parent."""
-    if marker is None and not nested:
-        return Slot(path=path)
-    markers = [found for found in (marker, *(nested or [])) if found]
-    if len({found.ttl for found in markers}) > 1:
-        raise InvalidRequest(
-            f"{path}.cache_control.ttl: must match the ttl of the marker on its last nested block"
-        )
-    return Slot(path=path, marker=markers[0].ttl if markers else None, num_markers=len(markers))
-
-
-def _nested_markers(path: str, blocks: list[Nested]) -> list[CacheControl]:
-    """The markers inside a tool result, also in a document. Only the last block may have any."""
-    for index, block in enumerate(blocks[:-1]):
-        if block.cache_control:
+def _check_generation(request: wire.MessagesRequest, version: wire.Version, betas: str) -> None:
+    if version == "2026-10-21":
+        for field in ("temperature", "top_p", "top_k"):
+            if getattr(request, field) is not None:
+                raise InvalidRequest(f"{field}: not supported with anthropic-version {version}")
+    if request.inference_geo not in (None, "global"):
+        raise InvalidRequest("inference_geo: Input should be 'global'")
+    for index, stop in enumerate(request.stop_sequences):
+        if not stop.strip():
             raise InvalidRequest(
-                f"{path}.tool_result.content.{index}.cache_control: only the last block of"
-                " `content` may carry cache_control"
+                f"stop_sequences.{index}: each stop sequence must contain non-whitespace"
             )
-    if not blocks:
-        return []
-    last = blocks[-1]
-    where = f"{path}.tool_result.content.{len(blocks) - 1}"
-    if isinstance(last, Text) and not last.text and last.cache_control:
-        raise InvalidRequest(f"{where}.text: cache_control cannot be set for empty text blocks")
-    inner = _document_markers(where, last) if isinstance(last, Document) else []
-    return [marker for marker in (last.cache_control, *inner) if marker]
+    if isinstance(request.thinking, wire.ThinkingEnabled) and request.max_tokens:
+        # Thinking between calls counts over the whole turn, so the budget may be larger.
+        is_over = request.thinking.budget_tokens >= request.max_tokens
+        if is_over and _INTERLEAVED not in betas:
+            raise InvalidRequest("`max_tokens` must be greater than `thinking.budget_tokens`")
+    if request.max_tokens == 0:
+        wrong = {
+            "stream": request.stream,
+            "thinking.type": isinstance(request.thinking, wire.ThinkingEnabled),
+            request.form_path: request.form is not None,
+            "tool_choice.type": isinstance(request.tool_choice, wire.ChoiceAny | wire.ChoiceTool),
+        }
+        for field, is_set in wrong.items():
+            if is_set:
+                raise InvalidRequest(f"max_tokens: 0 cannot be combined with `{field}`")
 
 
-def _document_markers(path: str, document: Document) -> list[CacheControl]:
-    source = document.source
-    if not isinstance(source, ContentSource) or isinstance(source.content, str):
-        return []
-    for index, block in enumerate(source.content[:-1]):
-        if block.cache_control:
-            raise InvalidRequest(
-                f"{path}.document.source.content.{index}.cache_control: only the last block of"
-                " `content` may carry cache_control"
-            )
-    return [block.cache_control for block in source.content[-1:] if block.cache_control]
+def _check_version_2026_10_21(request: wire.CountTokensRequest) -> None:
+    for index, message in enumerate(request.messages):
+        if not isinstance(message.content, list):
+            continue
+        for position, block in enumerate(message.content):
+            path = f"messages.{index}.content.{position}"
+            if isinstance(block, wire.Document) and message.role == "assistant":
+                raise InvalidRequest(f"{path}: documents cannot be in assistant messages")
+            if isinstance(block, wire.Text) and message.role == "user" and block.citations:
+                raise InvalidRequest(f"{path}.text.citations: must be empty in user messages")
 
 
-def _flatten(path: str, result: ToolResult, reading: _Reading) -> str:
-    if isinstance(result.content, str):
-        return result.content
-    return "\n".join(
-        _text_of(f"{path}.tool_result.content.{index}", block, reading)
-        for index, block in enumerate(result.content)
+def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> bytes:
+    """The form is equal for equal requests: a default that is written out counts as left out."""
+    choice, thinking, output = request.tool_choice, request.thinking, request.output_config
+    return msgspec.json.encode(
+        [
+            None if choice == wire.ChoiceAuto() else choice,
+            None if isinstance(thinking, wire.ThinkingDisabled) else thinking,
+            (output.effort if output else None) or _DEFAULT_EFFORT,
+            request.form,
+            sorted({beta.strip() for beta in betas.split(",")} - {""}),
+        ]
     )
 
 
 def plan_of(
-    request: CountTokensRequest,
+    request: wire.CountTokensRequest,
     scope: str,
     notepad: Notepad | None = None,
     unreadable: Unreadable = "placeholder",
@@ -458,19 +250,20 @@ def plan_of(
     nothing is marked.
     """
     layout = lay_out(request, notepad, unreadable)
-    if not layout.prompt.messages:
+    messages = layout.prompt.messages
+    if not messages:
         raise InvalidRequest("messages: at least one message is required")
     automatic = request.cache_control.ttl if request.cache_control else None
     if policy and (automatic or any(slot.num_markers for slot in layout.slots)):
         policy = None
     plan = make_plan(layout, automatic, scope, policy, memory)
-    _check_roles(layout.prompt.messages)
+    _check_roles(messages)
     if plan.has_calls:
-        _check_tool_results(layout.prompt.messages)
+        _check_tool_results(messages)
     return plan
 
 
-def _check_roles(messages: list[PromptMessage]) -> None:
+def _check_roles(messages: list[Message]) -> None:
     if messages[0].role == "system":
         raise InvalidRequest("messages.0: role 'system' cannot come first")
     for index, message in enumerate(messages):
@@ -489,16 +282,13 @@ def _check_roles(messages: list[PromptMessage]) -> None:
         )
 
 
-def _check_tool_results(messages: list[PromptMessage]) -> None:
+def _check_tool_results(messages: list[Message]) -> None:
     """Check that the next merged turn answers each tool call, and nothing else."""
     pending: list[str] = []
     for index, message in enumerate(messages):
         if message.role == "system":
             continue
         answered = [p.tool_use_id for p in message.parts if isinstance(p, ToolResultPart)]
-        if not (pending or answered):
-            pending = [p.id for p in message.parts if isinstance(p, ToolUsePart)]
-            continue
         expected, given = set(pending), set(answered)
         for position, tool_use_id in enumerate(answered):
             if tool_use_id not in expected:
@@ -513,3 +303,292 @@ def _check_tool_results(messages: list[PromptMessage]) -> None:
                 f" immediately after: {', '.join(call[:64] for call in missing[:8])}"
             )
         pending = [p.id for p in message.parts if isinstance(p, ToolUsePart)]
+
+
+def lay_out(
+    request: wire.CountTokensRequest,
+    notepad: Notepad | None = None,
+    unreadable: Unreadable = "placeholder",
+) -> Layout:
+    """Raise InvalidRequest for content that can't be sent to an engine."""
+    lowering = _MessagesLowering(Notepad() if notepad is None else notepad, unreadable, request)
+    layout = lowering.layout()
+    prompt = msgspec.structs.replace(layout.prompt, named_tools=lowering.named)
+    return Layout(prompt, layout.slots)
+
+
+class _MessagesLowering(Lowering):
+    """Reads the request in its order: what a reference shows depends on those before it.
+
+    `_deferred` are the tools that nobody named yet, `_named` those that the conversation named, in
+    its order.
+    """
+
+    disagreement = "must match the ttl of the marker on its last nested block"
+
+    def __init__(
+        self, notepad: Notepad, unreadable: Unreadable, request: wire.CountTokensRequest
+    ) -> None:
+        super().__init__(notepad, unreadable)
+        self._deferred: dict[str, Tool] = {}
+        self._named: dict[str, Tool] = {}
+        self._names = {tool.name for tool in request.tools}
+        defers = self._may_defer(request.tools)
+        for index, tool in enumerate(request.tools):
+            made = self._tool(f"tools.{index}", tool, defers=defers)
+            self.mark(f"tools.{index}", tool.cache_control, is_absent=made is None)
+            if made is not None:
+                self.tools.append(made)
+        given = request.system or []
+        for index, text in enumerate([wire.Text(text=given)] if isinstance(given, str) else given):
+            path = f"system.{index}"
+            if not text.text and text.cache_control:
+                raise InvalidRequest(f"{path}: cache_control cannot be set for empty text blocks")
+            if not text.text:
+                raise InvalidRequest("system: text content blocks must be non-empty")
+            self.mark(path, text.cache_control, is_absent=isinstance(text, wire.Nonce))
+            if not isinstance(text, wire.Nonce):
+                self.system.append(TextPart(text.text))
+        for index, message in enumerate(request.messages):
+            if not message.only_sets_effort:
+                self.add(message.role, self._parts(f"messages.{index}", message))
+
+    @property
+    def named(self) -> list[Tool]:
+        return list(islice(self._named.values(), MAX_NAMED))
+
+    def num_markers(self, found: Sequence[Ttl]) -> int:
+        return len(found)
+
+    def _may_defer(self, tools: list[wire.Tool]) -> bool:
+        """Whether somebody names the deferred tools, and the template shows how to call one."""
+        if any(isinstance(t, wire.ForeignTool) and t.name.startswith(_SEARCH) for t in tools):
+            return False
+        deferred = [tool.defer_loading for tool in tools if not isinstance(tool, wire.ForeignTool)]
+        if any(deferred) and all(deferred):
+            self.notepad.ignore(
+                "tools", "all are deferred, and a model learns from one how to call: all are shown"
+            )
+            return False
+        return True
+
+    def _tool(self, path: str, tool: wire.Tool, *, defers: bool) -> Tool | None:
+        """The tool as the prompt begins with it; None for one that is not in its beginning."""
+        if isinstance(tool, wire.ForeignTool):
+            what = _NO_SERVER
+            if tool.name.startswith(_SEARCH):
+                what = "this server searches no tools: deferred tools are shown from the start"
+            self.notepad.ignore(path, f"{tool.name[:64]}: {what}")
+            return None
+        if tool.defer_loading and tool.cache_control:
+            raise InvalidRequest(
+                f"Tool '{tool.name[:64]}' cannot have both defer_loading=true and cache_control"
+                " set. Tools with defer_loading cannot use prompt caching."
+            )
+        if not tool.name:
+            raise InvalidRequest(f"{path}.name: String should have at least 1 character")
+        if tool.input_examples:
+            self.notepad.ignore(f"{path}.input_examples", "not shown to this model")
+        if tool.allowed_callers != ["direct"]:
+            self.notepad.ignore(f"{path}.allowed_callers", "only the model itself calls tools")
+        if "direct" not in tool.allowed_callers:
+            self.notepad.ignore(path, "no server tool can call it here, so it is left out")
+            return None
+        made = Tool(tool.name, tool.input_schema, tool.description, strict=tool.strict)
+        if tool.defer_loading and defers:
+            self._deferred[tool.name] = made
+            return None
+        return made
+
+    def _parts(self, path: str, message: wire.Message) -> list[Part]:
+        if isinstance(message.content, str):
+            where = f"{path}.content.0"
+            self._check_text(where, message.content, None)
+            self.mark(where)
+            return [TextPart(message.content)]
+        if not message.content:
+            raise InvalidRequest(f"{path}: all messages must have non-empty content")
+        return [
+            self._part(f"{path}.content.{position}", message.role, block)
+            for position, block in enumerate(message.content)
+        ]
+
+    def _part(self, path: str, role: str, block: wire.Block) -> Part:
+        kind = str(block.__struct_config__.tag)
+        wanted = _ROLE_OF.get(kind, role)
+        if wanted != role or (role == "system" and not isinstance(block, _IN_SYSTEM)):
+            where = f"`{wanted}`" if wanted != role else "`user` and `assistant`"
+            raise InvalidRequest(f"{path}: `{kind}` blocks can only be in {where} messages")
+        match block:
+            case wire.Thinking() | wire.RedactedThinking():
+                self.mark(path, can_carry=False)
+                if isinstance(block, wire.Thinking):
+                    return ThinkingPart(block.thinking)
+                reason = "this model can't read another one's redacted thinking"
+                self.notepad.ignore(path, reason)
+                return ThinkingPart("")
+            case wire.ToolUse():
+                check_json(block.input, f"{path}.tool_use.input")
+                self.mark(path, block.cache_control)
+                return ToolUsePart(block.id, block.name, block.input)
+            case wire.ToolResult(content=content):
+                nested = [] if isinstance(content, str) else content
+                where = f"{path}.tool_result.content"
+                markers = self._nested_markers(where, nested)
+                if markers and isinstance(nested[-1], wire.Text) and not nested[-1].text:
+                    where = f"{where}.{len(nested) - 1}.text"
+                    raise InvalidRequest(
+                        f"{where}: cache_control cannot be set for empty text blocks"
+                    )
+                self.mark(path, block.cache_control, *markers)
+                text = (
+                    content
+                    if isinstance(content, str)
+                    else "\n".join(
+                        self._text_of(f"{where}.{n}", inner) for n, inner in enumerate(nested)
+                    )
+                )
+                return ToolResultPart(block.tool_use_id, text, block.is_error)
+            case wire.Text():
+                self._check_text(path, block.text, block.cache_control)
+                self.mark(path, block.cache_control)
+            case wire.Document():
+                self.mark(path, block.cache_control, *self._document_markers(path, block))
+            case _:
+                self.mark(path, block.cache_control)
+        return TextPart(self._text_of(path, block))
+
+    def _check_text(self, path: str, text: str, marker: wire.CacheControl | None) -> None:
+        if not text:
+            if marker:
+                message = f"{path}.text: cache_control cannot be set for empty text blocks"
+                raise InvalidRequest(message)
+            raise InvalidRequest("messages: text content blocks must be non-empty")
+        if text.isspace():
+            raise InvalidRequest("messages: text content blocks must contain non-whitespace text")
+
+    def _nested_markers(self, path: str, blocks: Sequence[wire.Nested]) -> list[wire.CacheControl]:
+        """The markers inside a block, of which the last inner one alone may have any."""
+        for index, block in enumerate(blocks[:-1]):
+            if block.cache_control:
+                raise InvalidRequest(
+                    f"{path}.{index}.cache_control: only the last block of `content` may carry"
+                    " cache_control"
+                )
+        found = [last.cache_control for last in blocks[-1:] if last.cache_control]
+        if blocks and isinstance(blocks[-1], wire.Document):
+            found += self._document_markers(f"{path}.{len(blocks) - 1}", blocks[-1])
+        return found
+
+    def _document_markers(self, path: str, document: wire.Document) -> list[wire.CacheControl]:
+        source = document.source
+        if not isinstance(source, wire.ContentSource) or isinstance(source.content, str):
+            return []
+        return self._nested_markers(f"{path}.document.source.content", source.content)
+
+    def _text_of(self, path: str, block: wire.Block) -> str:
+        """The text of a block that becomes one."""
+        match block:
+            case wire.Text():
+                return block.text
+            case wire.SearchResult():
+                self._note_citations(f"{path}.search_result", block)
+                lines = [block.title, block.source, *(text.text for text in block.content)]
+                return "\n".join(line for line in lines if line)
+            case wire.Document():
+                self._note_citations(f"{path}.document", block)
+                body = self._source_text(f"{path}.document.source", block)
+                text = "\n".join(line for line in (block.title, block.context, body) if line)
+                if not text.strip():
+                    raise InvalidRequest(f"{path}.document.source: the document is empty")
+                return text
+            case wire.Image():
+                return self.stand_in(path, _media("image", block.source))
+            case wire.ToolReference():
+                return self._name(path, block.tool_name)
+            case wire.ToolAddition():
+                check_json(block.tool, f"{path}.tool_addition.tool")
+                return self._add_tool(path, block.tool)
+            case wire.ToolRemoval(tool={"name": str(name)}):
+                self._named.pop(name, None)
+                self.notepad.ignore(path, "the model is told, and may still call it")
+                return f"The tool {name} is not available any more."
+            case wire.ToolRemoval():
+                self.notepad.ignore(path, _NO_SERVER)
+                return "[tool_removal: not shown to this model]"
+            case wire.Compaction(content=str(summary)) if summary.strip():
+                return summary
+            case _:
+                kind = block.__struct_config__.tag
+                if self.unreadable == "refuse":
+                    raise InvalidRequest(
+                        f"{path}: content blocks of type '{kind}' are not supported by this server"
+                    )
+                self.notepad.ignore(path, f"not shown to this model: {kind}")
+                return f"[{kind}: not shown to this model]"
+
+    def _note_citations(self, path: str, block: wire.SearchResult | wire.Document) -> None:
+        if block.citations and block.citations.enabled:
+            self.notepad.ignore(f"{path}.citations", "this model cites nothing")
+
+    def _source_text(self, path: str, document: wire.Document) -> str:
+        """A PDF, an address or a file's id has a placeholder for its text."""
+        match document.source:
+            case wire.TextSource(data=text) | wire.ContentSource(content=str(text)):
+                return text
+            case wire.ContentSource(content=blocks):
+                return "\n".join(
+                    self._text_of(f"{path}.content.{index}", block)
+                    for index, block in enumerate(blocks)
+                    if not isinstance(block, str)
+                )
+            case wire.Base64Source(media_type=kind, data=data) if kind.startswith("text/"):
+                read = text_in(data)
+                if read is None:
+                    raise InvalidRequest(f"{path}.data: Input should be base64 of UTF-8")
+                return read
+            case wire.Base64Source() | wire.UrlSource() | wire.FileSource() as source:
+                return self.stand_in(path, _media("document", source))
+
+    def _name(self, path: str, name: str) -> str:
+        """The text of a reference: the tool's definition where it is named for the first time."""
+        tool = self._deferred.pop(name, None)
+        if tool is not None:
+            return self._show(tool)
+        if name not in self._names:
+            self.notepad.ignore(path, "there is no such tool in `tools`")
+        return f"Tool: {name}"
+
+    def _add_tool(self, path: str, tool: dict[str, Any]) -> str:
+        """The text of an addition: of a tool by its name, or by its definition."""
+        match tool:
+            case {"type": "tool_reference", "name": str(name)}:
+                return self._name(path, name)
+            case {"type": "tool_definition", "definition": {"name": str(name)} as definition}:
+                schema = definition.get("input_schema")
+                if isinstance(schema, dict) and definition.get("type") in (None, "custom"):
+                    check_json(schema, f"{path}.tool.definition.input_schema")
+                    about = definition.get("description")
+                    description = about if isinstance(about, str) else None
+                    return self._show(Tool(name, schema, description))
+        self.notepad.ignore(path, _NO_SERVER)
+        return "[tool_addition: not shown to this model]"
+
+    def _show(self, tool: Tool) -> str:
+        self._named.pop(tool.name, None)
+        self._named[tool.name] = tool
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description:
+            function["description"] = tool.description
+        function["parameters"] = tool.input_schema
+        return "Tool: " + _encode({"type": "function", "function": function}).decode()
+
+
+def _media(kind: Kind, source: wire.Base64Source | wire.UrlSource | wire.FileSource) -> Media:
+    match source:
+        case wire.Base64Source():
+            return Media(kind, source.media_type, source.data)
+        case wire.UrlSource():
+            return Media(kind, name=source.url)
+        case wire.FileSource():
+            return Media(kind, name=source.file_id)

@@ -1,13 +1,35 @@
-"""Request bodies of POST /v1/messages and POST /v1/messages/count_tokens.
+"""Request bodies of POST /v1/messages and POST /v1/messages/count_tokens, and their decoding.
 
-What is not listed here is refused by name. A block that a response contained is accepted verbatim
-as input.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. What is not listed
+here is refused by name. A block that a response contained is accepted verbatim as input.
+
+Tools that the vendor defines or runs (web search, code execution, bash, MCP and the like) are left
+out of the prompt and told: no server here runs them and no model here was trained on them. Such a
+tool's place in `tools` stays taken, so that paths are the client's, and a marker on it counts as
+one on the tool before.
+
+Paths in errors are dotted, `messages.0.content.1.text: why`: list positions are numbers, and a
+content block's type follows its position.
 """
 
-from typing import Annotated, Any, Literal, get_args
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
+from gateway.base.errors import InvalidRequest, ThreadNotFound
+from gateway.dialects import fields
+from gateway.dialects.bodies import (
+    check_values,
+    decode_with_foreign_tools,
+    read,
+    split_complaint,
+)
+from gateway.dialects.fields import Check, Fields, Style
 
 Ttl = Literal["5m", "1h"]
 
@@ -230,7 +252,7 @@ PLACED_BLOCKS = frozenset(
 
 
 class Tool(Strict):
-    """A custom tool. `decode.py` reads the kinds that the vendor defines."""
+    """A custom tool. The kinds that the vendor defines are `ForeignTool`s."""
 
     name: str
     input_schema: dict[str, Any]
@@ -247,7 +269,7 @@ class Tool(Strict):
 class ForeignTool(Tool):
     """A tool that the vendor defines or runs. It is left out of the prompt and keeps its place.
 
-    `decode.py` makes it; it is never decoded.
+    `name` is its type and `description` its name.
     """
 
 
@@ -389,6 +411,11 @@ class CountTokensRequest(Strict):
     workspace_id: str | None = None
 
     @property
+    def edits(self) -> list[dict[str, Any]]:
+        found = self.context_management
+        return (found.edits if found is not None else None) or []
+
+    @property
     def form(self) -> Format | None:
         """The schema of the text, by either of its names."""
         return self.output_format or (self.output_config.format if self.output_config else None)
@@ -413,3 +440,232 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     thread: ThreadCreate | ThreadContinue | None = None
     top_p: Share | None = None
     top_k: Count | None = None
+
+
+_TOOL: Mapping[str, Check | None] = {"name": fields.name, "input_schema": fields.schema}
+_COUNTED: Mapping[str, Check | None] = {
+    "system": fields.content,
+    "messages": None,
+    "tools": fields.tools,
+    "output_format": None,
+    "output_config": None,
+    "model": fields.name,
+    "tool_choice": None,
+    "context_management": None,
+}
+_NOT_HERE, _NO_EFFORT = "not supported by this server", "this model has one effort"
+_UNUSED: tuple[Any, ...] = (_NOT_HERE, [], {}, "")
+FIELDS = Fields(
+    style=Style("messages: more than {} content blocks in the request", is_dotted=True),
+    rules={
+        CountTokensRequest: _COUNTED,
+        MessagesRequest: {
+            **_COUNTED,
+            "stop_sequences": fields.stops,
+            "metadata": fields.metadata,
+        },
+        Message: {"content": fields.content},
+        ToolUse: {"id": fields.name, "name": fields.name, "input": fields.call_input},
+        ToolResult: {"tool_use_id": fields.name, "content": fields.blocks},
+        SearchResult: {"content": fields.blocks},
+        Document: {"source": None},
+        ContentSource: {"content": fields.blocks},
+        Tool: _TOOL,
+        ForeignTool: _TOOL,
+        OutputConfig: {"format": None},
+        Format: {"schema": fields.schema},
+        ChoiceTool: {"name": fields.name},
+        ContextManagement: {"edits": fields.at_most(16)},
+    },
+    undone={
+        "thread": ("no thread is kept: send the whole conversation each time",),
+        "speed": ("there is one speed", "standard"),
+        "output_config.effort": (_NO_EFFORT,),
+        "billing_policy": _UNUSED,
+        "mcp_servers": _UNUSED,
+        "container": _UNUSED,
+        "fallbacks": _UNUSED,
+        "fallback_credit_token": _UNUSED,
+        "output_config.task_budget": _UNUSED,
+        "thinking.display": ("thinking is shown as the model writes it", "summarized", "omitted"),
+        "thinking.budget_tokens": ("`max_tokens` alone bounds thinking",),
+    },
+)
+_messages = msgspec.json.Decoder(MessagesRequest)
+_count_tokens = msgspec.json.Decoder(CountTokensRequest)
+_tool = msgspec.json.Decoder(Tool)
+RequestT = TypeVar("RequestT", bound=CountTokensRequest)
+
+
+class _Declared(msgspec.Struct):
+    type: str
+    name: str = ""
+    cache_control: CacheControl | None = None
+
+
+_declared = msgspec.json.Decoder(_Declared)
+
+
+def decode_messages(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> MessagesRequest:
+    return _decode(_messages, body, bounds)
+
+
+def decode_count_tokens(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CountTokensRequest:
+    return _decode(_count_tokens, body, bounds)
+
+
+def _decode(
+    decoder: msgspec.json.Decoder[RequestT], body: bytes, bounds: RequestBounds
+) -> RequestT:
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
+    request = read(
+        lambda: decode_with_foreign_tools(decoder, body, "custom", _tool.decode, _foreign),
+        lambda complaint: InvalidRequest(_explained(complaint, body)),
+    )
+    FIELDS.check(request, bounds)
+    _check_features(request)
+    return request
+
+
+def _foreign(tool: Raw) -> Tool:
+    declared = _declared.decode(tool)
+    marker = declared.cache_control
+    return ForeignTool(declared.type, {}, description=declared.name, cache_control=marker)
+
+
+def _check_features(request: CountTokensRequest) -> None:
+    """Raise InvalidRequest for the first field that would make the answer another one."""
+    if request.compaction not in (None, *_UNUSED[1:]):
+        raise InvalidRequest(f"compaction: {_NOT_HERE}")
+    if isinstance(request, MessagesRequest) and isinstance(request.thread, ThreadContinue):
+        raise ThreadNotFound
+    for index, message in enumerate(request.messages):
+        if message.role == "system":
+            continue
+        if message.content is UNSET:
+            raise InvalidRequest(f"messages.{index}.content: Field required")
+        for field in ("clear_at", "output_config"):
+            if getattr(message, field) is not None:
+                raise InvalidRequest(
+                    f"messages.{index}.{field}: only permitted on messages of role 'system'"
+                )
+    for index, edit in enumerate(request.edits):
+        if not isinstance(edit.get("type"), str):
+            raise InvalidRequest(
+                f"context_management.edits.{index}: Unable to extract tag using discriminator"
+                " 'type'"
+            )
+
+
+# What the wire says of a body that its type does not take: pydantic's words.
+_STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
+_FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
+_EXPECTED = re.compile(r"^Expected `([^`]*)`(?: (>=|<=|>|<) (\S+)|.*of length (<=|>=) (\d+))?")
+_LIMITS = {
+    ">=": "greater than or equal to",
+    "<=": "less than or equal to",
+    ">": "greater than",
+    "<": "less than",
+}
+_KINDS = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "array": "list",
+    "object": "object",
+    "null": "null",
+}
+_CHOICES = {
+    "ttl": "'5m' or '1h'",
+    "role": "'user', 'assistant' or 'system'",
+    "service_tier": "'auto' or 'standard_only'",
+    "speed": "'standard' or 'fast'",
+    "media_type": "'text/plain'",
+}
+_TAGS = {
+    "cache_control": ("ephemeral",),
+    "tool_choice": ("auto", "any", "tool", "none"),
+    "thinking": ("enabled", "adaptive", "disabled", "between_tools"),
+    "source": ("base64", "text", "content", "url", "file"),
+    "format": ("json_schema",),
+    "caller": ("direct",),
+    "thread": ("create", "continue"),
+}
+_MAX_SHOWN = 64
+_Steps = list[str | int]
+
+
+def _explained(what: str, body: bytes) -> str:
+    what, where = split_complaint(what)
+    steps: _Steps = [
+        int(index) if index.isdigit() else index or name for index, name in _STEP.findall(where)
+    ]
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        document = None
+    path = partial(_path, document)
+    if field := _FIELD.match(what):
+        is_missing, name = field[1] == "missing required", field[2]
+        is_tagged = bool(steps) and (isinstance(steps[-1], int) or steps[-1] in _TAGS)
+        if name == "type" and is_missing and is_tagged:
+            return f"{path(steps)}: Unable to extract tag using discriminator 'type'"
+        reason = "Field required" if is_missing else "Extra inputs are not permitted"
+        return f"{path([*steps, name[:_MAX_SHOWN]])}: {reason}"
+    if steps and steps[-1] == "type" and what.startswith("Invalid"):
+        steps = steps[:-1]
+        tag = _at(document, [*steps, "type"])
+        parent = next((step for step in reversed(steps) if isinstance(step, str)), "")
+        names = ", ".join(f"'{name}'" for name in _TAGS.get(parent, SUPPORTED_BLOCKS))
+        shown = tag[:_MAX_SHOWN] if isinstance(tag, str) else tag if tag is not None else "…"
+        return (
+            f"{path(steps, shows_last=False)}: Input tag '{shown}' found using 'type' does not"
+            f" match any of the expected tags: {names}"
+        )
+    reason = _reason(what, str(steps[-1]) if steps else "")
+    return f"{path(steps)}: {reason}" if steps else reason
+
+
+def _reason(what: str, field: str) -> str:
+    if field in _CHOICES and what.startswith(("Invalid enum value", "Expected `str")):
+        return f"Input should be {_CHOICES[field]}"
+    expected = _EXPECTED.match(what)
+    if expected is None:
+        return "Input is not valid" if field else "The request body is not valid"
+    if expected[2]:
+        return f"Input should be {_LIMITS[expected[2]]} {expected[3]}"
+    if expected[4]:
+        most = "at most" if expected[4] == "<=" else "at least"
+        return f"List should have {most} {expected[5]} items"
+    kinds = [_KINDS.get(kind, kind) for kind in expected[1].split(" | ")]
+    return f"Input should be a valid {' or '.join(kind for kind in kinds if kind != 'null')}"
+
+
+def _path(document: Any, steps: _Steps, *, shows_last: bool = True) -> str:
+    """Write a path, with each content block's type after its position in `content`."""
+    written: list[str] = []
+    for depth, step in enumerate(steps):
+        written.append(str(step))
+        is_last = depth == len(steps) - 1
+        if is_last and not shows_last:
+            break
+        if isinstance(step, int) and depth and steps[depth - 1] == "content":
+            kind = _at(document, [*steps[: depth + 1], "type"])
+            if isinstance(kind, str) and kind in SUPPORTED_BLOCKS:
+                written.append(kind)
+        elif step == "cache_control" and not is_last:
+            written.append("ephemeral")
+    return ".".join(written)
+
+
+def _at(found: Any, steps: _Steps) -> Any:
+    """The text, number, true or false at a path; None where it has none."""
+    for step in steps:
+        if isinstance(found, dict):
+            found = found.get(step)
+        elif isinstance(found, list) and isinstance(step, int) and step < len(found):
+            found = found[step]
+        else:
+            return None
+    return found if isinstance(found, str | int | float) else None

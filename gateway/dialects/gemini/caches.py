@@ -13,8 +13,7 @@ from msgspec import UNSET, UnsetType
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.extension import Holdfast
-from gateway.dialects.gemini.decode import check_bounds, decode
-from gateway.dialects.gemini.request import Prompted, Shape
+from gateway.dialects.gemini.request import FIELDS, Prompted, Shape, decode
 from gateway.dialects.gemini.response import Answered
 
 DEFAULT_SECONDS = 3600.0
@@ -34,6 +33,10 @@ class CreateRequest(Prompted):
     create_time: Any = None
     update_time: Any = None
     usage_metadata: Any = None
+
+    @property
+    def prompted(self) -> Prompted:
+        return Prompted(self.contents, self.system_instruction, self.tools, self.tool_config)
 
 
 class UpdateRequest(Shape):
@@ -85,7 +88,7 @@ def decode_create(body: bytes, bounds: RequestBounds) -> CreateRequest:
         raise InvalidRequest("model: is required")
     if len(request.display_name) > _MAX_NAME or "\0" in request.display_name:
         raise InvalidRequest(f"displayName: may have at most {_MAX_NAME} characters, and no NUL")
-    check_bounds(request, bounds)
+    FIELDS.check(msgspec.structs.replace(request.prompted, model=request.model), bounds)
     if not (request.contents or request.system_instruction or request.tools):
         raise InvalidRequest("contents: a cached content must have contents, tools or instructions")
     return request

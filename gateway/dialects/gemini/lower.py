@@ -1,15 +1,12 @@
-"""From a request's contents to the engine's prompt: an ordered list of segments.
+"""From a request of Google's API to an Ask: prompt, slots, demands.
 
 Functions come first, then the system instruction, then the contents in order: each part is one
-segment. Neighbours of one role are one turn. What a cached content holds stands before what the
-request adds, and the end of it carries the marker.
+segment. What a cached content holds stands before what the request adds, and the end of it carries
+the marker.
 """
 
-import base64
-import binascii
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,75 +14,433 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.protocol import (
-    Message,
+    Breakpoint,
     Part,
-    Prompt,
     Role,
+    Sampling,
     TextPart,
     ThinkingPart,
     Tool,
+    ToolChoice,
     ToolResultPart,
     ToolUsePart,
     Ttl,
 )
+from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.gemini.request import (
-    KINDS,
-    Blob,
-    Content,
-    FileData,
-    FunctionCall,
-    FunctionDeclaration,
-    FunctionResponse,
-    Prompted,
-    ResponsePart,
-)
-from gateway.dialects.gemini.request import Part as GivenPart
-from gateway.dialects.gemini.request import Tool as GivenTool
-from gateway.prompt.ignored import Notepad
-from gateway.prompt.layout import Layout, Slot, check_json
-from gateway.prompt.media import Kind, Media, Unreadable, stand_in
+from gateway.dialects.fields import camel
+from gateway.dialects.gemini import request as wire
+from gateway.dialects.lowering import NO_PARAMETERS, Lowering, sampling_of, text_in
+from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.breakpoints import Layout, find_target
+from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.origin import name_of
+from gateway.prompt.plan import make_plan
+from gateway.prompt.schemas import check_json
+
+_TEXT_TYPES = ("", "text/plain")
+_JSON_TYPE = "application/json"
+_ROLES: dict[str | None, Role] = {
+    None: "user",
+    "": "user",
+    "user": "user",
+    "function": "user",
+    "tool": "user",
+    "model": "assistant",
+}
+_READ_TYPES = ("text/", "application/json", "application/xml", "application/x-ndjson")
+_HOSTED = "this server runs no tools itself"
+_encode = msgspec.json.Encoder().encode
 
 
-@dataclass(slots=True)
-class PendingCalls:
-    """In the order of the calls. Every step takes constant time over all calls of a request."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks for what, and when; `unreadable` is the setting."""
 
-    _calls: dict[int, tuple[str, str]] = field(default_factory=dict)
-    _by_id: dict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
-    _by_name: dict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
-    _num_added: int = 0
+    principal: Principal
+    model: Model
+    arrived: float
+    unreadable: Unreadable
 
-    def __bool__(self) -> bool:
-        return bool(self._calls)
 
-    def add(self, call_id: str, name: str) -> None:
-        self._calls[self._num_added] = call_id, name
-        self._by_id[call_id].append(self._num_added)
-        self._by_name[name].append(self._num_added)
-        self._num_added += 1
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A cached content behind which a request stands: it lives `seconds` more."""
 
-    def answered(self, call_id: str | None, name: str) -> str | None:
-        """The id of the call that a response answers: the first with its id, else with its name.
+    prompted: wire.Prompted
+    ttl: Ttl
+    seconds: float
 
-        None where no call awaits it. The call does not await one any more.
-        """
-        number = self._first(self._by_id, call_id) if call_id else None
+
+def ask_of(
+    request: wire.GenerateRequest,
+    asked: Asked,
+    *,
+    stream: bool,
+    held: Held | None = None,
+) -> Ask:
+    """Without a cached content the key's policy marks the prompt."""
+    notepad = Notepad()
+    config = request.generation_config
+    _check_conversation(request)
+    wire.FIELDS.note(request, notepad)
+    for name in wire.REFUSED:
+        if getattr(config, name) is not None:
+            raise InvalidRequest(
+                f"generationConfig.{camel(name)}: this value is not supported by this server"
+            )
+    if any(modality.upper() != "TEXT" for modality in config.response_modalities):
+        raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
+    choice = _tool_choice(request, held, notepad)
+    thinking = _thinks(config, notepad)
+    layout = lay_out(
+        request,
+        asked.unreadable,
+        notepad,
+        None if held is None else held.prompted,
+        None if held is None else held.ttl,
+    )
+    policy = asked.principal.auto_cache if held is None else None
+    plan = make_plan(layout, None, asked.principal.scope, policy, asked.principal.plan_memory)
+    if held is not None:
+        points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
+        plan = msgspec.structs.replace(plan, breakpoints=points)
+    return Ask(
+        dialect="gemini",
+        principal=asked.principal,
+        model=asked.model,
+        plan=plan,
+        sampling=_sampling(config),
+        tool_choice=choice,
+        output_schema=_output_schema(config),
+        thinking=thinking,
+        omit_thinking=not (config.thinking_config and config.thinking_config.include_thoughts),
+        stream=stream,
+        arrived=asked.arrived,
+        notes=notepad.notes(),
+        name=name_of(request.labels),
+    )
+
+
+def _sampling(config: wire.GenerationConfig) -> Sampling:
+    if not all(config.stop_sequences):
+        raise InvalidRequest("generationConfig.stopSequences: must not contain an empty string")
+    if config.max_output_tokens == 0 and config.candidate_count > 1:
+        raise InvalidRequest("generationConfig.candidateCount: must be 1 without output tokens")
+    if config.logprobs and not config.response_logprobs:
+        raise InvalidRequest("generationConfig.logprobs: only allowed with responseLogprobs")
+    return sampling_of(
+        config,
+        {"max_tokens": "max_output_tokens", "num_choices": "candidate_count"},
+        logprobs=config.logprobs or 0 if config.response_logprobs else None,
+    )
+
+
+def _check_conversation(request: wire.GenerateRequest) -> None:
+    if not request.contents:
+        raise InvalidRequest("contents: contents are required")
+    if request.contents[-1].role == "model":
+        raise InvalidRequest("contents: the last content must be of role 'user'")
+    if request.cached_content is not None:
+        for name in ("system_instruction", "tools", "tool_config"):
+            if getattr(request, name):
+                raise InvalidRequest(
+                    "cachedContent: excludes systemInstruction, tools and toolConfig: they belong"
+                    " to the cached content"
+                )
+
+
+def _thinks(config: wire.GenerationConfig, notepad: Notepad) -> bool:
+    """A budget of 0 is the wish not to think; any other setting is a wish to."""
+    wanted = config.thinking_config
+    if wanted is None or wanted.thinking_budget == 0:
+        return False
+    path = "generationConfig.thinkingConfig"
+    asks = wanted.include_thoughts or wanted.thinking_budget is not None or wanted.thinking_level
+    if not asks:
+        return False
+    notepad.wish(path, CANNOT_THINK, "thinking")
+    if wanted.thinking_budget is not None and wanted.thinking_budget > 0:
+        notepad.ignore(f"{path}.thinkingBudget", "thinking has no budget of its own")
+    return True
+
+
+def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
+    path, given = "generationConfig.responseSchema", config.response_schema
+    if config.response_json_schema is not None:
+        if given is not None:
+            raise InvalidRequest(f"{path}: excludes responseJsonSchema")
+        path = "generationConfig.responseJsonSchema"
+    if config.response_mime_type in _TEXT_TYPES:
+        if given is not None or config.response_json_schema is not None:
+            raise InvalidRequest(f"{path}: needs the responseMimeType {_JSON_TYPE}")
+        return None
+    if config.response_mime_type not in (_JSON_TYPE, wire.ENUM_TYPE):
+        raise InvalidRequest(
+            f"generationConfig.responseMimeType: only text/plain, {_JSON_TYPE} and {wire.ENUM_TYPE}"
+            " are supported"
+        )
+    if given is None and config.response_json_schema is None and not config.is_enum:
+        return {"type": ["object", "array"]}
+    schema = config.response_json_schema if given is None else json_schema(given, path)
+    if config.is_enum:
+        _check_enum(config, schema, path)
+    return schema
+
+
+def _check_enum(config: wire.GenerationConfig, schema: dict[str, Any] | None, path: str) -> None:
+    words = schema.get("enum") if schema else None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise InvalidRequest(f"{path}: {wire.ENUM_TYPE} needs a schema of strings in an `enum`")
+    if config.response_logprobs:
+        raise InvalidRequest(
+            f"generationConfig.responseLogprobs: not supported with {wire.ENUM_TYPE}"
+        )
+
+
+def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Notepad) -> ToolChoice:
+    given = held.prompted if held is not None else request
+    path = "toolConfig.functionCallingConfig"
+    config = given.tool_config.function_calling_config if given.tool_config else None
+    if config is None:
+        return ToolChoice()
+    names = {each.name for tool in given.tools for each in tool.function_declarations}
+    for name in config.allowed_function_names:
+        if name not in names:
+            raise InvalidRequest(f"{path}.allowedFunctionNames: there is no function '{name[:64]}'")
+    if config.stream_function_call_arguments:
+        notepad.ignore(f"{path}.streamFunctionCallArguments", "calls come whole")
+    match config.mode.upper():
+        case "NONE":
+            return ToolChoice("none")
+        case "ANY":
+            if not names:
+                raise InvalidRequest(f"{path}.mode: ANY needs functions to choose from")
+            return _forced(config.allowed_function_names, names)
+        case "AUTO" | "MODE_UNSPECIFIED" | "" | "VALIDATED":
+            if config.mode.upper() == "VALIDATED":
+                notepad.ignore(f"{path}.mode", "free calls are not held to their schemas")
+            if config.allowed_function_names:
+                notepad.ignore(f"{path}.allowedFunctionNames", "only mode ANY chooses functions")
+            return ToolChoice()
+        case _:
+            raise InvalidRequest(f"{path}.mode: must be AUTO, ANY, NONE or VALIDATED")
+
+
+def _forced(allowed: list[str], names: set[str]) -> ToolChoice:
+    chosen = list(dict.fromkeys(allowed))
+    if len(chosen) == 1:
+        return ToolChoice("tool", chosen[0])
+    return ToolChoice("any", names=[] if set(chosen) == names else chosen)
+
+
+def lay_out(
+    request: wire.Prompted,
+    unreadable: Unreadable,
+    notepad: Notepad,
+    held: wire.Prompted | None = None,
+    marker: Ttl | None = None,
+) -> Layout:
+    """The prompt of a request, behind what is `held` of a cached content, whose end is marked.
+
+    Raise InvalidRequest for content that no engine could be sent.
+    """
+    lowering = _GeminiLowering(notepad, unreadable)
+    if held is not None:
+        lowering.add_prompted(held, "cachedContent.")
+        lowering.mark_end(marker)
+    lowering.add_prompted(request, "")
+    lowering.check_answered()
+    return lowering.layout()
+
+
+class _GeminiLowering(Lowering):
+    """`_pending` are the calls that await a response, by number, with id and name; every step takes
+    constant time over all calls of a request."""
+
+    def __init__(self, notepad: Notepad, unreadable: Unreadable) -> None:
+        super().__init__(notepad, unreadable)
+        self._num_calls = 0
+        self._pending: dict[int, tuple[str, str]] = {}
+        self._by_id: dict[str, deque[int]] = defaultdict(deque)
+        self._by_name: dict[str, deque[int]] = defaultdict(deque)
+
+    def add_prompted(self, given: wire.Prompted, where: str) -> None:
+        for index, tool in enumerate(given.tools):
+            self._add_tool(f"{where}tools[{index}]", tool)
+        if given.system_instruction is not None:
+            for number, part in enumerate(given.system_instruction.parts):
+                path = f"{where}systemInstruction.parts[{number}]"
+                if part.text is None:
+                    raise InvalidRequest(f"{path}: only text is supported in a system instruction")
+                self.mark(path, can_carry=bool(part.text))
+                self.system.append(TextPart(part.text))
+        for index, content in enumerate(given.contents):
+            self._add_content(f"{where}contents[{index}]", content)
+
+    def mark_end(self, marker: Ttl | None) -> None:
+        """Mark the last segment so far that can carry a marker."""
+        target = find_target(self.slots)
+        if marker is not None and target is not None:
+            self.slots[target] = replace(self.slots[target], marker=marker, num_markers=1)
+
+    def check_answered(self) -> None:
+        if self._pending:
+            missing = ", ".join(name[:64] for _, name in islice(self._pending.values(), 8))
+            raise InvalidRequest(
+                "contents: each function call must be answered by a function response in the turn"
+                f" that follows it. Missing: {missing}"
+            )
+
+    def _add_tool(self, path: str, tool: wire.Tool) -> None:
+        for info in msgspec.structs.fields(tool):
+            if info.name != "function_declarations" and getattr(tool, info.name) is not None:
+                self.notepad.ignore(f"{path}.{info.encode_name}", _HOSTED)
+        for number, function in enumerate(tool.function_declarations):
+            self._add_function(f"{path}.functionDeclarations[{number}]", function)
+
+    def _add_function(self, path: str, function: wire.FunctionDeclaration) -> None:
+        if not function.name:
+            raise InvalidRequest(f"{path}.name: must not be empty")
+        schema = function.parameters_json_schema
+        if function.parameters is not None:
+            if schema is not None:
+                raise InvalidRequest(f"{path}.parameters: excludes parametersJsonSchema")
+            schema = json_schema(function.parameters, f"{path}.parameters")
+        for name in ("response", "response_json_schema"):
+            if getattr(function, name) is not None:
+                self.notepad.ignore(f"{path}.{name}", "only inputs are held to a schema")
+        self.mark(path)
+        given = NO_PARAMETERS if schema is None else schema
+        self.tools.append(Tool(function.name, given, function.description))
+
+    def _add_content(self, path: str, content: wire.Content) -> None:
+        role = _ROLES.get(content.role)
+        if role is None:
+            raise InvalidRequest(f"{path}.role: Please use a valid role: user, model.")
+        if not content.parts:
+            raise InvalidRequest(f"{path}.parts: contents.parts must not be empty.")
+        if role == "assistant" and not (self.messages and self.messages[-1].role == role):
+            self.check_answered()
+        parts: list[Part] = []
+        for number, part in enumerate(content.parts):
+            made = self._part(f"{path}.parts[{number}]", role, part)
+            if made is not None:
+                parts.append(made)
+        if parts:
+            self.add(role, parts)
+
+    def _part(self, path: str, role: Role, part: wire.Part) -> Part | None:
+        """None for what is not shown to the model, and told."""
+        if sum(getattr(part, name) is not None for name in wire.KINDS) != 1:
+            raise InvalidRequest(
+                f"{path}: must have one of text, functionCall, functionResponse,"
+                " inlineData, fileData"
+            )
+        if part.function_call is not None:
+            return self._call(path, role, part.function_call)
+        if part.function_response is not None:
+            return self._result(path, role, part.function_response)
+        if part.tool_call is not None or part.tool_response is not None:
+            self.notepad.ignore(path, _HOSTED)
+            return None
+        text = self._text(path, part)
+        self.mark(path, can_carry=bool(text) and not part.thought)
+        return ThinkingPart(text) if part.thought else TextPart(text)
+
+    def _text(self, path: str, part: wire.Part) -> str:
+        if part.text is not None:
+            return part.text
+        if (code := part.executable_code) is not None:
+            return f"```{code.language.lower()}\n{code.code}\n```"
+        if part.code_execution_result is not None:
+            return f"```\n{part.code_execution_result.output}\n```"
+        return self._file(path, part.inline_data, part.file_data)
+
+    def _file(self, path: str, blob: wire.Blob | None, file: wire.FileData | None) -> str:
+        """The text of a text file; what stands in for any other file."""
+        if blob is None:
+            file = file or wire.FileData()
+            name = file.display_name or file.file_uri
+            media = Media(_kind(file.mime_type), file.mime_type, name=name)
+            return self.stand_in(f"{path}.fileData", media)
+        where = f"{path}.inlineData"
+        if blob.mime_type.startswith(_READ_TYPES):
+            text = text_in(blob.data)
+            if text is None:
+                raise InvalidRequest(f"{where}.data: must be base64 of text in UTF-8")
+            return text
+        media = Media(_kind(blob.mime_type), blob.mime_type, blob.data, blob.display_name or "")
+        return self.stand_in(where, media)
+
+    def _call(self, path: str, role: Role, call: wire.FunctionCall) -> ToolUsePart:
+        where = f"{path}.functionCall"
+        if role != "assistant":
+            raise InvalidRequest(f"{where}: only a content of role 'model' may call a function")
+        if not call.name:
+            raise InvalidRequest(f"{where}.name: must not be empty")
+        check_json(call.args, f"{where}.args")
+        self._num_calls += 1
+        call_id = call.id or f"call_{self._num_calls}"
+        self._pending[self._num_calls] = call_id, call.name
+        self._by_id[call_id].append(self._num_calls)
+        self._by_name[call.name].append(self._num_calls)
+        self.mark(path)
+        return ToolUsePart(call_id, call.name, call.args)
+
+    def _result(self, path: str, role: Role, result: wire.FunctionResponse) -> ToolResultPart:
+        """It answers the first pending call with its id, else with its name."""
+        where = f"{path}.functionResponse"
+        if role != "user":
+            raise InvalidRequest(f"{where}: only a content of role 'user' may answer a call")
+        number = self._first(self._by_id.get(result.id or ""))
         if number is None:
-            number = self._first(self._by_name, name)
-        return None if number is None else self._calls.pop(number)[0]
+            number = self._first(self._by_name.get(result.name))
+        if number is None:
+            raise InvalidRequest(
+                f"{where}: no function call of this name awaits a response in the turn before"
+            )
+        call_id, _ = self._pending.pop(number)
+        check_json(result.response, f"{where}.response")
+        text, is_error = _outcome(result.response)
+        beside = [
+            self._file(f"{where}.parts[{number}]", part.inline_data, part.file_data)
+            for number, part in enumerate(result.parts)
+        ]
+        self.mark(path)
+        return ToolResultPart(call_id, "\n".join([text, *beside]), is_error)
 
-    def names(self, most: int) -> Iterator[str]:
-        """The names of the first calls."""
-        return (name for _, name in islice(self._calls.values(), most))
-
-    def _first(self, calls: dict[str, deque[int]], key: str) -> int | None:
-        numbers = calls.get(key)
+    def _first(self, numbers: deque[int] | None) -> int | None:
         while numbers:
-            if numbers[0] in self._calls:
+            if numbers[0] in self._pending:
                 return numbers[0]
             numbers.popleft()
         return None
+
+
+def _outcome(response: dict[str, Any]) -> tuple[str, bool]:
+    """The text of a response, and whether it is an error.
+
+    Google's rule: `output` is the output, `error` is an error, else the whole is the output.
+    """
+    for key in ("output", "error"):
+        if response.keys() == {key}:
+            value = response[key]
+            return (value if isinstance(value, str) else _encode(value).decode()), key == "error"
+    return _encode(response).decode(), False
+
+
+def _kind(mime_type: str) -> Kind:
+    match mime_type.partition("/")[0]:
+        case "image":
+            return "image"
+        case "audio":
+            return "audio"
+        case "video":
+            return "video"
+        case _:
+            return "document" if mime_type == "application/pdf" else "file"
 
 
 MAX_DEPTH = 64
@@ -163,230 +518,3 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(schema.get("enum"), list):
         made["enum"] = [*schema["enum"], None]
     return made
-
-
-_ROLES: dict[str | None, Role] = {
-    None: "user",
-    "": "user",
-    "user": "user",
-    "function": "user",
-    "tool": "user",
-    "model": "assistant",
-}
-_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-ndjson")
-_HOSTED = "this server runs no tools itself"
-_encode = msgspec.json.Encoder().encode
-
-
-def lay_out(
-    request: Prompted,
-    unreadable: Unreadable,
-    notepad: Notepad,
-    held: Prompted | None = None,
-    marker: Ttl | None = None,
-) -> Layout:
-    """The prompt of a request, behind what is `held` of a cached content, whose end is marked.
-
-    Raise InvalidRequest for content that no engine could be sent.
-    """
-    builder = _Builder(unreadable, notepad)
-    if held is not None:
-        builder.add(held, "cachedContent.")
-        builder.mark_end(marker)
-    builder.add(request, "")
-    builder.check_answered()
-    return builder.layout()
-
-
-@dataclass(slots=True)
-class _Builder:
-    _unreadable: Unreadable
-    _notepad: Notepad
-    _slots: list[Slot] = field(default_factory=list)
-    _tools: list[Tool] = field(default_factory=list)
-    _system: list[TextPart] = field(default_factory=list)
-    _messages: list[Message] = field(default_factory=list)
-    _pending: PendingCalls = field(default_factory=PendingCalls)
-    _num_calls: int = 0
-
-    def layout(self) -> Layout:
-        return Layout(Prompt(self._messages, self._tools, self._system), self._slots)
-
-    def add(self, given: Prompted, where: str) -> None:
-        for index, tool in enumerate(given.tools):
-            self._add_tool(f"{where}tools[{index}]", tool)
-        if given.system_instruction is not None:
-            self._add_system(f"{where}systemInstruction", given.system_instruction)
-        for index, content in enumerate(given.contents):
-            self._add_content(f"{where}contents[{index}]", content)
-
-    def mark_end(self, marker: Ttl | None) -> None:
-        """Mark the last segment so far that can carry a marker."""
-        for index in range(len(self._slots) - 1, -1, -1):
-            if marker is not None and self._slots[index].can_carry:
-                self._slots[index] = replace(self._slots[index], marker=marker, num_markers=1)
-                return
-
-    def check_answered(self) -> None:
-        if self._pending:
-            missing = ", ".join(name[:64] for name in self._pending.names(8))
-            raise InvalidRequest(
-                "contents: each function call must be answered by a function response in the turn"
-                f" that follows it. Missing: {missing}"
-            )
-
-    def _add_tool(self, path: str, tool: GivenTool) -> None:
-        for info in msgspec.structs.fields(tool):
-            if info.name != "function_declarations" and getattr(tool, info.name) is not None:
-                self._notepad.ignore(f"{path}.{info.encode_name}", _HOSTED)
-        for number, function in enumerate(tool.function_declarations):
-            self._add_function(f"{path}.functionDeclarations[{number}]", function)
-
-    def _add_function(self, path: str, function: FunctionDeclaration) -> None:
-        if not function.name:
-            raise InvalidRequest(f"{path}.name: must not be empty")
-        if function.parameters is not None and function.parameters_json_schema is not None:
-            raise InvalidRequest(f"{path}.parameters: excludes parametersJsonSchema")
-        schema: dict[str, Any] = {"type": "object", "properties": {}}
-        if function.parameters is not None:
-            schema = json_schema(function.parameters, f"{path}.parameters")
-        elif function.parameters_json_schema is not None:
-            schema = function.parameters_json_schema
-        for name in ("response", "response_json_schema"):
-            if getattr(function, name) is not None:
-                self._notepad.ignore(f"{path}.{name}", "only inputs are held to a schema")
-        self._slots.append(Slot(path=path))
-        self._tools.append(Tool(function.name, schema, function.description))
-
-    def _add_system(self, path: str, content: Content) -> None:
-        for number, part in enumerate(content.parts):
-            where = f"{path}.parts[{number}]"
-            if part.text is None:
-                raise InvalidRequest(f"{where}: only text is supported in a system instruction")
-            self._slots.append(Slot(path=where, can_carry=bool(part.text)))
-            self._system.append(TextPart(part.text))
-
-    def _add_content(self, path: str, content: Content) -> None:
-        role = _ROLES.get(content.role)
-        if role is None:
-            raise InvalidRequest(f"{path}.role: Please use a valid role: user, model.")
-        if not content.parts:
-            raise InvalidRequest(f"{path}.parts: contents.parts must not be empty.")
-        if role == "assistant" and self._begins(role):
-            self.check_answered()
-        parts: list[Part] = []
-        for number, part in enumerate(content.parts):
-            parts += self._part(f"{path}.parts[{number}]", role, part)
-        if not parts:
-            return
-        if self._begins(role):
-            self._messages.append(Message(role, parts))
-        else:
-            self._messages[-1].parts.extend(parts)
-
-    def _begins(self, role: Role) -> bool:
-        return not self._messages or self._messages[-1].role != role
-
-    def _part(self, path: str, role: Role, part: GivenPart) -> Sequence[Part]:
-        """No part for what is not shown to the model; then its path is in `ignored`."""
-        found = [name for name in KINDS if getattr(part, name) is not None]
-        if len(found) != 1:
-            raise InvalidRequest(
-                f"{path}: must have one of text, functionCall, functionResponse,"
-                " inlineData, fileData"
-            )
-        match found[0]:
-            case "function_call" if part.function_call is not None:
-                return [self._call(path, role, part.function_call)]
-            case "function_response" if part.function_response is not None:
-                return [self._result(path, role, part.function_response)]
-            case "tool_call" | "tool_response":
-                self._notepad.ignore(path, _HOSTED)
-                return []
-            case _:
-                text = self._text(path, part)
-                is_thought = part.thought
-                self._slots.append(Slot(path=path, can_carry=bool(text) and not is_thought))
-                return [ThinkingPart(text) if is_thought else TextPart(text)]
-
-    def _text(self, path: str, part: GivenPart) -> str:
-        if part.text is not None:
-            return part.text
-        if part.executable_code is not None:
-            return f"```{part.executable_code.language.lower()}\n{part.executable_code.code}\n```"
-        if part.code_execution_result is not None:
-            return f"```\n{part.code_execution_result.output}\n```"
-        if part.inline_data is not None:
-            return self._blob(f"{path}.inlineData", part.inline_data)
-        file = part.file_data or FileData()
-        name = file.display_name or file.file_uri
-        media = Media(_kind(file.mime_type), file.mime_type, name=name)
-        return stand_in(f"{path}.fileData", media, self._unreadable, self._notepad)
-
-    def _blob(self, path: str, blob: Blob) -> str:
-        """The text of a text file; what stands in for any other file."""
-        if blob.mime_type.startswith(_TEXT_TYPES):
-            try:
-                return base64.b64decode(blob.data, validate=True).decode()
-            except (binascii.Error, ValueError):
-                raise InvalidRequest(f"{path}.data: must be base64 of text in UTF-8") from None
-        media = Media(_kind(blob.mime_type), blob.mime_type, blob.data, blob.display_name or "")
-        return stand_in(path, media, self._unreadable, self._notepad)
-
-    def _call(self, path: str, role: Role, call: FunctionCall) -> ToolUsePart:
-        where = f"{path}.functionCall"
-        if role != "assistant":
-            raise InvalidRequest(f"{where}: only a content of role 'model' may call a function")
-        if not call.name:
-            raise InvalidRequest(f"{where}.name: must not be empty")
-        check_json(call.args, f"{where}.args")
-        self._num_calls += 1
-        call_id = call.id or f"call_{self._num_calls}"
-        self._pending.add(call_id, call.name)
-        self._slots.append(Slot(path=path))
-        return ToolUsePart(call_id, call.name, call.args)
-
-    def _result(self, path: str, role: Role, result: FunctionResponse) -> ToolResultPart:
-        where = f"{path}.functionResponse"
-        if role != "user":
-            raise InvalidRequest(f"{where}: only a content of role 'user' may answer a call")
-        call_id = self._pending.answered(result.id, result.name)
-        if call_id is None:
-            raise InvalidRequest(
-                f"{where}: no function call of this name awaits a response in the turn before"
-            )
-        check_json(result.response, f"{where}.response")
-        text, is_error = _outcome(result.response)
-        beside = [
-            self._beside(f"{where}.parts[{number}]", part)
-            for number, part in enumerate(result.parts)
-        ]
-        self._slots.append(Slot(path=path))
-        return ToolResultPart(call_id, "\n".join([text, *beside]), is_error)
-
-    def _beside(self, path: str, part: ResponsePart) -> str:
-        return self._text(path, GivenPart(inline_data=part.inline_data, file_data=part.file_data))
-
-
-def _outcome(response: dict[str, Any]) -> tuple[str, bool]:
-    """The text of a response, and whether it is an error.
-
-    Google's rule: `output` is the output, `error` is an error, else the whole is the output.
-    """
-    for key in ("output", "error"):
-        if response.keys() == {key}:
-            value = response[key]
-            return (value if isinstance(value, str) else _encode(value).decode()), key == "error"
-    return _encode(response).decode(), False
-
-
-def _kind(mime_type: str) -> Kind:
-    match mime_type.partition("/")[0]:
-        case "image":
-            return "image"
-        case "audio":
-            return "audio"
-        case "video":
-            return "video"
-        case _:
-            return "document" if mime_type == "application/pdf" else "file"

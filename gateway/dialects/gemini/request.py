@@ -1,19 +1,32 @@
-"""Request bodies of generateContent, streamGenerateContent and countTokens.
+"""Request bodies of generateContent, streamGenerateContent and countTokens, and their decoding.
 
-The model is in the path; `decode.py` puts it into the request. It also brings a body to the names
-here: Google's parser takes `system_instruction` for `systemInstruction`, one object for a list of
-one, and null for a field that is not there.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. The model is in the
+path.
+
+The rules are those of the JSON form of protocol buffers, which Google's servers parse: a field has
+two names (`systemInstruction` and `system_instruction`), null is a field that is not there, and
+an object may stand where a list of one is meant. An unknown name is an error. What is below a free
+field (a function's arguments, a schema) stays as it is. All of it is linear in the body.
 """
 
-from typing import Annotated, Any
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from engine.protocol import MAX_LOGPROBS
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
+from gateway.base.errors import InvalidRequest
+from gateway.dialects import fields
+from gateway.dialects.bodies import bound_output, check_values, read, split_complaint
+from gateway.dialects.fields import Check, Checking, Fields, Style
 
 
 class Shape(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Base of every request shape. Its fields are the ones that are known; see `decode.py`."""
+    """Base of every request shape. Its fields are the ones that are known."""
 
 
 class Blob(Shape):
@@ -177,7 +190,7 @@ class ThinkingConfig(Shape):
 
 
 class GenerationConfig(Shape):
-    """`ask.py` says what is done with each field; what is not done is told or refused by name."""
+    """What is not done is told or refused by name: see `FIELDS`."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -245,3 +258,190 @@ class CountRequest(Shape):
     tools: list[Tool] = msgspec.field(default_factory=list)
     generation_config: GenerationConfig | None = None
     model: str = ""
+
+
+def _functions(checking: Checking, value: list[Tool], path: str) -> None:
+    most = checking.bounds.max_tools
+    if sum(len(tool.function_declarations) + 1 for tool in value) > 2 * most:
+        raise InvalidRequest(f"tools: may have at most {most} functions")
+
+
+def _parts(checking: Checking, value: list[Part], path: str) -> None:
+    fields.content(checking, value or None, path)
+
+
+_MAX_SHOWN = 64
+_PROMPTED: Mapping[str, Check | None] = {
+    "model": fields.name,
+    "tools": _functions,
+    "system_instruction": None,
+    "contents": None,
+}
+_CALL: Mapping[str, Check | None] = {"name": fields.name, "id": fields.name}
+_UNDONE = ("not done by this server",)
+FIELDS = Fields(
+    style=Style("contents: more than {} parts", is_camel=True),
+    rules={
+        Prompted: _PROMPTED,
+        GenerateRequest: {
+            **_PROMPTED,
+            "generation_config": None,
+            "labels": fields.metadata,
+        },
+        Content: {"parts": _parts},
+        Part: {"function_call": None, "function_response": None},
+        FunctionCall: {**_CALL, "args": fields.call_input},
+        FunctionResponse: _CALL,
+        Tool: {"function_declarations": None},
+        FunctionDeclaration: {
+            "name": fields.name,
+            "parameters": fields.schema,
+            "parameters_json_schema": fields.schema,
+        },
+        GenerationConfig: {
+            "candidate_count": fields.choices,
+            "stop_sequences": fields.stops,
+            "response_schema": fields.schema,
+            "response_json_schema": fields.schema,
+        },
+    },
+    undone={
+        **{
+            f"generation_config.{name}": _UNDONE
+            for name in (
+                "media_resolution",
+                "speech_config",
+                "image_config",
+                "audio_timestamp",
+                "audio_transcription_config",
+                "enable_affective_dialog",
+                "enable_enhanced_civic_answers",
+                "routing_config",
+                "model_config",
+                "model_selection_config",
+                "translation_config",
+            )
+        },
+        "safety_settings": ("this server filters nothing", []),
+    },
+)
+REFUSED = ("response_format", "continuation_token")
+"""What would change the answer, and no engine here can, of the generation's fields."""
+ShapeT = TypeVar("ShapeT", bound=Shape)
+
+
+def decode_generate(
+    body: bytes, model: str, bounds: RequestBounds = DEFAULT_BOUNDS, *, is_streamed: bool = False
+) -> GenerateRequest:
+    """A gathered answer with log probabilities gets a limit where it has none."""
+    request = decode(body, GenerateRequest, bounds)
+    request.model = model
+    FIELDS.check(request, bounds)
+    config = request.generation_config
+    if config.response_logprobs and not is_streamed:
+        num_probs = config.candidate_count * ((config.logprobs or 0) + 1)
+        path = "generationConfig.maxOutputTokens"
+        bound_output(config, "max_output_tokens", num_probs, bounds, path)
+    return request
+
+
+def decode_count(
+    body: bytes, model: str, bounds: RequestBounds = DEFAULT_BOUNDS
+) -> GenerateRequest:
+    """The request whose prompt is counted."""
+    counted = decode(body, CountRequest, bounds)
+    request = counted.generate_content_request
+    if request is not None and counted.contents:
+        raise InvalidRequest("contents: excludes generateContentRequest")
+    if request is None:
+        request = GenerateRequest(
+            contents=counted.contents,
+            system_instruction=counted.system_instruction,
+            tools=counted.tools,
+            generation_config=counted.generation_config or GenerationConfig(),
+        )
+    request.model = model
+    FIELDS.check(request, bounds)
+    return request
+
+
+def decode(body: bytes, kind: type[ShapeT], bounds: RequestBounds) -> ShapeT:
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
+    return read(
+        lambda: msgspec.convert(_named(msgspec.json.decode(body), kind), kind, strict=False),
+        _explained,
+    )
+
+
+def _explained(complaint: str) -> InvalidRequest:
+    what, path = split_complaint(complaint)
+    path, what = path.removeprefix("."), what.replace("`", "'")
+    return InvalidRequest(f"{path}: {what}" if path else what[:300], path or None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """`shape` is the type of its value, or of each item of a list; None for anything else."""
+
+    name: str
+    shape: type[Shape] | None
+    is_list: bool
+
+
+def _named(value: Any, shape: type[Shape], path: str = "") -> dict[str, Any]:
+    """The value of a message, by the names of `shape`. Raise InvalidRequest that names the path."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{path}: must be an object" if path else "the body must be an object")
+    fields = _fields(shape)
+    made: dict[str, Any] = {}
+    for key, item in value.items():
+        field = fields.get(key)
+        where = f"{path}.{key}" if path else key
+        if field is None:
+            raise _unknown(key[:_MAX_SHOWN], path)
+        if item is None:
+            continue
+        if field.name in made:
+            raise InvalidRequest(f"{where}: is given twice, by both of its names")
+        made[field.name] = _valued(item, field, where)
+    return made
+
+
+def _unknown(name: str, path: str) -> InvalidRequest:
+    """In the words of Google's parser."""
+    place = f" at '{path}'" if path else ""
+    message = f'Invalid JSON payload received. Unknown name "{name}"{place}: Cannot find field.'
+    return InvalidRequest(message, f"{path}.{name}" if path else name)
+
+
+def _valued(item: Any, field: _Field, path: str) -> Any:
+    if field.is_list and not isinstance(item, list):
+        item = [item]
+    if field.shape is None:
+        return item
+    if not field.is_list:
+        return _named(item, field.shape, path)
+    return [_named(each, field.shape, f"{path}[{index}]") for index, each in enumerate(item)]
+
+
+@cache
+def _fields(shape: type[Shape]) -> Mapping[str, _Field]:
+    hints = get_type_hints(shape)
+    found: dict[str, _Field] = {}
+    for field in msgspec.structs.fields(shape):
+        kind, is_list = _plain(hints[field.name]), False
+        if get_origin(kind) is list:
+            kind, is_list = _plain(get_args(kind)[0]), True
+        inner = kind if isinstance(kind, type) and issubclass(kind, Shape) else None
+        found[field.encode_name] = found[field.name] = _Field(field.encode_name, inner, is_list)
+    return found
+
+
+def _plain(hint: Any) -> Any:
+    """The type without `| None` and annotations."""
+    if get_origin(hint) is Annotated:
+        return _plain(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        rest = [each for each in get_args(hint) if each is not type(None)]
+        return _plain(rest[0]) if len(rest) == 1 else hint
+    return hint

@@ -1,12 +1,32 @@
-"""Response bodies and stream chunks. `holdfast` is our extension; UNSET fields are not sent."""
+"""What Google's API answers: bodies, the chunks of a stream, and their writer.
 
-from collections.abc import Sequence
+`holdfast` is our extension; UNSET fields are not sent. A function call goes out whole, when its
+input is complete. The ends of all candidates go out in the last chunk, together with the usage,
+since clients take the last chunk for both.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import DrawnToken, InputUsage, TokenProb
+from engine.protocol import (
+    Done,
+    DrawnToken,
+    Finished,
+    Frame,
+    InputUsage,
+    TextDelta,
+    ThinkingDelta,
+    TokenProb,
+    ToolInputDelta,
+    ToolUseStart,
+)
+from engine.protocol import FinishReason as EngineReason
+from gateway.base.errors import EngineFailed
+from gateway.dialects.collector import Block, Writer, partial_json
 from gateway.dialects.extension import Holdfast
 
 FinishReason = Literal["STOP", "MAX_TOKENS", "MALFORMED_FUNCTION_CALL"]
@@ -104,16 +124,6 @@ def logprobs_of(drawn: Sequence[DrawnToken]) -> LogprobsResult | UnsetType:
     )
 
 
-def joined_logprobs(parts: Sequence[LogprobsResult]) -> LogprobsResult | UnsetType:
-    if not parts:
-        return UNSET
-    top = [one for part in parts for one in part.top_candidates or ()]
-    return LogprobsResult(
-        chosen_candidates=[one for part in parts for one in part.chosen_candidates],
-        top_candidates=top or UNSET,
-    )
-
-
 def _told(prob: TokenProb) -> LogprobsCandidate:
     token = prob.token.decode(errors="replace")
     return LogprobsCandidate(token=token, token_id=prob.token_id, log_probability=prob.logprob)
@@ -161,3 +171,132 @@ def model_of(model_id: str, display_name: str, longest: int | None) -> Model:
         input_token_limit=limit,
         output_token_limit=limit,
     )
+
+
+_SAID: tuple[Literal["text", "thinking"], ...] = ("text", "thinking")
+_REASONS: dict[EngineReason, FinishReason] = {
+    "stop": "STOP",
+    "length": "MAX_TOKENS",
+    "stop_sequence": "STOP",
+    "tool_use": "STOP",
+    "context": "MAX_TOKENS",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class GeminiWriter(Writer[GenerateContentResponse, GenerateContentResponse]):
+    """The extension object goes out with the first chunk. With `is_enum` the text is a string in
+    JSON, of which the client gets the word alone, with the end."""
+
+    is_enum: bool = False
+    _calls: dict[int, Block] = field(default_factory=dict)
+    _quoted: dict[int, list[str]] = field(default_factory=dict)
+    _ended: dict[int, Candidate] = field(default_factory=dict)
+
+    def write(self, frame: Frame) -> Iterator[GenerateContentResponse]:
+        self.note(frame)
+        match frame:
+            case TextDelta(text=text, choice=choice) if self.is_enum:
+                self._quoted.setdefault(choice, []).append(text)
+            case TextDelta(text=text, choice=choice, logprobs=drawn):
+                yield from self._complete(choice)
+                yield self._say(choice, Part(text=text), logprobs_of(drawn))
+            case ThinkingDelta(text=text, choice=choice):
+                if not self.hides_thinking:
+                    yield from self._complete(choice)
+                    yield self._say(choice, Part(text=text, thought=True))
+            case ToolUseStart(id=call_id, name=name, choice=choice):
+                yield from self._complete(choice)
+                self._calls[choice] = Block("call", call_id, name)
+            case ToolInputDelta(partial_json=partial, choice=choice):
+                if choice not in self._calls:
+                    raise EngineFailed
+                self._calls[choice].pieces.append(partial)
+            case Finished(choice=choice):
+                last = self._calls.pop(choice, None)
+                if last is None:
+                    last = Block("text", pieces=[_word_in("".join(self._quoted.get(choice, [])))])
+                self._ended[choice] = _candidate(frame, [last])
+            case Done():
+                yield self._end([self._ended[index] for index in sorted(self._ended)])
+
+    def whole(self) -> GenerateContentResponse:
+        candidates: list[Candidate] = []
+        for end, blocks in self.answers():
+            if self.is_enum:
+                said = {kind: [b.text for b in blocks if b.kind == kind] for kind in _SAID}
+                word = Block("text", pieces=[_word_in("".join(said["text"]))])
+                blocks = [Block("thinking", pieces=said["thinking"]), word]
+            candidates.append(_candidate(end, blocks))
+        return self._end(candidates)
+
+    def _complete(self, choice: int) -> Iterator[GenerateContentResponse]:
+        """The call that another block ends."""
+        call = self._calls.pop(choice, None)
+        if call is not None:
+            yield self._say(choice, _part(call))
+
+    def _say(
+        self, choice: int, part: Part, logprobs: LogprobsResult | UnsetType = UNSET
+    ) -> GenerateContentResponse:
+        content = Content(parts=[part])
+        return self._chunk([Candidate(content=content, index=choice, logprobs_result=logprobs)])
+
+    def _end(self, candidates: list[Candidate]) -> GenerateContentResponse:
+        usage = usage_of(self.usage, self.output_tokens, self.thinking_tokens)
+        return self._chunk(candidates, usage)
+
+    def _chunk(
+        self, candidates: list[Candidate], usage: UsageMetadata | UnsetType = UNSET
+    ) -> GenerateContentResponse:
+        return GenerateContentResponse(
+            candidates=candidates,
+            usage_metadata=usage,
+            model_version=self.model,
+            response_id=self.id,
+            holdfast=self.take_extension(),
+        )
+
+
+def _candidate(end: Finished, blocks: Sequence[Block]) -> Candidate:
+    """A candidate with its end. Empty texts are left out beside other parts.
+
+    The last call may be cut off, or malformed; then it is left out too.
+    """
+    reason, parts = _REASONS[end.reason], list[Part]()
+    for number, block in enumerate(blocks):
+        if block.kind == "call" and number == len(blocks) - 1 and _input_of(block) is None:
+            if reason != "MAX_TOKENS":
+                reason = "MALFORMED_FUNCTION_CALL"
+        elif block.kind == "call" or block.text:
+            parts.append(_part(block))
+    return Candidate(
+        content=Content(parts=parts or [Part(text="")]),
+        finish_reason=reason,
+        index=end.choice,
+        logprobs_result=logprobs_of([token for block in blocks for token in block.drawn]),
+    )
+
+
+def _part(block: Block) -> Part:
+    """Raise EngineFailed for a call whose input is no JSON object."""
+    if block.kind != "call":
+        return Part(text=block.text, thought=True if block.kind == "thinking" else UNSET)
+    args = _input_of(block)
+    if args is None:
+        raise EngineFailed
+    return Part(function_call=FunctionCall(id=block.id, name=block.name, args=args))
+
+
+def _input_of(block: Block) -> dict[str, Any] | None:
+    try:
+        args = msgspec.json.decode(block.text or "{}")
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return args if isinstance(args, dict) else None
+
+
+def _word_in(quoted: str) -> str:
+    """The string of JSON, or what there is of it; else the text as it is."""
+    word = partial_json(quoted) if quoted else ""
+    return word if isinstance(word, str) else quoted

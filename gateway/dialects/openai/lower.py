@@ -1,124 +1,245 @@
-"""From a Chat Completions request's content to the engine's prompt: an ordered list of segments.
+"""From Chat Completions and Completions requests to an Ask: prompt, slots, demands.
 
 Tools come first, then the system and developer messages at the beginning, then everything else in
-order: each content part, tool call and tool result is one segment; a string is one part. Later
-system messages stay where they are. Tool results are part of the user's turn, and neighbours of one
-role are merged.
+order. Later system messages stay where they are. Tool results are part of the user's turn.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
-import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from engine.protocol import (
-    MAX_BREAKPOINTS,
-    TTLS,
+    Part,
     Prompt,
-    Role,
     TextPart,
     ThinkingPart,
+    Tool,
+    ToolChoice,
     ToolResultPart,
     ToolUsePart,
     Ttl,
 )
-from engine.protocol import Message as PromptMessage
-from engine.protocol import Part as PromptPart
-from engine.protocol import Tool as PromptTool
+from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.dialects.bodies import decode_tools, kinds_of_tools
-from gateway.dialects.openai.request import (
-    Address,
-    AssistantMessage,
-    AudioPart,
-    AudioUrlPart,
-    CacheBreakpoint,
-    CacheControl,
-    ChatRequest,
-    DeveloperMessage,
-    FilePart,
-    ForeignTool,
-    Function,
-    ImagePart,
-    MediaPart,
-    Message,
-    Nonce,
-    Part,
-    Refusal,
-    SystemMessage,
-    Text,
-    Tool,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-    VideoPart,
+from gateway.dialects.lowering import (
+    NATIVE_TTL,
+    NO_PARAMETERS,
+    Lowering,
+    arguments_of,
+    sampling_of,
+    split_data_url,
+    wish_strict,
 )
-from gateway.prompt.breakpoints import mark_latest
-from gateway.prompt.ignored import Notepad
-from gateway.prompt.layout import Layout, Slot, check_json
-from gateway.prompt.media import Kind, Media, Unreadable, stand_in
+from gateway.dialects.openai import request as wire
+from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.breakpoints import Layout, Slot
+from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.origin import name_of
+from gateway.prompt.plan import Plan, make_plan
+
+_MAX_TOKEN_DIGITS = 9
+_RENAMED = {"num_choices": "n", "stop_sequences": "stop"}
 
 
-class _Declared(msgspec.Struct):
-    type: str
-    cache_control: CacheControl | None = None
+def chat_ask_of(
+    request: wire.ChatRequest,
+    principal: Principal,
+    model: Model,
+    arrived: float,
+    unreadable: Unreadable = "placeholder",
+) -> Ask:
+    """Without a limit the answer may take the rest of the context.
 
-
-_declared = msgspec.json.Decoder(_Declared)
-_tool = msgspec.json.Decoder(Tool)
-
-
-def decode_foreign_tools(raw: bytes) -> list[Tool] | None:
-    """The tools of a request, of which some are no functions; None where all are.
-
-    Raise msgspec.ValidationError with the path in the whole body.
+    `unreadable` says what becomes of images and the like.
     """
-    tools = kinds_of_tools(raw, "function")
-    return None if tools is None else decode_tools(tools, _tool.decode, _foreign)
+    notepad = Notepad()
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    elif request.max_tokens not in (None, max_tokens):
+        raise InvalidRequest(
+            "max_tokens: must not differ from max_completion_tokens, which replaces it"
+        )
+    _check_conversation(request.messages)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: only allowed with logprobs")
+    automatic: Ttl | None = None
+    options = request.prompt_cache_options
+    if request.cache_control:
+        automatic = request.cache_control.ttl
+    elif options and options.mode == "implicit":
+        automatic = NATIVE_TTL
+    policy = None if automatic or options else principal.auto_cache
+    wire.CHAT.note(request, notepad)
+    layout, policy = lay_out(request, automatic, notepad, unreadable, policy)
+    plan = make_plan(layout, automatic, principal.scope, policy, principal.plan_memory)
+    if not plan.prompt.num_segments:
+        raise InvalidRequest("messages: there must be more than a client's billing line")
+    logprobs = request.top_logprobs if request.logprobs else None
+    ask = _ask(request, principal, model, arrived, plan, max_tokens, logprobs)
+    choice, schema = _tool_choice(request, notepad), _output_schema(request)
+    strict = [
+        (f"tools[{index}].function.strict", tool.function.name)
+        for index, tool in enumerate(request.tools)
+        if tool.function.strict
+    ]
+    wish_strict(notepad, choice, schema, strict)
+    if max_tokens == 0:
+        if choice.mode in ("any", "tool"):
+            raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
+        if schema is not None:
+            raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
+    thinking = _thinks(request, notepad)
+    return replace(
+        ask, tool_choice=choice, output_schema=schema, thinking=thinking, notes=notepad.notes()
+    )
 
 
-def _foreign(tool: Raw) -> Tool:
-    declared = _declared.decode(tool)
-    return ForeignTool("function", Function(name=declared.type), declared.cache_control)
+def completion_ask_of(
+    request: wire.CompletionRequest, principal: Principal, model: Model, arrived: float
+) -> Ask:
+    prompt = request.prompt
+    if isinstance(prompt, list):
+        if any(isinstance(item, int | list) for item in prompt):
+            raise InvalidRequest("prompt: token ids are not supported by this server, send text")
+        if len(prompt) != 1 or not isinstance(prompt[0], str):
+            raise InvalidRequest("prompt: must be one string, or a list of one")
+        prompt = prompt[0]
+    if not prompt:
+        raise InvalidRequest("prompt: must not be empty")
+    layout = Layout(Prompt([], text=prompt), [Slot(path="prompt")])
+    plan = make_plan(layout, None, principal.scope, None, principal.plan_memory)
+    max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    return _ask(request, principal, model, arrived, plan, max_tokens, None)
 
 
-def media_of(part: MediaPart) -> Media:
-    """What a placeholder tells of a part."""
-    match part:
-        case ImagePart(image_url=address):
-            return _of_address("image", address)
-        case VideoPart(video_url=address):
-            return _of_address("video", address)
-        case AudioUrlPart(audio_url=address):
-            return _of_address("audio", address)
-        case AudioPart(input_audio=sound):
-            return Media("audio", sound.format)
-        case FilePart(file=file):
-            if file.file_data is not None:
-                found = _of_address("file", file.file_data)
-                return Media("file", found.media_type, name=file.filename or "")
-            return Media("file", name=file.filename or file.file_id or "")
+def _ask(
+    request: wire.GenerationRequest,
+    principal: Principal,
+    model: Model,
+    arrived: float,
+    plan: Plan,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Ask:
+    """What both calls ask for."""
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options: only allowed with stream")
+    if request.min_tokens and not request.ignore_eos:
+        raise InvalidRequest("min_tokens: only supported with ignore_eos")
+    if max_tokens == 0 and request.n > 1:
+        raise InvalidRequest("n: must be 1 where max_tokens is 0")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop
+    if not all(stops):
+        raise InvalidRequest("stop: must not contain an empty string")
+    biases: dict[int, float] = {}
+    for token, bias in (request.logit_bias or {}).items():
+        if not token.isascii() or not token.isdecimal() or len(token) > _MAX_TOKEN_DIGITS:
+            raise InvalidRequest("logit_bias: keys must be token ids")
+        biases[int(token)] = bias
+    return Ask(
+        dialect="openai",
+        principal=principal,
+        model=model,
+        plan=plan,
+        sampling=sampling_of(
+            request,
+            _RENAMED,
+            max_tokens=max_tokens,
+            top_k=None if request.top_k is None else max(request.top_k, 0),
+            stop_sequences=stops,
+            logit_bias=biases,
+            logprobs=logprobs,
+        ),
+        tool_choice=ToolChoice(),
+        thinking=False,
+        omit_thinking=False,
+        stream=request.stream,
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        arrived=arrived,
+        routing_key=request.prompt_cache_key,
+        name=name_of(request.metadata),
+    )
 
 
-def _of_address(kind: Kind, address: Address | str) -> Media:
-    """A `data:` URL (RFC 2397) has the media type in front."""
-    url = address if isinstance(address, str) else address.url
-    if not url.startswith("data:"):
-        return Media(kind, name=url)
-    head, _, data = url.removeprefix("data:").partition(",")
-    return Media(kind, head[:256].partition(";")[0], data)
+def _thinks(request: wire.ChatRequest, notepad: Notepad) -> bool:
+    """By whichever field says so, the template's own first."""
+    arguments, reasoning = request.chat_template_kwargs, request.reasoning
+    if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
+        path, thinks = "chat_template_kwargs", bool(arguments.enable_thinking or arguments.thinking)
+    elif request.reasoning_effort is None and reasoning is not None:
+        is_off = reasoning.enabled is False or reasoning.effort == "none"
+        path, thinks = "reasoning", not is_off and bool(reasoning.enabled or reasoning.effort)
+    else:
+        path, thinks = "reasoning_effort", request.reasoning_effort not in (None, "none")
+    if thinks:
+        notepad.wish(path, CANNOT_THINK, "thinking")
+    return thinks
 
 
-NATIVE_TTL: Ttl = "30m"
-HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
-_NO_SERVER = "this server runs no such tool, and the model knows none"
+def _output_schema(request: wire.ChatRequest) -> dict[str, Any] | None:
+    match request.response_format:
+        case wire.JsonObjectFormat():
+            return {"type": "object"}
+        case wire.JsonSchemaFormat(json_schema=wanted):
+            return {"type": "object"} if wanted.schema is None else wanted.schema
+        case _:
+            return None
+
+
+def _tool_choice(request: wire.ChatRequest, notepad: Notepad) -> ToolChoice:
+    names = [tool.function.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("tools: function names must be unique")
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if isinstance(choice, wire.NamedTool):
+        name = choice.function.name
+        if name not in names:
+            raise InvalidRequest(f"tool_choice.function.name: '{name[:64]}' is not in tools")
+        return ToolChoice("tool", name, parallel=parallel)
+    if choice != "required":
+        return ToolChoice(choice, parallel=parallel)
+    if names:
+        return ToolChoice("any", parallel=parallel)
+    if not request.tools:
+        raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
+    notepad.ignore("tool_choice", "this server does not run the tool")
+    return ToolChoice(parallel=parallel)
+
+
+def _check_conversation(messages: list[wire.Message]) -> None:
+    """Check that the messages right behind a tool call answer it, and answer no other call."""
+    pending: Counter[str] = Counter()
+    num_pending = 0
+    for index, message in enumerate([*messages, None]):
+        path = "messages" if message is None else f"messages[{index}]"
+        if isinstance(message, wire.ToolMessage):
+            if not pending[message.tool_call_id]:
+                raise InvalidRequest(
+                    f"{path}.tool_call_id: messages with role 'tool' must be a response to a"
+                    " preceding message with 'tool_calls'"
+                )
+            pending[message.tool_call_id] -= 1
+            num_pending -= 1
+            continue
+        if num_pending:
+            missing = ", ".join(call[:64] for call in islice(pending.elements(), 8))
+            raise InvalidRequest(
+                f"{path}: an assistant message with 'tool_calls' must be followed by tool messages"
+                f" responding to each 'tool_call_id'. Missing: {missing}"
+            )
+        if isinstance(message, wire.AssistantMessage):
+            pending = Counter(call.id for call in message.tool_calls or [])
+            num_pending = pending.total()
 
 
 def lay_out(
-    request: ChatRequest,
+    request: wire.ChatRequest,
     automatic: Ttl | None,
     notepad: Notepad | None = None,
     unreadable: Unreadable = "placeholder",
@@ -129,182 +250,134 @@ def lay_out(
     Of OpenAI's own breakpoints the latest count, as many as the other markers and the policy's last
     one leave of four. Raise InvalidRequest for content that no engine could be sent.
     """
-    builder = _Builder(Notepad() if notepad is None else notepad, unreadable)
+    lowering = _ChatLowering(Notepad() if notepad is None else notepad, unreadable)
     for index, tool in enumerate(request.tools):
-        builder.add_tool(index, tool)
+        lowering.add_tool(f"tools[{index}]", tool)
     for index, message in enumerate(request.messages):
-        builder.add_message(index, message)
-    if any(slot.num_markers for slot in builder.slots):
+        lowering.add_message(f"messages[{index}]", message)
+    if any(slot.num_markers for slot in lowering.slots):
         policy = None
     num_implicit = int(bool(automatic or (policy and policy.mode == "conversation")))
-    room = MAX_BREAKPOINTS - num_implicit
-    slots = mark_latest(builder.slots, builder.native, NATIVE_TTL, room=room)
-    return Layout(builder.prompt(), slots), policy
+    return lowering.layout(num_implicit), policy
 
 
-class _Builder:
-    def __init__(self, notepad: Notepad, unreadable: Unreadable) -> None:
-        self._notepad = notepad
-        self._unreadable = unreadable
-        self.slots: list[Slot] = []
-        self.native: list[int] = []
-        self._tools: list[PromptTool] = []
-        self._system: list[TextPart] = []
-        self._messages: list[PromptMessage] = []
-
-    def prompt(self) -> Prompt:
-        return Prompt(self._messages, self._tools, self._system)
-
-    def add_tool(self, index: int, tool: Tool) -> None:
-        path, function = f"tools[{index}]", tool.function
-        if isinstance(tool, ForeignTool):
-            self._notepad.ignore(path, f"{function.name[:64]}: {_NO_SERVER}")
-            self._mark(path, tool.cache_control)
-            self.slots[-1] = replace(self.slots[-1], can_carry=False, is_absent=True)
+class _ChatLowering(Lowering):
+    def add_tool(self, path: str, tool: wire.Tool) -> None:
+        function = tool.function
+        if isinstance(tool, wire.ForeignTool):
+            reason = "this server runs no such tool, and the model knows none"
+            self.notepad.ignore(path, f"{function.name[:64]}: {reason}")
+            self.mark(path, tool.cache_control, is_absent=True)
             return
         if not function.name:
             raise InvalidRequest(f"{path}.function.name: must not be empty")
-        schema = function.parameters
-        if schema is None:
-            schema = {"type": "object", "properties": {}}
-        self._mark(path, tool.cache_control, function.cache_control)
-        self._tools.append(
-            PromptTool(function.name, schema, function.description, strict=function.strict or False)
-        )
+        self.mark(path, tool.cache_control, function.cache_control)
+        schema = NO_PARAMETERS if function.parameters is None else function.parameters
+        strict = function.strict or False
+        self.tools.append(Tool(function.name, schema, function.description, strict=strict))
 
-    def add_message(self, index: int, message: Message) -> None:
-        path = f"messages[{index}]"
+    def add_message(self, path: str, message: wire.Message) -> None:
+        marker = message.cache_control
         match message:
-            case SystemMessage() | DeveloperMessage():
-                texts = self._texts(path, message.content, message.cache_control)
-                if self._messages:
-                    self._add("system", texts)
-                else:
-                    self._system.extend(texts)
-            case UserMessage():
-                self._add("user", self._texts(path, message.content, message.cache_control))
-            case ToolMessage():
-                self._add("user", [self._tool_result(path, message)])
-            case AssistantMessage():
-                self._add("assistant", self._assistant(path, message))
-
-    def _add(self, role: Role, parts: Sequence[PromptPart]) -> None:
-        if self._messages and self._messages[-1].role == role:
-            self._messages[-1].parts.extend(parts)
-        else:
-            self._messages.append(PromptMessage(role, list(parts)))
+            case wire.SystemMessage() | wire.DeveloperMessage():
+                self.add_told(self._texts(path, message.content, marker))
+            case wire.UserMessage():
+                self.add("user", self._texts(path, message.content, marker))
+            case wire.ToolMessage():
+                self.add("user", [self._tool_result(path, message)])
+            case wire.AssistantMessage():
+                self.add("assistant", self._assistant(path, message))
 
     def _texts(
-        self, path: str, content: str | Sequence[Part], marker: CacheControl | None
+        self, path: str, content: str | Sequence[wire.Part], marker: wire.CacheControl | None
     ) -> list[TextPart]:
         """A marker of a message counts as one on its last part."""
+        where = f"{path}.content"
         if isinstance(content, str):
-            self._mark_text(f"{path}.content", content, marker)
+            if not content and marker:
+                raise InvalidRequest(f"{where}: cache_control cannot be set for empty text")
+            self.mark(where, marker)
             return [TextPart(content)]
         if not content:
-            raise InvalidRequest(f"{path}.content: must not be empty")
+            raise InvalidRequest(f"{where}: must not be empty")
         texts: list[TextPart] = []
         for number, part in enumerate(content):
             outer = marker if number == len(content) - 1 else None
-            where = f"{path}.content[{number}]"
-            text = self._text(where, part)
-            self._mark_text(
-                where, text, outer, part.cache_control, native=part.prompt_cache_breakpoint
-            )
-            if isinstance(part, Nonce):
-                self.slots[-1] = replace(self.slots[-1], can_carry=False, is_absent=True)
-            else:
+            at, native = f"{where}[{number}]", part.prompt_cache_breakpoint
+            text, is_absent = self._text(at, part), isinstance(part, wire.Nonce)
+            if not text and (native or outer or part.cache_control):
+                raise InvalidRequest(f"{at}: cache_control cannot be set for empty text")
+            self.mark(at, outer, part.cache_control, native=native, is_absent=is_absent)
+            if not is_absent:
                 texts.append(TextPart(text))
         return texts
 
-    def _text(self, path: str, part: Part) -> str:
-        if isinstance(part, Text):
-            return part.text
-        return stand_in(path, media_of(part), self._unreadable, self._notepad)
+    def _text(self, path: str, part: wire.Part) -> str:
+        return part.text if isinstance(part, wire.Text) else self.stand_in(path, _media_of(part))
 
-    def _assistant(self, path: str, message: AssistantMessage) -> list[PromptPart]:
-        parts: list[PromptPart] = []
+    def _assistant(self, path: str, message: wire.AssistantMessage) -> list[Part]:
+        parts: list[Part] = []
         if message.audio is not None:
-            self._notepad.ignore(f"{path}.audio", "not shown to this model: audio")
+            self.notepad.ignore(f"{path}.audio", "not shown to this model: audio")
         thought = message.reasoning_content or message.reasoning
         if thought:
-            self.slots.append(Slot(path=f"{path}.reasoning", can_carry=False))
+            self.mark(f"{path}.reasoning", can_carry=False)
             parts.append(ThinkingPart(thought))
-        calls = message.tool_calls or []
-        outer = None if calls else message.cache_control
-        content = message.content
+        calls, content, marker = message.tool_calls or [], message.content, message.cache_control
+        outer = None if calls else marker
         if isinstance(content, list):
-            parts.extend(self._texts(path, [_as_text(part) for part in content], outer))
+            texts = [
+                wire.Text(text=p.refusal) if isinstance(p, wire.Refusal) else p for p in content
+            ]
+            parts.extend(self._texts(path, texts, outer))
         elif content or not (calls or thought):
             if content is None:
                 raise InvalidRequest(f"{path}.content: required unless there are tool_calls")
             parts.extend(self._texts(path, content, outer))
         for number, call in enumerate(calls):
-            where = f"{path}.tool_calls[{number}]"
-            outer = message.cache_control if number == len(calls) - 1 else None
-            self._mark(where, call.cache_control, outer)
-            parts.append(ToolUsePart(call.id, call.function.name, _arguments(where, call)))
+            where, function = f"{path}.tool_calls[{number}]", call.function
+            self.mark(where, call.cache_control, marker if number == len(calls) - 1 else None)
+            arguments = arguments_of(f"{where}.function.arguments", function.arguments)
+            parts.append(ToolUsePart(call.id, function.name, arguments))
         return parts
 
-    def _tool_result(self, path: str, message: ToolMessage) -> ToolResultPart:
+    def _tool_result(self, path: str, message: wire.ToolMessage) -> ToolResultPart:
         """The parts make one segment, so only the last one may be marked."""
-        content = message.content
+        where, content = f"{path}.content", message.content
         if isinstance(content, str):
-            self._mark(f"{path}.content", message.cache_control)
+            self.mark(where, message.cache_control)
             return ToolResultPart(message.tool_call_id, content)
         for number, part in enumerate(content[:-1]):
             if part.cache_control or part.prompt_cache_breakpoint:
                 raise InvalidRequest(
-                    f"{path}.content[{number}]: only the last part of a tool message may be marked"
+                    f"{where}[{number}]: only the last part of a tool message may be marked"
                 )
-        last = content[-1] if content else Text(text="")
-        self._mark(
-            f"{path}.content",
-            message.cache_control,
-            last.cache_control,
-            native=last.prompt_cache_breakpoint,
-        )
-        texts = [self._text(f"{path}.content[{n}]", part) for n, part in enumerate(content)]
+        last = content[-1] if content else wire.Text(text="")
+        native = last.prompt_cache_breakpoint
+        self.mark(where, message.cache_control, last.cache_control, native=native)
+        texts = [self._text(f"{where}[{number}]", part) for number, part in enumerate(content)]
         return ToolResultPart(message.tool_call_id, "\n".join(texts))
 
-    def _mark_text(
-        self,
-        path: str,
-        text: str,
-        *markers: CacheControl | None,
-        native: CacheBreakpoint | None = None,
-    ) -> None:
-        if not text and (native or any(markers)):
-            raise InvalidRequest(f"{path}: cache_control cannot be set for empty text")
-        self._mark(path, *markers, native=native)
 
-    def _mark(
-        self, path: str, *markers: CacheControl | None, native: CacheBreakpoint | None = None
-    ) -> None:
-        """Add the next segment's slot. Several markers of one place must agree."""
-        found = [marker.ttl for marker in markers if marker]
-        if len(set(found)) > 1:
-            raise InvalidRequest(f"{path}.cache_control.ttl: two markers on one place must agree")
-        if native and not found:
-            self.native.append(len(self.slots))
-            if native.ttl == "12h":
-                where = f"{path}.prompt_cache_breakpoint.ttl"
-                self._notepad.ignore(where, HELD_SHORTER)
-        marker = found[0] if found else None
-        self.slots.append(Slot(path=path, marker=marker, num_markers=min(len(found), 1)))
+def _media_of(part: wire.MediaPart) -> Media:
+    """What a placeholder tells of a part."""
+    match part:
+        case wire.ImagePart(image_url=address):
+            return _of_address("image", address)
+        case wire.VideoPart(video_url=address):
+            return _of_address("video", address)
+        case wire.AudioUrlPart(audio_url=address):
+            return _of_address("audio", address)
+        case wire.AudioPart(input_audio=sound):
+            return Media("audio", sound.format)
+        case wire.FilePart(file=file):
+            if file.file_data is not None:
+                media_type = split_data_url(file.file_data)[0]
+                return Media("file", media_type, name=file.filename or "")
+            return Media("file", name=file.filename or file.file_id or "")
 
 
-def _as_text(part: Text | Refusal) -> Text:
-    return Text(text=part.refusal) if isinstance(part, Refusal) else part
-
-
-def _arguments(path: str, call: ToolCall) -> dict[str, Any]:
-    where = f"{path}.function.arguments"
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise InvalidRequest(f"{where}: must be a JSON object, written as a string") from None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{where}: must be a JSON object, written as a string")
-    check_json(arguments, where)
-    return arguments
+def _of_address(kind: Kind, address: wire.Address | str) -> Media:
+    url = address if isinstance(address, str) else address.url
+    media_type, data = split_data_url(url)
+    return Media(kind, media_type, data, "" if url.startswith("data:") else url)

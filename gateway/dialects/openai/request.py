@@ -1,21 +1,35 @@
-"""Request bodies of POST /v1/chat/completions and POST /v1/completions.
+"""Request bodies of POST /v1/chat/completions and POST /v1/completions, and their decoding.
 
-`REFUSED` are fields that change the answer in ways that no engine here can: they may only have one
-of the values listed, which change nothing. `IGNORED` do not change the answer. Unknown keys are
-errors.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level field that
+is null is a field that is not there. Unknown keys are errors.
 
 A message that a response contained is accepted verbatim as input. `cache_control` stands where
 LiteLLM and OpenRouter put it: on a content part, a message, a tool call, a tool or its function;
 `prompt_cache_breakpoint` is OpenAI's own marker, on content parts only.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from engine.protocol import MAX_LOGPROBS
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
+from gateway.base.errors import InvalidRequest
+from gateway.dialects import fields
 from gateway.dialects.anthropic.request import Ttl
+from gateway.dialects.bodies import (
+    bound_output,
+    decode_with_foreign_tools,
+    fields_of,
+    object_of,
+    read,
+    split_complaint,
+)
+from gateway.dialects.fields import Check, Fields, Style
+from gateway.prompt.ignored import Notepad
 
 # A word that only asks for better, so that no word is an error.
 Word = Annotated[str, msgspec.Meta(max_length=64)]
@@ -181,7 +195,7 @@ class Tool(Strict):
 class ForeignTool(Tool):
     """A tool of another type. It is left out of the prompt and keeps its place.
 
-    `lower.py` makes it; it is never decoded.
+    Its function's name is its type.
     """
 
 
@@ -313,14 +327,16 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[Any]
 
 
-IGNORED = frozenset(
-    {
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "user",
-    }
-)
+_STYLE = Style("messages: more than {} content parts and tool calls")
+_NAMED: Mapping[str, Check | None] = {"name": fields.name}
+_GENERATION: Mapping[str, Check | None] = {
+    "model": fields.name,
+    "n": fields.choices,
+    "stop": fields.stops,
+}
+_TOOL: Mapping[str, Check | None] = {"function": None}
+_CONTENT: Mapping[str, Check | None] = {"content": fields.content}
+_SILENT = frozenset({"prompt_cache_retention", "request_id", "safety_identifier", "user"})
 _SHARED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (),
@@ -345,19 +361,148 @@ _SHARED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-REFUSED_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
-    **_SHARED,
-    "audio": (),
-    "continue_final_message": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "moderation": (),
-}
-REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
-    **_SHARED,
-    "add_special_tokens": (True,),
-    "logprobs": (),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-}
+CHAT = Fields(
+    style=_STYLE,
+    rules={
+        ChatRequest: {
+            **_GENERATION,
+            "messages": None,
+            "tools": fields.tools,
+            "response_format": None,
+            "tool_choice": None,
+        },
+        SystemMessage: _CONTENT,
+        DeveloperMessage: _CONTENT,
+        UserMessage: _CONTENT,
+        ToolMessage: {"content": fields.content, "tool_call_id": fields.name},
+        AssistantMessage: {"content": fields.content, "tool_calls": fields.blocks},
+        ToolCall: {"id": fields.name, "function": None},
+        CalledFunction: {"name": fields.name, "arguments": fields.arguments},
+        Tool: _TOOL,
+        ForeignTool: _TOOL,
+        Function: {"name": fields.name, "parameters": fields.schema},
+        JsonSchemaFormat: {"json_schema": None},
+        JsonSchema: {"schema": fields.schema},
+        NamedTool: {"function": None},
+        NamedFunction: _NAMED,
+    },
+    silent=_SILENT,
+    refused={
+        **_SHARED,
+        "audio": (),
+        "continue_final_message": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+    },
+    undone={
+        "verbosity": ("this model has one verbosity", "medium"),
+        "prediction": ("nothing is predicted: it would only be faster",),
+        "store": ("no answer is kept", False),
+        "service_tier": ("there is one tier", "auto", "default"),
+        "web_search_options": ("this server searches nothing",),
+    },
+)
+COMPLETIONS = Fields(
+    style=_STYLE,
+    rules={CompletionRequest: _GENERATION},
+    silent=_SILENT,
+    refused={
+        **_SHARED,
+        "add_special_tokens": (True,),
+        "logprobs": (),
+        "response_format": ({"type": "text"},),
+        "suffix": ("",),
+    },
+)
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
+
+
+class _Declared(msgspec.Struct):
+    type: str
+    cache_control: CacheControl | None = None
+
+
+_declared = msgspec.json.Decoder(_Declared)
+_tool = msgspec.json.Decoder(Tool)
+_chat = msgspec.json.Decoder(ChatRequest)
+_completion = msgspec.json.Decoder(CompletionRequest)
+_messages = msgspec.json.Decoder(list[dict[str, Raw]])
+
+
+def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequest:
+    """A gathered answer with log probabilities gets a limit where it has none."""
+    given = CHAT.part(fields_of(body, bounds), bounds, Notepad())
+    request = read(lambda: _read_chat(given), explained)
+    CHAT.check(request, bounds)
+    if request.logprobs and not request.stream:
+        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        bound_output(request, name, request.n * (request.top_logprobs + 1), bounds)
+    return request
+
+
+def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CompletionRequest:
+    given = COMPLETIONS.part(fields_of(body, bounds), bounds, Notepad())
+    request = read(lambda: _completion.decode(object_of(given)), explained)
+    COMPLETIONS.check(request, bounds)
+    return request
+
+
+def _read_chat(given: Mapping[str, Raw]) -> ChatRequest:
+    try:
+        return decode_with_foreign_tools(
+            _chat, object_of(given), "function", _tool.decode, _foreign
+        )
+    except msgspec.ValidationError:
+        bare = _without_private(given)
+        if bare is None:
+            raise
+        return _read_chat(bare)
+
+
+def _foreign(tool: Raw) -> Tool:
+    declared = _declared.decode(tool)
+    return ForeignTool("function", Function(name=declared.type), declared.cache_control)
+
+
+def _without_private(given: Mapping[str, Raw]) -> dict[str, Raw] | None:
+    """The fields, without those of messages whose names begin with `_`; None where none do.
+
+    Such a field is a note of the client's own, which it should have kept: Copilot CLI sends
+    `__copilotMessageSource` in a session that goes on.
+    """
+    raw = given.get("messages", Raw())
+    if b'"_' not in memoryview(raw).tobytes():
+        return None
+    try:
+        messages = _messages.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if not any(name.startswith("_") for message in messages for name in message):
+        return None
+    made = [
+        {name: value for name, value in message.items() if not name.startswith("_")}
+        for message in messages
+    ]
+    return {**given, "messages": Raw(msgspec.json.encode(made))}
+
+
+_FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
+_VALUE = re.compile(r"^Invalid (?:enum )?value '?(.*?)'?$", re.DOTALL)
+_MAX_SHOWN = 64
+
+
+def explained(complaint: str) -> InvalidRequest:
+    """What a type says of a body, in OpenAI's words."""
+    what, path = split_complaint(complaint)
+    path = path.removeprefix(".")
+    if field := _FIELD.match(what):
+        name = field[2][:_MAX_SHOWN]
+        where = f"{path}.{name}" if path else name
+        if field[1] == "missing required":
+            return InvalidRequest(f"Missing required parameter: '{where}'.", where)
+        return InvalidRequest(f"Unrecognized request argument supplied: {where}", where)
+    value = _VALUE.match(what)
+    what = f"Invalid value: '{value[1][:_MAX_SHOWN]}'" if value else what.replace("`", "'")
+    return InvalidRequest(f"{path}: {what}" if path else what, path or None)

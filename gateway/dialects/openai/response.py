@@ -1,14 +1,33 @@
-"""Response bodies and stream chunks. `holdfast` is our extension; UNSET fields are not sent."""
+"""What Chat Completions and Completions answer: bodies, chunks, and their writers.
+
+`holdfast` is our extension; UNSET fields are not sent.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import DrawnToken, InputUsage, TokenProb
+from engine.protocol import (
+    Done,
+    DrawnToken,
+    Finished,
+    Frame,
+    InputUsage,
+    Started,
+    TextDelta,
+    ThinkingDelta,
+    TokenProb,
+    ToolInputDelta,
+    ToolUseStart,
+)
+from engine.protocol import FinishReason as EngineReason
+from gateway.base.errors import EngineFailed
 from gateway.base.standing import Standings
+from gateway.dialects.collector import Writer
 from gateway.dialects.extension import Holdfast
 
 
@@ -216,3 +235,153 @@ def duration(seconds: float) -> str:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, left = divmod(math.ceil(seconds), 60)
     return f"{minutes}m{left}s" if minutes else f"{left}s"
+
+
+_REASONS: dict[EngineReason, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "context": "length",
+}
+ChunkT = TypeVar("ChunkT", CompletionChunk, Completion)
+WholeT = TypeVar("WholeT", ChatCompletion, Completion)
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenAIWriter(Writer[ChunkT, WholeT]):
+    """With `include_usage` the last chunk has the usage and the others a null."""
+
+    created: int
+    include_usage: bool
+
+    def counted(self) -> Usage:
+        return usage_of(self.usage, self.output_tokens, self.thinking_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatWriter(_OpenAIWriter[CompletionChunk, ChatCompletion]):
+    _num_calls: dict[int, int] = field(default_factory=dict)
+
+    def write(self, frame: Frame) -> Iterator[CompletionChunk]:
+        self.note(frame)
+        match frame:
+            case Started():
+                for index in range(self.num_choices):
+                    yield self._delta(index, Delta(role="assistant", content=""))
+            case TextDelta(text=text, logprobs=drawn):
+                told = Logprobs(logprobs_of(drawn)) if drawn else UNSET
+                yield self._delta(frame.choice, Delta(content=text), told)
+            case ThinkingDelta(text=text):
+                yield self._delta(frame.choice, Delta(reasoning=text, reasoning_content=text))
+            case ToolUseStart(id=call_id, name=name, choice=choice):
+                index = self._num_calls[choice] = self._num_calls.get(choice, -1) + 1
+                call = CallDelta(index, FunctionDelta(name, ""), call_id, "function")
+                yield self._delta(choice, Delta(tool_calls=[call]))
+            case ToolInputDelta(partial_json=partial, choice=choice):
+                if choice not in self._num_calls:
+                    raise EngineFailed
+                call = CallDelta(self._num_calls[choice], FunctionDelta(arguments=partial))
+                yield self._delta(choice, Delta(tool_calls=[call]))
+            case Finished(choice=choice, reason=reason, stop_sequence=stop):
+                ended = ChunkChoice(
+                    index=choice,
+                    delta=Delta(),
+                    finish_reason=_REASONS[reason],
+                    stop_reason=UNSET if stop is None else stop,
+                )
+                yield self._chunk([ended])
+            case Done() if self.include_usage:
+                yield self._chunk([], self.counted())
+
+    def whole(self) -> ChatCompletion:
+        choices: list[Choice] = []
+        for end, blocks in self.answers():
+            said = {
+                kind: "".join(block.text for block in blocks if block.kind == kind)
+                for kind in ("text", "thinking")
+            }
+            calls = [
+                Call(block.id, Function(block.name, block.text))
+                for block in blocks
+                if block.kind == "call"
+            ]
+            answer = Answer(
+                content=said["text"] if said["text"] or not calls else None,
+                reasoning=said["thinking"] or UNSET,
+                reasoning_content=said["thinking"] or UNSET,
+                tool_calls=calls or UNSET,
+            )
+            drawn = [token for block in blocks for token in block.drawn]
+            choices.append(
+                Choice(
+                    index=end.choice,
+                    message=answer,
+                    logprobs=Logprobs(logprobs_of(drawn)) if drawn else None,
+                    finish_reason=_REASONS[end.reason],
+                    stop_reason=UNSET if end.stop_sequence is None else end.stop_sequence,
+                )
+            )
+        return ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=self.counted(),
+            holdfast=self.extension,
+        )
+
+    def _delta(
+        self, index: int, delta: Delta, logprobs: Logprobs | UnsetType = UNSET
+    ) -> CompletionChunk:
+        return self._chunk([ChunkChoice(index=index, delta=delta, logprobs=logprobs)])
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> CompletionChunk:
+        return CompletionChunk(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=usage if self.include_usage else UNSET,
+            holdfast=self.take_extension(),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class TextWriter(_OpenAIWriter[Completion, Completion]):
+    """The writer of a raw prompt's answer. All its output is text."""
+
+    def write(self, frame: Frame) -> Iterator[Completion]:
+        self.note(frame)
+        match frame:
+            case TextDelta() | ThinkingDelta():
+                yield self._chunk([TextChoice(index=frame.choice, text=frame.text)])
+            case Finished():
+                yield self._chunk([self._ended(frame, "")])
+            case Done() if self.include_usage:
+                yield self._chunk([], self.counted())
+
+    def whole(self) -> Completion:
+        choices = [
+            self._ended(end, "".join(block.text for block in blocks if block.kind != "call"))
+            for end, blocks in self.answers()
+        ]
+        return self._chunk(choices, self.counted())
+
+    def _ended(self, end: Finished, text: str) -> TextChoice:
+        return TextChoice(
+            index=end.choice,
+            text=text,
+            finish_reason=_REASONS[end.reason],
+            stop_reason=UNSET if end.stop_sequence is None else end.stop_sequence,
+        )
+
+    def _chunk(self, choices: list[TextChoice], usage: Usage | None = None) -> Completion:
+        return Completion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=usage if self.include_usage else UNSET,
+            holdfast=self.take_extension(),
+        )

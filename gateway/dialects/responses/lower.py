@@ -1,8 +1,12 @@
-"""From a Responses request's content to the engine's prompt: an ordered list of segments.
+"""From a Responses request to an Ask: prompt, slots, demands.
 
 Tools come first, then `instructions` and the system and developer messages at the beginning, then
 everything else in order. Each content part, call and output is one segment; a string is one part.
-Later system messages stay where they are. Neighbours of one role are merged.
+Later system messages stay where they are.
+
+The request's tools become functions of the prompt. Functions in a namespace get its name in front.
+A custom tool is a function with one string, `input`. Tools of the vendor's are left out.
+Names stay unique: where two would be equal, the later one gets a number.
 
 Reasoning comes back from a client in `encrypted_content`. Its text is signed with the workspace's
 scope, so that only what this installation wrote for this workspace is read as the model's own. It
@@ -11,294 +15,480 @@ is not hidden: the client saw it in the response.
 
 import hmac
 from base64 import b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import msgspec
 
 from engine.protocol import (
-    MAX_BREAKPOINTS,
-    Part,
-    Prompt,
-    Role,
     TextPart,
     ThinkingPart,
+    Tool,
+    ToolChoice,
     ToolResultPart,
     ToolUsePart,
 )
-from engine.protocol import Message as PromptMessage
+from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.lower import HELD_SHORTER, NATIVE_TTL
-from gateway.dialects.responses.request import (
-    AdditionalTools,
-    CacheBreakpoint,
-    ClientCall,
-    ClientCallOutput,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    Hosted,
-    InputFile,
-    InputImage,
-    InputPart,
-    Item,
-    Message,
-    Reasoning,
-    Refusal,
-    ResponsesRequest,
+from gateway.dialects.lowering import (
+    NATIVE_TTL,
+    NO_PARAMETERS,
+    Lowering,
+    arguments_of,
+    sampling_of,
+    split_data_url,
+    text_in,
+    wish_strict,
 )
-from gateway.dialects.responses.request import Part as GivenPart
-from gateway.dialects.responses.tools import INPUT, Toolbox
-from gateway.prompt.breakpoints import mark_latest
-from gateway.prompt.ignored import Notepad
-from gateway.prompt.layout import Layout, Slot, check_json
-from gateway.prompt.media import Kind, Media, Unreadable, stand_in
+from gateway.dialects.responses import request as wire
+from gateway.dialects.responses.response import INPUT, MAX_ECHO_BYTES, Origin, unechoed
+from gateway.prompt.ask import Ask, Compared, Principal
+from gateway.prompt.breakpoints import Layout
+from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.origin import name_of
+from gateway.prompt.plan import make_plan
+from gateway.prompt.schemas import check_json
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
-
-
-def text_of(
-    path: str, part: InputImage | InputFile, unreadable: Unreadable, notepad: Notepad
-) -> str:
-    """Raise InvalidRequest where the setting refuses what no model here reads."""
-    if isinstance(part, InputImage):
-        media_type, data = _split(part.image_url or "")
-        name = "" if data else part.image_url or part.file_id or ""
-        return stand_in(path, Media("image", media_type, data, name), unreadable, notepad)
-    media_type, data = _split(part.file_data or "")
-    name = part.filename or part.file_url or part.file_id or ""
-    text = _decoded(data) if media_type.startswith(_TEXT_TYPES) else None
-    if text is not None:
-        return f"{name}\n{text}" if name else text
-    kind: Kind = "document" if part.file_data else "file"
-    return stand_in(path, Media(kind, media_type, data, name), unreadable, notepad)
-
-
-def _split(url: str) -> tuple[str, str]:
-    """Media type and base64 of a data URL, both empty for any other."""
-    head, comma, data = url.partition(",")
-    if not (comma and head.startswith("data:") and head.endswith(";base64")):
-        return "", ""
-    return head.removeprefix("data:").removesuffix(";base64"), data
-
-
-def _decoded(data: str) -> str | None:
-    try:
-        return b64decode(data, validate=True).decode()
-    except (Base64Error, ValueError):
-        return None
-
-
-_PREFIX = "hf1."
+_REASONING = "reasoning.encrypted_content"
+_PREFIX = "resp_"
+_MAX_SAID = 200
+_SEALED = "hf1."
 _DIGEST_BYTES = 16
-
-
-def seal(thought: str, scope: str) -> str:
-    text = thought.encode()
-    return _PREFIX + urlsafe_b64encode(_digest(text, scope) + text).decode()
-
-
-def unseal(sealed: str, scope: str) -> str | None:
-    """The thought, or None where somebody else wrote it."""
-    if not sealed.startswith(_PREFIX):
-        return None
-    try:
-        whole = b64decode(sealed[len(_PREFIX) :].encode(), altchars=b"-_", validate=True)
-    except ValueError:
-        return None
-    digest, text = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
-    if not hmac.compare_digest(digest, _digest(text, scope)):
-        return None
-    return text.decode()
-
-
-def _digest(text: bytes, scope: str) -> bytes:
-    return blake2b(
-        text, digest_size=_DIGEST_BYTES, key=scope.encode()[:64], person=b"thought"
-    ).digest()
-
-
-class Reading(NamedTuple):
-    """What a request is read with: the workspace's scope, a setting, and where to note what has no
-    effect."""
-
-    scope: str
-    unreadable: Unreadable
-    notepad: Notepad
-
-
-def lay_out(
-    request: ResponsesRequest, toolbox: Toolbox, reading: Reading, num_implicit: int
-) -> Layout:
-    """Of the client's breakpoints the latest count, as many as `num_implicit` leave of four.
-
-    Raise InvalidRequest for content that no engine could be sent.
-    """
-    builder = _Builder(toolbox, reading)
-    builder.slots += [Slot(path=path) for path in toolbox.paths]
-    if request.instructions:
-        builder.slots.append(Slot(path="instructions"))
-        builder.system.append(TextPart(request.instructions))
-    if isinstance(request.input, str):
-        builder.add_parts("user", [builder.text("input", request.input)])
-    else:
-        _check_calls(request.input)
-        for index, item in enumerate(request.input):
-            builder.add_item(f"input[{index}]", item)
-    room = MAX_BREAKPOINTS - num_implicit
-    slots = mark_latest(builder.slots, builder.marked, NATIVE_TTL, room=room)
-    prompt = Prompt(builder.messages, toolbox.functions, builder.system)
-    return Layout(prompt, slots)
+_OwnTool = wire.FunctionTool | wire.CustomTool
+KindT = TypeVar("KindT", wire.AllowedTools, wire.NamedTool)
+_SEPARATOR = "__"
 
 
 @dataclass(slots=True)
-class _Builder:
-    """`marked` are the slots with a breakpoint of the client's."""
+class Toolbox:
+    """All functions of the prompt.
 
-    toolbox: Toolbox
-    reading: Reading
-    slots: list[Slot] = field(default_factory=list)
-    marked: list[int] = field(default_factory=list)
-    system: list[TextPart] = field(default_factory=list)
-    messages: list[PromptMessage] = field(default_factory=list)
+    `paths` are where the request has them. Options without effect are noted in `notepad`.
+    """
 
-    def add_item(self, path: str, item: Item) -> None:
+    notepad: Notepad
+    functions: list[Tool] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    _names: dict[Origin, str] = field(default_factory=dict)
+    _by_name: dict[tuple[str, bool], list[str]] = field(default_factory=dict)
+    _order: dict[str, int] = field(default_factory=dict)
+
+    def add(self, path: str, tools: Sequence[wire.Tool]) -> None:
+        """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
+        be sent to an engine."""
+        # Functions without a namespace keep their names, whatever comes before them.
+        for where, tool, namespace in _each(path, tools):
+            if namespace is None:
+                self._reserve(where, tool, None)
+        for where, tool, namespace in _each(path, tools):
+            name = self._reserve(where, tool, namespace) if namespace else tool.name
+            self.functions.append(self._function(where, name, tool, namespace))
+            self.paths.append(where)
+
+    def name_of(self, name: str, namespace: str | None, *, is_custom: bool) -> str:
+        """The function's name in the prompt, for a call of the conversation.
+
+        A call may be of a tool that is no longer in the request, or without its namespace.
+        """
+        known = self._names.get(Origin(name, namespace, is_custom))
+        if known is None and namespace is not None:
+            return _joined(namespace, name)
+        return known or name
+
+    def find(self, name: str | None, namespace: str | None, kind: str) -> list[str]:
+        """The prompt's names of the functions that a choice names, in the order of the tools."""
+        if name is None:
+            return []
+        is_custom = kind == "custom"
+        found = {
+            made
+            for made in self._by_name.get((name, is_custom), ())
+            if namespace in (None, self.origins[made].namespace)
+        }
+        own = self.origins.get(name)
+        if namespace is None and own is not None and own.is_custom == is_custom:
+            found.add(name)
+        return sorted(found, key=self._order.__getitem__)
+
+    def keep(self, names: set[str]) -> None:
+        """Leave out all other functions."""
+        kept = [index for index, tool in enumerate(self.functions) if tool.name in names]
+        self.functions = [self.functions[index] for index in kept]
+        self.paths = [self.paths[index] for index in kept]
+
+    def _reserve(
+        self,
+        path: str,
+        tool: wire.FunctionTool | wire.CustomTool,
+        namespace: wire.NamespaceTool | None,
+    ) -> str:
+        if not tool.name:
+            raise InvalidRequest(f"{path}.name: must not be empty", f"{path}.name")
+        origin = Origin(
+            tool.name, namespace.name if namespace else None, isinstance(tool, wire.CustomTool)
+        )
+        made = _joined(namespace.name, tool.name) if namespace else tool.name
+        if origin in self._names or (namespace is None and made in self.origins):
+            raise InvalidRequest(f"{path}.name: tool names must be unique", f"{path}.name")
+        first, number = made, 1
+        while made in self.origins:
+            number += 1
+            made = f"{first}_{number}"
+        self._order[made] = len(self.origins)
+        self._by_name.setdefault((origin.name, origin.is_custom), []).append(made)
+        self.origins[made] = origin
+        self._names[origin] = made
+        return made
+
+    def _function(
+        self,
+        path: str,
+        name: str,
+        tool: wire.FunctionTool | wire.CustomTool,
+        namespace: wire.NamespaceTool | None,
+    ) -> Tool:
+        if tool.defer_loading:
+            self.notepad.ignore(f"{path}.defer_loading", "this server searches no tools")
+        if tool.allowed_callers and "direct" not in tool.allowed_callers:
+            self.notepad.ignore(f"{path}.allowed_callers", "the model calls all tools itself")
+        description = tool.description
+        if namespace is not None and namespace.description and namespace.tools[0] is tool:
+            description = "\n\n".join(filter(None, (namespace.description, description)))
+        if isinstance(tool, wire.CustomTool):
+            return self._custom(path, name, tool, description)
+        schema = NO_PARAMETERS if tool.parameters is None else tool.parameters
+        return Tool(name, schema, description, strict=bool(tool.strict))
+
+    def _custom(self, path: str, name: str, tool: wire.CustomTool, description: str | None) -> Tool:
+        """Its grammar is told to the model; the input is not held to it."""
+        what: dict[str, Any] = {"type": "string"}
+        if isinstance(tool.format, wire.GrammarInput):
+            self.notepad.ignore(f"{path}.format", "the model is told the grammar, not held to it")
+            what["description"] = (
+                f"Text of this {tool.format.syntax} grammar:\n{tool.format.definition}"
+            )
+        schema = {"type": "object", "properties": {INPUT: what}, "required": [INPUT]}
+        return Tool(name, schema, description)
+
+
+def _each(
+    path: str, tools: Sequence[wire.Tool]
+) -> Iterator[tuple[str, _OwnTool, wire.NamespaceTool | None]]:
+    for index, tool in enumerate(tools):
+        where = f"{path}[{index}]"
+        if isinstance(tool, wire.FunctionTool | wire.CustomTool):
+            yield where, tool, None
+        elif isinstance(tool, wire.NamespaceTool):
+            for number, inner in enumerate(tool.tools):
+                yield f"{where}.tools[{number}]", inner, tool
+
+
+def _joined(namespace: str, name: str) -> str:
+    """The namespace's name in front, unless the name has it there."""
+    if name.startswith(namespace):
+        return name
+    return f"{namespace.removesuffix(_SEPARATOR)}{_SEPARATOR}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An Ask with what the response says about its request.
+
+    `origins` are the tools behind the functions of the prompt.
+    """
+
+    ask: Ask
+    given: wire.Given
+    origins: dict[str, Origin]
+
+    @property
+    def seals_thoughts(self) -> bool:
+        return _REASONING in self.given.request.include
+
+
+def prepare(
+    given: wire.Given, principal: Principal, model: Model, arrived: float, unreadable: Unreadable
+) -> Prepared:
+    request, notepad = given.request, given.notepad
+    toolbox = _tools(request, notepad)
+    choice, schema = _demands(request, toolbox)
+    options = request.prompt_cache_options
+    is_implicit = options is not None and options.mode == "implicit"
+    policy = principal.auto_cache if options is None else None
+    num_implicit = int(is_implicit or (policy is not None and policy.mode == "conversation"))
+    lowering = _ResponsesLowering(notepad, unreadable, principal.scope, toolbox)
+    layout = lowering.lay_out(request, num_implicit)
+    if not layout.prompt.messages:
+        raise InvalidRequest("input: must have at least one message")
+    if layout.prompt.messages[-1].role == "assistant":
+        raise InvalidRequest(
+            "input: must not end with an item of the assistant, which is not continued"
+        )
+    plan = make_plan(
+        layout, NATIVE_TTL if is_implicit else None, principal.scope, policy, principal.plan_memory
+    )
+    if wire.LOGPROBS in request.include:
+        notepad.wish("include", "this model tells no log probabilities", "logprobs")
+    wire.FIELDS.note(request, notepad)
+    if request.reasoning is not None and request.reasoning.wants_summary:
+        notepad.ignore("reasoning.summary", "thinking is given whole")
+    for name in unechoed(given.fields):
+        notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
+    ask = Ask(
+        dialect="responses",
+        principal=principal,
+        model=model,
+        plan=plan,
+        sampling=sampling_of(
+            request,
+            {"max_tokens": "max_output_tokens"},
+            max_tokens=0 if request.is_prewarm else request.max_output_tokens,
+            logprobs=request.top_logprobs if wire.LOGPROBS in request.include else None,
+        ),
+        tool_choice=choice,
+        output_schema=schema,
+        thinking=_thinks(request, notepad),
+        omit_thinking=False,
+        stream=request.stream,
+        arrived=arrived,
+        routing_key=request.prompt_cache_key,
+        comparison=Compared(is_wanted=True, previous=_compared(request)),
+        notes=notepad.notes(),
+        name=name_of(request.metadata),
+    )
+    return Prepared(ask, given, toolbox.origins)
+
+
+def _tools(request: wire.ResponsesRequest, notepad: Notepad) -> Toolbox:
+    toolbox = Toolbox(notepad)
+    toolbox.add("tools", request.tools)
+    if not isinstance(request.input, str):
+        for index, item in enumerate(request.input):
+            if isinstance(item, wire.AdditionalTools):
+                toolbox.add(f"input[{index}].tools", item.tools)
+    return toolbox
+
+
+def _demands(
+    request: wire.ResponsesRequest, toolbox: Toolbox
+) -> tuple[ToolChoice, dict[str, Any] | None]:
+    """The demands on the output. Where none is generated there are none."""
+    choice, schema = _tool_choice(request, toolbox), _output_schema(request)
+    tools = zip(toolbox.paths, toolbox.functions, strict=True)
+    strict = [(f"{path}.strict", tool.name) for path, tool in tools if tool.strict]
+    wish_strict(toolbox.notepad, choice, schema, strict)
+    return (ToolChoice(), None) if request.is_prewarm else (choice, schema)
+
+
+def _tool_choice(request: wire.ResponsesRequest, toolbox: Toolbox) -> ToolChoice:
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if isinstance(choice, dict):
+        if choice.get("type") == "allowed_tools":
+            return _allowed(_converted(choice, wire.AllowedTools), toolbox, parallel=parallel)
+        wanted = _converted(choice, wire.NamedTool)
+        found = toolbox.find(wanted.name, wanted.namespace, wanted.type)
+        if wanted.type not in ("function", "custom") or not found:
+            shown = (wanted.name or wanted.type)[:64]
+            raise InvalidRequest(f"tool_choice: '{shown}' is not in tools", "tool_choice")
+        return ToolChoice("tool", found[0], parallel=parallel)
+    if choice == "required":
+        if not toolbox.functions:
+            raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
+        return ToolChoice("any", parallel=parallel)
+    return ToolChoice(choice, parallel=parallel)
+
+
+def _allowed(choice: wire.AllowedTools, toolbox: Toolbox, *, parallel: bool) -> ToolChoice:
+    """A forced call is held to these. For a free one the others are left out of the prompt: no
+    model calls what it does not see."""
+    names = {
+        name for tool in choice.tools for name in toolbox.find(tool.name, tool.namespace, tool.type)
+    }
+    if choice.mode == "required":
+        if not names:
+            raise InvalidRequest("tool_choice.tools: none of them is in tools", "tool_choice")
+        return ToolChoice("any", parallel=parallel, names=sorted(names))
+    if names:
+        toolbox.keep(names)
+    return ToolChoice("auto" if names else "none", parallel=parallel)
+
+
+def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
+    try:
+        return msgspec.convert(choice, kind)
+    except msgspec.ValidationError as error:
+        said = str(error)[:_MAX_SAID].replace("`", "'")
+        raise InvalidRequest(f"tool_choice: {said}", "tool_choice") from None
+
+
+def _output_schema(request: wire.ResponsesRequest) -> dict[str, Any] | None:
+    match request.text.format if request.text else None:
+        case wire.JsonObjectFormat():
+            return {"type": "object"}
+        case wire.JsonSchemaFormat(schema=schema):
+            return schema
+        case _:
+            return None
+
+
+def _thinks(request: wire.ResponsesRequest, notepad: Notepad) -> bool:
+    reasoning = request.reasoning
+    if reasoning is None or reasoning.effort in (None, "none"):
+        return False
+    notepad.wish("reasoning.effort", CANNOT_THINK, "thinking")
+    return True
+
+
+def _compared(request: wire.ResponsesRequest) -> str | None:
+    """The turn to compare with. A response's id is its turn's, in OpenAI's form."""
+    options = request.prompt_cache_options
+    if options is None or options.comparison_response_id is None:
+        return None
+    return f"msg_{options.comparison_response_id.removeprefix(_PREFIX)}"
+
+
+class _ResponsesLowering(Lowering):
+    def __init__(
+        self, notepad: Notepad, unreadable: Unreadable, scope: str, toolbox: Toolbox
+    ) -> None:
+        super().__init__(notepad, unreadable)
+        self._scope = scope
+        self._toolbox = toolbox
+
+    def lay_out(self, request: wire.ResponsesRequest, num_implicit: int) -> Layout:
+        """Raise InvalidRequest for content that no engine could be sent."""
+        for path, tool in zip(self._toolbox.paths, self._toolbox.functions, strict=True):
+            self.mark(path)
+            self.tools.append(tool)
+        if request.instructions:
+            self.mark("instructions")
+            self.system.append(TextPart(request.instructions))
+        if isinstance(request.input, str):
+            self.add("user", [self._text("input", request.input)])
+        else:
+            _check_calls(request.input)
+            for index, item in enumerate(request.input):
+                self._add_item(f"input[{index}]", item)
+        return self.layout(num_implicit)
+
+    def _add_item(self, path: str, item: wire.Item) -> None:
         match item:
-            case Message():
+            case wire.Message():
                 self._add_message(path, item)
-            case Reasoning():
+            case wire.Reasoning():
                 self._add_reasoning(path, item)
-            case FunctionCall(call_id=call_id, name=name, namespace=namespace):
-                made = self.toolbox.name_of(name, namespace, is_custom=False)
-                self._add_call(path, call_id, made, _arguments(f"{path}.arguments", item.arguments))
-            case CustomToolCall(call_id=call_id, name=name, namespace=namespace):
-                made = self.toolbox.name_of(name, namespace, is_custom=True)
-                self._add_call(path, call_id, made, {INPUT: item.input})
-            case ClientCall(call_id=call_id, kind=kind, input=asked):
+            case wire.FunctionCall(call_id=call_id, name=name, namespace=namespace):
+                made = self._toolbox.name_of(name, namespace, is_custom=False)
+                given = arguments_of(f"{path}.arguments", item.arguments)
+                self._add_call(path, ToolUsePart(call_id, made, given))
+            case wire.CustomToolCall(call_id=call_id, name=name, namespace=namespace):
+                made = self._toolbox.name_of(name, namespace, is_custom=True)
+                self._add_call(path, ToolUsePart(call_id, made, {INPUT: item.input}))
+            case wire.ClientCall(call_id=call_id, kind=kind, input=asked):
                 check_json(asked, path)
-                self._add_call(path, call_id, kind, asked)
-            case FunctionCallOutput(call_id=call_id, output=output):
-                self._add_output(path, call_id, output)
-            case CustomToolCallOutput(call_id=call_id, output=output):
-                self._add_output(path, call_id, output)
-            case ClientCallOutput(call_id=call_id, text=text):
+                self._add_call(path, ToolUsePart(call_id, kind, asked))
+            case wire.FunctionCallOutput() | wire.CustomToolCallOutput():
+                self._add_output(path, item.call_id, item.output)
+            case wire.ClientCallOutput(call_id=call_id, text=text):
                 self._add_output(path, call_id, text)
-            case AdditionalTools() | Hosted():
+            case wire.AdditionalTools() | wire.Hosted():
                 pass
 
-    def add_parts(self, role: Role, parts: Sequence[Part]) -> None:
-        if not parts:
-            return
-        if self.messages and self.messages[-1].role == role:
-            self.messages[-1].parts.extend(parts)
+    def _add_message(self, path: str, message: wire.Message) -> None:
+        where, content = f"{path}.content", message.content
+        if isinstance(content, str):
+            parts = [self._text(where, content)]
         else:
-            self.messages.append(PromptMessage(role, list(parts)))
+            parts = [self._part(f"{where}[{number}]", part) for number, part in enumerate(content)]
+        if message.role in ("system", "developer"):
+            self.add_told(parts)
+        else:
+            self.add("assistant" if message.role == "assistant" else "user", parts)
 
-    def text(self, path: str, text: str, marker: CacheBreakpoint | None = None) -> TextPart:
-        if marker is not None:
-            if not text:
-                raise InvalidRequest(f"{path}: a breakpoint cannot be set for empty text", path)
-            self._mark(path, marker)
-        self.slots.append(Slot(path=path))
+    def _part(self, path: str, part: wire.Part) -> TextPart:
+        match part:
+            case wire.InputImage() | wire.InputFile():
+                return self._text(path, self._shown(path, part), part.prompt_cache_breakpoint)
+            case wire.Refusal():
+                return self._text(path, part.refusal)
+            case wire.InputText():
+                return self._text(path, part.text, part.prompt_cache_breakpoint)
+            case wire.OutputText():
+                return self._text(path, part.text)
+
+    def _text(self, path: str, text: str, marker: wire.CacheBreakpoint | None = None) -> TextPart:
+        if marker is not None and not text:
+            raise InvalidRequest(f"{path}: a breakpoint cannot be set for empty text")
+        self.mark(path, native=marker)
         return TextPart(text)
 
-    def _add_message(self, path: str, message: Message) -> None:
-        if isinstance(message.content, str):
-            parts = [self.text(f"{path}.content", message.content)]
-        else:
-            parts = [
-                self._part(f"{path}.content[{number}]", part)
-                for number, part in enumerate(message.content)
-            ]
-        if message.role in ("system", "developer"):
-            if self.messages:
-                self.add_parts("system", parts)
-            else:
-                self.system.extend(parts)
-        else:
-            self.add_parts("assistant" if message.role == "assistant" else "user", parts)
-
-    def _part(self, path: str, part: GivenPart) -> TextPart:
-        if isinstance(part, InputImage | InputFile):
-            return self.text(path, self._shown(path, part), part.prompt_cache_breakpoint)
-        if isinstance(part, Refusal):
-            return self.text(path, part.refusal)
-        return self.text(path, part.text, getattr(part, "prompt_cache_breakpoint", None))
-
-    def _add_reasoning(self, path: str, item: Reasoning) -> None:
+    def _add_reasoning(self, path: str, item: wire.Reasoning) -> None:
         """The thought that we wrote, or one that is there in words.
 
         What somebody else encrypted is left out.
         """
         if item.encrypted_content is not None:
-            thought = unseal(item.encrypted_content, self.reading.scope)
+            thought = unseal(item.encrypted_content, self._scope)
             if thought is None:
-                self.reading.notepad.ignore(path, "reasoning that another server encrypted")
+                self.notepad.ignore(path, "reasoning that another server encrypted")
                 return
         else:
             thought = "\n\n".join(part.text for part in item.content or item.summary or [])
         if thought:
-            self.slots.append(Slot(path=path, can_carry=False))
-            self.add_parts("assistant", [ThinkingPart(thought)])
+            self.mark(path, can_carry=False)
+            self.add("assistant", [ThinkingPart(thought)])
 
-    def _add_call(self, path: str, call_id: str, name: str, arguments: dict[str, Any]) -> None:
-        self.slots.append(Slot(path=path))
-        self.add_parts("assistant", [ToolUsePart(call_id, name, arguments)])
+    def _add_call(self, path: str, call: ToolUsePart) -> None:
+        self.mark(path)
+        self.add("assistant", [call])
 
-    def _add_output(self, path: str, call_id: str, output: str | list[InputPart]) -> None:
+    def _add_output(self, path: str, call_id: str, output: str | list[wire.InputPart]) -> None:
         """The parts make one segment, which ends where the last one does."""
-        if isinstance(output, list):
+        text = output if isinstance(output, str) else ""
+        if not isinstance(output, str):
             texts: list[str] = []
             for number, part in enumerate(output):
-                where = f"{path}.output[{number}]"
-                if isinstance(part, InputImage | InputFile):
-                    texts.append(self._shown(where, part))
-                else:
+                where, marker = f"{path}.output[{number}]", part.prompt_cache_breakpoint
+                if isinstance(part, wire.InputText):
                     texts.append(part.text)
-                if part.prompt_cache_breakpoint is not None:
-                    if number < len(output) - 1:
-                        raise InvalidRequest(
-                            f"{where}: only the last part of an output may be marked", where
-                        )
-                    self._mark(where, part.prompt_cache_breakpoint)
-            output = "\n".join(texts)
-        self.slots.append(Slot(path=path))
-        self.add_parts("user", [ToolResultPart(call_id, output)])
+                else:
+                    texts.append(self._shown(where, part))
+                if marker is not None and number < len(output) - 1:
+                    raise InvalidRequest(f"{where}: only the last part of an output may be marked")
+                if marker is not None:
+                    self.mark_native(where, marker)
+            text = "\n".join(texts)
+        self.mark(path)
+        self.add("user", [ToolResultPart(call_id, text)])
 
-    def _shown(self, path: str, part: InputImage | InputFile) -> str:
-        return text_of(path, part, self.reading.unreadable, self.reading.notepad)
-
-    def _mark(self, path: str, marker: CacheBreakpoint) -> None:
-        """Mark the next slot. No entry here is held for 12 hours."""
-        if marker.ttl == "12h":
-            where = f"{path}.prompt_cache_breakpoint.ttl"
-            self.reading.notepad.ignore(where, HELD_SHORTER)
-        self.marked.append(len(self.slots))
-
-
-def _arguments(path: str, text: str) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{path}: must be a JSON object, written as a string", path)
-    check_json(arguments, path)
-    return arguments
+    def _shown(self, path: str, part: wire.InputImage | wire.InputFile) -> str:
+        """The text of a text file; what stands in for any other file."""
+        if isinstance(part, wire.InputImage):
+            media_type, data = split_data_url(part.image_url or "")
+            name = "" if data else part.image_url or part.file_id or ""
+            return self.stand_in(path, Media("image", media_type, data, name))
+        media_type, data = split_data_url(part.file_data or "")
+        name = part.filename or part.file_url or part.file_id or ""
+        text = text_in(data) if media_type.startswith(_TEXT_TYPES) else None
+        if text is not None:
+            return f"{name}\n{text}" if name else text
+        kind: Kind = "document" if part.file_data else "file"
+        return self.stand_in(path, Media(kind, media_type, data, name))
 
 
-def _check_calls(items: Sequence[Item]) -> None:
+def _check_calls(items: Sequence[wire.Item]) -> None:
     """Check that each output answers a call before it, and that each call has its output."""
     pending: dict[str, int] = {}
     for item in items:
         match item:
-            case FunctionCall() | CustomToolCall() | ClientCall():
+            case wire.FunctionCall() | wire.CustomToolCall() | wire.ClientCall():
                 pending[item.call_id] = pending.get(item.call_id, 0) + 1
-            case FunctionCallOutput() | CustomToolCallOutput() | ClientCallOutput():
+            case wire.FunctionCallOutput() | wire.CustomToolCallOutput() | wire.ClientCallOutput():
                 if not pending.get(item.call_id):
                     raise InvalidRequest(
                         f"No tool call found for function call output with call_id"
@@ -311,3 +501,28 @@ def _check_calls(items: Sequence[Item]) -> None:
     missing = [call_id for call_id, count in pending.items() if count]
     if missing:
         raise InvalidRequest(f"No tool output found for function call {missing[0][:64]}.", "input")
+
+
+def seal(thought: str, scope: str) -> str:
+    text = thought.encode()
+    return _SEALED + urlsafe_b64encode(_digest(text, scope) + text).decode()
+
+
+def unseal(sealed: str, scope: str) -> str | None:
+    """The thought, or None where somebody else wrote it."""
+    if not sealed.startswith(_SEALED):
+        return None
+    try:
+        whole = b64decode(sealed[len(_SEALED) :].encode(), altchars=b"-_", validate=True)
+    except ValueError:
+        return None
+    digest, text = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    if not hmac.compare_digest(digest, _digest(text, scope)):
+        return None
+    return text.decode()
+
+
+def _digest(text: bytes, scope: str) -> bytes:
+    return blake2b(
+        text, digest_size=_DIGEST_BYTES, key=scope.encode()[:64], person=b"thought"
+    ).digest()

@@ -1,11 +1,10 @@
-"""The request body of POST /v1/responses and POST /v1/responses/input_tokens.
+"""The request body of POST /v1/responses and POST /v1/responses/input_tokens, and its decoding.
 
-`REFUSED` are fields that ask for what this server does not do: they may only have one of the values
-listed, which change nothing. `IGNORED` do not change the answer; of those in `TOLD` the answer says
-that they had no effect. Unknown keys are errors.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level field that
+is null is a field that is not there. Unknown keys are errors.
 
-An output item of a response is accepted verbatim as an input item. `decode.py` gives every item and
-every tool a `type` from here: what this server can't do has the type `hosted`.
+An output item of a response is accepted verbatim as an input item. Items and tools get their types
+first: a message may come without one, and what this server can't do becomes `hosted`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.openai.request import Count, Key, Nucleus, Temperature, TopLogprobs
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
+from gateway.base.errors import InvalidRequest, ResponseNotKept
+from gateway.dialects import fields
+from gateway.dialects.bodies import bound_output, fields_of, read
+from gateway.dialects.fields import Check, Checking, Fields, Style
+from gateway.dialects.lowering import HELD_SHORTER
+from gateway.dialects.openai.request import (
+    Count,
+    Key,
+    Nucleus,
+    Temperature,
+    TopLogprobs,
+    explained,
+)
 from gateway.prompt.ignored import Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -346,28 +358,272 @@ class Given(NamedTuple):
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` says where log probabilities are wanted."""
-IGNORED = frozenset(
+_LENGTH: Mapping[str, Check | None] = {"name": fields.name}
+_CALL: Mapping[str, Check | None] = {"call_id": fields.name, "name": fields.name}
+_ANSWER: Mapping[str, Check | None] = {"call_id": fields.name, "output": fields.blocks}
+
+
+def _parts(checking: Checking, value: str | list[Part], path: str) -> None:
+    """The message was counted as an item: its parts count instead."""
+    if isinstance(value, list):
+        checking.num_blocks -= 1
+        fields.blocks(checking, value, path)
+
+
+def _client_input(checking: Checking, value: dict[str, Any], path: str) -> None:
+    """`value` is the whole item's."""
+    fields.call_input(checking, value, path.removesuffix(".input"))
+
+
+def _allowed(checking: Checking, value: str | dict[str, Any], path: str) -> None:
+    listed = value.get("tools") if isinstance(value, dict) else None
+    if isinstance(listed, list):
+        fields.at_most(checking.bounds.max_tools)(checking, listed, f"{path}.tools")
+
+
+FIELDS = Fields(
+    style=Style("input: more than {} items and content parts"),
+    rules={
+        ResponsesRequest: {
+            "model": fields.name,
+            "input": fields.blocks,
+            "tools": fields.tools,
+            "tool_choice": _allowed,
+            "text": None,
+        },
+        Message: {"content": _parts},
+        FunctionCall: {**_CALL, "arguments": fields.arguments},
+        CustomToolCall: {**_CALL, "input": _client_input},
+        ClientCall: {"call_id": fields.name, "input": _client_input},
+        FunctionCallOutput: _ANSWER,
+        CustomToolCallOutput: _ANSWER,
+        ClientCallOutput: {"call_id": fields.name},
+        AdditionalTools: {"tools": fields.tools},
+        FunctionTool: {"name": fields.name, "parameters": fields.schema},
+        CustomTool: _LENGTH,
+        NamespaceTool: {"name": fields.name, "tools": fields.tools},
+        TextOptions: {"format": None},
+        JsonSchemaFormat: {"schema": fields.schema},
+    },
+    silent=frozenset(
+        {
+            "access_programs",
+            "client_metadata",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "user",
+        }
+    ),
+    told={
+        "context_management": "this server compacts no conversation",
+        "image": "this model reads no images",
+        "personality": "this model has one personality",
+    },
+    refused={
+        "background": (False,),
+        "background_options": (),
+        "conversation": (),
+        "generate": (True,),
+        "moderation": (),
+        "prompt": (),
+        "stream_id": (),
+        "type": ("response.create",),
+    },
+    undone={
+        "store": ("this server keeps no responses", False),
+        "truncation": ("this server leaves nothing out of a prompt", "disabled"),
+        "text.verbosity": ("this model knows no verbosity", "medium"),
+        "prompt_cache_options.ttl": (HELD_SHORTER, "30m"),
+        "reasoning.context": ("the model's template decides what it sees", "auto"),
+        "reasoning.mode": ("there is one mode", "standard"),
+    },
+)
+_ITEMS = frozenset(
     {
-        "access_programs",
-        "client_metadata",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "user",
+        "additional_tools",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "function_call",
+        "function_call_output",
+        "message",
+        "reasoning",
     }
 )
-TOLD: Mapping[str, str] = {
-    "context_management": "this server compacts no conversation",
-    "image": "this model reads no images",
-    "personality": "this model has one personality",
+# Calls of the vendor's tools that ran at the client. The field says what was asked for.
+_CLIENT_CALLS = {
+    "apply_patch_call": "operation",
+    "computer_call": "action",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "tool_search_call": "arguments",
 }
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "background_options": (),
-    "conversation": (),
-    "generate": (True,),
-    "moderation": (),
-    "prompt": (),
-    "stream_id": (),
-    "type": ("response.create",),
-}
+_CLIENT_OUTPUTS = frozenset(
+    {"apply_patch_call_output", "computer_call_output", "local_shell_call_output"}
+    | {"shell_call_output"}
+)
+_HOSTED_ITEMS = frozenset(
+    {
+        "code_interpreter_call",
+        "compaction",
+        "compaction_trigger",
+        "configuration_update",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+_TOOLS = frozenset({"custom", "function", "namespace"})
+_MAX_SHOWN = 64
+
+
+class _Head(msgspec.Struct):
+    """What tells one kind of item from another."""
+
+    type: Any = None
+    role: Any = None
+    id: Any = None
+
+
+_request = msgspec.json.Decoder(ResponsesRequest)
+_heads = msgspec.json.Decoder(_Head)
+_raws = msgspec.json.Decoder(list[Raw])
+_open = msgspec.json.Decoder(dict[str, Any])
+
+
+def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Given:
+    whole, notepad = fields_of(body, bounds), Notepad()
+    if (previous := whole.get("previous_response_id")) is not None:
+        said = read(lambda: msgspec.json.decode(previous, type=str), _not_an_id)
+        raise ResponseNotKept(said[:_MAX_SHOWN])
+    given: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}
+    request = read(lambda: _typed(given, notepad), explained)
+    FIELDS.check(request, bounds)
+    if LOGPROBS in request.include:
+        bound_output(request, "max_output_tokens", request.top_logprobs + 1, bounds)
+    return Given(request, whole, notepad)
+
+
+def _not_an_id(complaint: str) -> InvalidRequest:
+    return InvalidRequest("previous_response_id: Expected 'str'")
+
+
+def _typed(given: dict[str, Any], notepad: Notepad) -> ResponsesRequest:
+    if "input" in given:
+        given["input"] = _typed_items(given["input"], notepad)
+    if "tools" in given:
+        given["tools"] = _typed_tools(given["tools"], "tools", notepad)
+    return _request.decode(msgspec.json.encode(given))
+
+
+def _typed_items(value: Raw, notepad: Notepad) -> Any:
+    if not _is_list(value):
+        return value
+    return [
+        _typed_item(raw, f"input[{index}]", notepad)
+        for index, raw in enumerate(_raws.decode(value))
+    ]
+
+
+def _typed_item(raw: Raw, path: str, notepad: Notepad) -> Any:
+    head = _head(raw, path)
+    kind = head.type
+    if kind is not None and not isinstance(kind, str):
+        raise InvalidRequest(f"{path}.type: Expected 'str'", f"{path}.type")
+    if kind is None:
+        if head.role is None and head.id is not None:
+            kind = "item_reference"
+        else:
+            return _with_type(raw, "message")
+    if kind == "additional_tools":
+        tools = _open_object(raw).get("tools")
+        made = _typed_tools(Raw(msgspec.json.encode(tools)), f"{path}.tools", notepad)
+        return {"type": "additional_tools", "tools": made}
+    if kind in _ITEMS:
+        return raw
+    if kind == "item_reference":
+        raise InvalidRequest(f"{path}: item references are not supported, send the item", path)
+    if kind in _CLIENT_CALLS:
+        return _client_call(raw, kind, path)
+    if kind in _CLIENT_OUTPUTS:
+        return _client_output(raw, kind, path)
+    if kind in _HOSTED_ITEMS:
+        notepad.ignore(path, f"this server has no {kind}")
+        return {"type": "hosted", "kind": kind}
+    raise InvalidRequest(f"{path}.type: Invalid value: '{kind[:_MAX_SHOWN]}'", f"{path}.type")
+
+
+def _client_call(raw: Raw, kind: str, path: str) -> Any:
+    item = _open_object(raw)
+    field = _CLIENT_CALLS[kind]
+    found = item.get(field)
+    if isinstance(found, str):
+        found = {field: found}
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{path}.{field}: must be an object", f"{path}.{field}")
+    name = kind.removesuffix("_call")
+    return {"type": "client_call", "kind": name, "call_id": _call_id(item, path), "input": found}
+
+
+def _client_output(raw: Raw, kind: str, path: str) -> Any:
+    item = _open_object(raw)
+    text = item.get("output") or ""
+    if not isinstance(text, str):
+        text = msgspec.json.encode(text).decode()
+    name = kind.removesuffix("_call_output")
+    found = {"kind": name, "call_id": _call_id(item, path), "text": text}
+    return {"type": "client_call_output", **found}
+
+
+def _call_id(item: dict[str, Any], path: str) -> str:
+    """The call's id. A local shell's output has the call's id in its own."""
+    found = item.get("call_id") or item.get("id")
+    if not isinstance(found, str):
+        raise InvalidRequest(f"Missing required parameter: '{path}.call_id'.", f"{path}.call_id")
+    return found
+
+
+def _typed_tools(value: Raw, path: str, notepad: Notepad) -> Any:
+    if not _is_list(value):
+        return value
+    made: list[Any] = []
+    for index, raw in enumerate(_raws.decode(value)):
+        where = f"{path}[{index}]"
+        kind = _head(raw, where).type
+        if not isinstance(kind, str):
+            raise InvalidRequest(f"Missing required parameter: '{where}.type'.", f"{where}.type")
+        if kind in _TOOLS:
+            made.append(raw)
+        else:
+            notepad.ignore(where, "this server has no such tool")
+            made.append({"type": "hosted", "kind": kind[:_MAX_SHOWN]})
+    return made
+
+
+def _is_list(value: Raw) -> bool:
+    return bytes(memoryview(value)[:1]) == b"["
+
+
+def _head(raw: Raw, path: str) -> _Head:
+    try:
+        return _heads.decode(raw)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{path}: must be an object", path) from None
+
+
+def _open_object(raw: Raw) -> dict[str, Any]:
+    return _open.decode(raw)
+
+
+def _with_type(raw: Raw, kind: str) -> Raw:
+    """The object with a type. It is known to be an object."""
+    rest = bytes(raw)[1:]
+    separator = b"" if rest.lstrip().startswith(b"}") else b","
+    return Raw(b'{"type":"%s"%s' % (kind.encode(), separator) + rest)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.anthropic.decode import decode_messages
+from gateway.dialects.anthropic.request import decode_messages
 from tests.gateway.bodies import conversation
 from tests.gateway.damage import mutant
 

@@ -22,7 +22,7 @@ from engine.protocol import (
 )
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.gemini import caches, request, response
-from gateway.dialects.gemini.decode import decode_generate
+from gateway.dialects.gemini.request import decode_generate
 from tests.gateway.conftest import Stack
 from tests.gateway.gemini_bodies import LONG_TEXT, MODEL, post, user
 from tests.gateway.openai_bodies import frames

@@ -8,10 +8,9 @@ import pytest
 from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.gemini.decode import decode_generate
-from gateway.dialects.openai.decode import decode_chat
-from gateway.dialects.responses.decode import decode_responses
-from gateway.dialects.responses.request import LOGPROBS
+from gateway.dialects.gemini.request import decode_generate
+from gateway.dialects.openai.request import decode_chat
+from gateway.dialects.responses.request import LOGPROBS, decode_responses
 from gateway.dialects.responses.response import MAX_ECHO_BYTES
 from tests.gateway.conftest import Stack
 from tests.gateway.responses_bodies import asked, refused

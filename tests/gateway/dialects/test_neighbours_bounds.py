@@ -12,10 +12,10 @@ import pytest
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import GatewayError, InvalidRequest, TooLarge
-from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
+from gateway.dialects.anthropic.request import decode_count_tokens, decode_messages
 from gateway.dialects.bodies import check_values
-from gateway.dialects.openai.decode import decode_chat, decode_completion
-from gateway.dialects.openai.errors import body_of
+from gateway.dialects.errors import body_of
+from gateway.dialects.openai.request import decode_chat, decode_completion
 from tests.gateway.bodies import body, text, tool
 
 SMALL = RequestBounds(
@@ -145,7 +145,7 @@ def test_chat_completions_are_refused_beyond_each_bound(
     base = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     with pytest.raises(InvalidRequest) as refused:
         decode_chat(msgspec.json.encode({**base, **changes}), SMALL)
-    error = body_of(refused.value, "req_x").error
+    error = body_of(refused.value, "req_x", "openai").error
     assert error.param == field and bound in error.message
 
 

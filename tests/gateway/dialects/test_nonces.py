@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import plan_of
+from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.nonces import without_nonces
 from gateway.prompt.plan import Plan
 from tests.gateway.bodies import LONG, SHORT, body, text, tool

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.ask import chat_ask_of
-from gateway.dialects.openai.decode import decode_chat, decode_completion
-from gateway.dialects.openai.errors import body_of
+from gateway.dialects.errors import body_of
+from gateway.dialects.openai.lower import chat_ask_of
+from gateway.dialects.openai.request import decode_chat, decode_completion
 from gateway.prompt.ask import Ask, Principal, TurnId
 
 USER = {"role": "user", "content": "hi"}
@@ -134,7 +134,7 @@ REFUSED = [
 def test_refused_by_name(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask(body(**changes))
-    detail = body_of(caught.value, "req_x").error
+    detail = body_of(caught.value, "req_x", "openai").error
     assert detail.param == param
     assert detail.type == "invalid_request_error"
 
@@ -238,7 +238,7 @@ def test_mutants_of_a_whole_conversation_reach_the_engine_or_are_refused() -> No
             decoded = decode_chat(bytes(mutant))
             made = chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
         except InvalidRequest as error:
-            body_of(error, "req_x")
+            body_of(error, "req_x", "openai")
             continue
         num_served += 1
         msgspec.json.encode(made.generate_request(TurnId("t"), 1.0, ["thinking"]))

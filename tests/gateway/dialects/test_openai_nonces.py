@@ -9,8 +9,8 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.nonces import without_nonces
-from gateway.dialects.openai.ask import chat_ask_of
-from gateway.dialects.openai.decode import decode_chat
+from gateway.dialects.openai.lower import chat_ask_of
+from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal
 from tests.gateway.conftest import Stack
 from tests.gateway.dialects.test_nonces import LINES, NEAR

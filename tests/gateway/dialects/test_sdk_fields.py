@@ -17,8 +17,8 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import request
-from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
 from gateway.dialects.anthropic.lower import plan_of
+from gateway.dialects.anthropic.request import decode_count_tokens, decode_messages
 from gateway.prompt.ignored import Notepad
 from tests.gateway.bodies import SHORT, body, text, tool
 from tests.gateway.conftest import Stack

@@ -5,10 +5,10 @@ import pytest
 
 from engine.protocol import TextPart, ThinkingPart, ToolResultPart, ToolUsePart
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import plan_of
-from gateway.prompt.layout import MAX_DEPTH
+from gateway.dialects.anthropic.request import decode_messages
 from gateway.prompt.plan import Plan
+from gateway.prompt.schemas import MAX_DEPTH
 from tests.gateway.bodies import SHORT, body, conversation, text, tool
 
 

@@ -71,7 +71,7 @@ def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
         "529",
     }
     (envelope, kind) = responses["529"]["content"]["application/json"]["schema"]["allOf"]
-    assert envelope["$ref"].endswith("/anthropic.response.ErrorBody")
+    assert envelope["$ref"].endswith("/AnthropicError")
     assert kind["properties"]["error"]["properties"]["type"]["const"] == "overloaded_error"
 
 
@@ -83,7 +83,7 @@ def test_openais_errors_have_their_own_envelope_and_statuses(path: str) -> None:
     }
     overloaded = responses["503"]
     schema = overloaded["content"]["application/json"]["schema"]
-    assert schema["$ref"].endswith("/openai.errors.ErrorBody")
+    assert schema["$ref"].endswith("/OpenAIError")
     assert set(overloaded["headers"]) == {"x-request-id"}
 
 

@@ -14,8 +14,7 @@ from engine.protocol import (
 )
 from gateway.admin.structs.fleet import AutoCacheMode
 from gateway.base.grants import AutoCache
-from gateway.prompt.auto_cache import add_automatic
-from gateway.prompt.layout import Slot
+from gateway.prompt.breakpoints import Slot, add_automatic
 
 PROMPT = Prompt(
     [

@@ -5,10 +5,9 @@ import pytest
 
 from engine.protocol import Breakpoint
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
 from gateway.dialects.anthropic.lower import plan_of
-from gateway.prompt.breakpoints import find_breakpoints, find_target
-from gateway.prompt.layout import Slot
+from gateway.dialects.anthropic.request import decode_count_tokens, decode_messages
+from gateway.prompt.breakpoints import Slot, find_breakpoints, find_target
 from tests.gateway.bodies import LONG, SHORT, body, conversation, text, tool
 
 ORDER = (

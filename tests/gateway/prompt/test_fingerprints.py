@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic.ask import prompt_parameters
-from gateway.dialects.anthropic.decode import decode_messages
-from gateway.dialects.anthropic.lower import plan_of
+from gateway.dialects.anthropic.lower import plan_of, prompt_parameters
+from gateway.dialects.anthropic.request import decode_messages
 from gateway.prompt.fingerprint import (
     MAX_POINTS,
     Divergence,

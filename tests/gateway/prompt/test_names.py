@@ -6,10 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart, Tool, ToolUsePart
-from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.lower import lay_out
-from gateway.prompt.names import MAX_STEP, NAMES_RULE, NamedText, find_prefixes, name_prefixes
-from gateway.prompt.recent import Recent
+from gateway.dialects.anthropic.request import decode_messages
+from gateway.prompt.names import (
+    MAX_STEP,
+    NAMES_RULE,
+    NamedText,
+    Recent,
+    find_prefixes,
+    name_prefixes,
+)
 from tests.gateway.bodies import LONG, body, conversation, text, tool
 
 

@@ -16,8 +16,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from gateway.prompt.fingerprint import MAX_POINTS, Fingerprint, kinds_at, pack, points_of, unpack
-from gateway.prompt.names import find_prefixes
-from gateway.prompt.recent import Recent
+from gateway.prompt.names import Recent, find_prefixes
 from gateway.prompt.sketch import (
     DIGEST_BYTES,
     MAX_SEGMENTS,

@@ -17,8 +17,8 @@ from engine.protocol import (
 )
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest, NoEngineReady
-from gateway.dialects.openai.ask import chat_ask_of
-from gateway.dialects.openai.decode import decode_chat
+from gateway.dialects.openai.lower import chat_ask_of
+from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.routing.breaker import FAILURES, Breaker
 from gateway.routing.cost import Load

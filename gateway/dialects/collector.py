@@ -1,0 +1,148 @@
+"""One response of a turn: what all writers keep of it, and its blocks where it is gathered.
+
+A writer makes events of frames as they come. Where the answer goes out whole, it takes the frames
+in and makes the answer of their blocks at the end.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+from pydantic_core import from_json
+
+from engine.protocol import (
+    Done,
+    DrawnToken,
+    Finished,
+    FinishReason,
+    Frame,
+    InputUsage,
+    Started,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolUseStart,
+)
+from gateway.base.errors import EngineFailed
+from gateway.dialects.extension import Found, Holdfast, extension_of
+
+EventT = TypeVar("EventT")
+WholeT = TypeVar("WholeT", covariant=True)
+ENDS: frozenset[FinishReason] = frozenset(
+    ("stop", "length", "stop_sequence", "tool_use", "context")
+)
+"""How an answer ends that is one."""
+
+
+@dataclass(slots=True)
+class Block:
+    """A run of text or thinking, or one call with the JSON of its input."""
+
+    kind: Literal["text", "thinking", "call"]
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    drawn: list[DrawnToken] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True, kw_only=True)
+class Writer(Generic[EventT, WholeT]):
+    """`paths` name the request's segments in the extension object. `found` is asked when the
+    engine's first frame is there. With `hides_thinking` thinking is counted and left out."""
+
+    id: str
+    model: str
+    found: Found
+    paths: Sequence[str]
+    num_choices: int = 1
+    hides_thinking: bool = False
+    usage: InputUsage = field(default_factory=lambda: InputUsage(input_tokens=0))
+    extension: Holdfast | UnsetType = UNSET
+    finished: dict[int, Finished] = field(default_factory=dict)
+    output_tokens: int = 0
+    is_done: bool = False
+    _choices: dict[int, list[Block]] = field(default_factory=dict)
+
+    def write(self, frame: Frame) -> Iterator[EventT]:
+        """The events of one frame, each of which goes out once."""
+        raise NotImplementedError
+
+    def whole(self) -> WholeT:
+        """The answer of the frames that were taken in. Raise EngineFailed if it is not whole."""
+        raise NotImplementedError
+
+    def note(self, frame: Frame) -> None:
+        """Keep what the answer's beginning and end tell."""
+        match frame:
+            case Started():
+                self.usage = frame.usage
+                self.begin(frame)
+            case Finished():
+                if frame.reason not in ENDS:
+                    raise EngineFailed
+                self.finished[frame.choice] = frame
+            case Done():
+                if len(self.finished) != self.num_choices:
+                    raise EngineFailed
+                self.output_tokens, self.is_done = frame.output_tokens, True
+
+    def begin(self, started: Started) -> None:
+        """Keep what is known where the engine begins."""
+        made = extension_of(started, self.found, self.paths)
+        self.extension = replace(made, written_tokens=started.usage.written_tokens)
+
+    def take(self, frame: Frame) -> None:
+        """Take a frame into the blocks of its choice."""
+        match frame:
+            case TextDelta():
+                block = self._block(frame.choice, "text")
+                block.pieces.append(frame.text)
+                block.drawn += frame.logprobs
+            case ThinkingDelta():
+                if not self.hides_thinking:
+                    self._block(frame.choice, "thinking").pieces.append(frame.text)
+            case ToolUseStart():
+                made = Block("call", frame.id, frame.name)
+                self._choices.setdefault(frame.choice, []).append(made)
+            case ToolInputDelta():
+                blocks = self._choices.get(frame.choice)
+                if not blocks or blocks[-1].kind != "call":
+                    raise EngineFailed
+                blocks[-1].pieces.append(frame.partial_json)
+            case _:
+                self.note(frame)
+
+    @property
+    def thinking_tokens(self) -> int:
+        return sum(each.thinking_tokens for each in self.finished.values())
+
+    def answers(self) -> list[tuple[Finished, list[Block]]]:
+        """Each choice's end and blocks. Raise EngineFailed where the response is not whole."""
+        if not self.is_done:
+            raise EngineFailed
+        return [(self.finished[n], self._choices.get(n, [])) for n in sorted(self.finished)]
+
+    def take_extension(self) -> Holdfast | UnsetType:
+        """The extension object, for the first event alone."""
+        taken, self.extension = self.extension, UNSET
+        return taken
+
+    def _block(self, choice: int, kind: Literal["text", "thinking"]) -> Block:
+        blocks = self._choices.setdefault(choice, [])
+        if not blocks or blocks[-1].kind != kind:
+            blocks.append(Block(kind))
+        return blocks[-1]
+
+
+def partial_json(text: str) -> Any:
+    """The value of JSON that may be cut off; None where it is none."""
+    try:
+        return from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return None

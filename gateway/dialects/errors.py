@@ -1,0 +1,246 @@
+"""Errors in each dialect's envelope: one table of what OpenAI and Google say, and three shapes.
+
+Anthropic's types and statuses are those of `base/errors.py`. In the other dialects a server that is
+full or whose engines are away is a 503, and a used-up spend limit a 429.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.base.errors import (
+    DemandRefused,
+    GatewayError,
+    InvalidRequest,
+    MissingKey,
+    ModelNotFound,
+    Overloaded,
+    PromptTooLong,
+    RateLimited,
+    ResponseNotKept,
+    SpendLimitReached,
+    ThreadNotFound,
+    Unauthenticated,
+)
+from gateway.prompt.ask import Dialect
+
+
+class AnthropicDetails(msgspec.Struct, frozen=True):
+    error_code: str
+
+
+class AnthropicDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    details: AnthropicDetails | UnsetType = UNSET
+
+
+class AnthropicError(msgspec.Struct, frozen=True, tag="error"):
+    """The body of an error, and the last event of a stream that failed."""
+
+    error: AnthropicDetail
+    request_id: str
+
+
+class OpenAIDetail(msgspec.Struct, frozen=True):
+    """`request_id` is an addition: SDKs print the whole body, but no header, of a failed stream."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    request_id: str | UnsetType = UNSET
+
+
+class OpenAIError(msgspec.Struct, frozen=True):
+    error: OpenAIDetail
+
+
+class GeminiDetail(msgspec.Struct, frozen=True):
+    """`details` are Google's own types: BadRequest, ErrorInfo, RetryInfo, RequestInfo."""
+
+    code: int
+    message: str
+    status: str
+    details: list[dict[str, Any]] = []
+
+
+class GeminiError(msgspec.Struct, frozen=True):
+    error: GeminiDetail
+
+
+ErrorBody = AnthropicError | OpenAIError | GeminiError
+ENVELOPES: dict[Dialect, type[ErrorBody]] = {
+    "anthropic": AnthropicError,
+    "openai": OpenAIError,
+    "gemini": GeminiError,
+}
+_TOOL = re.compile(r"^tools\[(\d+)\]\.input_schema\b")
+_SCHEMA = re.compile(r"^output_schema\b")
+_PATH = re.compile(r"^([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*): ")
+# What the engine protocol's `tools[0].input_schema` and `output_schema` are called.
+_DEMANDED: dict[Dialect, tuple[str, str]] = {
+    "anthropic": (r"tools.\1.input_schema", "output_config.format.schema"),
+    "openai": (r"tools[\1].function.parameters", "response_format"),
+    "gemini": (r"tools[\1].input_schema", "generationConfig.responseSchema"),
+}
+# By class, the first that fits: OpenAI's type and code, and its words and Google's where these are
+# others than ours.
+_INVALID = "invalid_request_error"
+_TOLD: tuple[tuple[type[GatewayError], str, str | None, str | None, str | None], ...] = (
+    (
+        MissingKey,
+        _INVALID,
+        None,
+        "You didn't provide an API key: send `Authorization: Bearer <key>`.",
+        "API key is missing: send it as x-goog-api-key.",
+    ),
+    (
+        Unauthenticated,
+        _INVALID,
+        "invalid_api_key",
+        "Incorrect API key provided.",
+        "API key not valid. Please pass a valid API key.",
+    ),
+    (PromptTooLong, _INVALID, "context_length_exceeded", None, None),
+    (ResponseNotKept, _INVALID, "previous_response_not_found", None, None),
+    (ModelNotFound, _INVALID, "model_not_found", None, None),
+    (Overloaded, "server_error", "overloaded", None, None),
+    (SpendLimitReached, "insufficient_quota", "insufficient_quota", None, None),
+    (RateLimited, "rate_limit_error", "rate_limit_exceeded", None, None),
+)
+_GOOGLE = "type.googleapis.com/google.rpc."
+_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    413: "INVALID_ARGUMENT",
+    415: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    431: "INVALID_ARGUMENT",
+    499: "CANCELLED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+def status_of(failure: GatewayError, dialect: Dialect) -> int:
+    if dialect != "anthropic" and isinstance(failure, Overloaded):
+        return 503
+    if dialect != "anthropic" and isinstance(failure, SpendLimitReached):
+        return 429
+    return failure.status
+
+
+def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBody:
+    match dialect:
+        case "openai":
+            return OpenAIError(
+                msgspec.structs.replace(openai_detail(failure), request_id=request_id)
+            )
+        case "gemini":
+            return _gemini(failure, request_id)
+        case "anthropic":
+            return anthropic_error(failure, request_id)
+
+
+def anthropic_error(failure: GatewayError, request_id: str) -> AnthropicError:
+    code = failure.code if isinstance(failure, ThreadNotFound) else None
+    details = AnthropicDetails(code) if code else UNSET
+    message = _message(failure, "anthropic")
+    return AnthropicError(AnthropicDetail(failure.type, message, details), request_id)
+
+
+def openai_detail(failure: GatewayError) -> OpenAIDetail:
+    message, param = _message(failure, "openai"), failure.param
+    kind, code = ("server_error" if failure.status >= 500 else _INVALID), None
+    for error, its_kind, its_code, words, _ in _TOLD:
+        if isinstance(failure, error):
+            kind, code, message = its_kind, its_code, words or message
+            break
+    match failure:
+        case PromptTooLong(num_tokens=tokens, max_tokens=most):
+            param = param or "messages"
+            if tokens and most:
+                message = (
+                    f"This model's maximum context length is {most} tokens. However, your prompt"
+                    f" resulted in {tokens} tokens."
+                )
+        case ModelNotFound():
+            param = "model"
+            message = f"The model `{failure.requested}` does not exist{failure.told('; ')}."
+        case DemandRefused():
+            # A tool's name may follow its path.
+            field = message.split(" ", 1)[0].rstrip(":")
+            param = field if field.startswith(("tools[", "response_format")) else None
+        case InvalidRequest():
+            param = param or _path_in(message)
+        case _:
+            param = None
+    return OpenAIDetail(message, kind, param, code)
+
+
+def _gemini(failure: GatewayError, request_id: str) -> GeminiError:
+    message, details = _message(failure, "gemini"), list[dict[str, Any]]()
+    message = next((t[4] for t in _TOLD if isinstance(failure, t[0]) and t[4]), message)
+    match failure:
+        case Unauthenticated():
+            is_missing = isinstance(failure, MissingKey)
+            reason = "API_KEY_MISSING" if is_missing else "API_KEY_INVALID"
+            details = [_google("ErrorInfo", reason=reason, domain="googleapis.com")]
+        case ModelNotFound():
+            message = (
+                f"models/{failure.requested} is not found for this server{failure.told('; ')}."
+            )
+        case InvalidRequest():
+            own = None if isinstance(failure, DemandRefused) else failure.param
+            if (field := own or _path_in(message)) is not None:
+                violation = {"field": field, "description": message}
+                details = [_google("BadRequest", fieldViolations=[violation])]
+        case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
+            details = [_google("RetryInfo", retryDelay=f"{seconds}s")]
+    code = status_of(failure, "gemini")
+    details.append(_google("RequestInfo", requestId=request_id))
+    return GeminiError(GeminiDetail(code, message, _STATUSES.get(code, "UNKNOWN"), details))
+
+
+def _google(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"@type": f"{_GOOGLE}{kind}", **fields}
+
+
+def _message(failure: GatewayError, dialect: Dialect) -> str:
+    """The message, with a refused tool or schema by its name in the dialect."""
+    message = str(failure)
+    if isinstance(failure, DemandRefused):
+        tool, schema = _DEMANDED[dialect]
+        message = _SCHEMA.sub(schema, _TOOL.sub(tool, message))
+    return message
+
+
+def _path_in(message: str) -> str | None:
+    """The path at the beginning of a message about one field."""
+    found = _PATH.match(message)
+    return found[1] if found else None
+
+
+def in_responses_names(failure: GatewayError, paths: Sequence[str]) -> GatewayError:
+    """The failure to raise in the Responses API. `paths` are the segments', tools first."""
+
+    def named(found: re.Match[str]) -> str:
+        index = int(found[1])
+        return f"{paths[index]}.parameters" if index < len(paths) else found[0]
+
+    if isinstance(failure, PromptTooLong):
+        failure.param = "input"
+    elif isinstance(failure, DemandRefused):
+        message = _SCHEMA.sub("text.format.schema", _TOOL.sub(named, str(failure)))
+        return InvalidRequest(message, message.split(" ", 1)[0].rstrip(":"))
+    return failure

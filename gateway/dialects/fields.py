@@ -1,0 +1,227 @@
+"""What becomes of a dialect's fields: the table of each dialect, and the one check of all tables.
+
+A field of a request's type is honoured. Beside these a table has the fields that have no effect,
+those that are left out and told, and those that are refused but for their neutral values. It also
+has the bounds of what stands inside: of names, schemas, inputs of calls, and of their number.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from gateway.base.bounds import RequestBounds
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.bodies import check_values, is_neutral
+from gateway.prompt.ignored import Notepad
+from gateway.prompt.schemas import check_schema
+
+_METADATA = ("metadata", "client_metadata")
+_encode = msgspec.json.Encoder().encode
+
+
+def camel(name: str) -> str:
+    """`system_instruction` as Google writes it: `systemInstruction`."""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a dialect's errors are written. `too_many` is of content blocks.
+
+    Paths are `tools[0].name`, or `tools.0.name` where they are dotted: then a content block's type
+    follows its position, as in `messages.0.content.1.tool_use.id`.
+    """
+
+    too_many: str
+    is_dotted: bool = False
+    is_camel: bool = False
+
+    def at(self, path: str, name: str) -> str:
+        name = camel(name) if self.is_camel else name
+        return f"{path}.{name}" if path else name
+
+    def item(self, path: str, index: int, value: msgspec.Struct) -> str:
+        if not self.is_dotted:
+            return f"{path}[{index}]"
+        kind = value.__struct_config__.tag if path.endswith("content") else None
+        return f"{path}.{index}.{kind}" if kind else f"{path}.{index}"
+
+    def must(self, what: str) -> str:
+        return f"{what} should have" if self.is_dotted else "may have"
+
+
+@dataclass(slots=True)
+class Checking:
+    """One request on its way through its bounds."""
+
+    bounds: RequestBounds
+    style: Style
+    num_blocks: int = 0
+    num_tools: int = 0
+
+
+Check = Callable[[Checking, Any, str], None]
+Rules = Mapping[type[msgspec.Struct], Mapping[str, Check | None]]
+"""The bounded fields of each type, in the order in which they are checked.
+
+What stands in a field is checked after it, where its type is in the table; None bounds nothing but
+that.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """One dialect's table.
+
+    `silent` fields change nothing, `told` ones are left out with a reason, `refused` ones may only
+    have a value of those listed. These are in the body and not in the request's type. `undone` are
+    fields of the type, by path, that only ask for better: the reason, then the values that ask for
+    nothing.
+    """
+
+    style: Style
+    rules: Rules
+    silent: frozenset[str] = frozenset()
+    told: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    undone: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def part(
+        self, given: Mapping[str, Raw], bounds: RequestBounds, notepad: Notepad
+    ) -> dict[str, Raw]:
+        """Those of a body's fields that its type has."""
+        typed: dict[str, Raw] = {}
+        for name, value in given.items():
+            if name in _METADATA and len(value) > bounds.max_metadata_bytes:
+                raise InvalidRequest(f"{name}: may have at most {bounds.max_metadata_bytes} bytes")
+            if name in self.silent:
+                continue
+            if name in self.told:
+                notepad.ignore(name, self.told[name])
+            elif name not in self.refused:
+                typed[name] = value
+            elif not is_neutral(value, self.refused[name]):
+                raise InvalidRequest(f"{name}: this value is not supported by this server", name)
+        return typed
+
+    def check(self, request: msgspec.Struct, bounds: RequestBounds) -> None:
+        """Raise InvalidRequest that names the field and its bound; linear in the request."""
+        self._check(Checking(bounds, self.style), request, "")
+
+    def _check(self, checking: Checking, value: msgspec.Struct, path: str) -> None:
+        for name, check in self.rules[type(value)].items():
+            found = getattr(value, name)
+            if found is None:
+                continue
+            where = self.style.at(path, name)
+            if check is not None:
+                check(checking, found, where)
+            if isinstance(found, list):
+                for index, item in enumerate(found):
+                    if type(item) in self.rules:
+                        self._check(checking, item, self.style.item(where, index, item))
+            elif type(found) in self.rules:
+                self._check(checking, found, where)
+
+    def note(self, request: msgspec.Struct, notepad: Notepad) -> None:
+        """Note the undone fields that ask for something."""
+        for path, (reason, *neutral) in self.undone.items():
+            found: Any = request
+            for name in path.split("."):
+                found = getattr(found, name, None)
+            if found is not None and found not in neutral:
+                shown = ".".join(map(camel, path.split("."))) if self.style.is_camel else path
+                notepad.ignore(shown, reason)
+
+
+def name(checking: Checking, value: str, path: str) -> None:
+    """A name or an id."""
+    if len(value) > checking.bounds.max_name_characters:
+        must, most = checking.style.must("String"), checking.bounds.max_name_characters
+        raise InvalidRequest(f"{path}: {must} at most {most} characters")
+
+
+def schema(checking: Checking, value: dict[str, Any], path: str) -> None:
+    check_schema(value, path, checking.bounds)
+
+
+def call_input(checking: Checking, value: object, path: str) -> None:
+    """The input of a call. Its keys were counted with the body."""
+    most = checking.bounds.max_call_bytes
+    if len(_encode(value)) > most:
+        raise InvalidRequest(f"{path}: may have at most {most} bytes of JSON")
+
+
+def arguments(checking: Checking, value: str, path: str) -> None:
+    """The same, as JSON in a string. Raise TooLarge for an object of too many keys."""
+    most = checking.bounds.max_call_bytes
+    written = value.encode() if len(value) <= most else b""
+    if len(value) > most or len(written) > most:
+        raise InvalidRequest(f"{path}: may have at most {most} bytes of JSON")
+    check_values(written, len(written) + 1, checking.bounds.max_object_keys)
+
+
+def content(checking: Checking, value: object, path: str) -> None:
+    """Content blocks; anything but a list is one."""
+    _count(checking, len(value) if isinstance(value, list) else 1)
+
+
+def blocks(checking: Checking, value: object, path: str) -> None:
+    """Blocks inside a block, which was counted itself."""
+    _count(checking, len(value) if isinstance(value, list) else 0)
+
+
+def _count(checking: Checking, number: int) -> None:
+    checking.num_blocks += number
+    if checking.num_blocks > checking.bounds.max_blocks:
+        raise InvalidRequest(checking.style.too_many.format(checking.bounds.max_blocks))
+
+
+def tools(checking: Checking, value: list[Any], path: str) -> None:
+    """Tools, wherever in the request they are."""
+    checking.num_tools += len(value)
+    if checking.num_tools > checking.bounds.max_tools:
+        must = checking.style.must("List")
+        raise InvalidRequest(f"tools: {must} at most {checking.bounds.max_tools} items")
+
+
+def stops(checking: Checking, value: str | list[str], path: str) -> None:
+    bounds, must = checking.bounds, checking.style.must
+    listed = [value] if isinstance(value, str) else value
+    if len(listed) > bounds.max_stop_sequences:
+        most = bounds.max_stop_sequences
+        raise InvalidRequest(f"{path}: {must('List')} at most {most} items")
+    for index, stop in enumerate(listed):
+        if len(stop) > bounds.max_stop_characters:
+            where = f"{path}.{index}: String should have" if checking.style.is_dotted else ""
+            raise InvalidRequest(
+                f"{where or f'{path}: a stop sequence may have'} at most"
+                f" {bounds.max_stop_characters} characters"
+            )
+
+
+def choices(checking: Checking, value: int, path: str) -> None:
+    if value > checking.bounds.max_choices:
+        raise InvalidRequest(f"{path}: must be at most {checking.bounds.max_choices}")
+
+
+def metadata(checking: Checking, value: object, path: str) -> None:
+    """What changes nothing and is not kept."""
+    most = checking.bounds.max_metadata_bytes
+    if len(_encode(value)) > most:
+        verb = "should" if checking.style.is_dotted else "may"
+        raise InvalidRequest(f"{path}: {verb} have at most {most} bytes")
+
+
+def at_most(most: int) -> Check:
+    """A list of so many items."""
+
+    def check(checking: Checking, value: list[Any], path: str) -> None:
+        if len(value) > most:
+            raise InvalidRequest(f"{path}: {checking.style.must('List')} at most {most} items")
+
+    return check
