@@ -1,14 +1,12 @@
 """Whose key is asking, and what can be filtered by: the first call of every dashboard."""
 
 from litestar import get
-from litestar.di import NamedDependency
 
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.meanings import DEFINITIONS
 from gateway.admin.ranges import HOUR_MS, now_ms
 from gateway.admin.structs.fleet import About
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
-from gateway.http.services import Services
 from gateway.ledger.reads.sums import Range
 
 _CHOICES_MS = 31 * 86_400_000
@@ -22,7 +20,7 @@ class AboutController(AdminController):
         summary="Who is asking, what can be filtered by, and what each number means.",
         opt=OWN_WORKSPACE,
     )
-    async def about(self, request: AdminRequest, services: NamedDependency[Services]) -> About:
+    async def about(self, request: AdminRequest, services: Deps) -> About:
         now = now_ms(services.clock)
         own = request.user.workspace
         of = Range(since_ms=now - _CHOICES_MS, until_ms=now + HOUR_MS, workspace=own)

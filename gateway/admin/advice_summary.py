@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 
 from gateway.admin.advise import AdviseRequest, of_range
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.ranges import WorkspaceName, now_ms
 from gateway.admin.structs.advice import AdviceReport, AdviceSummary
 from gateway.admin.structs.usage import PrefixReport, Totals
@@ -42,7 +41,7 @@ class AdviceSummaryController(AdminController):
     async def summary(
         self,
         request: AdminRequest,
-        services: NamedDependency[Services],
+        services: Deps,
         workspace: WorkspaceName = None,
     ) -> AdviceSummary:
         own = request.user.confine(workspace)

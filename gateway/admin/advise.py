@@ -7,12 +7,10 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
-from litestar import post
 from litestar.di import NamedDependency
 
 from engine.protocol import InputUsage
-from gateway.admin.bodies import JsonBody
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps, action
 from gateway.admin.ranges import MAX_MS, Span, range_of
 from gateway.admin.structs.advice import AdviceReport, StreamAdvice
 from gateway.advice import pasted
@@ -65,18 +63,18 @@ class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):
 class AdviseController(AdminController):
     path = "/admin/v1/advise"
 
-    @post(
-        operation_id="advise",
-        summary="Which markers would have paid, and what breaks prefixes.",
-        status_code=200,
-        opt=READS_BY_POST,
-        dependencies={"asked": JsonBody(AdviseRequest)},
+    @action(
+        "/",
+        "advise",
+        "Which markers would have paid, and what breaks prefixes.",
+        AdviseRequest,
+        **READS_BY_POST,
     )
     async def advise(
         self,
         request: AdminRequest,
         asked: NamedDependency[AdviseRequest],
-        services: NamedDependency[Services],
+        services: Deps,
     ) -> AdviceReport:
         own = request.user.confine(asked.workspace)
         if asked.requests:

@@ -1,9 +1,18 @@
 """What every controller of the admin API has in common."""
 
-from litestar import Controller
+from typing import Any
 
+import msgspec
+from litestar import Controller, post
+from litestar.di import NamedDependency
+
+from gateway.admin.bodies import JsonBody
 from gateway.http.auth import AdminAuth
 from gateway.http.query import check_query
+from gateway.http.services import Services
+
+Deps = NamedDependency[Services]
+"""The gateway's parts, as a parameter of a handler."""
 
 
 class AdminController(Controller):
@@ -14,3 +23,24 @@ class AdminController(Controller):
 
     middleware = (AdminAuth,)
     before_request = staticmethod(check_query)
+
+
+def action(
+    path: str,
+    operation_id: str,
+    summary: str,
+    body: type[msgspec.Struct] | None = None,
+    **opt: Any,
+) -> post:
+    """The decorator of a handler that changes something and answers 200.
+
+    With a `body` the handler takes it as its parameter `asked`.
+    """
+    return post(
+        path,
+        operation_id=operation_id,
+        summary=summary,
+        status_code=200,
+        dependencies={} if body is None else {"asked": JsonBody(body)},
+        opt=opt,
+    )

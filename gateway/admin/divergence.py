@@ -4,10 +4,9 @@ from typing import Annotated
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.structs.usage import Section, Turn, TurnDivergence
 from gateway.base.errors import NotFound
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
@@ -34,7 +33,7 @@ class DivergenceController(AdminController):
         self,
         request: AdminRequest,
         turn_id: FromPath[str],
-        services: NamedDependency[Services],
+        services: Deps,
         earlier: Annotated[
             str | None, QueryParameter(name="from", min_length=1, max_length=64)
         ] = None,

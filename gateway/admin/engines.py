@@ -4,13 +4,12 @@ import asyncio
 from typing import Annotated
 
 import msgspec
-from litestar import delete, get, post
+from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from msgspec import Meta
 
-from gateway.admin.bodies import JsonBody
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps, action
 from gateway.admin.structs.fleet import (
     EngineReport,
     Removed,
@@ -34,49 +33,24 @@ class EnginesController(AdminController):
         operation_id="listEngines",
         summary="State, description and statistics of each engine, and what routing knows of it.",
     )
-    async def list_engines(self, services: NamedDependency[Services]) -> list[EngineReport]:
+    async def list_engines(self, services: Deps) -> list[EngineReport]:
         return list(await asyncio.gather(*map(_report, services.fleet.engines)))
 
-    @post(
-        operation_id="addEngine",
-        summary="Add an engine until the gateway's next start.",
-        status_code=200,
-        dependencies={"asked": JsonBody(NewEngine)},
-    )
-    async def add(
-        self, asked: NamedDependency[NewEngine], services: NamedDependency[Services]
-    ) -> EngineReport:
+    @action("/", "addEngine", "Add an engine until the gateway's next start.", NewEngine)
+    async def add(self, asked: NamedDependency[NewEngine], services: Deps) -> EngineReport:
         """The engine gets the engine secret. It gets turns as soon as it is ready."""
         engine = await services.fleet.add(engine_url(asked.url))
         _log("engine_added", engine)
         return await _report(engine)
 
-    @post(
-        "/{name:str}/drain",
-        operation_id="drainEngine",
-        summary="Send an engine no new turns.",
-        status_code=200,
-    )
-    async def drain(self, name: FromPath[str], services: NamedDependency[Services]) -> EngineReport:
+    @action("/{name:str}/drain", "drainEngine", "Send an engine no new turns.")
+    async def drain(self, name: FromPath[str], services: Deps) -> EngineReport:
         """Turns that run on the engine end there."""
-        engine = services.fleet.find(name)
-        engine.is_draining = True
-        _log("engine_drains", engine)
-        return await _report(engine)
+        return await _drain(services, name, is_draining=True)
 
-    @post(
-        "/{name:str}/resume",
-        operation_id="resumeEngine",
-        summary="Send an engine turns again.",
-        status_code=200,
-    )
-    async def resume(
-        self, name: FromPath[str], services: NamedDependency[Services]
-    ) -> EngineReport:
-        engine = services.fleet.find(name)
-        engine.is_draining = False
-        _log("engine_resumed", engine)
-        return await _report(engine)
+    @action("/{name:str}/resume", "resumeEngine", "Send an engine turns again.")
+    async def resume(self, name: FromPath[str], services: Deps) -> EngineReport:
+        return await _drain(services, name, is_draining=False)
 
     @delete(
         "/{name:str}",
@@ -84,12 +58,19 @@ class EnginesController(AdminController):
         summary="Forget an engine on which nothing runs, until the gateway's next start.",
         status_code=200,
     )
-    async def remove(self, name: FromPath[str], services: NamedDependency[Services]) -> Removed:
+    async def remove(self, name: FromPath[str], services: Deps) -> Removed:
         """An engine with running turns is not removed: drain it first."""
         engine = services.fleet.find(name)
         await services.fleet.remove(name)
         _log("engine_removed", engine)
         return Removed(name=name)
+
+
+async def _drain(services: Services, name: str, *, is_draining: bool) -> EngineReport:
+    engine = services.fleet.find(name)
+    engine.is_draining = is_draining
+    _log("engine_drains" if is_draining else "engine_resumed", engine)
+    return await _report(engine)
 
 
 def _log(event: str, engine: Engine) -> None:

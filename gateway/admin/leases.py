@@ -4,11 +4,10 @@ from contextlib import suppress
 from typing import Annotated
 
 from litestar import delete, get
-from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
 from engine.protocol import EntryInfo
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.ranges import EngineName, WorkspaceName
 from gateway.admin.structs.fleet import Dropped, Lease
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
@@ -29,7 +28,7 @@ class LeasesController(AdminController):
     async def leases(
         self,
         request: AdminRequest,
-        services: NamedDependency[Services],
+        services: Deps,
         workspace: WorkspaceName = None,
         engine: EngineName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_LEASES)] = _MAX_LEASES,
@@ -58,7 +57,7 @@ class LeasesController(AdminController):
         self,
         request: AdminRequest,
         entry: FromPath[str],
-        services: NamedDependency[Services],
+        services: Deps,
         workspace: Annotated[str, QueryParameter(name="workspace", min_length=1, max_length=64)],
         engine: Annotated[str, QueryParameter(name="engine", min_length=1, max_length=64)],
     ) -> Dropped:

@@ -8,13 +8,12 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.ranges import ASKED_RANGE, EngineName, ModelName, Span, range_of
 from gateway.admin.structs.fleet import Attribution, EngineMemory, FleetHistory
 from gateway.admin.structs.usage import LatencySamples, Overhead, Sample
 from gateway.base.errors import GatewayError
 from gateway.http.auth import OWN_WORKSPACE
-from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_samples
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import NUM_PARTS
@@ -33,9 +32,7 @@ class LiveController(AdminController):
         operation_id="getMemory",
         summary="What is in each engine's memory.",
     )
-    async def memory(
-        self, services: NamedDependency[Services], engine: EngineName = None
-    ) -> list[EngineMemory]:
+    async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
         return [await _memory(e) for e in services.fleet.engines if engine in (None, e.name)]
 
     @get(
@@ -45,7 +42,7 @@ class LiveController(AdminController):
     )
     async def history(
         self,
-        services: NamedDependency[Services],
+        services: Deps,
         span: NamedDependency[Span],
         engine: EngineName = None,
         model: ModelName = None,
@@ -70,7 +67,7 @@ class LiveController(AdminController):
     )
     async def samples(
         self,
-        services: NamedDependency[Services],
+        services: Deps,
         of: NamedDependency[Range],
         limit: Annotated[int, QueryParameter(name="limit", ge=NUM_PARTS, le=_MAX_SAMPLES)] = 1600,
     ) -> LatencySamples:

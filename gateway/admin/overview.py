@@ -3,15 +3,13 @@
 from typing import Annotated
 
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.meanings import DEFINITIONS
 from gateway.admin.ranges import now_ms
 from gateway.admin.structs.usage import HitRates, Overview, Totals, Turn
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
-from gateway.http.services import Services
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import TurnFilter, page
 
@@ -31,7 +29,7 @@ class OverviewController(AdminController):
     async def overview(
         self,
         request: AdminRequest,
-        services: NamedDependency[Services],
+        services: Deps,
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
     ) -> Overview:
         now = now_ms(services.clock)
@@ -56,7 +54,7 @@ class OverviewController(AdminController):
     @get("/turns", operation_id="listTurns", summary="The newest turns.")
     async def turns(
         self,
-        services: NamedDependency[Services],
+        services: Deps,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> list[Turn]:
         of = Range(since_ms=0, until_ms=now_ms(services.clock) + _SKEW_MS)

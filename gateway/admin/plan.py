@@ -11,7 +11,7 @@ from litestar.response import Stream
 
 from gateway.admin.advise import in_thread, min_tokens_of, row_of
 from gateway.admin.bodies import JsonBody
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps, action
 from gateway.admin.ranges import Span, range_of
 from gateway.admin.structs.advice import Plan, PlanChoices, PlanFailed, Planned, Progress
 from gateway.advice.observation import Observation, observe
@@ -42,18 +42,18 @@ class PlanController(AdminController):
     async def choices(self) -> PlanChoices:
         return PlanChoices(models=family_names(), kv_dtypes=list(DTYPES))
 
-    @post(
-        operation_id="plan",
-        summary="What memory, tiers and engines would give, simulated.",
-        status_code=200,
-        opt=READS_BY_POST | {"is_plan": True},
-        dependencies={"asked": JsonBody(PlanRequest)},
+    @action(
+        "/",
+        "plan",
+        "What memory, tiers and engines would give, simulated.",
+        PlanRequest,
+        **(READS_BY_POST | {"is_plan": True}),
     )
     async def plan(
         self,
         request: AdminRequest,
         asked: NamedDependency[PlanRequest],
-        services: NamedDependency[Services],
+        services: Deps,
     ) -> Plan:
         job = await while_present(request, _job(services, asked, request.user))
         return await while_present(request, services.planners.plan(job))
@@ -71,7 +71,7 @@ class PlanController(AdminController):
         self,
         request: AdminRequest,
         asked: NamedDependency[PlanRequest],
-        services: NamedDependency[Services],
+        services: Deps,
     ) -> Stream:
         job = await while_present(request, _job(services, asked, request.user))
         lines = services.planners.lines(job)

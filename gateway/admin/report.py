@@ -15,7 +15,7 @@ from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.ranges import ASKED_RANGE, MAX_MS, now_ms
 from gateway.admin.structs.usage import Totals
 from gateway.base.errors import InvalidRequest
@@ -195,7 +195,7 @@ class ReportController(AdminController):
     )
     async def usage_report(
         self,
-        services: NamedDependency[Services],
+        services: Deps,
         starting_at: StartingAt,
         ending_at: EndingAt = None,
         bucket_width: Annotated[Width, QueryParameter(name="bucket_width")] = "1d",
@@ -228,7 +228,7 @@ class ReportController(AdminController):
     )
     async def cost_report(
         self,
-        services: NamedDependency[Services],
+        services: Deps,
         starting_at: StartingAt,
         ending_at: EndingAt = None,
         group_by: Annotated[
@@ -262,7 +262,7 @@ class ReportController(AdminController):
     )
     async def export(
         self,
-        services: NamedDependency[Services],
+        services: Deps,
         of: NamedDependency[Range],
         rows: Annotated[Literal["hours", "days", "turns"], QueryParameter(name="rows")] = "hours",
     ) -> Stream:

@@ -1,11 +1,11 @@
 """The controllers of the HTTP API."""
 
 from gateway.admin.about import AboutController
+from gateway.admin.access import KeysController, WorkspacesController
 from gateway.admin.advice_summary import AdviceSummaryController
 from gateway.admin.advise import AdviseController
 from gateway.admin.divergence import DivergenceController
 from gateway.admin.engines import EnginesController
-from gateway.admin.keys import KeysController
 from gateway.admin.leases import LeasesController
 from gateway.admin.live import LiveController
 from gateway.admin.openapi.controller import OpenApiController
@@ -14,7 +14,6 @@ from gateway.admin.plan import PlanController
 from gateway.admin.refusals import RefusalsController
 from gateway.admin.report import ReportController
 from gateway.admin.usage import UsageController
-from gateway.admin.workspaces import WorkspacesController
 from gateway.http.batches import BatchesController
 from gateway.http.cached_contents import (
     CachedContentsAtV1Controller,

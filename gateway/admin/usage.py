@@ -7,7 +7,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, Deps
 from gateway.admin.overview import rates_of
 from gateway.admin.ranges import (
     ASKED_RANGE,
@@ -125,7 +125,7 @@ class UsageController(AdminController):
         summary="A range, the one before it, and its intervals.",
         opt=OWN_WORKSPACE,
     )
-    async def usage(self, services: NamedDependency[Services], of: NamedDependency[Range]) -> Usage:
+    async def usage(self, services: Deps, of: NamedDependency[Range]) -> Usage:
         return await usage(services, of)
 
     @get(
@@ -136,7 +136,7 @@ class UsageController(AdminController):
     )
     async def groups(
         self,
-        services: NamedDependency[Services],
+        services: Deps,
         of: NamedDependency[Range],
         group_by: Annotated[list[GroupBy], QueryParameter(name="group_by", min_items=1)],
     ) -> list[Group]:
@@ -148,9 +148,7 @@ class UsageController(AdminController):
         summary="What caching saved, and how.",
         opt=OWN_WORKSPACE,
     )
-    async def savings(
-        self, services: NamedDependency[Services], of: NamedDependency[Range]
-    ) -> Savings:
+    async def savings(self, services: Deps, of: NamedDependency[Range]) -> Savings:
         return await savings(services, of)
 
     @get(
@@ -159,9 +157,7 @@ class UsageController(AdminController):
         summary="Times to first token.",
         opt=OWN_WORKSPACE,
     )
-    async def latency(
-        self, services: NamedDependency[Services], of: NamedDependency[Range]
-    ) -> Latency:
+    async def latency(self, services: Deps, of: NamedDependency[Range]) -> Latency:
         return await queries_latency.latency(services.queries.ledger, of)
 
     @get(
@@ -173,7 +169,7 @@ class UsageController(AdminController):
     async def prefixes(
         self,
         request: AdminRequest,
-        services: NamedDependency[Services],
+        services: Deps,
         span: NamedDependency[Span],
         workspace: WorkspaceName = None,
         model: ModelName = None,
@@ -193,7 +189,7 @@ class UsageController(AdminController):
     async def search_turns(
         self,
         request: AdminRequest,
-        services: NamedDependency[Services],
+        services: Deps,
         span: NamedDependency[Span],
         workspace: WorkspaceName = None,
         engine: EngineName = None,
@@ -224,9 +220,7 @@ class UsageController(AdminController):
         return await queries_turns.page(ledger, of, which, limit, cursor_of(after))
 
     @get("/turns/{turn_id:str}", operation_id="getTurn", summary="One turn.", opt=OWN_WORKSPACE)
-    async def turn(
-        self, request: AdminRequest, turn_id: FromPath[str], services: NamedDependency[Services]
-    ) -> Turn:
+    async def turn(self, request: AdminRequest, turn_id: FromPath[str], services: Deps) -> Turn:
         ledger, own = services.queries.ledger, request.user.workspace
         found = await queries_turns.one(ledger, turn_id[:64], own)
         if found is None:

@@ -1,0 +1,273 @@
+"""Workspaces and API keys in the admin API: /admin/v1/workspaces, /admin/v1/keys.
+
+A key is only in the answer that makes it.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.admin.bodies import given_values
+from gateway.admin.controller import AdminController, Deps, action
+from gateway.admin.structs.fleet import (
+    AutoCacheMode,
+    AutoCacheTtl,
+    KeyInfo,
+    KeyScope,
+    MadeKey,
+    Revoked,
+    Workspace,
+    WorkspaceReport,
+)
+from gateway.base.errors import GatewayError, InvalidRequest, NotFound
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.services import Services
+from gateway.ledger.access import (
+    AUTO_CACHE,
+    ID_PATTERN,
+    MAX_DISPLAY_NAME,
+    MAX_KEY_NAME,
+    NAME_PATTERN,
+    ApiKey,
+    new_key,
+)
+from gateway.limits.admission import month_of
+from gateway.limits.keyring import EFFECTIVE_SECONDS
+
+_KEY_ID = re.compile(r"key_[0-9a-f]{16}")
+_DAY_SECONDS = 86_400.0
+_YEAR_SECONDS = 31_536_000.0
+# More than any installation needs, and within the integers of the database.
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
+NanoDollars = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000_000)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+WorkspaceId = Annotated[str, Meta(pattern=ID_PATTERN, max_length=64)]
+DisplayName = Annotated[str, Meta(min_length=1, max_length=MAX_DISPLAY_NAME, pattern=NAME_PATTERN)]
+KeyName = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_NAME, pattern=NAME_PATTERN)]
+Moment = Annotated[datetime, Meta(tz=True)]
+
+
+class KeyChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What is left out stays as it is; null takes the workspace's policy."""
+
+    auto_cache: AutoCacheMode | UnsetType | None = UNSET
+    auto_cache_ttl: AutoCacheTtl | UnsetType | None = UNSET
+
+
+class NewKey(KeyChanges, kw_only=True):
+    workspace: WorkspaceId
+    name: KeyName = "unnamed"
+    scope: KeyScope = "inference"
+    expires_at: Moment | None = None
+
+
+class WorkspaceChanges(KeyChanges, kw_only=True):
+    """What is left out stays as it is; null lifts a limit, or takes the installation's setting."""
+
+    display_name: DisplayName | UnsetType = UNSET
+    requests_per_minute: Count | UnsetType | None = UNSET
+    tokens_per_minute: Count | UnsetType | None = UNSET
+    max_concurrency: Count | UnsetType | None = UNSET
+    monthly_spend_nano: NanoDollars | UnsetType | None = UNSET
+    lease_share: Share | UnsetType | None = UNSET
+
+
+class NewWorkspace(WorkspaceChanges, kw_only=True):
+    """A limit that is left out is none; the display name is the id."""
+
+    id: WorkspaceId
+
+
+class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The old key works for `grace_seconds` more; with null until it is revoked."""
+
+    grace_seconds: Annotated[float, Meta(ge=0, le=_YEAR_SECONDS)] | None = _DAY_SECONDS
+
+
+class WorkspacesController(AdminController):
+    path = "/admin/v1/workspaces"
+
+    @get(
+        operation_id="listWorkspaces",
+        summary="Workspaces and their limits; without an admin key, one's own.",
+        opt=OWN_WORKSPACE,
+    )
+    async def list_workspaces(self, request: AdminRequest, services: Deps) -> list[Workspace]:
+        found = await services.workspaces.all()
+        return [workspace for workspace in found if request.user.sees(workspace.id)]
+
+    @action("/", "createWorkspace", "Make a workspace.", NewWorkspace)
+    async def create(self, asked: NamedDependency[NewWorkspace], services: Deps) -> WorkspaceReport:
+        values = given_values(asked)
+        now = services.clock.wall()
+        made = await services.workspaces.create(values.pop("id"), now, values)
+        return await _changed(services, made)
+
+    @get(
+        "/{workspace_id:str}",
+        operation_id="getWorkspace",
+        summary="One workspace, its limits, and what its month has cost.",
+        opt=OWN_WORKSPACE,
+    )
+    async def get_workspace(
+        self, request: AdminRequest, workspace_id: FromPath[str], services: Deps
+    ) -> WorkspaceReport:
+        if not request.user.sees(workspace_id):
+            # The answer for an unknown workspace: it tells nothing of those of others.
+            raise NotFound(f"workspace: no workspace `{workspace_id[:64]}`")
+        return await _report(services, await services.workspaces.get(workspace_id))
+
+    @action(
+        "/{workspace_id:str}",
+        "changeWorkspace",
+        "Change a workspace's name or limits.",
+        WorkspaceChanges,
+    )
+    async def change(
+        self,
+        workspace_id: FromPath[str],
+        asked: NamedDependency[WorkspaceChanges],
+        services: Deps,
+    ) -> WorkspaceReport:
+        changed = await services.workspaces.change(workspace_id, given_values(asked))
+        return await _changed(services, changed)
+
+    @action(
+        "/{workspace_id:str}/archive", "archiveWorkspace", "Switch all keys of a workspace off."
+    )
+    async def archive(self, workspace_id: FromPath[str], services: Deps) -> WorkspaceReport:
+        now = services.clock.wall()
+        return await _changed(services, await services.workspaces.archive(workspace_id, now))
+
+    @action("/{workspace_id:str}/restore", "restoreWorkspace", "Switch them on again.")
+    async def restore(self, workspace_id: FromPath[str], services: Deps) -> WorkspaceReport:
+        return await _changed(services, await services.workspaces.restore(workspace_id))
+
+
+async def _changed(services: Services, workspace: Workspace) -> WorkspaceReport:
+    await _take_over(services)
+    return await _report(services, workspace)
+
+
+async def _take_over(services: Services) -> None:
+    """Apply a change here at once. Where this fails the background refresh applies it."""
+    try:
+        await services.keyring.refresh()
+    except GatewayError:
+        return
+
+
+async def _report(services: Services, workspace: Workspace) -> WorkspaceReport:
+    month = month_of(services.clock.wall())
+    spent = await services.workspaces.spent([workspace.id], month)
+    return WorkspaceReport(
+        workspace=workspace,
+        month=month,
+        spent_nano=spent[workspace.id],
+        effective_within_seconds=EFFECTIVE_SECONDS,
+    )
+
+
+class KeysController(AdminController):
+    path = "/admin/v1/keys"
+
+    @get(
+        operation_id="listKeys",
+        summary="Keys without their secrets; without an admin key, those of one's own workspace.",
+        opt=OWN_WORKSPACE,
+    )
+    async def list_keys(
+        self,
+        request: AdminRequest,
+        services: Deps,
+        workspace: Annotated[str | None, QueryParameter(name="workspace", max_length=64)] = None,
+    ) -> list[KeyInfo]:
+        now = services.clock.wall()
+        return [
+            _info(key, now)
+            for key in await services.keys.all(request.user.workspace)
+            if workspace in (None, key.workspace)
+        ]
+
+    @action("/", "createKey", "Make a key of a workspace, and show it this once.", NewKey)
+    async def create(self, asked: NamedDependency[NewKey], services: Deps) -> MadeKey:
+        now = services.clock.wall()
+        expires_at = _checked_end(asked.expires_at, now)
+        await services.workspaces.get(asked.workspace)
+        key = new_key()
+        key_id = await services.keys.create(
+            key, asked.workspace, asked.name, now, scope=asked.scope, expires_at=expires_at
+        )
+        policy = given_values(asked)
+        made = await services.keys.change(
+            key_id, {name: policy[name] for name in AUTO_CACHE if name in policy}
+        )
+        await _take_over(services)
+        return MadeKey(key=key, info=_info(made, now))
+
+    @action(
+        "/{key_id:str}",
+        "changeKey",
+        "Change what is held of a key's requests that mark nothing.",
+        KeyChanges,
+    )
+    async def change(
+        self, key_id: FromPath[str], asked: NamedDependency[KeyChanges], services: Deps
+    ) -> KeyInfo:
+        _check_id(key_id)
+        changed = await services.keys.change(key_id, given_values(asked))
+        await _take_over(services)
+        return _info(changed, services.clock.wall())
+
+    @action(
+        "/{key_id:str}/rotate",
+        "rotateKey",
+        "Make a key's successor, and show it this once; the old one ends after a grace.",
+        Rotation,
+    )
+    async def rotate(
+        self, key_id: FromPath[str], asked: NamedDependency[Rotation], services: Deps
+    ) -> MadeKey:
+        now, key = services.clock.wall(), new_key()
+        _check_id(key_id)
+        made = await services.keys.rotate(key_id, key, now, asked.grace_seconds)
+        await _take_over(services)
+        return MadeKey(key=key, info=_info(made, now))
+
+    @action("/{key_id:str}/revoke", "revokeKey", "End a key.")
+    async def revoke(self, key_id: FromPath[str], services: Deps) -> Revoked:
+        """Revoking a key again changes nothing."""
+        _check_id(key_id)
+        now = services.clock.wall()
+        await services.keys.revoke(key_id, now)
+        revoked = await services.keys.change(key_id, {})
+        await _take_over(services)
+        return Revoked(info=_info(revoked, now), effective_within_seconds=EFFECTIVE_SECONDS)
+
+
+def _checked_end(moment: datetime | None, now: datetime) -> datetime | None:
+    """Raise InvalidRequest for a moment that is over or has no date in UTC."""
+    if moment is None:
+        return None
+    if moment <= now:
+        raise InvalidRequest("expires_at: must be in the future")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise InvalidRequest("expires_at: must be before the year 10000 in UTC") from None
+
+
+def _check_id(key_id: str) -> None:
+    if _KEY_ID.fullmatch(key_id) is None:
+        raise NotFound("key: no key has such an id")
+
+
+def _info(key: ApiKey, now: datetime) -> KeyInfo:
+    values = {name: getattr(key, name) for name in KeyInfo.__struct_fields__ if name != "is_active"}
+    return KeyInfo(**values, is_active=key.works(now))
