@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
-from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin.bodies import given_values
-from gateway.admin.controller import AdminController, Deps, action
+from gateway.admin.controller import AdminController, Deps, action, view
 from gateway.admin.structs.fleet import (
     AutoCacheMode,
     AutoCacheTtl,
@@ -26,7 +25,7 @@ from gateway.admin.structs.fleet import (
     WorkspaceReport,
 )
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
-from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.auth import AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.access import (
     AUTO_CACHE,
@@ -93,11 +92,7 @@ class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class WorkspacesController(AdminController):
     path = "/admin/v1/workspaces"
 
-    @get(
-        operation_id="listWorkspaces",
-        summary="Workspaces and their limits; without an admin key, one's own.",
-        opt=OWN_WORKSPACE,
-    )
+    @view("/", "listWorkspaces", "Workspaces and their limits; without an admin key, one's own.")
     async def list_workspaces(self, request: AdminRequest, services: Deps) -> list[Workspace]:
         found = await services.workspaces.all()
         return [workspace for workspace in found if request.user.sees(workspace.id)]
@@ -109,11 +104,10 @@ class WorkspacesController(AdminController):
         made = await services.workspaces.create(values.pop("id"), now, values)
         return await _changed(services, made)
 
-    @get(
+    @view(
         "/{workspace_id:str}",
-        operation_id="getWorkspace",
-        summary="One workspace, its limits, and what its month has cost.",
-        opt=OWN_WORKSPACE,
+        "getWorkspace",
+        "One workspace, its limits, and what its month has cost.",
     )
     async def get_workspace(
         self, request: AdminRequest, workspace_id: FromPath[str], services: Deps
@@ -177,10 +171,10 @@ async def _report(services: Services, workspace: Workspace) -> WorkspaceReport:
 class KeysController(AdminController):
     path = "/admin/v1/keys"
 
-    @get(
-        operation_id="listKeys",
-        summary="Keys without their secrets; without an admin key, those of one's own workspace.",
-        opt=OWN_WORKSPACE,
+    @view(
+        "/",
+        "listKeys",
+        "Keys without their secrets; without an admin key, those of one's own workspace.",
     )
     async def list_keys(
         self,

@@ -5,16 +5,15 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import msgspec
-from litestar import get
 
 from gateway.admin.advise import AdviseRequest, of_range
-from gateway.admin.controller import AdminController, Deps
+from gateway.admin.controller import AdminController, Deps, view
 from gateway.admin.ranges import WorkspaceName, now_ms
 from gateway.admin.structs.advice import AdviceReport, AdviceSummary
 from gateway.admin.structs.usage import PrefixReport, Totals
 from gateway.advice.summary import MIN_TURNS, KnownPrefix, Spent, summary_lines
 from gateway.base.errors import Overloaded
-from gateway.http.auth import OWN_WORKSPACE, AdminRequest, Viewer
+from gateway.http.auth import AdminRequest, Viewer
 from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import prefixes
@@ -33,11 +32,7 @@ _NUM_TURNS_NAMED = 5
 class AdviceSummaryController(AdminController):
     path = "/admin/v1/advice/summary"
 
-    @get(
-        operation_id="summarizeAdvice",
-        summary="What would pay, of the last 7 days in a few sentences.",
-        opt=OWN_WORKSPACE,
-    )
+    @view("/", "summarizeAdvice", "What would pay, of the last 7 days in a few sentences.")
     async def summary(
         self,
         request: AdminRequest,

@@ -3,11 +3,11 @@
 from typing import Any
 
 import msgspec
-from litestar import Controller, post
+from litestar import Controller, get, post
 from litestar.di import NamedDependency
 
 from gateway.admin.bodies import JsonBody
-from gateway.http.auth import AdminAuth
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth
 from gateway.http.query import check_query
 from gateway.http.services import Services
 
@@ -23,6 +23,11 @@ class AdminController(Controller):
 
     middleware = (AdminAuth,)
     before_request = staticmethod(check_query)
+
+
+def view(path: str, operation_id: str, summary: str) -> get:
+    """The decorator of a handler that reads, also for keys that see their own workspace alone."""
+    return get(path, operation_id=operation_id, summary=summary, opt=OWN_WORKSPACE)
 
 
 def action(

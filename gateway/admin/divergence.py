@@ -3,13 +3,12 @@
 from typing import Annotated
 
 import msgspec
-from litestar import get
 from litestar.params import FromPath, QueryParameter
 
-from gateway.admin.controller import AdminController, Deps
+from gateway.admin.controller import AdminController, Deps, view
 from gateway.admin.structs.usage import Section, Turn, TurnDivergence
 from gateway.base.errors import NotFound
-from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.auth import AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
 from gateway.prompt.fingerprint import Divergence, Fingerprint, compare, shared_bytes, unpack
@@ -24,11 +23,7 @@ _ALIKE_BYTES, _ALIKE_SHARE = 32, 0.02
 class DivergenceController(AdminController):
     path = "/admin/v1/turns/{turn_id:str}/divergence"
 
-    @get(
-        operation_id="getDivergence",
-        summary="Where a turn's prompt first differs from an earlier one's.",
-        opt=OWN_WORKSPACE,
-    )
+    @view("/", "getDivergence", "Where a turn's prompt first differs from an earlier one's.")
     async def divergence(
         self,
         request: AdminRequest,

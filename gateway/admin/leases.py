@@ -3,16 +3,16 @@
 from contextlib import suppress
 from typing import Annotated
 
-from litestar import delete, get
+from litestar import delete
 from litestar.params import FromPath, QueryParameter
 
 from engine.protocol import EntryInfo
-from gateway.admin.controller import AdminController, Deps
+from gateway.admin.controller import AdminController, Deps, view
 from gateway.admin.ranges import EngineName, WorkspaceName
 from gateway.admin.structs.fleet import Dropped, Lease
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
-from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.auth import AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import named
 from gateway.routing.engine import Engine
@@ -24,7 +24,7 @@ _ENTRY_DIGITS = 32
 class LeasesController(AdminController):
     path = "/admin/v1/leases"
 
-    @get(operation_id="listLeases", summary="Live entries of all engines.", opt=OWN_WORKSPACE)
+    @view("/", "listLeases", "Live entries of all engines.")
     async def leases(
         self,
         request: AdminRequest,

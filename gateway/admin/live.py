@@ -8,12 +8,11 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from gateway.admin.controller import AdminController, Deps
+from gateway.admin.controller import AdminController, Deps, view
 from gateway.admin.ranges import ASKED_RANGE, EngineName, ModelName, Span, range_of
 from gateway.admin.structs.fleet import Attribution, EngineMemory, FleetHistory
 from gateway.admin.structs.usage import LatencySamples, Overhead, Sample
 from gateway.base.errors import GatewayError
-from gateway.http.auth import OWN_WORKSPACE
 from gateway.ledger.reads import turns as queries_samples
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import NUM_PARTS
@@ -59,11 +58,10 @@ class LiveController(AdminController):
             attribution=attributions(found),
         )
 
-    @get(
+    @view(
         "/latency/samples",
-        operation_id="getLatencySamples",
-        summary="A bounded sample of turns: time to first token against prompt length.",
-        opt=OWN_WORKSPACE,
+        "getLatencySamples",
+        "A bounded sample of turns: time to first token against prompt length.",
     )
     async def samples(
         self,

@@ -5,18 +5,18 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from litestar import get, post
+from litestar import post
 from litestar.di import NamedDependency
 from litestar.response import Stream
 
 from gateway.admin.advise import in_thread, min_tokens_of, row_of
 from gateway.admin.bodies import JsonBody
-from gateway.admin.controller import AdminController, Deps, action
+from gateway.admin.controller import AdminController, Deps, action, view
 from gateway.admin.ranges import Span, range_of
 from gateway.admin.structs.advice import Plan, PlanChoices, PlanFailed, Planned, Progress
 from gateway.advice.observation import Observation, observe
 from gateway.base.errors import GatewayError, InvalidRequest
-from gateway.http.auth import OWN_WORKSPACE, READS_BY_POST, AdminRequest, Viewer
+from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
 from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.ledger.reads.sums import Range
@@ -38,7 +38,7 @@ _TIMED_TOKENS = 128
 class PlanController(AdminController):
     path = "/admin/v1/plan"
 
-    @get(operation_id="planChoices", summary="What a plan can be asked for.", opt=OWN_WORKSPACE)
+    @view("/", "planChoices", "What a plan can be asked for.")
     async def choices(self) -> PlanChoices:
         return PlanChoices(models=family_names(), kv_dtypes=list(DTYPES))
 

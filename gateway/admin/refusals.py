@@ -2,13 +2,12 @@
 
 from typing import Annotated
 
-from litestar import get
 from litestar.params import QueryParameter
 
-from gateway.admin.controller import AdminController
+from gateway.admin.controller import AdminController, view
 from gateway.admin.ranges import WorkspaceName
 from gateway.admin.structs.usage import Refusal
-from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.auth import AdminRequest
 from gateway.http.refusals import Refusals
 
 RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]
@@ -17,11 +16,7 @@ RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1
 class RefusalsController(AdminController):
     path = "/admin/v1/refusals"
 
-    @get(
-        operation_id="listRefusals",
-        summary="The newest error answers of this gateway since its start.",
-        opt=OWN_WORKSPACE,
-    )
+    @view("/", "listRefusals", "The newest error answers of this gateway since its start.")
     async def refusals(
         self,
         request: AdminRequest,

@@ -1,6 +1,5 @@
 """The controllers of the HTTP API."""
 
-from gateway.admin.about import AboutController
 from gateway.admin.access import KeysController, WorkspacesController
 from gateway.admin.advice_summary import AdviceSummaryController
 from gateway.admin.advise import AdviseController
@@ -9,7 +8,6 @@ from gateway.admin.engines import EnginesController
 from gateway.admin.leases import LeasesController
 from gateway.admin.live import LiveController
 from gateway.admin.openapi.controller import OpenApiController
-from gateway.admin.overview import OverviewController
 from gateway.admin.plan import PlanController
 from gateway.admin.refusals import RefusalsController
 from gateway.admin.report import ReportController
@@ -36,8 +34,6 @@ CONTROLLERS = (
     CachedContentsController,
     CachedContentsAtV1Controller,
     HealthController,
-    OverviewController,
-    AboutController,
     AdviseController,
     AdviceSummaryController,
     PlanController,

@@ -482,7 +482,7 @@ def test_a_record_whose_digit_flipped_is_set_aside_and_stops_no_other(
     on(tmp_path / "journal", make)
     path = tmp_path / "journal" / "journal.db"
     content = path.read_bytes()
-    at = content.rfind(b'{"id":"' + ids[0].encode())
+    at = content.rfind(b'"id":"' + ids[0].encode())
     path.write_bytes(content[:at] + content[at:].replace(b'"attempt":1', b'"attempt":9', 1))
     assert path.read_bytes() != content
 
