@@ -7,7 +7,7 @@ without a meaning here are null. `cost_report` counts the operator's own prices,
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from litestar import get
@@ -19,6 +19,7 @@ from gateway.admin.controller import AdminController, Deps
 from gateway.admin.ranges import ASKED_RANGE, MAX_MS, now_ms
 from gateway.admin.structs.usage import Totals
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic.request import Ttl as MessagesTtl
 from gateway.http.auth import EXPORT
 from gateway.http.services import Services
 from gateway.ledger.export import check_rows, moment, turn_lines, usage_lines
@@ -171,7 +172,9 @@ def _usage_result(own: dict[str, Any], totals: Totals) -> UsageResult:
     return UsageResult(
         uncached_input_tokens=totals.input_tokens,
         cache_creation={
-            f"ephemeral_{ttl}_input_tokens": tokens for ttl, tokens in totals.writes.items()
+            f"ephemeral_{ttl}_input_tokens": tokens
+            for ttl, tokens in totals.writes.items()
+            if tokens or ttl in get_args(MessagesTtl)
         },
         cache_read_input_tokens=totals.cache_read_tokens,
         output_tokens=totals.output_tokens,

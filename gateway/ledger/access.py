@@ -84,8 +84,7 @@ class Workspaces:
     async def all(self) -> list[Workspace]:
         """The oldest first."""
         query = select(WorkspaceRow.__table__).order_by(WorkspaceRow.created_at, WorkspaceRow.id)
-        async with self._ledger.transaction() as connection:
-            return [workspace_of(row) for row in (await connection.execute(query)).all()]
+        return [workspace_of(row) for row in await self._ledger.rows(query)]
 
     async def get(self, workspace: str) -> Workspace:
         """Raise NotFound where there is no such workspace."""
@@ -105,8 +104,7 @@ class Workspaces:
             .where(TurnRollupRow.start_ms >= int(month.timestamp() * 1000))
             .group_by(TurnRollupRow.workspace_id)
         )
-        async with self._ledger.transaction() as connection:
-            rows = (await connection.execute(query)).all()
+        rows = await self._ledger.rows(query)
         found = {str(name): int(amount or 0) for name, amount in rows}
         return {name: found.get(name, 0) for name in workspaces}
 

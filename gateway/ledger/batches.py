@@ -101,8 +101,7 @@ class Batches:
             if after is not None:
                 query = query.where(_older(after))
             query = query.order_by(*(column.desc() for column in place))
-        async with self._ledger.transaction() as connection:
-            found = [_batch_of(row) for row in (await connection.execute(query)).all()]
+        found = [_batch_of(row) for row in await self._ledger.rows(query)]
         return found[::-1] if before is not None else found
 
     async def counts(self, batch_ids: Collection[str]) -> dict[str, dict[str, int]]:
@@ -149,8 +148,7 @@ class Batches:
             .order_by(BatchItemRow.position)
             .limit(limit)
         )
-        async with self._ledger.transaction() as connection:
-            rows = (await connection.execute(query)).all()
+        rows = await self._ledger.rows(query)
         return [(row.position, row.custom_id, row.result or b"") for row in rows]
 
     # For the gateway that runs them.
@@ -195,8 +193,7 @@ class Batches:
             .values(status=bindparam("new_status"), result=bindparam("new_result"))
         )
         rows = [{"at": r.position, "new_status": r.status, "new_result": r.result} for r in results]
-        async with self._ledger.transaction() as connection:
-            await connection.execute(statement, rows)
+        await self._ledger.run(statement, rows)
 
     async def end(self, batch_id: str, status: str, result: bytes, now: datetime) -> None:
         """End the batch: rows that are still pending get this status and result."""

@@ -91,8 +91,7 @@ class CachedContents:
             .order_by(CachedContentRow.id)
             .limit(limit)
         )
-        async with self._ledger.transaction() as connection:
-            return [_content_of(row) for row in (await connection.execute(query)).all()]
+        return [_content_of(row) for row in await self._ledger.rows(query)]
 
     async def move_expiry(
         self, content: CachedContent, expires_at: datetime, held_until: datetime, now: datetime
@@ -102,19 +101,16 @@ class CachedContents:
             .where(CachedContentRow.id == content.id)
             .values(expires_at=expires_at, held_until=held_until, updated_at=now)
         )
-        async with self._ledger.transaction() as connection:
-            await connection.execute(statement)
+        await self._ledger.run(statement)
 
     async def expired(self, now: datetime) -> list[CachedContent]:
         """Some whose time is over, the oldest first. They are still in the table."""
-        async with self._ledger.transaction() as connection:
-            rows = (await connection.execute(_EXPIRED, {"now": now})).all()
+        rows = await self._ledger.rows(_EXPIRED, {"now": now})
         return [_content_of(row) for row in rows]
 
     async def remove(self, content_ids: Collection[str]) -> None:
         statement = delete(CachedContentRow).where(CachedContentRow.id.in_(content_ids))
-        async with self._ledger.transaction() as connection:
-            await connection.execute(statement)
+        await self._ledger.run(statement)
 
     async def named(self, prefixes: Collection[str], now: datetime) -> dict[tuple[str, str], str]:
         """The live ones of these prefixes: by workspace and prefix, their ids."""
@@ -125,8 +121,7 @@ class CachedContents:
             .where(CachedContentRow.expires_at > now)
             .where(CachedContentRow.prefix.in_(prefixes))
         )
-        async with self._ledger.transaction() as connection:
-            rows = (await connection.execute(query)).all()
+        rows = await self._ledger.rows(query)
         return {(row.workspace_id, row.prefix): row.id for row in rows}
 
     async def _check_room(

@@ -11,14 +11,32 @@ import os
 import socket
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Executable,
+    Row,
+    create_engine,
+    event,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -199,6 +217,20 @@ class Ledger:
                 else "BEGIN"
             )
             yield connection
+
+    async def rows(
+        self, query: Executable, values: Mapping[str, Any] | None = None
+    ) -> Sequence[Row[Any]]:
+        """The rows of one query, in a transaction of its own."""
+        async with self.transaction() as connection:
+            return (await connection.execute(query, values)).all()
+
+    async def run(
+        self, statement: Executable, values: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """One statement, in a transaction of its own; with `values` once for each of them."""
+        async with self.transaction() as connection:
+            await connection.execute(statement, values)
 
     def _translated(self, error: Exception) -> GatewayError:
         if _is_refusal(error):

@@ -186,8 +186,7 @@ async def observed(
                 TurnRow.opened_ms <= after[0],
                 tuple_(TurnRow.opened_ms, TurnRow.id) < after,
             )
-        async with ledger.snapshot() as connection:
-            rows = (await connection.execute(query)).all()
+        rows = await ledger.rows(query)
         if rows:
             yield rows
         if len(rows) < min(limit, PAGE_TURNS):
@@ -240,8 +239,7 @@ async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
             .subquery()
         )
         parts.append(select(part))
-    async with ledger.snapshot() as connection:
-        rows = (await connection.execute(union_all(*parts))).all()
+    rows = await ledger.rows(union_all(*parts))
     return sorted((_sample(row) for row in rows), key=lambda each: (each.opened_ms, each.id))
 
 
