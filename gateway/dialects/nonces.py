@@ -13,7 +13,7 @@ no other text, no message, no tool: what a user wrote reaches the model as it wa
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,7 +49,7 @@ def without_nonces(request: Request) -> tuple[Request, int]:
         if line is None:
             return request, 0
         return msgspec.structs.replace(request, system=system[line.end() :] or None), 1
-    blocks, num_removed = _cleaned(system, is_first=True)
+    blocks, num_removed = _cleaned(system, _messages_nonce, is_first=True)
     return msgspec.structs.replace(request, system=blocks), num_removed
 
 
@@ -60,7 +60,7 @@ def _without_in_chat(request: ChatRequest) -> tuple[ChatRequest, int]:
             break
         given = message.content
         texts = [openai.Text(text=given)] if isinstance(given, str) else given
-        made, num_removed = _cleaned(texts, is_first=index == 0)
+        made, num_removed = _cleaned(texts, _chat_nonce, is_first=index == 0)
         if num_removed:
             total += num_removed
             is_rest = isinstance(given, str) and not isinstance(made[0], openai.Nonce)
@@ -69,22 +69,28 @@ def _without_in_chat(request: ChatRequest) -> tuple[ChatRequest, int]:
     return (msgspec.structs.replace(request, messages=messages), total) if total else (request, 0)
 
 
-def _cleaned(blocks: Sequence[Texts], *, is_first: bool) -> tuple[list[Texts], int]:
-    made = [_clean(block, may_be_cut=is_first and index == 0) for index, block in enumerate(blocks)]
+def _cleaned(
+    blocks: Sequence[Texts], nonce: Callable[[Texts], Texts], *, is_first: bool
+) -> tuple[list[Texts], int]:
+    made: list[Texts] = []
+    for index, block in enumerate(blocks):
+        line = _LINE.match(block.text)
+        rest = block.text[line.end() :] if line is not None else ""
+        if line is not None and not rest:
+            block = nonce(block)
+        elif rest and is_first and index == 0:
+            block = msgspec.structs.replace(block, text=rest)
+        made.append(block)
     return made, sum(new is not old for new, old in zip(made, blocks, strict=True))
 
 
-def _clean(block: Texts, *, may_be_cut: bool) -> Texts:
-    line = _LINE.match(block.text)
-    if line is None:
-        return block
-    rest = block.text[line.end() :]
-    if rest:
-        return msgspec.structs.replace(block, text=rest) if may_be_cut else block
-    if isinstance(block, openai.Text):
-        return openai.Nonce(
-            text=block.text,
-            cache_control=block.cache_control,
-            prompt_cache_breakpoint=block.prompt_cache_breakpoint,
-        )
+def _messages_nonce(block: anthropic.Text) -> anthropic.Text:
     return anthropic.Nonce(text=block.text, cache_control=block.cache_control)
+
+
+def _chat_nonce(block: openai.Text) -> openai.Text:
+    return openai.Nonce(
+        text=block.text,
+        cache_control=block.cache_control,
+        prompt_cache_breakpoint=block.prompt_cache_breakpoint,
+    )

@@ -25,6 +25,7 @@ from engine.protocol import (
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
+from gateway.dialects.anthropic.request import CacheControl
 from gateway.dialects.lowering import (
     NATIVE_TTL,
     NO_PARAMETERS,
@@ -289,7 +290,7 @@ class _ChatLowering(Lowering):
                 self.add("assistant", self._assistant(path, message))
 
     def _texts(
-        self, path: str, content: str | Sequence[wire.Part], marker: wire.CacheControl | None
+        self, path: str, content: str | Sequence[wire.Part], marker: CacheControl | None
     ) -> list[TextPart]:
         """A marker of a message counts as one on its last part."""
         where = f"{path}.content"

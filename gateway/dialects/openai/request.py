@@ -19,7 +19,7 @@ from engine.protocol import MAX_LOGPROBS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
-from gateway.dialects.anthropic.request import Ttl
+from gateway.dialects.anthropic.request import CacheControl, Strict
 from gateway.dialects.bodies import (
     bound_output,
     decode_with_foreign_tools,
@@ -33,15 +33,6 @@ from gateway.prompt.ignored import Notepad
 
 # A word that only asks for better, so that no word is an error.
 Word = Annotated[str, msgspec.Meta(max_length=64)]
-
-
-class Strict(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of every request shape."""
-
-
-class CacheControl(Strict):
-    type: Literal["ephemeral"]
-    ttl: Ttl = "5m"
 
 
 class CacheBreakpoint(Strict):

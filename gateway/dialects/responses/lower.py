@@ -42,6 +42,7 @@ from gateway.dialects.lowering import (
     text_in,
     wish_strict,
 )
+from gateway.dialects.openai.request import JsonObjectFormat
 from gateway.dialects.responses import request as wire
 from gateway.dialects.responses.response import INPUT, MAX_ECHO_BYTES, Origin, unechoed
 from gateway.prompt.ask import Ask, Compared, Principal
@@ -328,7 +329,7 @@ def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
 
 def _output_schema(request: wire.ResponsesRequest) -> dict[str, Any] | None:
     match request.text.format if request.text else None:
-        case wire.JsonObjectFormat():
+        case JsonObjectFormat():
             return {"type": "object"}
         case wire.JsonSchemaFormat(schema=schema):
             return schema

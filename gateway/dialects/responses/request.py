@@ -8,7 +8,7 @@ first: a message may come without one, and what this server can't do becomes `ho
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Raw
@@ -16,14 +16,17 @@ from msgspec import Raw
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest, ResponseNotKept
 from gateway.dialects import fields
+from gateway.dialects.anthropic.request import Strict
 from gateway.dialects.bodies import bound_output, fields_of, read
 from gateway.dialects.fields import Check, Checking, Fields, Style
 from gateway.dialects.lowering import HELD_SHORTER
 from gateway.dialects.openai.request import (
     Count,
+    JsonObjectFormat,
     Key,
     Nucleus,
     Temperature,
+    TextFormat,
     TopLogprobs,
     explained,
 )
@@ -33,10 +36,6 @@ Status = Literal["in_progress", "completed", "incomplete"]
 MAX_ID_CHARACTERS = 1024
 Id = Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARACTERS)]
 CacheTtl = Literal["30m", "12h"]
-
-
-class Strict(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of every request shape."""
 
 
 class CacheBreakpoint(Strict):
@@ -271,14 +270,6 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False
 
 
-class TextFormat(Strict, tag="text"):
-    pass
-
-
-class JsonObjectFormat(Strict, tag="json_object"):
-    """Any JSON object."""
-
-
 class JsonSchemaFormat(Strict, tag="json_schema"):
     """The output keeps to the schema, with or without `strict`."""
 
@@ -358,7 +349,6 @@ class Given(NamedTuple):
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` says where log probabilities are wanted."""
-_LENGTH: Mapping[str, Check | None] = {"name": fields.name}
 _CALL: Mapping[str, Check | None] = {"call_id": fields.name, "name": fields.name}
 _ANSWER: Mapping[str, Check | None] = {"call_id": fields.name, "output": fields.blocks}
 
@@ -400,7 +390,7 @@ FIELDS = Fields(
         ClientCallOutput: {"call_id": fields.name},
         AdditionalTools: {"tools": fields.tools},
         FunctionTool: {"name": fields.name, "parameters": fields.schema},
-        CustomTool: _LENGTH,
+        CustomTool: {"name": fields.name},
         NamespaceTool: {"name": fields.name, "tools": fields.tools},
         TextOptions: {"format": None},
         JsonSchemaFormat: {"schema": fields.schema},
@@ -439,17 +429,8 @@ FIELDS = Fields(
         "reasoning.mode": ("there is one mode", "standard"),
     },
 )
-_ITEMS = frozenset(
-    {
-        "additional_tools",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "function_call",
-        "function_call_output",
-        "message",
-        "reasoning",
-    }
-)
+_OURS = (ClientCall, ClientCallOutput, Hosted)
+_ITEMS = {kind.__struct_config__.tag for kind in get_args(Item) if kind not in _OURS}
 # Calls of the vendor's tools that ran at the client. The field says what was asked for.
 _CLIENT_CALLS = {
     "apply_patch_call": "operation",
@@ -458,10 +439,7 @@ _CLIENT_CALLS = {
     "shell_call": "action",
     "tool_search_call": "arguments",
 }
-_CLIENT_OUTPUTS = frozenset(
-    {"apply_patch_call_output", "computer_call_output", "local_shell_call_output"}
-    | {"shell_call_output"}
-)
+_CLIENT_OUTPUTS = {f"{call}_output" for call in _CLIENT_CALLS} - {"tool_search_call_output"}
 _HOSTED_ITEMS = frozenset(
     {
         "code_interpreter_call",

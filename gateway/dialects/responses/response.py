@@ -33,7 +33,7 @@ from gateway.dialects.errors import openai_detail
 from gateway.dialects.extension import Holdfast
 from gateway.dialects.openai.response import TokenLogprob, logprobs_of
 from gateway.dialects.openai.response import usage_of as chat_usage_of
-from gateway.dialects.responses.request import Status
+from gateway.dialects.responses.request import ReasoningText, Status, SummaryText
 
 DiagnosticReason = Literal["model_changed", "tools_changed", "input_changed"]
 _REASONS: dict[str, DiagnosticReason] = {
@@ -83,14 +83,6 @@ class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
     text: str
     annotations: list[Any] = []
     logprobs: list[TokenLogprob] = []
-
-
-class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text"):
-    text: str
-
-
-class SummaryText(msgspec.Struct, frozen=True, tag="summary_text"):
-    text: str
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):

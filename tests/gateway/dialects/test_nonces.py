@@ -1,5 +1,7 @@
-"""The billing line of coding agents is kept out of prompts, and nothing else ever is."""
+"""The billing line of coding agents is kept out of prompts, also as routers pass it on in Chat
+Completions, and nothing else ever is."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
+from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.nonces import without_nonces
+from gateway.dialects.openai.lower import chat_ask_of
+from gateway.dialects.openai.request import decode_chat
+from gateway.prompt.ask import Principal
 from gateway.prompt.plan import Plan
 from tests.gateway.bodies import LONG, SHORT, body, text, tool
 from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import MODEL
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
 
@@ -39,41 +47,92 @@ NEAR = [
 ]
 
 
+USER = {"role": "user", "content": "hi"}
+WHO = Principal("w", "k", "scope", auto_cache=AutoCache("off"))
+Read = Callable[[Any], tuple[Plan, int]]
+
+
 def plan(request: dict[str, Any]) -> tuple[Plan, int]:
     made, removed = without_nonces(decode_messages(msgspec.json.encode(request)))
     return plan_of(made, "scope"), removed
 
 
+def chat_plan(*messages: Any) -> tuple[Plan, int]:
+    raw = msgspec.json.encode({"model": "m", "messages": messages})
+    request, removed = without_nonces(decode_chat(raw))
+    return chat_ask_of(request, WHO, Model(id="m", display_name="m"), 0.0).plan, removed
+
+
+def told(content: Any, role: str = "system") -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+BOTH: list[Read] = [
+    lambda system: plan(body(system=system)),
+    lambda system: chat_plan(told(system), USER),
+    lambda system: chat_plan(told(system, "developer"), USER),
+]
+reads = pytest.mark.parametrize("read", BOTH, ids=["messages", "chat", "developer"])
+
+
+@reads
 @pytest.mark.parametrize("line", LINES)
-def test_a_block_that_is_the_line_makes_no_segment(line: str) -> None:
-    with_line, removed = plan(body(system=[text(line), text("rules", SHORT)]))
-    without, none = plan(body(system=[text("rules", SHORT)]))
+def test_a_block_that_is_the_line_makes_no_segment(read: Read, line: str) -> None:
+    with_line, removed = read([text(line), text("rules", SHORT)])
+    without, none = read([text("rules", SHORT)])
     assert (removed, none) == (1, 0)
     assert (with_line.prompt, with_line.names) == (without.prompt, without.names)
     assert with_line.breakpoints == without.breakpoints
-    assert [slot.path for slot in with_line.slots] == ["system.1", "messages.0.content.0"]
+    assert with_line.slots[0].path in ("system.1", "messages[0].content[1]")
 
 
+def test_in_chat_the_line_may_be_a_message_of_its_own_among_the_first() -> None:
+    rules = told([text("rules", SHORT)])
+    for messages in ([told(LINES[0]), rules], [rules, told(LINES[0], "developer")]):
+        made, removed = chat_plan(*messages, USER)
+        assert (removed, made.prompt) == (1, chat_plan(rules, USER)[0].prompt)
+    made, removed = chat_plan({**USER, "content": LINES[0]}, told(LINES[0]), USER)
+    assert removed == 0
+    sent = [part.text for m in made.prompt.messages for part in m.parts]  # type: ignore[union-attr]
+    assert sent == [LINES[0], LINES[0], "hi"]
+    with pytest.raises(InvalidRequest, match=r"^messages: "):
+        chat_plan(told(LINES[0]))
+
+
+@reads
 @pytest.mark.parametrize("line", LINES)
-def test_of_a_longer_first_text_only_the_line_is_cut_off(line: str) -> None:
+def test_of_a_longer_first_text_only_the_line_is_cut_off(read: Read, line: str) -> None:
     for system in (f"{line}\nrules", [text(f"{line}\nrules")]):
-        made, removed = plan(body(system=system))
+        made, removed = read(system)
         assert removed == 1
-        assert made.prompt == plan(body(system="rules"))[0].prompt
-        assert made.slots[0].path == "system.0"
+        assert made.prompt == read("rules")[0].prompt
+        assert made.slots[0].path.startswith(("system.0", "messages[0].content"))
 
 
-def test_a_system_prompt_that_is_nothing_else_is_none() -> None:
+@reads
+def test_a_system_prompt_that_is_nothing_else_is_none(read: Read) -> None:
     for system in (LINES[0], [text(LINES[0])], LINES[0] + "\n"):
-        made, removed = plan(body(system=system))
+        made, removed = read(system)
         assert (removed, made.prompt.system) == (1, [])
 
 
-@pytest.mark.parametrize("near", NEAR)
-def test_what_only_looks_alike_stays(near: str) -> None:
+@reads
+@pytest.mark.parametrize("near", [*NEAR, *(f"rules\n{line}" for line in LINES[:2])])
+def test_what_only_looks_alike_stays(read: Read, near: str) -> None:
     for system in (near, [text(near), text("rules")]):
-        made, removed = plan(body(system=system))
+        made, removed = read(system)
         assert removed == 0 and made.prompt.system[0].text == near
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [{"cache_control": SHORT}, {"prompt_cache_breakpoint": {"mode": "explicit"}}],
+)
+def test_in_chat_a_removed_texts_marker_stands_on_the_segment_before_it(marker: Any) -> None:
+    line = {**text(LINES[0]), **marker}
+    made, _ = chat_plan(told([text("rules"), line]), USER)
+    assert [point.segment for point in made.breakpoints] == [0]
+    assert chat_plan(told([line, text("rules")]), USER)[0].breakpoints == []
 
 
 @given(
@@ -155,6 +214,17 @@ def test_two_sessions_of_a_coding_agent_share_their_prefix_and_it_is_counted(sta
         "holdfast_gateway_removed_nonces_total"
         in httpx.get(f"{stack.url}/metrics", timeout=120).text
     )
+
+
+def test_two_sessions_through_chat_share_their_prefix(stack: Stack) -> None:
+    rules, reads = text("You are a coding agent. " * 200, SHORT), []
+    for nonce in ("0aaa9", "36ee5"):
+        line = f"x-anthropic-billing-header: cc_version=2.1.1; cc_entrypoint=cli; cch={nonce};"
+        messages: Any = [told([text(line), rules]), USER]
+        answer = stack.openai().chat.completions.create(model=MODEL, messages=messages)
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        reads.append(answer.usage.prompt_tokens_details.cached_tokens)
+    assert reads[0] == 0 and (reads[1] or 0) > 1000
 
 
 def test_the_rule_can_be_switched_off(tmp_path: Path) -> None:
