@@ -30,7 +30,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     Executable,
-    Row,
     create_engine,
     event,
     make_url,
@@ -220,7 +219,7 @@ class Ledger:
 
     async def rows(
         self, query: Executable, values: Mapping[str, Any] | None = None
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[Any]:
         """The rows of one query, in a transaction of its own."""
         async with self.transaction() as connection:
             return (await connection.execute(query, values)).all()
