@@ -1,5 +1,7 @@
 """The whole schema."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -8,104 +10,84 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+_KINDS: dict[str, Any] = {
+    "int": sa.BigInteger(),
+    "real": sa.Double(),
+    "bool": sa.Boolean(),
+    "bytes": sa.LargeBinary(),
+    "time": sa.DateTime(timezone=True),
+}
+
+
+def _create(table: str, key: str, columns: str, *constraints: Any) -> None:
+    """Columns are `name:kind`, a text's kind its length; `?` may be null, `=` has a default."""
+    made = []
+    for column in columns.split():
+        name, _, rest = column.partition(":")
+        rest, has_default, default = rest.partition("=")
+        kind = rest.removesuffix("?")
+        options: dict[str, Any] = {"server_default": default} if has_default else {}
+        if kind == "int" and name in key.split():
+            options["autoincrement"] = False
+        of_kind = _KINDS[kind] if kind in _KINDS else sa.String(length=int(kind))
+        made.append(sa.Column(name, of_kind, nullable=rest.endswith("?"), **options))
+    primary = sa.PrimaryKeyConstraint(*key.split(), name=f"pk_{table}")
+    op.create_table(table, *made, *constraints[:1], primary, *constraints[1:])
+
 
 def upgrade() -> None:
-    op.create_table(
+    _create(
         "batch_rows",
-        sa.Column("batch_id", sa.String(length=40), nullable=False),
-        sa.Column("position", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("custom_id", sa.String(length=64), nullable=False),
-        sa.Column("rank", sa.BigInteger(), nullable=False),
-        sa.Column("prefix", sa.String(length=16), nullable=False),
-        sa.Column("params", sa.LargeBinary(), nullable=False),
-        sa.Column("status", sa.String(length=16), nullable=False),
-        sa.Column("result", sa.LargeBinary(), nullable=True),
-        sa.PrimaryKeyConstraint("batch_id", "position", name="pk_batch_rows"),
+        "batch_id position",
+        """
+        batch_id:40 position:int custom_id:64 rank:int prefix:16 params:bytes status:16
+        result:bytes?
+        """,
     )
     op.create_index("ix_batch_rows_rank", "batch_rows", ["batch_id", "status", "rank"])
-    op.create_table(
+    _create(
         "batches",
-        sa.Column("id", sa.String(length=40), nullable=False),
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("key_id", sa.String(length=32), nullable=False),
-        sa.Column("version", sa.String(length=16), nullable=False),
-        sa.Column("status", sa.String(length=16), nullable=False),
-        sa.Column("num_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("cancel_initiated_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("owner", sa.String(length=32), nullable=False),
-        sa.Column("owned_until", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_batches"),
+        "id",
+        """
+        id:40 workspace_id:64 key_id:32 version:16 status:16 num_bytes:int created_at:time
+        expires_at:time ended_at:time? cancel_initiated_at:time? owner:32 owned_until:time
+        """,
     )
     op.create_index("ix_batches_status", "batches", ["status", "owned_until"])
     op.create_index("ix_batches_workspace", "batches", ["workspace_id", "created_at", "id"])
-    op.create_table(
+    _create(
         "cached_contents",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("model", sa.String(length=256), nullable=False),
-        sa.Column("display_name", sa.String(length=128), nullable=False),
-        sa.Column("body", sa.LargeBinary(), nullable=False),
-        sa.Column("num_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("num_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("prefix", sa.String(length=16), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("held_until", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_cached_contents"),
+        "id",
+        """
+        id:32 workspace_id:64 model:256 display_name:128 body:bytes num_bytes:int num_tokens:int
+        prefix:16 created_at:time updated_at:time expires_at:time held_until:time
+        """,
     )
     op.create_index("ix_cached_contents_expires", "cached_contents", ["expires_at"])
     op.create_index("ix_cached_contents_workspace", "cached_contents", ["workspace_id", "id"])
-    op.create_table(
+    _create(
         "horizon",
-        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("turns_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_horizon"),
+        "id",
+        """
+        id:int turns_ms:int
+        """,
     )
-    op.create_table(
+    _create(
         "latency_rollups",
-        sa.Column("start_ms", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("engine", sa.String(length=64), nullable=False),
-        sa.Column("model", sa.String(length=128), nullable=False),
-        sa.Column("prompt_bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("has_read", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("bin", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("requests", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "start_ms",
-            "workspace_id",
-            "engine",
-            "model",
-            "prompt_bucket",
-            "has_read",
-            "bin",
-            name="pk_latency_rollups",
-        ),
+        "start_ms workspace_id engine model prompt_bucket has_read bin",
+        """
+        start_ms:int workspace_id:64 engine:64 model:128 prompt_bucket:int has_read:int bin:int
+        requests:int
+        """,
     )
-    op.create_table(
+    _create(
         "prefixes",
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("prefix", sa.String(length=16), nullable=False),
-        sa.Column("model", sa.String(length=128), nullable=False),
-        sa.Column("ttl", sa.String(length=8), nullable=True),
-        sa.Column("price", sa.String(length=96), nullable=True),
-        sa.Column("first_ms", sa.BigInteger(), nullable=False),
-        sa.Column("last_ms", sa.BigInteger(), nullable=False),
-        sa.Column("requests", sa.BigInteger(), nullable=False),
-        sa.Column("requests_with_read", sa.BigInteger(), nullable=False),
-        sa.Column("unpriced", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write_5m_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write_1h_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cost_nano", sa.BigInteger(), nullable=False),
-        sa.Column("cost_without_cache_nano", sa.BigInteger(), nullable=False),
-        sa.Column("gaps_5m", sa.BigInteger(), nullable=False),
-        sa.Column("gaps_1h", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("workspace_id", "prefix", name="pk_prefixes"),
+        "workspace_id prefix",
+        """
+        workspace_id:64 prefix:16 model:128 ttl:8? price:96? first_ms:int last_ms:int requests:int
+        requests_with_read:int unpriced:int cache_read_tokens:int cache_write_5m_tokens:int
+        cache_write_1h_tokens:int cost_nano:int cost_without_cache_nano:int gaps_5m:int gaps_1h:int
+        """,
     )
     op.create_index(
         "ix_prefixes_reused",
@@ -114,111 +96,40 @@ def upgrade() -> None:
         sqlite_where=sa.text("requests > 1"),
         postgresql_where=sa.text("requests > 1"),
     )
-    op.create_table(
+    _create(
         "reason_rollups",
-        sa.Column("width_seconds", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("start_ms", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("engine", sa.String(length=64), nullable=False),
-        sa.Column("model", sa.String(length=128), nullable=False),
-        sa.Column("kind", sa.String(length=8), nullable=False),
-        sa.Column("value", sa.String(length=32), nullable=False),
-        sa.Column("requests", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "width_seconds",
-            "start_ms",
-            "workspace_id",
-            "engine",
-            "model",
-            "kind",
-            "value",
-            name="pk_reason_rollups",
-        ),
+        "width_seconds start_ms workspace_id engine model kind value",
+        """
+        width_seconds:int start_ms:int workspace_id:64 engine:64 model:128 kind:8 value:32
+        requests:int
+        """,
     )
-    op.create_table(
+    _create(
         "turn_rollups",
-        sa.Column("width_seconds", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("start_ms", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("key_id", sa.String(length=32), nullable=False),
-        sa.Column("engine", sa.String(length=64), nullable=False),
-        sa.Column("model", sa.String(length=128), nullable=False),
-        sa.Column("price", sa.String(length=96), nullable=False),
-        sa.Column("prompt_above", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("requests", sa.BigInteger(), nullable=False),
-        sa.Column("requests_with_read", sa.BigInteger(), nullable=False),
-        sa.Column("errors", sa.BigInteger(), nullable=False),
-        sa.Column("unpriced", sa.BigInteger(), nullable=False),
-        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write_5m_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write_1h_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("automatic_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("automatic_input_tokens", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("computed_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("thinking_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cost_nano", sa.BigInteger(), nullable=False),
-        sa.Column("cost_without_cache_nano", sa.BigInteger(), nullable=False),
-        sa.Column("prefill_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("prefill_us", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "width_seconds",
-            "start_ms",
-            "workspace_id",
-            "key_id",
-            "engine",
-            "model",
-            "price",
-            "prompt_above",
-            name="pk_turn_rollups",
-        ),
+        "width_seconds start_ms workspace_id key_id engine model price prompt_above",
+        """
+        width_seconds:int start_ms:int workspace_id:64 key_id:32 engine:64 model:128 price:96
+        prompt_above:int requests:int requests_with_read:int errors:int unpriced:int
+        input_tokens:int cache_read_tokens:int cache_write_5m_tokens:int cache_write_1h_tokens:int
+        automatic_tokens:int automatic_input_tokens:int=0 computed_tokens:int output_tokens:int
+        thinking_tokens:int cost_nano:int cost_without_cache_nano:int prefill_tokens:int
+        prefill_us:int
+        """,
     )
-    op.create_table(
+    _create(
         "turns",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("instance", sa.String(length=32), nullable=False),
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("key_id", sa.String(length=32), nullable=False),
-        sa.Column("model", sa.String(length=128), nullable=False),
-        sa.Column("engine", sa.String(length=64), nullable=True),
-        sa.Column("engine_model", sa.String(length=256), nullable=True),
-        sa.Column("epoch", sa.String(length=64), nullable=True),
-        sa.Column("stream", sa.Boolean(), nullable=False),
-        sa.Column("opened_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("opened_ms", sa.BigInteger(), nullable=False),
-        sa.Column("outcome", sa.String(length=32), nullable=False),
-        sa.Column("miss_reason", sa.String(length=32), nullable=True),
-        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write_5m_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write_1h_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("automatic_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("computed_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("thinking_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("first_token_seconds", sa.Double(), nullable=True),
-        sa.Column("duration_seconds", sa.Double(), nullable=True),
-        sa.Column("price", sa.String(length=96), nullable=True),
-        sa.Column("cost_nano", sa.BigInteger(), nullable=True),
-        sa.Column("cost_without_cache_nano", sa.BigInteger(), nullable=True),
-        sa.Column("num_removed", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("fingerprint", sa.LargeBinary(), nullable=True),
-        sa.Column("dialect", sa.String(length=16), nullable=True),
-        sa.Column("prefix", sa.String(length=16), nullable=True),
-        sa.Column("prefix_ttl", sa.String(length=8), nullable=True),
-        sa.Column("stop_reason", sa.String(length=32), nullable=True),
-        sa.Column("queue_seconds", sa.Double(), nullable=True),
-        sa.Column("prefill_seconds", sa.Double(), nullable=True),
-        sa.Column("decode_seconds", sa.Double(), nullable=True),
-        sa.Column("available_tokens", sa.BigInteger(), nullable=True),
-        sa.Column("captured_tokens", sa.BigInteger(), nullable=True),
-        sa.Column("http_request_id", sa.String(length=40), nullable=True),
-        sa.Column("user_agent", sa.String(length=64), nullable=True),
-        sa.Column("name", sa.String(length=64), nullable=True),
-        sa.Column("status", sa.BigInteger(), nullable=True),
-        sa.Column("error", sa.String(length=300), nullable=True),
-        sa.PrimaryKeyConstraint("id", name="pk_turns"),
+        "id",
+        """
+        id:64 instance:32 workspace_id:64 key_id:32 model:128 engine:64? engine_model:256? epoch:64?
+        stream:bool opened_at:time opened_ms:int outcome:32 miss_reason:32? input_tokens:int
+        cache_read_tokens:int cache_write_5m_tokens:int cache_write_1h_tokens:int
+        automatic_tokens:int computed_tokens:int output_tokens:int thinking_tokens:int
+        first_token_seconds:real? duration_seconds:real? price:96? cost_nano:int?
+        cost_without_cache_nano:int? num_removed:int=0 fingerprint:bytes? dialect:16? prefix:16?
+        prefix_ttl:8? stop_reason:32? queue_seconds:real? prefill_seconds:real? decode_seconds:real?
+        available_tokens:int? captured_tokens:int? http_request_id:40? user_agent:64? name:64?
+        status:int? error:300?
+        """,
     )
     op.create_index("ix_turns_http_request_id", "turns", ["http_request_id"])
     op.create_index("ix_turns_miss_reason", "turns", ["miss_reason", "opened_ms", "id"])
@@ -226,45 +137,32 @@ def upgrade() -> None:
     op.create_index("ix_turns_outcome", "turns", ["outcome", "opened_ms", "id"])
     op.create_index("ix_turns_prefix", "turns", ["prefix", "opened_ms", "id"])
     op.create_index("ix_turns_workspace_opened", "turns", ["workspace_id", "opened_ms", "id"])
-    op.create_table(
+    _create(
         "watermarks",
-        sa.Column("name", sa.String(length=32), nullable=False),
-        sa.Column("value", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name="pk_watermarks"),
+        "name",
+        """
+        name:32 value:int
+        """,
     )
-    op.create_table(
+    _create(
         "workspaces",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("display_name", sa.String(length=128), server_default="", nullable=False),
-        sa.Column("archived_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("requests_per_minute", sa.BigInteger(), nullable=True),
-        sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
-        sa.Column("max_concurrency", sa.BigInteger(), nullable=True),
-        sa.Column("monthly_spend_nano", sa.BigInteger(), nullable=True),
-        sa.Column("lease_share", sa.Double(), nullable=True),
-        sa.Column("auto_cache", sa.String(length=16), nullable=True),
-        sa.Column("auto_cache_ttl", sa.String(length=4), nullable=True),
-        sa.PrimaryKeyConstraint("id", name="pk_workspaces"),
+        "id",
+        """
+        id:64 created_at:time display_name:128= archived_at:time? requests_per_minute:int?
+        tokens_per_minute:int? max_concurrency:int? monthly_spend_nano:int? lease_share:real?
+        auto_cache:16? auto_cache_ttl:4?
+        """,
     )
-    op.create_table(
+    _create(
         "api_keys",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("workspace_id", sa.String(length=64), nullable=False),
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("digest", sa.String(length=64), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("scope", sa.String(length=16), server_default="inference", nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("replaces", sa.String(length=32), nullable=True),
-        sa.Column("auto_cache", sa.String(length=16), nullable=True),
-        sa.Column("auto_cache_ttl", sa.String(length=4), nullable=True),
+        "id",
+        """
+        id:32 workspace_id:64 name:64 digest:64 created_at:time revoked_at:time? scope:16=inference
+        expires_at:time? last_used_at:time? replaces:32? auto_cache:16? auto_cache_ttl:4?
+        """,
         sa.ForeignKeyConstraint(
             ["workspace_id"], ["workspaces.id"], name="fk_api_keys_workspace_id_workspaces"
         ),
-        sa.PrimaryKeyConstraint("id", name="pk_api_keys"),
         sa.UniqueConstraint("digest", name="uq_api_keys_digest"),
         sa.UniqueConstraint("replaces", name="uq_api_keys_replaces"),
     )
@@ -273,16 +171,18 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-
-    op.drop_table("api_keys")
-    op.drop_table("workspaces")
-    op.drop_table("watermarks")
-    op.drop_table("turns")
-    op.drop_table("turn_rollups")
-    op.drop_table("reason_rollups")
-    op.drop_table("prefixes")
-    op.drop_table("latency_rollups")
-    op.drop_table("horizon")
-    op.drop_table("cached_contents")
-    op.drop_table("batches")
-    op.drop_table("batch_rows")
+    for table in (
+        "api_keys",
+        "workspaces",
+        "watermarks",
+        "turns",
+        "turn_rollups",
+        "reason_rollups",
+        "prefixes",
+        "latency_rollups",
+        "horizon",
+        "cached_contents",
+        "batches",
+        "batch_rows",
+    ):
+        op.drop_table(table)
