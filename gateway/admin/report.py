@@ -7,7 +7,8 @@ without a meaning here are null. `cost_report` counts the operator's own prices,
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, get_args
+from functools import partial
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from litestar import get
@@ -37,6 +38,7 @@ _DIMENSIONS = {"api_key_id": "key_id", "workspace_id": "workspace_id", "model": 
 _NANO_PER_CENT = 10_000_000
 _CSV = "text/csv; charset=utf-8"
 
+Result = TypeVar("Result")
 StartingAt = Annotated[str, QueryParameter(name="starting_at", max_length=40)]
 EndingAt = Annotated[str | None, QueryParameter(name="ending_at", max_length=40)]
 Limit = Annotated[int | None, QueryParameter(name="limit", ge=1, le=1440)]
@@ -68,18 +70,6 @@ class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
     service_account_id: None = None
 
 
-class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
-    starting_at: str
-    ending_at: str
-    results: list[UsageResult]
-
-
-class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    data: list[UsageBucket]
-    has_more: bool
-    next_page: str | None
-
-
 class CostResult(msgspec.Struct, frozen=True, kw_only=True):
     """`amount` is in cents, exact."""
 
@@ -95,14 +85,14 @@ class CostResult(msgspec.Struct, frozen=True, kw_only=True):
     inference_geo: None = None
 
 
-class CostBucket(msgspec.Struct, frozen=True, kw_only=True):
+class Bucket(msgspec.Struct, Generic[Result], frozen=True, kw_only=True):
     starting_at: str
     ending_at: str
-    results: list[CostResult]
+    results: list[Result]
 
 
-class CostReport(msgspec.Struct, frozen=True, kw_only=True):
-    data: list[CostBucket]
+class Report(msgspec.Struct, Generic[Result], frozen=True, kw_only=True):
+    data: list[Bucket[Result]]
     has_more: bool
     next_page: str | None
 
@@ -155,21 +145,29 @@ def _ms(written: str, field: str) -> int:
     return ms
 
 
-async def _buckets(
-    services: Services, found: Pages, of: Range, by: list[str]
-) -> dict[int, list[tuple[dict[str, Any], Totals]]]:
-    """The groups of each interval."""
-    made: dict[int, list[tuple[dict[str, Any], Totals]]] = {start: [] for start in found.starts}
+async def _report(
+    services: Services,
+    found: Pages,
+    by: list[str],
+    make: Callable[[dict[str, Any], Totals], list[Result]],
+) -> Report[Result]:
+    """What `make` says of the groups of each interval."""
+    of = Range(since_ms=found.since_ms, until_ms=found.until_ms)
     totals = await services.queries.totals_by(of, by, found.step_ms // 1000)
+    results: dict[int, list[Result]] = {start: [] for start in found.starts}
     for (start, *values), sums in sorted(totals.items()):
         # Where turns are deleted the ledger answers with whole days, also those before this page.
-        if start in made:
-            made[start].append((dict(zip(by, values, strict=True)), sums))
-    return made
+        if start in results:
+            results[start] += make(dict(zip(by, values, strict=True)), sums)
+    data = [
+        Bucket(starting_at=moment(start), ending_at=moment(start + found.step_ms), results=each)
+        for start, each in results.items()
+    ]
+    return Report(data=data, has_more=found.next_page is not None, next_page=found.next_page)
 
 
-def _usage_result(own: dict[str, Any], totals: Totals) -> UsageResult:
-    return UsageResult(
+def _usage_results(own: dict[str, Any], totals: Totals) -> list[UsageResult]:
+    found = UsageResult(
         uncached_input_tokens=totals.input_tokens,
         cache_creation={
             f"ephemeral_{ttl}_input_tokens": tokens
@@ -182,6 +180,7 @@ def _usage_result(own: dict[str, Any], totals: Totals) -> UsageResult:
         workspace_id=own.get("workspace_id"),
         model=own.get("model"),
     )
+    return [found]
 
 
 def cents(nano: int) -> str:
@@ -202,27 +201,13 @@ class ReportController(AdminController):
         starting_at: StartingAt,
         ending_at: EndingAt = None,
         bucket_width: Annotated[Width, QueryParameter(name="bucket_width")] = "1d",
-        group_by: Annotated[
-            list[UsageKey] | None, QueryParameter(name="group_by[]", min_items=1)
-        ] = None,
+        group_by: UsageGroups = None,
         limit: Limit = None,
         page: PageToken = None,
-    ) -> UsageReport:
+    ) -> Report[UsageResult]:
         found = pages(now_ms(services.clock), bucket_width, (starting_at, ending_at), page, limit)
         by = [_DIMENSIONS[name] for name in dict.fromkeys(group_by or ())]
-        of = Range(since_ms=found.since_ms, until_ms=found.until_ms)
-        buckets = await _buckets(services, found, of, by)
-        data = [
-            UsageBucket(
-                starting_at=moment(start),
-                ending_at=moment(start + found.step_ms),
-                results=[_usage_result(*group) for group in groups],
-            )
-            for start, groups in buckets.items()
-        ]
-        return UsageReport(
-            data=data, has_more=found.next_page is not None, next_page=found.next_page
-        )
+        return await _report(services, found, by, _usage_results)
 
     @get(
         "/v1/organizations/cost_report",
@@ -234,27 +219,15 @@ class ReportController(AdminController):
         services: Deps,
         starting_at: StartingAt,
         ending_at: EndingAt = None,
-        group_by: Annotated[
-            list[CostKey] | None, QueryParameter(name="group_by[]", min_items=1)
-        ] = None,
+        group_by: CostGroups = None,
         limit: Limit = None,
         page: PageToken = None,
-    ) -> CostReport:
+    ) -> Report[CostResult]:
         found = pages(now_ms(services.clock), "1d", (starting_at, ending_at), page, limit)
         wanted = group_by or []
         by = ["workspace_id"] if "workspace_id" in wanted else []
         by += ["model", "price", "prompt_above"] if "description" in wanted else []
-        of = Range(since_ms=found.since_ms, until_ms=found.until_ms)
-        data = []
-        for start, groups in (await _buckets(services, found, of, by)).items():
-            results = [
-                result for own, totals in groups for result in _cost_results(services, own, totals)
-            ]
-            ends = moment(start + found.step_ms)
-            data.append(CostBucket(starting_at=moment(start), ending_at=ends, results=results))
-        return CostReport(
-            data=data, has_more=found.next_page is not None, next_page=found.next_page
-        )
+        return await _report(services, found, by, partial(_cost_results, services))
 
     @get(
         "/admin/v1/export.csv",
