@@ -15,7 +15,7 @@ from engine.protocol import Capability, Description
 from engine.schedule.request import Drafter
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
-from engine.text.tokens.longest import longest_token_bytes
+from engine.text.tokens.detokenize import longest_token_bytes
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ from engine.protocol import (
 )
 from engine.schedule.output import Mask, OutputParser, Spelled
 from engine.settings import Settings
-from engine.text.formats.model_formats import FormatChoice
+from engine.text.formats.proof import FormatChoice
 from engine.text.rendered import KnownDays, RenderedPrompt
 from engine.text.renderer import ChatRenderer
 

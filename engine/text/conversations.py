@@ -5,10 +5,13 @@ The whole is rendered without marks and with them (`template/boundaries.py`). Wh
 before is remembered piece by piece (`tokens/pieces.py`).
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import datetime
 from typing import overload
+
+from tokenizers import Tokenizer
 
 from engine.errors import InvalidRequest
 from engine.protocol import Prompt
@@ -25,7 +28,7 @@ from engine.text.template.boundaries import (
     in_order,
     message_segments,
     place_segments,
-    segment_texts,
+    segments_of,
     without_cuts,
 )
 from engine.text.template.chat_template import ChatTemplate, TemplateFails
@@ -78,8 +81,8 @@ class ConversationRenderer:
             text = text[:continued_from]
         encoded = self._pieces.encode(text, cuts, scope=scope)
         spans = [
-            _span(place, text, encoded)
-            for place, text in zip(placed.places, segment_texts(prompt), strict=True)
+            _span(place, segment.text, encoded)
+            for place, segment in zip(placed.places, segments_of(prompt), strict=True)
         ]
         # Those of system messages that are told in the user's turn.
         folded = [
@@ -182,3 +185,14 @@ def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
     while whole > 0 and not piece.edges[whole]:
         whole -= 1
     return placed.first_token + whole, is_exact
+
+
+def render_text(tokenizer: Tokenizer, text: str) -> RenderedPrompt:
+    """Tokens and the one segment, which ends with the prompt.
+
+    Unlike text in a conversation it may contain control tokens: writing them is what raw prompts
+    are for. What the tokenizer puts in front of a prompt (a beginning token) it puts here too.
+    """
+    encoding = tokenizer.encode(text)
+    ends = array("I", [end for _, end in encoding.offsets])
+    return RenderedPrompt(encoding.ids, [SegmentSpan(len(encoding.ids), 0, ends)])

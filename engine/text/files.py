@@ -51,36 +51,35 @@ def read_prompt_files(model: str) -> PromptFiles:
 def _converted(model: str) -> Tokenizer:
     """A SentencePiece, tiktoken or tekken vocabulary, as transformers converts it.
 
-    transformers reads them with `sentencepiece`, `tiktoken` and `mistral-common`. Code that a model
-    brings with it is not run.
+    transformers is imported here: that takes seconds, and few models need it. It reads them with
+    `sentencepiece`, `tiktoken` and `mistral-common`. Code that a model brings with it is not run.
     """
-    paths = {name: _find_file(model, name) for name in _VOCABULARIES}
-    found, path = next(((n, p) for n, p in paths.items() if p is not None), (None, None))
+    paths = (path for name in _VOCABULARIES if (path := _find_file(model, name)) is not None)
+    path = next(paths, None)
     if path is None:
         raise TemplateRefused(
             f"`model`: {model} has no tokenizer.json, nor any of {', '.join(_VOCABULARIES)}"
         )
+    tokenizer: Any
     try:
-        tokenizer = _convert(model, path)
+        if path.name == _TEKKEN:
+            # For these AutoTokenizer returns a tokenizer of mistral-common's own.
+            from transformers.integrations.mistral.tokenizer import MistralConverter
+
+            tokenizer = MistralConverter(str(path)).converted()
+        else:
+            from transformers import AutoTokenizer
+
+            known = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            tokenizer = known.backend_tokenizer
     except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        told = f"`model`: {found} of {model} can't be converted: {reason}"
+        told = f"`model`: {path.name} of {model} can't be converted: {reason}"
         raise TemplateRefused(told) from error
     if not isinstance(tokenizer, Tokenizer):
-        raise TemplateRefused(f"`model`: {found} of {model} has no form that the engine can use")
+        told = f"`model`: {path.name} of {model} has no form that the engine can use"
+        raise TemplateRefused(told)
     return Tokenizer.from_str(tokenizer.to_str())
-
-
-def _convert(model: str, path: Path) -> Any:
-    """transformers is imported here: that takes seconds, and few models need it."""
-    if path.name == _TEKKEN:
-        # For these AutoTokenizer returns a tokenizer of mistral-common's own.
-        from transformers.integrations.mistral.tokenizer import MistralConverter
-
-        return MistralConverter(str(path)).converted()
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model, trust_remote_code=False).backend_tokenizer
 
 
 def _templates(model: str, setting: Any) -> dict[str, str]:
@@ -102,13 +101,12 @@ def _templates(model: str, setting: Any) -> dict[str, str]:
 
 def _more_templates(model: str) -> dict[str, str]:
     """The templates that a model keeps in a folder, by the files' names."""
-    folder = Path(model, _TEMPLATE_FOLDER)
-    if Path(model).is_dir():
-        paths = sorted(folder.glob("*.jinja"))
-    else:
-        # A hub repository's files are not listed: `tool_use` is the only name that is used.
-        found = _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
-        paths = [] if found is None else [found]
+    paths = sorted(Path(model, _TEMPLATE_FOLDER).glob("*.jinja"))
+    # A hub repository's files are not listed: `tool_use` is the only name that is used.
+    found = (
+        None if Path(model).is_dir() else _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
+    )
+    paths += [] if found is None else [found]
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
@@ -140,24 +138,18 @@ def read_json(model: str, name: str) -> dict[str, Any]:
 
 def _find_file(model: str, name: str) -> Path | None:
     """A file of a directory, or else of a hub repository (cached as transformers caches it)."""
-    directory = Path(model)
-    if directory.is_dir():
-        path = directory / name
+    if Path(model).is_dir():
+        path = Path(model, name)
         return path if path.is_file() else None
-    return _find_in_hub(model, name)
-
-
-def _find_in_hub(model: str, name: str) -> Path | None:
-    """huggingface_hub is imported here: that is a third of a worker's start."""
+    # Imported here: that is a third of a worker's start.
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(model, name))
     except LocalEntryNotFoundError as error:
-        raise TemplateRefused(
-            f"`model`: {model} is no directory and no reachable hub id"
-        ) from error
+        told = f"`model`: {model} is no directory and no reachable hub id"
+        raise TemplateRefused(told) from error
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, ValueError) as error:

@@ -19,7 +19,6 @@ from engine.cache.ids import TokenId
 from engine.errors import SchemaRefused
 from engine.protocol import GenerateRequest, Tool
 from engine.text.formats.reasoning import ReasoningFormat
-from engine.text.free_calls import behind_head, free_rules, is_control, is_free
 
 _JSON_OPTIONS = {
     "item_separator": ", ",
@@ -33,6 +32,7 @@ _JSON_OPTIONS = {
 _MAY_HAVE_KEYS = ("additionalProperties", "patternProperties", "propertyNames", "required", "$ref",
                   "allOf", "anyOf", "oneOf", "minProperties", "unevaluatedProperties")  # fmt: skip
 _MAX_REASON = 200
+_ANY = "/(.|\\n)*/"
 AHEAD_SECONDS = 0.005
 """How long a grammar is asked about proposed tokens, and one token longer at most."""
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -130,7 +130,7 @@ class CallStyle:
 
     `call` takes a tool's name and the name of the rule of its input. All are Lark. `input_rules`
     writes that rule for inputs that are no JSON; it raises SchemaRefused for what it can't hold.
-    `starts` are the texts that calls begin with (`free_calls.py`); empty: text may begin like one.
+    `starts` are the texts that calls begin with (`free_rules`); empty: text may begin like one.
     """
 
     call: Callable[[str, str], str]
@@ -208,21 +208,20 @@ class GrammarWriter:
         Raises SchemaRefused, which names the tool whose schema the library can't do.
         """
         choice, schema = request.tool_choice, request.output_schema
+        tools = _called(request)
         rules: list[str] = []
         answers: list[str] = []
         is_forced = choice.mode in ("any", "tool")
-        if style is not None and (is_forced or (schema is not None and choice.mode == "auto")):
-            tools = _called(request)
-            if tools:
-                rules += self._calls(style, tools, parallel=choice.parallel)
-                answers.append("calls")
+        may_call = is_forced or (schema is not None and choice.mode == "auto")
+        if style is not None and may_call and tools:
+            rules += self._calls(style, tools, parallel=choice.parallel)
+            answers.append("calls")
         if style is not None and style.starts and is_free(request):
-            tools = _called(request)
             rules += free_rules(style.starts, self.texts(style.starts[0]), parallel=choice.parallel)
             rules += self._free_calls(style, tools, parallel=choice.parallel)
             answers.append("free")
         if schema is not None and not is_forced:
-            rules.append(f"answer: %json {_with_options(schema)}")
+            rules.append(f"answer: {json_rule(schema)}")
             answers.append("answer")
         if not answers:
             return None
@@ -281,17 +280,17 @@ class GrammarWriter:
     def _blame(self, request: GenerateRequest) -> None:
         """Raise for the one schema that is at fault, if it is one."""
         called = {tool.name for tool in _called(request)}
-        for index, tool in enumerate(request.prompt.callable_tools):
-            if tool.name in called:
-                schema = _with_options(_object_schema(tool))
-                self._check(schema, f"tools[{index}].input_schema of `{tool.name}`")
+        schemas = [
+            (f"tools[{index}].input_schema of `{tool.name}`", _object_schema(tool))
+            for index, tool in enumerate(request.prompt.callable_tools)
+            if tool.name in called
+        ]
         if request.output_schema is not None:
-            self._check(_with_options(request.output_schema), "output_schema")
-
-    def _check(self, schema: str, where: str) -> None:
-        matcher = self._compile(f"%llguidance {{}}\nstart: %json {schema}")
-        if matcher.is_error():
-            raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
+            schemas.append(("output_schema", request.output_schema))
+        for where, schema in schemas:
+            matcher = self._compile(f"%llguidance {{}}\nstart: {json_rule(schema)}")
+            if matcher.is_error():
+                raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +302,11 @@ class ThinkingRule:
 
     def rules(self, writer: GrammarWriter) -> list[str]:
         close = writer.marker(self.tags.close)
-        if close.startswith("<["):
-            thought = [f"thought: /(.|\\n)*/ {close}"]
-        else:
-            thought = [f"thought[lazy]: /(.|\\n)*/ {close}"]
-        if self.is_open:
-            return ["thinking: thought /\\s{0,4}/", *thought]
-        return [f"thinking: ({writer.marker(self.tags.open)} thought /\\s{{0,4}}/)?", *thought]
+        lazy = "" if is_control(close) else "[lazy]"
+        rule = "thought /\\s{0,4}/"
+        if not self.is_open:
+            rule = f"({writer.marker(self.tags.open)} {rule})?"
+        return [f"thinking: {rule}", f"thought{lazy}: {_ANY} {close}"]
 
 
 def _called(request: GenerateRequest) -> list[Tool]:
@@ -331,13 +328,69 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """The right side of a rule for JSON of a schema."""
-    return f"%json {_with_options(schema)}"
-
-
-def _with_options(schema: dict[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
 
 
 def _reason(matcher: LLMatcher) -> str:
     lines: list[str] = matcher.get_error().strip().splitlines() or ["unknown"]
     return _POSITION.sub("", lines[0])[:_MAX_REASON]
+
+
+def is_free(request: GenerateRequest) -> bool:
+    """Whether the model may call or not, and a call of some tool must keep to its schema."""
+    if request.tool_choice.mode != "auto" or request.output_schema is not None:
+        return False
+    return any(tool.strict for tool in request.prompt.callable_tools)
+
+
+def find_starts(starts: Sequence[str], written: str) -> tuple[str, ...]:
+    """The texts that calls begin with, the written one first.
+
+    Nothing where a written call begins with none of them, or where one of them is so short or so
+    plain that ordinary text has it.
+    """
+    first = next((start for start in starts if written.startswith(start)), None)
+    if first is None or any(len(start) < 3 or start[0].isalnum() for start in starts):
+        return ()
+    return (first, *(start for start in starts if start != first))
+
+
+def free_rules(starts: Sequence[str], pieces: Sequence[str], *, parallel: bool) -> list[str]:
+    """The rule `free`, over the rule `calls`; `pieces` are the first start as Lark.
+
+    Where the start begins with a control token, so does `calls`. Else its beginning stands in
+    `head`, and `calls` goes on behind that (`behind_head`).
+    """
+    times = "*" if parallel else "?"
+    text = f"TEXT: {_ANY} & ~/(.|\\n)*({_any_of(starts)})(.|\\n)*/"
+    if is_control(pieces[0]):
+        return [f"free: TEXT (calls TEXT){times}", text]
+    free = f"free: (head calls){times} TEXT"
+    if len(pieces) > 1:
+        before = _escaped(json.loads(pieces[0]))
+        return [free, f"head: BEFORE {pieces[1]}", f"BEFORE: /(.|\\n)*{before}/", text]
+    head = f"/(.|\\n)*{_escaped(starts[0])}/"
+    if starts[1:]:
+        head += f" & ~/(.|\\n)*({_any_of(starts[1:])})(.|\\n)*/"
+    return [free, f"head[lazy]: {head}", text]
+
+
+def is_control(piece: str) -> bool:
+    return piece.startswith("<[")
+
+
+def behind_head(rule: str, pieces: Sequence[str]) -> str:
+    """A rule's Lark without what `head` has of it."""
+    if len(pieces) > 1:
+        return rule.removeprefix(" ".join(pieces[:2])).lstrip()
+    literal, end = json.JSONDecoder().raw_decode(rule)
+    rest = str(literal).removeprefix(json.loads(pieces[0]))
+    return f"{json.dumps(rest, ensure_ascii=False) if rest else ''}{rule[end:]}"
+
+
+def _any_of(starts: Iterable[str]) -> str:
+    return "|".join(map(_escaped, starts))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\.^$*+?()\[\]{}|/#&~-])", r"\\\1", text)

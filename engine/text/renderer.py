@@ -10,23 +10,21 @@ import structlog
 from engine.cache.ids import TokenId
 from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPart
 from engine.schedule.output import OutputParser, Spelled
-from engine.text.conversations import ConversationRenderer
+from engine.text.conversations import ConversationRenderer, render_text
 from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles, read_prompt_files
-from engine.text.formats.call_styles import find_call_style
-from engine.text.formats.model_formats import FormatChoice, find_formats
+from engine.text.formats.call_grammar import find_call_style
+from engine.text.formats.calls import new_tool_use_id
+from engine.text.formats.proof import FormatChoice, find_formats
 from engine.text.formats.stops import StopFinder, StopStrings
-from engine.text.formats.tool_calls import new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
-from engine.text.free_calls import is_free
-from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule
+from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule, is_free
 from engine.text.rendered import KnownDays, RenderedPrompt
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.messages import TemplateTraits
 from engine.text.template.probes import TemplateProbe
 from engine.text.tokens.detokenize import Vocabulary
 from engine.text.tokens.pieces import PieceTokenizer
-from engine.text.tokens.raw import render_text
 
 PrefixOrder = Literal["tools_first", "template"]
 log = structlog.get_logger()

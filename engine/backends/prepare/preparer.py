@@ -26,7 +26,7 @@ from engine.protocol import (
     UnheldTool,
 )
 from engine.schedule.output import OutputParser
-from engine.text.free_calls import is_free
+from engine.text.grammar import is_free
 from engine.text.rendered import KnownDays, RenderedPrompt
 
 _decode_generate = decoder_of(GenerateRequest)

@@ -7,7 +7,7 @@ from datetime import datetime
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
 from engine.text.files import read_prompt_files
-from engine.text.formats.model_formats import FormatChoice
+from engine.text.formats.proof import FormatChoice
 from engine.text.renderer import ChatRenderer
 
 

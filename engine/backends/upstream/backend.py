@@ -46,7 +46,7 @@ from engine.schedule.books import Books, block_stats
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
-from engine.text.tokens.longest import longest_token_bytes
+from engine.text.tokens.detokenize import longest_token_bytes
 
 log = structlog.get_logger()
 

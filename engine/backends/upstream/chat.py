@@ -25,8 +25,8 @@ from engine.protocol import (
     ToolUseStart,
 )
 from engine.schedule.output import OutputParser, Spelled
+from engine.text.formats.calls import new_tool_use_id
 from engine.text.formats.stops import StopFinder, StopStrings
-from engine.text.formats.tool_calls import new_tool_use_id
 from engine.text.rendered import KnownDays, RenderedPrompt
 from engine.text.renderer import ChatRenderer
 

@@ -30,7 +30,7 @@ from engine.schedule.books import Books
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
-from engine.text.tokens.longest import longest_token_bytes
+from engine.text.tokens.detokenize import longest_token_bytes
 
 BIND_SECONDS = 60.0
 """A running vLLM answers between two steps."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection
 
 from engine.protocol import Delta, ThinkingDelta
-from engine.text.formats.call_stream import CallObject, texts
+from engine.text.formats.calls import CallObject, texts
 from engine.text.formats.stops import overlap
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -41,83 +41,70 @@ class HarmonyParser:
         self._new_id = new_id
         self._has_tools = bool(tool_names)
         self._held = ""
+        self._is_in_header = True
         self._call: CallObject | None = None
-        self._is_input_over = False
+        # The message has said something: before, thinking has no white space.
         self._is_begun = False
-        self._step: Callable[[list[Delta]], bool] = self._read_header
 
     def feed(self, text: str) -> list[Delta]:
         self._held += text
         deltas: list[Delta] = []
-        while self._step(deltas):
+        while self._read_header() if self._is_in_header else self._read_body(deltas):
             pass
         return deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
         held, self._held = self._held, ""
-        if self._step == self._read_header:
-            return [] if self._is_header(held) else texts(held)
-        if self._step == self._read_call:
-            return []
-        kept = held.rstrip() if self.is_thinking else held
-        return self._said(kept)
+        if self._is_in_header:
+            return [] if _is_header(held) else texts(held)
+        return self._said(held.rstrip() if self.is_thinking else held)
 
-    def _read_header(self, deltas: list[Delta]) -> bool:
+    def _read_header(self) -> bool:
         if not self._held.strip():
             return False
-        if not self._is_header(self._held):
-            self._begin_body(is_thinking=False)
-            return True
         at = self._held.find(MESSAGE)
-        if at < 0:
-            if len(self._held) > _MAX_HEADER:
-                self._begin_body(is_thinking=False)
-                return True
+        is_header = _is_header(self._held)
+        if is_header and at < 0 and len(self._held) <= _MAX_HEADER:
             return False
+        self._is_in_header = self._is_begun = False
+        if not is_header or at < 0:
+            return True
         header, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
-        channel = _CHANNEL_NAME.search(header)
-        recipient = _RECIPIENT.search(header)
+        channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         name = "" if recipient is None else recipient.group(1)
-        self._is_begun = False
         if name.startswith(_FUNCTIONS) and self._has_tools:
             self._call = CallObject(self._new_id, name=name.removeprefix(_FUNCTIONS))
-            self._is_input_over = False
-            self._step = self._read_call
         else:
-            is_analysis = channel is not None and channel.group(1) == "analysis"
-            self._begin_body(is_thinking=is_analysis)
+            self.is_thinking = channel is not None and channel.group(1) == "analysis"
         return True
-
-    def _is_header(self, text: str) -> bool:
-        """Is the text the beginning of a message's header?"""
-        begun = text.lstrip()
-        return not begun or any(
-            whole.startswith(_HEADER_BEGINS) or any(b.startswith(whole) for b in _HEADER_BEGINS)
-            for whole in (text, begun)
-        )
-
-    def _begin_body(self, *, is_thinking: bool) -> None:
-        self.is_thinking = is_thinking
-        self._step = self._read_body
 
     def _read_body(self, deltas: list[Delta]) -> bool:
-        found = [(at, end) for end in _BODY_ENDS if (at := self._held.find(end)) >= 0]
-        if not found:
-            keep = max(overlap(self._held, end) for end in _BODY_ENDS)
-            whole = self._held[: len(self._held) - keep]
-            if self.is_thinking:
-                whole = whole.rstrip()
-            deltas += self._said(whole)
-            self._held = self._held[len(whole) :]
+        if self._call is not None and not self._read_input(self._call, deltas):
             return False
-        at, end = min(found)
+        # Behind a call's input nothing but the message's end counts.
+        found = [(at, end) for end in _BODY_ENDS if (at := self._held.find(end)) >= 0]
+        kept = max(overlap(self._held, end) for end in _BODY_ENDS)
+        at, end = min(found, default=(len(self._held) - kept, ""))
         body = self._held[:at].rstrip() if self.is_thinking else self._held[:at]
         deltas += self._said(body)
+        if not found:
+            self._held = self._held[len(body) :]
+            return False
         self._held = self._held[at + (0 if end == START else len(end)) :]
-        self._end_message()
+        self.is_thinking, self._is_in_header, self._call = False, True, None
         return True
 
+    def _read_input(self, call: CallObject, deltas: list[Delta]) -> bool:
+        """False where more text is needed."""
+        if not call.is_over:
+            deltas += call.feed(self._held)
+            self._held = call.rest
+            self.num_calls += call.has_input
+        return call.is_over
+
     def _said(self, text: str) -> list[Delta]:
+        if self._call is not None:
+            return []
         if self.is_thinking and not self._is_begun:
             text = text.lstrip()
         self._is_begun = self._is_begun or bool(text)
@@ -125,31 +112,11 @@ class HarmonyParser:
             return texts(text)
         return [ThinkingDelta(text)] if text else []
 
-    def _read_call(self, deltas: list[Delta]) -> bool:
-        assert self._call is not None
-        if not self._is_input_over:
-            self._held = self._held.lstrip() if not self._call.is_started else self._held
-            if not self._held:
-                return False
-            deltas += self._call.feed(self._held)
-            self._held = self._call.rest
-            self._is_input_over = self._call.is_over
-            if not self._is_input_over:
-                return False
-            self.num_calls += self._call.has_input
-        # Behind the input nothing but the message's end counts.
-        found = [(at, end) for end in _BODY_ENDS if (at := self._held.find(end)) >= 0]
-        if not found:
-            self._held = self._held[
-                len(self._held) - max(overlap(self._held, e) for e in _BODY_ENDS) :
-            ]
-            return False
-        at, end = min(found)
-        self._held = self._held[at + (0 if end == START else len(end)) :]
-        self._end_message()
-        return True
 
-    def _end_message(self) -> None:
-        self.is_thinking = False
-        self._call = None
-        self._step = self._read_header
+def _is_header(text: str) -> bool:
+    """Is the text the beginning of a message's header?"""
+    begun = text.lstrip()
+    return not begun or any(
+        whole.startswith(_HEADER_BEGINS) or any(b.startswith(whole) for b in _HEADER_BEGINS)
+        for whole in (text, begun)
+    )

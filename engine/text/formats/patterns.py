@@ -1,11 +1,10 @@
 """Markup to look for in text that is still coming: a pattern matches, fails, or may yet match.
 
 `re` can't tell "no" from "not yet", and the markup around calls is simple enough for less: literal
-texts, white space, optional texts and captured words, one after the other.
+texts, white space, optional parts and captured words, one after the other.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,16 +20,9 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """A text that may be missing."""
+    """What may be missing."""
 
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Either:
-    """One of several texts; no text is the beginning of another one."""
-
-    texts: tuple[str, ...]
+    pattern: "Pattern"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +30,24 @@ class Word:
     """A run of characters that is captured under a key; at least one unless `may_be_empty`."""
 
     key: str
-    characters: str = r"[\w.\-]"
+    characters: str
     may_be_empty: bool = False
-    max_length: int = 128
 
 
-Element = str | Space | Maybe | Either | Word
+Element = str | Space | Maybe | Word
 Pattern = tuple[Element, ...]
 SPACE = Space()
-NAME = Word("name")
+_MAX_WORD = 128
+_PLACES = {
+    "{name}": Word("name", r"[\w.\-]"),
+    "{digits}": Word("digits", r"\d", may_be_empty=True),
+    "{id}": Word("id", r"\w", may_be_empty=True),
+    "{kind}": Word("kind", "[a-z]"),
+    "{word}": Word("word", r"[^\s=:,(){}\[\]<>\"']"),
+}
+_PARTS = re.compile(r"(«[^»]*»|‹[^›]*›|\{(?:name|digits|id|kind|word|key)\})")
+# White space at the borders of tags may be any.
+_BORDERS = re.compile(r"(\s*\n\s*|^\s+|\s+$|(?<=[>\]},:])\s+|\s+(?=[<\[{]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,32 @@ class Match:
 Outcome = Match | Literal["partial", "none"]
 
 
+def pattern_of(text: str) -> Pattern:
+    """The pattern of a format's text: places in braces, «what may be missing», ‹what models may
+    write and templates do not›."""
+    elements: list[Element] = []
+    parts = _PARTS.split(text)
+    for index, part in enumerate(parts):
+        if part in _PLACES:
+            elements.append(_PLACES[part])
+        elif part == "{key}":
+            behind, before = parts[index + 1], parts[index - 1]
+            others = '"<>' if behind.startswith('"') else "<>/" if before.endswith("<") else "<>"
+            elements.append(Word("key", f"[^{others}]"))
+        elif part[:1] in ("«", "‹"):
+            inner = pattern_of(part[1:-1])
+            elements.append(SPACE if inner == (SPACE,) else Maybe(inner))
+        else:
+            pieces = (piece for piece in _BORDERS.split(part) if piece)
+            elements += [SPACE if piece.isspace() else piece for piece in pieces]
+    return tuple(elements)
+
+
+def written(text: str) -> str:
+    """A format's text as templates write it, its places left."""
+    return re.sub("‹[^›]*›|[«»]", "", text)
+
+
 def match(pattern: Pattern, text: str) -> Outcome:
     """Match at the text's beginning. `partial`: all of the text fits, and more of it may match.
 
@@ -70,72 +97,46 @@ def match(pattern: Pattern, text: str) -> Outcome:
     for element in pattern:
         match element:
             case str():
-                found = _literal(element, text, at)
+                if not text.startswith(element, at):
+                    return "partial" if element.startswith(text[at:]) else "none"
+                at += len(element)
             case Space(more):
-                found = _run(_SPACE + more, text, at)
-            case Maybe(literal):
-                found = _literal(literal, text, at)
-                found = at if found is None else found
-            case Either(texts):
-                found = _either(texts, text, at)
-            case Word():
-                found = _word(element, text, at)
-                if isinstance(found, int) and found >= 0:
-                    words[element.key] = text[at:found]
-        if found is None:
-            return "none"
-        if found == _WAITS:
-            return "partial"
-        at = found
+                while at < len(text) and text[at] in _SPACE + more:
+                    at += 1
+            case Maybe(inner):
+                found = match(inner, text[at:])
+                if found == "partial":
+                    return "partial"
+                if isinstance(found, Match):
+                    at += found.end
+                    words |= found.words
+            case Word(key, characters, may_be_empty):
+                run = re.compile(f"{characters}{{0,{_MAX_WORD}}}").match(text, at)
+                assert run is not None
+                if run.end() == len(text) and len(run.group()) < _MAX_WORD:
+                    return "partial"
+                if not run.group() and not may_be_empty:
+                    return "none"
+                words[key], at = run.group(), run.end()
     return Match(at, words)
 
 
-_WAITS = -1
-
-
-def _literal(literal: str, text: str, at: int) -> int | None:
-    """Where the literal ends, None where it is not, `_WAITS` where the text ends inside it."""
-    if text.startswith(literal, at):
-        return at + len(literal)
-    return _WAITS if literal.startswith(text[at:]) else None
-
-
-def _either(texts: Sequence[str], text: str, at: int) -> int | None:
-    outcomes = [_literal(literal, text, at) for literal in texts]
-    whole = [end for end in outcomes if end is not None and end >= 0]
-    if whole:
-        return whole[0]
-    return _WAITS if _WAITS in outcomes else None
-
-
-def _run(characters: str, text: str, at: int) -> int:
-    """A run at the text's end may go on, which only matters to what comes behind it."""
-    while at < len(text) and text[at] in characters:
-        at += 1
-    return at
-
-
-def _word(word: Word, text: str, at: int) -> int | None:
-    found = re.compile(f"{word.characters}{{0,{word.max_length}}}").match(text, at)
-    assert found is not None
-    end = found.end()
-    if end == len(text) and end - at < word.max_length:
-        return _WAITS
-    return end if end > at or word.may_be_empty else None
-
-
-def literals(*patterns: Pattern) -> frozenset[str]:
-    """The texts in patterns that look like markup, which may be control tokens."""
+def literals(pattern: Pattern) -> set[str]:
+    """The texts in a pattern, which may be control tokens."""
     found: set[str] = set()
-    for pattern in patterns:
-        for element in pattern:
-            match element:
-                case str() | Maybe():
-                    found.add(element if isinstance(element, str) else element.text)
-                case Either(texts):
-                    found.update(texts)
-    return frozenset(text.strip() for text in found if text.strip())
+    for element in pattern:
+        if isinstance(element, str):
+            found.add(element.strip())
+        elif isinstance(element, Maybe):
+            found |= literals(element.pattern)
+    return found - {""}
 
 
 def first_literal(pattern: Pattern) -> str:
-    return next((element for element in pattern if isinstance(element, str)), "")
+    """The text that what the pattern matches is found by; empty where it may begin with others."""
+    for element in pattern:
+        if isinstance(element, str):
+            return element
+        if isinstance(element, Word):
+            break
+    return ""

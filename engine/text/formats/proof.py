@@ -1,38 +1,53 @@
-"""Which format a template's calls have: the one whose parser reads back the call that was rendered.
+"""What a model writes and what its template takes, all of it proven when the model is loaded.
 
-At load a small conversation with a known call is rendered in every way in which templates take
-calls, and every format's parser reads the result. A format is taken only if it finds exactly that
-call. A template in an unknown format has none: its tools are refused,
-and no markup is handed out as text.
+A small conversation with a known call, and one with a known thought, is rendered in every way in
+which templates take such, and every format's parser reads the result. A format is taken only if it
+finds exactly that. A template in an unknown format of calls has none: its tools are refused, and no
+markup is handed out as text.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import structlog
+
 from engine.protocol import (
-    Delta,
+    GenerateRequest,
     Message,
+    Part,
     Prompt,
+    Sampling,
+    TextDelta,
     TextPart,
+    ThinkingDelta,
+    ThinkingPart,
     Tool,
-    ToolInputDelta,
     ToolResultPart,
     ToolUsePart,
-    ToolUseStart,
 )
-from engine.text.formats.call_format import CallFormat, Written
-from engine.text.formats.calls_read import calls_of
+from engine.text.errors import TemplateRefused
+from engine.text.formats.calls import FormatParser, PlainText, calls_of
 from engine.text.formats.derived import Derivation
-from engine.text.formats.table import TOOL_FORMATS
-from engine.text.template.messages import Replay, TemplateTraits, WrittenCalls
+from engine.text.formats.harmony import TURN_ENDS, HarmonyParser
+from engine.text.formats.reasoning import (
+    HARMONY,
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ThinkingParser,
+)
+from engine.text.formats.table import TOOL_FORMATS, CallFormat
+from engine.text.template.messages import Replay, TemplateTraits, ThinkingKey, Written
 from engine.text.template.probes import TemplateProbe
 
+log = structlog.get_logger()
+_MAX_SHOWN = 300
 _QUESTION, _ANSWER, _RESULT = "probe-question", "probe-answer", "probe-result"
-_NAME = "probe_tool"
-_LAST = "probe-last"
+_THOUGHT, _TEXT, _NAME = "probe-thought", "probe-text", "probe_tool"
+LAST_WORD = "probe-last"
+"""What stands last in every probe's input."""
 # In the order of the alphabet, since some templates sort arguments by it.
 _PROPERTIES: dict[str, Any] = {
     "count": {"type": "integer", "description": "probe"},
@@ -43,7 +58,7 @@ _PROPERTIES: dict[str, Any] = {
     "text": {"type": "string", "description": "probe"},
     "word": {"type": "string", "description": "probe"},
 }
-PROBE_TOOL = Tool(
+_TOOL = Tool(
     _NAME, {"type": "object", "properties": _PROPERTIES, "required": ["word"]}, "probe-description"
 )
 # From all that JSON can say to the least that a call needs: some templates write strings without
@@ -56,16 +71,26 @@ _INPUTS: tuple[dict[str, Any], ...] = (
         "ratio": 1.5,
         "rows": ["x", "y"],
         "text": 'a "b" <c>\n\\d é',
-        "word": _LAST,
+        "word": LAST_WORD,
     },
-    {"count": 3, "flag": True, "ratio": 1.5, "text": "probe it", "word": _LAST},
-    {"text": "probe it", "word": _LAST},
+    {"count": 3, "flag": True, "ratio": 1.5, "text": "probe it", "word": LAST_WORD},
+    {"text": "probe it", "word": LAST_WORD},
 )
+_OTHER_INPUT = {"word": "another one"}
 DERIVED = "template"
 """The name of a format that is known from the template alone."""
-LAST_WORD = _LAST
-"""What stands last in every probe's input."""
-_OTHER_INPUT = {"word": "another one"}
+_USER = Message("user", [TextPart(_QUESTION)])
+_ANSWERED = Message("assistant", [TextPart(_ANSWER)])
+_THINKING_KEYS: tuple[ThinkingKey, ...] = ("reasoning_content", "thinking", "reasoning")
+_TAG = re.compile(r"<[^<>\s]{1,40}>(?:thought\n)?|\[/?[A-Z_]{1,40}\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatChoice:
+    """Names of `TOOL_FORMATS` and `REASONING_FORMATS`, `auto` (what is proven) or `none`."""
+
+    tools: str = "auto"
+    reasoning: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,169 +110,153 @@ class ProvenCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class CallProof:
-    """Renders probes through one template. `ends` are the texts that may end a turn."""
+class ProvenThinking:
+    """`name` None: the template shows no thinking. `inside` is what stands within a turn: the
+    template's text between the thinking and what follows it in the same turn."""
 
-    probe: TemplateProbe
-    ends: Sequence[str] = ()
+    name: str | None
+    traits: TemplateTraits
+    tags: ReasoningFormat | None = None
+    inside: str = ""
 
-    def find(self, wanted: str = "auto") -> ProvenCalls | None:
-        """The format that is proven, of those wanted (`auto`: any); None where none is."""
-        formats = {n: f for n, f in TOOL_FORMATS.items() if wanted in ("auto", n)}
-        for probe in _INPUTS:
-            proven = self._find_rendered(formats, probe)
-            if proven is not None:
-                return self._complete(proven)
-        if wanted == "auto" and (proven := self._find_derived()) is not None:
-            return self._complete(proven)
-        return self._find_written(formats)
 
-    def _find_rendered(
-        self, formats: Mapping[str, CallFormat], probe: dict[str, Any]
-    ) -> ProvenCalls | None:
-        for traits in _ways():
-            shown = self.shown([probe], traits)
-            if shown is None or _NAME not in shown:
-                continue
-            for name, of in formats.items():
-                if _reads(of, shown, [probe]):
-                    return ProvenCalls(name, of, traits, shown, probe)
-        return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFormats:
+    """`tool_format` and `reasoning_format` are None where nothing is known of the template's.
 
-    def _find_derived(self) -> ProvenCalls | None:
-        """A format of the template's own, which has to read all that JSON can say."""
-        for traits in _ways():
-            of = self._derive(traits)
-            if of is None:
-                continue
-            if all(self._reads(of, [given], traits) for given in (_INPUTS[0], _OTHER_INPUT, {})):
-                shown = self.shown([_INPUTS[0]], traits) or ""
-                return ProvenCalls(DERIVED, of, traits, shown, _INPUTS[0])
-        return None
+    `traits` is how it takes calls and thinking. `calls` is None where no format was proven.
+    `ends` are texts of control tokens that end turns, `no_ends` of such that stand inside of turns.
+    """
 
-    def _derive(self, traits: TemplateTraits) -> CallFormat | None:
-        def show(inputs: Sequence[dict[str, Any]]) -> str | None:
-            return self.shown(inputs, traits)
+    tool_format: str | None
+    reasoning_format: str | None
+    traits: TemplateTraits
+    calls: ProvenCalls | None
+    tags: ReasoningFormat | None
+    ends: frozenset[str]
+    no_ends: frozenset[str]
 
-        pattern = None if self.probe.controls is None else self.probe.controls.pattern
-        return Derivation(show, _NAME, pattern, (*self.ends, *self._answer_ends())).derive()
+    @property
+    def call_format(self) -> CallFormat | None:
+        if self.calls is not None:
+            return self.calls.format
+        return None if self.tool_format is None else TOOL_FORMATS[self.tool_format]
 
-    def _answer_ends(self) -> list[str]:
-        """The control token that the template writes behind an answer."""
-        answered = [_user(), Message("assistant", [TextPart(_ANSWER)]), _user()]
-        text = self.probe.text(Prompt(answered), TemplateTraits())
-        pattern = None if self.probe.controls is None else self.probe.controls.pattern
-        if text is None or pattern is None:
-            return []
-        found = pattern.match(text, text.find(_ANSWER) + len(_ANSWER))
-        return [] if found is None else [found.group()]
+    @property
+    def told_calls(self) -> str:
+        """How to write a call, told to a model whose template does not tell it."""
+        of = self.call_format
+        if of is None:
+            return ""
+        written = of.written[0]
+        call = written.begin + written.call + written.end
+        for place, word in (("{name}", "NAME"), ("{input}", "ARGUMENTS"), ("{digits}", "0")):
+            call = call.replace(place, word)
+        return f"To call tools write this, with the arguments as one JSON object:\n{call}"
 
-    def _complete(self, proven: ProvenCalls) -> ProvenCalls:
-        """How the template takes what a turn may have beside one call."""
-        of = proven.format
-        probe = dict(proven.probe)
-        traits = self._shorter(of, proven.traits, probe)
-        two = [probe, _OTHER_INPUT]
-        for changed in ({}, {"splits_calls": True}):
-            other = replace(traits, **changed)  # type: ignore[arg-type]
-            if self._reads(of, two, other):
-                break
-            joined = replace(
-                other, splits_calls=True, replay=replace(other.replay, interleaves=True)
+    @property
+    def is_harmony(self) -> bool:
+        return HARMONY in (self.tool_format, self.reasoning_format)
+
+    @property
+    def thinking_markers(self) -> frozenset[str]:
+        if self.is_harmony:
+            return TOOL_FORMATS[HARMONY].markers
+        return frozenset() if self.tags is None else self.tags.markers
+
+    @property
+    def markers(self) -> frozenset[str]:
+        of = self.call_format
+        return self.thinking_markers | (frozenset() if of is None else of.markers)
+
+    def new_parser(
+        self, request: GenerateRequest, new_id: Callable[[], str], *, is_open: bool
+    ) -> FormatParser:
+        """For one choice; `is_open`: the prompt ends inside the thinking."""
+        tools = request.prompt.callable_tools if request.tool_choice.mode != "none" else []
+        if self.is_harmony:
+            return HarmonyParser(new_id, [tool.name for tool in tools])
+        calls: FormatParser = PlainText()
+        if tools and self.call_format is not None:
+            calls = self.call_format.new_parser(new_id, tools)
+        if self.tags is not None:
+            calls = ThinkingParser(self.tags, calls, is_open=is_open)
+        return calls
+
+
+def find_formats(
+    probe: TemplateProbe, choice: FormatChoice, known_ends: Iterable[str] = ()
+) -> ModelFormats:
+    """Render and read back. `known_ends` are the texts of the tokens that the model declares.
+
+    Raises TemplateRefused for a name that is no format's.
+    """
+    for setting, name, known in (
+        ("tool_format", choice.tools, TOOL_FORMATS),
+        ("reasoning_format", choice.reasoning, {**REASONING_FORMATS, HARMONY: None}),
+    ):
+        if name not in (names := ["auto", "none", *known]):
+            raise TemplateRefused(f"`{setting}`: {name!r} is none of {', '.join(names)}")
+    proof = _CallProof(probe, tuple(known_ends))
+    calls = None if choice.tools == "none" else proof.find()
+    tool_format = None if calls is None else calls.name
+    if calls is None and choice.tools == "auto":
+        shown = proof.shown([{"word": LAST_WORD}], TemplateTraits())
+        if shown is not None and _NAME in shown:
+            log.warning(
+                "no known format reads the calls that the chat template writes: tools are refused",
+                written=shown[:_MAX_SHOWN],
             )
-            if changed and self._reads(of, two, joined):
-                other = joined
-                break
-        else:
-            other = replace(traits, splits_calls=True)
-        if other.splits_calls and self._names_results_by_the_last_call(other):
-            other = replace(other, replay=replace(other.replay, interleaves=True))
-        traits = other
-        if not self._reads(of, [probe], traits, text="probe-text"):
-            split = replace(traits, replay=replace(traits.replay, splits_text=True))
-            if self._reads(of, [probe], split, text="probe-text"):
-                traits = split
-        derived = self._derive(traits)
-        return replace(
-            proven,
-            traits=traits,
-            shown=self.shown([probe], traits) or proven.shown,
-            written=None if derived is None else derived.written[0],
+    if choice.tools not in ("auto", "none", tool_format):
+        log.warning(
+            "the tool format that is set is not the one that the template proves",
+            set=choice.tools,
+            proven=tool_format,
         )
+        tool_format = choice.tools
+        if calls is not None:
+            of = TOOL_FORMATS[tool_format]
+            calls = ProvenCalls(tool_format, of, calls.traits, "", calls.probe)
+    traits = TemplateTraits() if calls is None else calls.traits
+    thinking = _ThinkingProof(probe, calls is not None).find(traits, choice.reasoning)
+    ends = TURN_ENDS if HARMONY in (tool_format, thinking.name) else frozenset[str]()
+    controls = None if probe.controls is None else probe.controls.pattern
+    inside = () if controls is None else controls.findall(thinking.inside)
+    tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")
+    no_ends = (frozenset(inside) - ends) | (frozenset() if tags is None else tags.markers)
+    if calls is not None and calls.shown:
+        ends |= proof.ends_behind(calls)
+    formats = ModelFormats(
+        tool_format=tool_format,
+        reasoning_format=thinking.name,
+        traits=thinking.traits,
+        calls=calls,
+        tags=tags,
+        ends=ends - no_ends,
+        no_ends=no_ends,
+    )
+    _tell_unread_answer(probe, formats)
+    return formats
 
-    def _shorter(
-        self, of: CallFormat, traits: TemplateTraits, probe: dict[str, Any]
-    ) -> TemplateTraits:
-        """Without content where an empty one leaves something behind, as an empty answer."""
-        other = replace(traits, replay=replace(traits.replay, null_content=True))
-        texts = [self._text([probe], way) for way in (traits, other)]
-        if None in texts or not self._reads(of, [probe], other):
-            return traits
-        return other if len(texts[1] or "") < len(texts[0] or "") else traits
 
-    def _names_results_by_the_last_call(self, traits: TemplateTraits) -> bool:
-        """Two results of two tools: does the first one carry the second one's name?"""
-        tools = [PROBE_TOOL, replace_name(PROBE_TOOL, "other_tool")]
-        prompt = _calling([_OTHER_INPUT, _OTHER_INPUT], names=[tool.name for tool in tools])
-        text = self.probe.text(Prompt(prompt.messages, tools), traits)
-        if text is None:
-            return False
-        behind = text[text.rfind(_QUESTION) :]
-        at = behind.find(_RESULT)
-        header = behind[:at] if at >= 0 else ""
-        last = max(header.rfind(tool.name) for tool in tools)
-        return last >= 0 and behind.count("other_tool") > 2 and header.rfind(_NAME) < last
-
-    def _find_written(self, formats: Mapping[str, CallFormat]) -> ProvenCalls | None:
-        """A format that the template tells its model to write, and itself never does."""
-        prompts = [Prompt([_user()], tools) for tools in ([PROBE_TOOL], [])]
-        told, plain = (self.probe.text(prompt, TemplateTraits()) for prompt in prompts)
-        if told is None or plain is None or _NAME not in told:
-            return None
-        for name, of in formats.items():
-            marker = of.written[0].begin.rstrip("[ ") if of.written else ""
-            if not of.in_content or marker not in told:
-                continue
-            traits = TemplateTraits(replay=Replay(written=_written(of)))
-            for probe in _INPUTS[:1]:
-                shown = self.shown([probe], traits)
-                if shown is not None and _reads(of, shown, [probe]):
-                    return ProvenCalls(name, of, traits, shown, probe)
-        return None
-
-    def _reads(
-        self, of: CallFormat, inputs: list[dict[str, Any]], traits: TemplateTraits, text: str = ""
-    ) -> bool:
-        shown = self.shown(inputs, traits, text=text)
-        return shown is not None and _reads(of, shown, inputs)
-
-    def shown_turn(self, proven: ProvenCalls) -> str:
-        """A call and what the template writes behind it, up to its result."""
-        endless = replace(self, ends=())
-        return endless.shown([dict(proven.probe)], proven.traits) or ""
-
-    def shown(
-        self, inputs: Sequence[dict[str, Any]], traits: TemplateTraits, *, text: str = ""
-    ) -> str | None:
-        """What the template writes for a turn of calls, from where the model's own text begins.
-
-        It ends before the first result, and at a turn's end where that is known.
-        """
-        asked = self.probe.text(Prompt([_user()], [PROBE_TOOL]), traits)
-        called = self._text(inputs, traits, text=text)
-        if asked is None or called is None:
-            return None
-        turn = called[turn_begin(asked, called) :]
-        results = turn.find(_RESULT)
-        turn = turn if results < 0 else turn[:results]
-        ends = [at for end in self.ends if (at := turn.find(end)) >= 0]
-        return turn[: min(ends)] if ends and len(inputs) == 1 else turn
-
-    def _text(
-        self, inputs: Sequence[dict[str, Any]], traits: TemplateTraits, *, text: str = ""
-    ) -> str | None:
-        prompt = _calling(inputs, text=text)
-        return self.probe.text(Prompt(prompt.messages, [PROBE_TOOL]), traits)
+def _tell_unread_answer(probe: TemplateProbe, formats: ModelFormats) -> None:
+    """Log what the template writes before an answer, where a client would get it as text."""
+    asked = probe.text(Prompt([_USER]), formats.traits)
+    answered = probe.text(Prompt([_USER, _ANSWERED, _USER]), formats.traits)
+    if asked is None or answered is None:
+        return
+    before = answered[turn_begin(asked, answered) :].partition(_ANSWER)[0]
+    request = GenerateRequest(
+        request_id="", scope="", prompt=Prompt([_USER]), sampling=Sampling(max_tokens=1)
+    )
+    parser = formats.new_parser(request, str, is_open=False)
+    deltas = [*parser.feed(before + _ANSWER), *parser.close()]
+    if "".join(d.text for d in deltas if isinstance(d, TextDelta)).strip() != _ANSWER:
+        log.warning(
+            "no known format reads what the chat template writes before an answer: a client gets "
+            "it as text",
+            written=before[:_MAX_SHOWN],
+        )
 
 
 def turn_begin(asked: str, answered: str) -> int:
@@ -266,61 +275,266 @@ def turn_begin(asked: str, answered: str) -> int:
     return begin
 
 
-def read_calls(of: CallFormat, text: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
-    """The calls that a format's parser finds in a whole turn."""
-    parser = of.new_parser(lambda: "probe-id", tools)
-    deltas: list[Delta] = [*parser.feed(text), *parser.close()]
-    return calls_of([d for d in deltas if isinstance(d, ToolUseStart | ToolInputDelta)])
-
-
-def replace_name(tool: Tool, name: str) -> Tool:
-    return Tool(name, tool.input_schema, tool.description)
-
-
-def _reads(of: CallFormat, shown: str, inputs: Sequence[dict[str, Any]]) -> bool:
-    expected = [(_NAME, dict(given)) for given in inputs]
-    return of.opening in shown and read_calls(of, shown, [PROBE_TOOL]) == expected
-
-
-def _ways() -> Iterator[TemplateTraits]:
-    """The ways to hand a call to a template, the usual ones first."""
-    for names_ids, shortens_ids, null_content, string_arguments in product((False, True), repeat=4):
-        if not (names_ids and shortens_ids):
-            yield TemplateTraits(
-                shortens_ids=shortens_ids,
-                replay=Replay(
-                    names_ids=names_ids,
-                    null_content=null_content,
-                    string_arguments=string_arguments,
-                ),
-            )
-
-
-def _user() -> Message:
-    return Message("user", [TextPart(_QUESTION)])
-
-
-def _calling(
-    inputs: Sequence[dict[str, Any]], *, text: str = "", names: Sequence[str] = ()
-) -> Prompt:
+def _calling(inputs: Sequence[Any], *, text: str = "", names: Sequence[str] = ()) -> list[Message]:
     """A question, a turn of calls with ids as ours are, and the results."""
     ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(len(inputs))]
-    said = [TextPart(text)] if text else []
-    calls = [
+    said: list[Part] = [TextPart(text)] if text else []
+    said += [
         ToolUsePart(call_id, names[index] if names else _NAME, given)
         for index, (call_id, given) in enumerate(zip(ids, inputs, strict=True))
     ]
     results = [ToolResultPart(call_id, _RESULT) for call_id in ids]
-    return Prompt([_user(), Message("assistant", [*said, *calls]), Message("user", [*results])])
+    return [_USER, Message("assistant", said), Message("user", [*results])]
 
 
-def _written(of: CallFormat) -> WrittenCalls:
-    written = of.written[0]
-    before, _, behind = written.call.partition("{input}")
-    return WrittenCalls(
-        begin=written.begin,
-        before=before,
-        behind=behind,
-        separator=written.separator,
-        end=written.end,
-    )
+def _reads(of: CallFormat, shown: str | None, inputs: Sequence[Any]) -> bool:
+    """Does the format's parser find exactly these calls in a turn?"""
+    if shown is None or of.opening not in shown:
+        return False
+    parser = of.new_parser(lambda: "probe-id", [_TOOL])
+    found = calls_of([*parser.feed(shown), *parser.close()])
+    return found == [(_NAME, dict(given)) for given in inputs]
+
+
+def _with(traits: TemplateTraits, **replay: Any) -> TemplateTraits:
+    return replace(traits, replay=replace(traits.replay, **replay))
+
+
+@dataclass(frozen=True, slots=True)
+class _CallProof:
+    """Renders calls through one template. `ends` are the texts that may end a turn."""
+
+    probe: TemplateProbe
+    ends: Sequence[str] = ()
+
+    def find(self) -> ProvenCalls | None:
+        """The format that is proven; None where none is."""
+        for given in _INPUTS:
+            for traits in self._ways():
+                shown = self.shown([given], traits)
+                if shown is None or _NAME not in shown:
+                    continue
+                for name, of in TOOL_FORMATS.items():
+                    if _reads(of, shown, [given]):
+                        return self._complete(ProvenCalls(name, of, traits, shown, given))
+        for traits in self._ways():
+            # A format of the template's own, which has to read all that JSON can say.
+            derived = self._derive(traits)
+            inputs: tuple[dict[str, Any], ...] = (_INPUTS[0], _OTHER_INPUT, {})
+            if derived is not None and all(self._reads(derived, [one], traits) for one in inputs):
+                shown = self.shown([_INPUTS[0]], traits) or ""
+                return self._complete(ProvenCalls(DERIVED, derived, traits, shown, _INPUTS[0]))
+        return self._find_told()
+
+    def _ways(self) -> Iterator[TemplateTraits]:
+        """The ways to hand a call to a template, the usual ones first."""
+        for names_ids, shortens_ids, null_content, strings in product((False, True), repeat=4):
+            if not (names_ids and shortens_ids):
+                replay = Replay(
+                    names_ids=names_ids, null_content=null_content, string_arguments=strings
+                )
+                yield TemplateTraits(shortens_ids=shortens_ids, replay=replay)
+
+    def _derive(self, traits: TemplateTraits) -> CallFormat | None:
+        pattern = None if self.probe.controls is None else self.probe.controls.pattern
+        # The control token that the template writes behind an answer ends a turn as well.
+        answered = self.probe.text(Prompt([_USER, _ANSWERED, _USER]), TemplateTraits())
+        end = None
+        if answered is not None and pattern is not None:
+            end = pattern.match(answered, answered.find(_ANSWER) + len(_ANSWER))
+        ends = (*self.ends, end.group()) if end is not None else self.ends
+
+        def show(inputs: Sequence[dict[str, Any]]) -> str | None:
+            return self.shown(inputs, traits)
+
+        return Derivation(show, _NAME, pattern, ends).derive()
+
+    def _complete(self, proven: ProvenCalls) -> ProvenCalls:
+        """How the template takes what a turn may have beside one call."""
+        of, traits, given = proven.format, proven.traits, dict(proven.probe)
+        # Without content where an empty one leaves something behind, as an empty answer.
+        texts = [self._text([given], way) for way in (traits, _with(traits, null_content=True))]
+        if texts[0] is not None and texts[1] is not None and len(texts[1]) < len(texts[0]):
+            if self._reads(of, [given], _with(traits, null_content=True)):
+                traits = _with(traits, null_content=True)
+        split = replace(traits, splits_calls=True)
+        ways = (traits, split, _with(split, interleaves=True))
+        two = [given, _OTHER_INPUT]
+        traits = next((way for way in ways if self._reads(of, two, way)), split)
+        if traits.splits_calls and self._names_results_by_the_last_call(traits):
+            traits = _with(traits, interleaves=True)
+        apart = _with(traits, splits_text=True)
+        if not self._reads(of, [given], traits, _TEXT) and self._reads(of, [given], apart, _TEXT):
+            traits = apart
+        derived = self._derive(traits)
+        return replace(
+            proven,
+            traits=traits,
+            shown=self.shown([given], traits) or proven.shown,
+            written=None if derived is None else derived.written[0],
+        )
+
+    def _names_results_by_the_last_call(self, traits: TemplateTraits) -> bool:
+        """Two results of two tools: does the first one carry the second one's name?"""
+        tools = [_TOOL, Tool("other_tool", _TOOL.input_schema, _TOOL.description)]
+        names = [tool.name for tool in tools]
+        messages = _calling([_OTHER_INPUT, _OTHER_INPUT], names=names)
+        text = self.probe.text(Prompt(messages, tools), traits)
+        if text is None:
+            return False
+        behind = text[text.rfind(_QUESTION) :]
+        at = behind.find(_RESULT)
+        header = behind[:at] if at >= 0 else ""
+        last = max(header.rfind(name) for name in names)
+        return last >= 0 and behind.count("other_tool") > 2 and header.rfind(_NAME) < last
+
+    def _find_told(self) -> ProvenCalls | None:
+        """A format that the template tells its model to write, and itself never does."""
+        told = self.probe.text(Prompt([_USER], [_TOOL]), TemplateTraits())
+        if told is None or self.probe.text(Prompt([_USER]), TemplateTraits()) is None:
+            return None
+        for name, of in TOOL_FORMATS.items():
+            written = of.written[0]
+            if not of.in_content or _NAME not in told or written.begin.rstrip("[ ") not in told:
+                continue
+            traits = TemplateTraits(replay=Replay(written=written))
+            shown = self.shown(_INPUTS[:1], traits)
+            if shown is not None and _reads(of, shown, _INPUTS[:1]):
+                return ProvenCalls(name, of, traits, shown, _INPUTS[0])
+        return None
+
+    def _reads(
+        self, of: CallFormat, inputs: Sequence[Any], traits: TemplateTraits, text: str = ""
+    ) -> bool:
+        return _reads(of, self.shown(inputs, traits, text=text), inputs)
+
+    def ends_behind(self, proven: ProvenCalls) -> frozenset[str]:
+        """The control token's text right behind a call's own markup; none where text stands there.
+
+        Functionary ends a turn of calls with another token than an answer, GLM with the next
+        role's.
+        """
+        controls = None if self.probe.controls is None else self.probe.controls.pattern
+        shown = replace(self, ends=()).shown([dict(proven.probe)], proven.traits) or ""
+        at = shown.rfind(LAST_WORD) + len(LAST_WORD)
+        own = sorted(proven.format.markers, key=len, reverse=True)
+        while controls is not None and (found := controls.search(shown, at)) is not None:
+            if not any(found.group() in marker for marker in own):
+                between = shown[at : found.start()]
+                for marker in own:
+                    between = between.replace(marker, "")
+                return frozenset() if re.search(r"\w", between) else frozenset({found.group()})
+            at = found.end()
+        return frozenset()
+
+    def shown(self, inputs: Sequence[Any], traits: TemplateTraits, *, text: str = "") -> str | None:
+        """What the template writes for a turn of calls, from where the model's own text begins.
+
+        It ends before the first result, and at a turn's end where that is known.
+        """
+        asked = self.probe.text(Prompt([_USER], [_TOOL]), traits)
+        called = self._text(inputs, traits, text)
+        if asked is None or called is None:
+            return None
+        turn = called[turn_begin(asked, called) :].partition(_RESULT)[0]
+        ends = [at for end in self.ends if (at := turn.find(end)) >= 0]
+        return turn[: min(ends)] if ends and len(inputs) == 1 else turn
+
+    def _text(self, inputs: Sequence[Any], traits: TemplateTraits, text: str = "") -> str | None:
+        return self.probe.text(Prompt(_calling(inputs, text=text), [_TOOL]), traits)
+
+
+@dataclass(frozen=True, slots=True)
+class _ThinkingProof:
+    """Renders thinking through one template; `has_calls` where it renders calls."""
+
+    probe: TemplateProbe
+    has_calls: bool
+
+    def find(self, traits: TemplateTraits, wanted: str) -> ProvenThinking:
+        """A template that drops all thinking has the tags that it takes out of answers."""
+        if wanted == "none":
+            return ProvenThinking(None, traits)
+        source = self.probe.template.source
+        names = [n for n in (*REASONING_FORMATS, HARMONY) if wanted in ("auto", n)]
+        if wanted == "auto":
+            names.remove("think" if "<response></response>" in source else "granite")
+        ways = [_with(traits, thinking_key=key) for key in _THINKING_KEYS]
+        for way in (*ways, replace(traits, thinks_in_content=True)):
+            for parts in self._turns():
+                asked, turn = self._render(parts, way)
+                if asked is None or turn is None or _THOUGHT not in turn:
+                    continue
+                for name in names:
+                    if _reads_thought(turn, _thinking_parser(name, asked)):
+                        return self._proven(name, REASONING_FORMATS.get(name), way, turn)
+                tags = _derive_tags(turn) if wanted == "auto" else None
+                if tags is not None and _reads_thought(
+                    turn, ThinkingParser(tags, PlainText(), is_open=False)
+                ):
+                    return self._proven(DERIVED, tags, way, turn)
+        if wanted != "auto":
+            return ProvenThinking(wanted, traits)
+        known = (n for n in names if n != HARMONY and REASONING_FORMATS[n].close in source)
+        return ProvenThinking(next(known, None), traits)
+
+    def _turns(self) -> Iterator[list[Part]]:
+        """Thinking behind the last question, where every template that renders any does."""
+        if self.has_calls:
+            yield [ThinkingPart(_THOUGHT), *_calling([{"word": "probe it"}])[1].parts]
+        yield [ThinkingPart(_THOUGHT), TextPart(_ANSWER)]
+
+    def _proven(
+        self, name: str, tags: ReasoningFormat | None, traits: TemplateTraits, turn: str
+    ) -> ProvenThinking:
+        behind = turn.partition(_THOUGHT)[2]
+        ends = [at for n in (_ANSWER, _NAME) if (at := behind.find(n)) >= 0]
+        inside = behind[: min(ends)] if ends else ""
+        merged = _with(traits, merges_text=True)
+        if self.has_calls and self._loses_text(traits) and not self._loses_text(merged):
+            traits = merged
+        return ProvenThinking(name, traits, tags, inside)
+
+    def _loses_text(self, traits: TemplateTraits) -> bool:
+        """Is a turn with thinking, text and a call refused or without its thinking?"""
+        [thought, *calls] = next(self._turns())
+        turn = self._render([thought, TextPart(_ANSWER), *calls], traits)[1]
+        return turn is None or _THOUGHT not in turn
+
+    def _render(self, parts: list[Part], traits: TemplateTraits) -> tuple[str | None, str | None]:
+        """The prompt of a turn, and what the template writes for the turn."""
+        tools = [_TOOL] if self.has_calls else []
+        asked = self.probe.text(Prompt([_USER], tools), traits, thinking=True)
+        calls = [part for part in parts if isinstance(part, ToolUsePart)]
+        results = [Message("user", [ToolResultPart(call.id, _RESULT)]) for call in calls]
+        messages = [_USER, Message("assistant", parts), *results]
+        answered = self.probe.text(Prompt(messages, tools), traits, thinking=True)
+        if asked is None or answered is None:
+            return None, None
+        return asked, answered[turn_begin(asked, answered) :].partition(_RESULT)[0]
+
+
+def _thinking_parser(name: str, asked: str) -> FormatParser:
+    """`asked`: the prompt, which may end behind the opening tag."""
+    if name == HARMONY:
+        return HarmonyParser(lambda: "probe-id", [_NAME])
+    tags, end = REASONING_FORMATS[name], asked.rpartition(_QUESTION)[2]
+    return ThinkingParser(tags, PlainText(), is_open=end.rfind(tags.open) > end.rfind(tags.close))
+
+
+def _reads_thought(turn: str, parser: FormatParser) -> bool:
+    """Does a parser find the thinking, whole and nothing else?"""
+    deltas = [*parser.feed(turn), *parser.close()]
+    thought = "".join(d.text for d in deltas if isinstance(d, ThinkingDelta))
+    text = "".join(d.text for d in deltas if isinstance(d, TextDelta))
+    return thought == _THOUGHT and _THOUGHT not in text
+
+
+def _derive_tags(turn: str) -> ReasoningFormat | None:
+    """The tags around the thinking, whatever their names."""
+    before, _, behind = turn.partition(_THOUGHT)
+    before = before.rstrip()
+    opened, closed = _TAG.search(before[-60:]), _TAG.match(behind.lstrip())
+    if opened is None or closed is None or opened.group().startswith(("</", "[/")):
+        return None
+    return ReasoningFormat(before[before.rfind(opened.group().rstrip()) :], closed.group())

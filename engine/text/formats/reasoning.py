@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.protocol import Delta, ThinkingDelta
-from engine.text.formats.call_stream import FormatParser
+from engine.text.formats.calls import FormatParser
 from engine.text.formats.stops import is_begun_markup, overlap
 
 
@@ -64,8 +64,7 @@ class ThinkingParser:
 
     def __init__(self, tags: ReasoningFormat, inner: FormatParser, *, is_open: bool) -> None:
         self.is_thinking = is_open
-        self._tags = tags
-        self._opening = tags.open.strip()
+        self._opening, self._close = tags.open.strip(), tags.close
         self._inner = inner if tags.wrapper is None else _Unwrapped(tags, inner)
         self._held = ""
         self._may_begin = True
@@ -80,12 +79,20 @@ class ThinkingParser:
         deltas: list[Delta] = []
         if self._may_begin:
             self._read_begin()
-        if self.is_thinking and not self._may_begin:
-            self._read_thinking(deltas)
-        if self.is_thinking or self._may_begin:
+        if self._may_begin:
             return deltas
         if self._drops_space:
             self._held = self._held.lstrip()
+            self._drops_space = not self._held
+        if self.is_thinking:
+            thought, close, rest = self._held.partition(self._close)
+            if not close:
+                thought = thought[: len(thought) - overlap(thought, self._close)]
+            deltas += _thoughts(thought.rstrip())
+            if not close:
+                self._held = self._held[len(thought.rstrip()) :]
+                return deltas
+            self.is_thinking, self._held = False, rest.lstrip()
             self._drops_space = not self._held
         held, self._held = self._held, ""
         return [*deltas, *self._inner.feed(held)] if held else deltas
@@ -99,30 +106,13 @@ class ThinkingParser:
 
     def _read_begin(self) -> None:
         begin = self._held.lstrip()
-        if begin.startswith(self._opening):
-            self._held = begin[len(self._opening) :]
-            self.is_thinking = self._drops_space = True
-            self._may_begin = False
-        elif begin.startswith(self._tags.close):
-            self._held = begin[len(self._tags.close) :]
-            self.is_thinking = self._may_begin = False
-            self._drops_space = True
-        elif not any(tag.startswith(begin) for tag in (self._opening, self._tags.close)):
-            self._may_begin = False
-
-    def _read_thinking(self, deltas: list[Delta]) -> None:
-        if self._drops_space:
-            self._held = self._held.lstrip()
-            self._drops_space = not self._held
-        at = self._held.find(self._tags.close)
-        if at >= 0:
-            deltas += _thoughts(self._held[:at].rstrip())
-            self._held = self._held[at + len(self._tags.close) :]
-            self.is_thinking, self._drops_space = False, True
-            return
-        whole = self._held[: len(self._held) - overlap(self._held, self._tags.close)].rstrip()
-        deltas += _thoughts(whole)
-        self._held = self._held[len(whole) :]
+        for tag in (self._opening, self._close):
+            if begin.startswith(tag):
+                self._held = begin[len(tag) :]
+                self.is_thinking, self._drops_space = tag == self._opening, True
+                self._may_begin = False
+                return
+        self._may_begin = any(tag.startswith(begin) for tag in (self._opening, self._close))
 
 
 class _Unwrapped:
@@ -131,8 +121,7 @@ class _Unwrapped:
     is_thinking = False
 
     def __init__(self, tags: ReasoningFormat, inner: FormatParser) -> None:
-        assert tags.wrapper is not None
-        self._opening, *self._closing = tags.wrapper
+        self._opening, *self._closing = tags.wrapper or ("",)
         self._opens_answer = tags.opens_answer
         self._inner = inner
         self._may_begin = True
@@ -145,8 +134,15 @@ class _Unwrapped:
     def feed(self, text: str) -> list[Delta]:
         self._held += text
         deltas: list[Delta] = []
-        if self._may_begin and not self._read_begin():
-            return deltas
+        if self._may_begin:
+            begin = self._held.lstrip()
+            if begin.startswith(self._opening):
+                self._held = begin[len(self._opening) :]
+            elif self._opening.startswith(begin):
+                return deltas
+            elif not self._opens_answer:
+                self._closing = []
+            self._may_begin = False
         while found := [(at, tag) for tag in self._closing if (at := self._held.find(tag)) >= 0]:
             at, tag = min(found)
             before, self._held = self._held[:at], self._held[at + len(tag) :]
@@ -161,18 +157,6 @@ class _Unwrapped:
         held, self._held = self._held, ""
         held = "" if is_cut and is_begun_markup(held) else held
         return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
-
-    def _read_begin(self) -> bool:
-        """False where more text is needed to tell whether the answer begins with the tag."""
-        begin = self._held.lstrip()
-        if begin.startswith(self._opening):
-            self._held = begin[len(self._opening) :]
-        elif self._opening.startswith(begin):
-            return False
-        elif not self._opens_answer:
-            self._closing = []
-        self._may_begin = False
-        return True
 
 
 def _thoughts(text: str) -> list[Delta]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.cache.ids import TokenId
 from engine.protocol import Delta, FinishReason, TextDelta, ToolInputDelta, ToolUseStart
-from engine.text.formats.call_stream import FormatParser
+from engine.text.formats.calls import FormatParser
 from engine.text.formats.stops import StopFinder
 from engine.text.grammar import Constraint
 from engine.text.tokens.detokenize import Detokenizer

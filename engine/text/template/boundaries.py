@@ -11,8 +11,10 @@ Cost: at most `MAX_RENDERS` renders a prompt, two for most, and a bounded search
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 from engine.errors import InvalidRequest
@@ -29,29 +31,28 @@ _MIN_WORDS = 16  # characters by which a text without marks is known
 _SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text
 
 
-def segment_texts(prompt: Prompt) -> list[str | None]:
-    """Every segment's text; None for those that are JSON objects."""
-    texts: list[str | None] = [None] * len(prompt.tools)
-    texts += [block.text for block in prompt.system]
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`text` is None for those that are JSON objects, which have a `name`. Templates treat those of
+    one `kind` alike."""
+
+    kind: str
+    text: str | None
+    name: str = ""
+
+
+def segments_of(prompt: Prompt) -> list[Segment]:
+    """In their order: tools, system blocks, the messages' parts."""
+    segments = [Segment("tool", None, tool.name) for tool in prompt.tools]
+    segments += [Segment("system prompt", block.text) for block in prompt.system]
     for message in prompt.messages:
-        texts += [None if isinstance(p, ToolUsePart) else p.text for p in message.parts]
-    return texts
-
-
-def segment_kinds(prompt: Prompt) -> list[str]:
-    """What every segment is: templates treat those of one kind alike."""
-    kinds = ["tool"] * len(prompt.tools) + ["system prompt"] * len(prompt.system)
-    for message in prompt.messages:
-        kinds += [f"{message.role} {type(part).__name__}" for part in message.parts]
-    return kinds
-
-
-def segment_names(prompt: Prompt) -> list[str]:
-    """The names of tools and calls; nothing for texts."""
-    names = [tool.name for tool in prompt.tools] + [""] * len(prompt.system)
-    for message in prompt.messages:
-        names += [p.name if isinstance(p, ToolUsePart) else "" for p in message.parts]
-    return names
+        for part in message.parts:
+            kind = f"{message.role} {type(part).__name__}"
+            if isinstance(part, ToolUsePart):
+                segments.append(Segment(kind, None, part.name))
+            else:
+                segments.append(Segment(kind, part.text))
+    return segments
 
 
 def message_segments(prompt: Prompt) -> list[range]:
@@ -122,99 +123,79 @@ class _Finder:
         self._conversation = conversation
         self._text = text
         self._thinking = thinking
-        self._texts = segment_texts(conversation.prompt)
-        self._kinds = segment_kinds(conversation.prompt)
-        self._names = segment_names(conversation.prompt)
-        self._first_message = len(conversation.prompt.tools) + len(conversation.prompt.system)
+        self._segments = segments_of(conversation.prompt)
+        num_tools = len(conversation.prompt.tools)
+        self._first_message = num_tools + len(conversation.prompt.system)
+        self._num_moving = num_tools if conversation.traits.moves_tools else 0
+        self._with_content = [
+            number
+            for number, segment in enumerate(self._segments)
+            if segment.text is None or segment.text.strip()
+        ]
 
     def find(self) -> list[Place]:
         marks, positions = self._mark()
         found = _marked_places(marks, positions)
-        unknown: list[int] = []
-        for segment in self._with_content():
-            if segment in found:
-                continue
-            # Neither mark came out: the template leaves the text out.
-            if segment not in marks or self._texts[segment] is None:
-                unknown.append(segment)
-        absent = self._find_words(found, [s for s in self._with_content() if s not in found])
-        unknown = [s for s in unknown if s not in absent and s not in found]
-        self._compare(found, unknown)
-        return self._places(found, set(unknown))
-
-    def _with_content(self) -> list[int]:
-        """The segments that may have a place of their own."""
-        prompt = self._conversation.prompt
-        num_moving = len(prompt.tools) if self._conversation.traits.moves_tools else 0
-        return [
-            segment
-            for segment, text in enumerate(self._texts)
-            if segment >= num_moving and (text is None or text.strip())
+        wanted = [s for s in self._with_content if s >= self._num_moving and s not in found]
+        absent = self._find_words(found, wanted)
+        # Where neither mark of a text came out the template leaves it out.
+        unknown = [
+            s
+            for s in wanted
+            if (s not in marks or self._segments[s].text is None)
+            and s not in absent
+            and s not in found
         ]
-
-    def _places(self, found: Mapping[int, Place], unknown: set[int]) -> list[Place]:
-        prompt = self._conversation.prompt
-        num_moving = len(prompt.tools) if self._conversation.traits.moves_tools else 0
-        places: list[Place] = []
-        for segment in range(len(self._texts)):
-            place = found.get(segment)
-            if segment < num_moving or (place is None and segment in unknown):
-                place = Place(None)
-            places.append(NO_ROOM if place is None else place)
-        return places
+        self._compare(found, unknown)
+        nowhere = {*range(self._num_moving), *(s for s in unknown if s not in found)}
+        return [
+            Place(None) if number in nowhere else found.get(number, NO_ROOM)
+            for number in range(len(self._segments))
+        ]
 
     def _mark(self) -> tuple[dict[int, SegmentMarks], dict[str, list[int]]]:
         """Marks that leave the render as it is, and where they came out."""
         marks = self._unique_marks()
-        shares = False
         for attempt in range(_MAX_MARKED):
             if not marks:
                 break
             unmarked = self._render_marked(marks)
             if unmarked is not None and unmarked.text == self._text:
                 return marks, unmarked.positions
-            if not shares:
-                shares = True
-                marks = self._shared_marks(marks)
+            if not attempt:
+                # Equal texts of one kind get equal marks: a template may compare whole messages.
+                first: dict[Segment, SegmentMarks] = {}
+                for number, pair in marks.items():
+                    segment = self._segments[number]
+                    if segment.text is not None:
+                        marks[number] = first.setdefault(segment, pair)
                 continue
-            marks = self._without(marks, unmarked, whole_kind=unmarked is None or attempt > 2)
+            # Less the marks that most likely change the render, or all marks of their kind.
+            nearest = list(marks)[-1]
+            if unmarked is not None:
+                parting = common_length(unmarked.text, self._text)
+                nearest = min(marks, key=partial(_distance, marks, unmarked, parting))
+            kind, changing = self._segments[nearest].kind, marks[nearest]
+            whole_kind = unmarked is None or attempt > 2
+            marks = {
+                number: pair
+                for number, pair in marks.items()
+                if (self._segments[number].kind != kind if whole_kind else pair is not changing)
+            }
         return {}, {}
 
     def _unique_marks(self) -> dict[int, SegmentMarks]:
-        alphabet = self._conversation.alphabet
-        segments = [s for s, text in enumerate(self._texts) if text is None or text.strip()]
-        num_objects = sum(self._texts[segment] is None for segment in segments)
+        alphabet, numbers = self._conversation.alphabet, self._with_content
+        num_objects = sum(self._segments[number].text is None for number in numbers)
         # A prompt of very many segments has no characters to spare for their fields.
-        spare = alphabet.num_free - 3 * len(segments) - _MAX_COMPARISONS
+        spare = alphabet.num_free - 3 * len(numbers) - _MAX_COMPARISONS
         num_inner = _NUM_INNER if spare > 2 * _NUM_INNER * num_objects else 0
 
         def pair(num_inner: int) -> SegmentMarks:
             inner = tuple(pair(0) for _ in range(num_inner))
             return SegmentMarks(alphabet.take(), alphabet.take(), inner)
 
-        return {s: pair(num_inner if self._texts[s] is None else 0) for s in segments}
-
-    def _shared_marks(self, marks: Mapping[int, SegmentMarks]) -> dict[int, SegmentMarks]:
-        """Equal texts of one kind get equal marks: a template may compare whole messages."""
-        first: dict[tuple[str, str], SegmentMarks] = {}
-        shared: dict[int, SegmentMarks] = {}
-        for segment, pair in marks.items():
-            text = self._texts[segment]
-            key = (self._kinds[segment], text or "")
-            shared[segment] = pair if text is None else first.setdefault(key, pair)
-        return shared
-
-    def _without(
-        self, marks: Mapping[int, SegmentMarks], unmarked: Unmarked | None, *, whole_kind: bool
-    ) -> dict[int, SegmentMarks]:
-        """Less the marks that most likely change the render, or all marks of their kind."""
-        nearest = list(marks)[-1]
-        if unmarked is not None:
-            nearest = _nearest(marks, unmarked, common_length(unmarked.text, self._text))
-        if not whole_kind:
-            return {s: pair for s, pair in marks.items() if pair is not marks[nearest]}
-        kind = self._kinds[nearest]
-        return {s: pair for s, pair in marks.items() if self._kinds[s] != kind}
+        return {s: pair(num_inner if self._segments[s].text is None else 0) for s in numbers}
 
     def _render_marked(self, marks: Mapping[int, SegmentMarks]) -> Unmarked | None:
         """None where the template refuses marked texts."""
@@ -227,42 +208,37 @@ class _Finder:
         pairs = [inner for pair in marks.values() for inner in (pair, *pair.inner)]
         return take_out(rendered, frozenset(m for pair in pairs for m in (pair.begin, pair.end)))
 
-    def _find_words(self, found: dict[int, Place], segments: Sequence[int]) -> set[int]:
+    def _find_words(self, found: dict[int, Place], missing: Sequence[int]) -> set[int]:
         """Texts without marks, by their words between the places before and behind them.
 
         Returns the tools and calls whose name is not there: the template leaves them out.
         """
-        missing = set(segments)
-        absent: set[int] = set()
-        behind = self._begins_behind(found)
+        # For every segment where the next message's segment with a known place begins.
+        behind = [len(self._text)] * (len(self._segments) + 1)
+        for number in range(len(self._segments) - 1, -1, -1):
+            place = found.get(number)
+            known = None if place is None or number < self._first_message else place.begin
+            behind[number] = behind[number + 1] if known is None else known
+        wanted, absent = set(missing), set[int]()
         budget = _SEARCH_LIMIT * len(self._text)
         before = 0
-        for segment, text in enumerate(self._texts):
-            place = found.get(segment)
-            is_message = segment >= self._first_message
+        for number, segment in enumerate(self._segments):
+            place = found.get(number)
+            is_message = number >= self._first_message
             if place is not None and is_message:
                 before = place.end or before
-            words = self._names[segment] if text is None else text.strip()
-            room = behind[segment + 1] - before
-            if segment not in missing or room > budget:
+            room = behind[number + 1] - before
+            if number not in wanted or room > budget:
                 continue
             budget -= max(room, 0)
-            begin = self._text.find(words, before, behind[segment + 1])
-            if text is None and begin < 0:
-                absent.add(segment)
-            elif text is not None and begin >= 0 and len(words) >= _MIN_WORDS:
-                found[segment] = Place(begin + len(words), begin)
+            words = segment.name if segment.text is None else segment.text.strip()
+            begin = self._text.find(words, before, behind[number + 1])
+            if segment.text is None and begin < 0:
+                absent.add(number)
+            elif segment.text is not None and begin >= 0 and len(words) >= _MIN_WORDS:
+                found[number] = Place(begin + len(words), begin)
                 before = begin + len(words) if is_message else before
         return absent
-
-    def _begins_behind(self, found: Mapping[int, Place]) -> list[int]:
-        """For every segment where the next message's segment with a known place begins."""
-        behind = [len(self._text)] * (len(self._texts) + 1)
-        for segment in range(len(self._texts) - 1, -1, -1):
-            place = found.get(segment)
-            known = None if place is None or segment < self._first_message else place.begin
-            behind[segment] = behind[segment + 1] if known is None else known
-        return behind
 
     def _compare(self, found: dict[int, Place], segments: Sequence[int]) -> None:
         """By comparing renders: the newest, whose ends are the ones that the next turn reads."""
@@ -283,14 +259,12 @@ def _marked_places(
     marks: Mapping[int, SegmentMarks], positions: Mapping[str, list[int]]
 ) -> dict[int, Place]:
     """A mark that came out more or less often than its segments are has no place."""
-    sharing: dict[str, int] = {}
-    for pair in marks.values():
-        sharing[pair.end] = sharing.get(pair.end, 0) + 1
-    seen: dict[str, int] = {}
+    sharing = Counter(pair.end for pair in marks.values())
+    seen: Counter[str] = Counter()
     found: dict[int, Place] = {}
     for segment, pair in marks.items():
-        index = seen.get(pair.end, 0)
-        seen[pair.end] = index + 1
+        index = seen[pair.end]
+        seen[pair.end] += 1
         begins, ends = positions.get(pair.begin, []), positions.get(pair.end, [])
         if len(ends) == sharing[pair.end]:
             whole = len(begins) == len(ends)
@@ -318,19 +292,13 @@ def common_length(first: str, second: str) -> int:
     return low
 
 
-def _nearest(marks: Mapping[int, SegmentMarks], unmarked: Unmarked, difference: int) -> int:
-    """The segment with the mark that is nearest to where the renders part."""
-
-    def distance(segment: int) -> int:
-        pair = marks[segment]
-        found = [
-            position
-            for mark in (pair.begin, pair.end)
-            for position in unmarked.positions.get(mark, [])[:1]
-        ]
-        return min((abs(p - difference) for p in found), default=len(unmarked.text))
-
-    return min(marks, key=distance)
+def _distance(
+    marks: Mapping[int, SegmentMarks], unmarked: Unmarked, parting: int, segment: int
+) -> int:
+    """From a segment's nearest mark to where the renders part."""
+    pair = marks[segment]
+    places = (unmarked.positions.get(mark, [])[:1] for mark in (pair.begin, pair.end))
+    return min((abs(p - parting) for found in places for p in found), default=len(unmarked.text))
 
 
 def in_order(prompt: Prompt, places: Sequence[Place]) -> list[Place]:
@@ -354,10 +322,9 @@ def in_order(prompt: Prompt, places: Sequence[Place]) -> list[Place]:
     for place, limit in zip(places, reversed(limits), strict=True):
         if place is NO_ROOM:
             ordered.append(Place(reached))
-            continue
-        if place.end is None or place.end > limit:
+        elif place.end is None or place.end > limit:
             ordered.append(Place(None, place.begin))
-            continue
-        reached = max(reached, place.end)
-        ordered.append(Place(reached, place.begin))
+        else:
+            reached = max(reached, place.end)
+            ordered.append(Place(reached, place.begin))
     return ordered

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import InvalidRequest
 from engine.text.errors import TemplateRefused
-from engine.text.template.marks import Marked, SegmentMarks
+from engine.text.template.marks import Marked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +161,8 @@ def _raise_exception(message: str) -> None:
 
 # A list of calls that is written as a whole has its marked inputs this deep.
 _MARKED_DEPTH = 4
+# Private-use characters stay: they are marks, and no template escapes those by itself.
+_ASCII_ESCAPED = re.compile("[^\x00-\x7f\ue000-\uf8ff\U000f0000-\U0010ffff]")
 
 
 def write_json(
@@ -171,69 +173,29 @@ def write_json(
     sort_keys: bool = False,
 ) -> str:
     """transformers' `tojson`, which also writes the marks around marked values."""
-    if isinstance(value, Marked) and isinstance(value, int | float):
-        return f"{value.marks.begin}{json.dumps(value.plain)}{value.marks.end}"
-    found: dict[str, SegmentMarks] = {}
-    if _has_marks(value, _MARKED_DEPTH):
-        value, sort_keys = _with_keys(value, found, sort_keys=sort_keys), False
-    text = json.dumps(
-        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+    dump = partial(
+        json.dumps, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    found: list[Marked] = []
+    text = dump(_without_marked(value, found, _MARKED_DEPTH))
+    for marked in found:
+        before, _, behind = text.partition(f'"{marked.marks.begin}"')
+        line = before[before.rfind("\n") + 1 :]
+        margin = line[: len(line) - len(line.lstrip())]
+        inner = dump(marked.plain).replace("\n", "\n" + margin)
+        text = f"{before}{marked.marks.begin}{inner}{marked.marks.end}{behind}"
     if ensure_ascii:
-        text = _ASCII_ESCAPED.sub(_escape, text)
-    return _KEYS.sub(partial(_to_marks, found), text) if found else text
+        text = _ASCII_ESCAPED.sub(lambda found: json.dumps(found.group())[1:-1], text)
+    return text
 
 
-# Private-use characters stay: they are marks, and no template escapes those by itself.
-_ASCII_ESCAPED = re.compile("[^\x00-\x7f\ue000-\uf8ff\U000f0000-\U0010ffff]")
-_MARK = '"([\ue000-\uf8ff\U000f0000-\U0010ffff])"'
-_KEYS = re.compile(
-    # An empty object or list; the beginning of one; its end; a number.
-    rf"[{{\[]\s*{_MARK}(?:\s*:\s*0)?,\s*{_MARK}(?:\s*:\s*0)?\s*([}}\]])"
-    rf"|([{{\[]\s*){_MARK}(?:\s*:\s*0)?,\s*"
-    rf"|,\s*{_MARK}(?:\s*:\s*0)?(\s*[}}\]])"
-)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return json.dumps(match.group())[1:-1]
-
-
-def _has_marks(value: Any, depth: int) -> bool:
+def _without_marked(value: Any, found: list[Marked], depth: int) -> Any:
+    """The value with the first mark of each marked value in its place."""
     if isinstance(value, Marked):
-        return True
+        found.append(value)
+        return value.marks.begin
     if depth == 0 or not isinstance(value, dict | list | tuple):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return any(_has_marks(item, depth - 1) for item in inner)
-
-
-def _with_keys(value: Any, found: dict[str, SegmentMarks], *, sort_keys: bool) -> Any:
-    """The value with its marks as the first and last key of an object, the first and last element
-    of a list, so that `json.dumps` indents and separates what is between as without them."""
-    marks = None
-    if isinstance(value, Marked):
-        marks, value = value.marks, value.plain
-        if isinstance(value, int | float):
-            return value
-        found[marks.begin] = found[marks.end] = marks
+        return value
     if isinstance(value, dict):
-        items = sorted(value.items()) if sort_keys else value.items()
-        inner = {key: _with_keys(item, found, sort_keys=sort_keys) for key, item in items}
-        return inner if marks is None else {marks.begin: 0, **inner, marks.end: 0}
-    if isinstance(value, list | tuple):
-        listed = [_with_keys(item, found, sort_keys=sort_keys) for item in value]
-        return listed if marks is None else [marks.begin, *listed, marks.end]
-    return value
-
-
-def _to_marks(found: dict[str, SegmentMarks], match: re.Match[str]) -> str:
-    empty_begin, empty_end, empty_close, opening, begin, end, closing = match.groups()
-    if empty_begin is not None:
-        if empty_begin not in found:
-            return match.group()
-        opening_bracket = "{" if empty_close == "}" else "["
-        return f"{empty_begin}{opening_bracket}{empty_close}{empty_end}"
-    if begin is not None:
-        return begin + opening if begin in found else match.group()
-    return closing + end if end in found else match.group()
+        return {key: _without_marked(item, found, depth - 1) for key, item in value.items()}
+    return [_without_marked(item, found, depth - 1) for item in value]

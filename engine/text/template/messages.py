@@ -48,17 +48,17 @@ ThinkingKey = Literal["reasoning_content", "thinking", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenCalls:
-    """The texts around calls that are written into a turn's content.
+class Written:
+    """How a model writes calls: `begin` and `end` surround all of them, `separator` is between.
 
-    `before` has the place `{name}`; the input's JSON follows it.
+    Places are `{name}` and `{input}`; `{digits}` and `{id}` are a number and nine letters or
+    digits, at the model's choice; `{more}` is an id as a last key, or nothing.
     """
 
-    begin: str
-    before: str
-    behind: str
-    separator: str
-    end: str
+    call: str
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Replay:
     interleaves: bool = False
     thinking_key: ThinkingKey = "reasoning_content"
     merges_text: bool = False
-    written: WrittenCalls | None = None
+    written: Written | None = None
     told: str = ""
 
 
@@ -439,12 +439,13 @@ def _interleaved(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return ordered
 
 
-def _written(calls: list[dict[str, Any]], written: WrittenCalls) -> str:
+def _written(calls: list[dict[str, Any]], written: Written) -> str:
     """The calls as text, for a template that renders none."""
+    before, _, behind = written.call.partition("{input}")
     texts = [
-        written.before.replace("{name}", call["function"]["name"])
+        before.replace("{name}", call["function"]["name"])
         + write_json(call["function"]["arguments"])
-        + written.behind
+        + behind
         for call in calls
     ]
     return written.begin + written.separator.join(texts) + written.end

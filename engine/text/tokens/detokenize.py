@@ -1,4 +1,5 @@
-"""Tokens to text as they come: never half a character, never a wrong space."""
+"""Tokens to text as they come: never half a character, never a wrong space; and how many bytes of
+text one token can stand for: a text of n bytes has n / that many at least."""
 
 import codecs
 import json
@@ -14,6 +15,8 @@ from engine.schedule.output import Spelled
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN_LENGTH = len("<0x00>")
+_NFC_SHRINKS = 3
+"""A composed character has at most so many times fewer bytes than its parts (U+1F82, U+0390)."""
 
 
 class Detokenizer(Protocol):
@@ -126,6 +129,48 @@ class _WindowDetokenizer:
     def _new_text(self) -> str:
         known = self._tokenizer.decode(self._before)
         return self._tokenizer.decode(self._before + self._pending)[len(known) :]
+
+
+def longest_token_bytes(tokenizer: Tokenizer) -> int:
+    """UTF-8 bytes of a text that one token stands for at most; 0 where there is no such bound.
+
+    There is none where the tokenizer leaves text out: unknown characters that it fuses into one
+    token, normalizers other than those known here, added tokens that take the white space beside
+    them along.
+    """
+    parts = json.loads(tokenizer.to_str())
+    factor = _factor(parts["normalizer"])
+    added = tokenizer.get_added_tokens_decoder().values()
+    if factor is None or any(token.lstrip or token.rstrip for token in added):
+        return 0
+    if not {"ByteLevel", "ByteFallback"} & set(_decoder_types(parts["decoder"])):
+        return 0
+    vocabulary = Vocabulary(tokenizer).with_text({token.content for token in added})
+    longest = max(len(vocabulary.bytes_of(token_id)) for token_id in tokenizer.get_vocab().values())
+    return factor * longest
+
+
+def _factor(normalizer: Any) -> int | None:
+    """How many bytes of text become one of normalized text at most, None where nobody knows."""
+    if normalizer is None:
+        return 1
+    match normalizer["type"]:
+        case "Sequence":
+            factors = [_factor(inner) for inner in normalizer["normalizers"]]
+            total = 1
+            for factor in factors:
+                if factor is None:
+                    return None
+                total *= factor
+            return total
+        case "NFC":
+            return _NFC_SHRINKS
+        case "Prepend":
+            return 1
+        case "Replace" if normalizer["pattern"] == {"String": " "} and normalizer["content"]:
+            return 1
+        case _:
+            return None
 
 
 def _decoder_types(decoder: Any) -> Iterator[str]:

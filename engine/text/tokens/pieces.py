@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,10 +20,12 @@ from tokenizers import Encoding, Tokenizer
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.text.tokens.controls import ControlMatch, ControlTexts, find_controls
-from engine.text.tokens.edges import Edges
 
 _CACHE_BYTES = 256 * 1024 * 1024
 _ENTRY_BYTES = 300  # of an entry without its text and numbers
+_SPACE = "\u2581"  # SentencePiece's stand-in for a space
+_LINE_ENDS = ("\n", "\r")
+_SAMPLE = "one two, three"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class PieceTokenizer:
         self.control_ids = self.controls.ids
         self._controls = frozenset(self.control_ids.values())
         self._plain: _PlainTokenizer | None = None
-        self._edges = Edges(self._whole)
+        self._edges = _Edges(self._whole)
         self._cache = _PieceCache(cache_bytes)
 
     def encode(self, text: str, cuts: Sequence[int] = (), *, scope: str = "") -> EncodedText:
@@ -122,19 +125,15 @@ class PieceTokenizer:
     ) -> "list[_Key]":
         """What each piece is known by."""
         keys: list[_Key] = []
-        at = 0
+        begins = [match.begin for match in owned]
         for begin, end in pairwise(borders):
-            if not cuts or bisect_left(cuts, begin) == bisect_left(cuts, end):
-                keys.append(_Key(scope, text[begin:end], begin == 0))
-                continue
-            while at < len(owned) and owned[at].begin < begin:
-                at += 1
-            inside: list[ControlMatch] = []
-            while at < len(owned) and owned[at].begin < end:
-                match = owned[at]
-                inside.append(ControlMatch(match.begin - begin, match.end - begin, match.token_id))
-                at += 1
-            keys.append(_Key(scope, text[begin:end], begin == 0, tuple(inside)))
+            inside: tuple[ControlMatch, ...] | None = None
+            if cuts and bisect_left(cuts, begin) != bisect_left(cuts, end):
+                own = owned[bisect_left(begins, begin) : bisect_left(begins, end)]
+                inside = tuple(
+                    ControlMatch(m.begin - begin, m.end - begin, m.token_id) for m in own
+                )
+            keys.append(_Key(scope, text[begin:end], begin == 0, inside))
         return keys
 
     def _place(self, borders: Sequence[int], keys: "Sequence[_Key]") -> EncodedText:
@@ -159,7 +158,7 @@ class PieceTokenizer:
     def _piece(self, key: "_Key", encoding: Encoding) -> Piece:
         owned = key.owned
         if owned is None:
-            owned = tuple(m for m in self.controls.matches(key.text))
+            owned = tuple(self.controls.matches(key.text))
         if self._makes_controls(encoding, owned):
             if self._plain is None:
                 self._plain = _PlainTokenizer(self._whole, self.controls)
@@ -215,6 +214,54 @@ class _Key(NamedTuple):
     text: str
     is_first: bool
     owned: tuple[ControlMatch, ...] | None = None
+
+
+class _Edges:
+    """Finds edges: the places before tokens at which no token could join what is on both sides.
+
+    A pre-tokenizer's words are never joined. A tokenizer without words (SentencePiece) may join any
+    two characters that stand side by side in a token of its vocabulary, and no others.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        words = tokenizer.encode(_SAMPLE, add_special_tokens=False).word_ids
+        self._has_words = len(set(words)) > 1
+
+    def of(self, text: str, encoding: Encoding) -> bytearray:
+        """For every token of the text's encoding 1 where there is an edge before it, else 0.
+
+        A token that begins with a line end counts as well: pre-tokenizers put line ends into the
+        word of the punctuation before them, and templates write them or not. Pairs are never
+        split once joined, so the tokens before such a token are those of the text without it.
+        """
+        words, offsets = encoding.word_ids, encoding.offsets
+        edges = bytearray(len(words))
+        last: int | None = -1
+        for index, word in enumerate(words):
+            begin = offsets[index][0] if word == last else 0
+            if word != last or text[begin : begin + 1] in _LINE_ENDS:
+                edges[index] = 1
+                last = word
+        if not self._has_words:
+            self._add_unjoined(text, encoding, edges)
+        return edges
+
+    def _add_unjoined(self, text: str, encoding: Encoding, edges: bytearray) -> None:
+        offsets = encoding.offsets
+        for index in range(1, len(edges)):
+            at = offsets[index - 1][1]
+            if 0 < at < len(text) and offsets[index][0] >= at:
+                pair = text[at - 1 : at + 1].replace(" ", _SPACE)
+                edges[index] |= pair not in self._pairs
+
+    @cached_property
+    def _pairs(self) -> frozenset[str]:
+        """Every two neighbouring characters of a token."""
+        parts = json.loads(self._tokenizer.to_str())
+        vocabulary = parts["model"]["vocab"]
+        tokens = vocabulary if isinstance(vocabulary, dict) else (text for text, _ in vocabulary)
+        return frozenset(token[i : i + 2] for token in tokens for i in range(len(token) - 1))
 
 
 class _PlainTokenizer:

@@ -19,7 +19,7 @@ from engine.protocol import (
     ToolChoice,
     ToolUsePart,
 )
-from engine.text.formats.calls_read import calls_of
+from engine.text.formats.calls import calls_of
 from engine.text.renderer import ChatRenderer
 from tests.engine.text.format_cases import EXPECTED, OF_REAL, REAL, renderer, source
 from tests.engine.text.templates import renderer_for

@@ -17,18 +17,14 @@ from engine.protocol import (
     TextPart,
     ThinkingPart,
     Tool,
-    ToolChoice,
     ToolResultPart,
     ToolUsePart,
-    ToolUseStart,
 )
 from engine.schedule.output import OutputParser
 from engine.text.errors import TemplateRefused
-from engine.text.formats.model_formats import FormatChoice
+from engine.text.formats.proof import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.messages import new_conversation
-from scripts.docs.templates import BEGIN, END, README, table
 from tests.engine.text import template_runs as runs
 from tests.engine.text.conversations import OWN, REAL, WHY_NOT, template_paths
 from tests.engine.text.vocabularies import KINDS
@@ -69,12 +65,6 @@ def user(*texts: str) -> Message:
     return Message("user", [TextPart(text) for text in texts])
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path.parent == OWN])
-def test_the_table_in_the_readme_is_what_the_script_prints(path: Path) -> None:
-    readme = README.read_text("utf-8")
-    assert table([path]).splitlines()[-1] in readme.partition(BEGIN)[2].partition(END)[0]
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_tokens_are_those_of_one_call_and_reads_all_that_is_there(path: Path) -> None:
     row = runs.measure(path)
@@ -97,17 +87,6 @@ def test_random_prompts_have_the_tokens_of_one_call(path: Path, kind: str) -> No
     of = ChatRenderer(files, formats=FormatChoice(tools="none"))
     row = runs.one_shot(of, ChatTemplate({"default": source}, files.special_tokens), path.stem)
     assert row.one_shot[0] == row.one_shot[1] > 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("thinking", [False, True])
-def test_the_tokens_are_those_of_the_template_alone(name: str, thinking: bool) -> None:
-    """The renderer hears of no breakpoints, and its own marks leave nothing behind."""
-    template = ChatTemplate({"default": source(name)}, runs.SPECIAL_TOKENS)
-    for prompt in runs.turns_of(renderer(name)):
-        plain = new_conversation(prompt, None, renderer(name).traits)
-        expected = template.render(plain.variables({}, thinking=thinking))
-        assert text_of(name, prompt, thinking=thinking) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -241,34 +220,6 @@ def test_old_thinking_is_rendered_as_the_template_does_and_takes_no_room_elsewhe
     parts = [part for message in prompts[3].messages for part in message.parts]
     at = len(runs.TOOLS) + 1 + next(i for i, p in enumerate(parts) if isinstance(p, ThinkingPart))
     assert spans[at].end == spans[at - 1].end
-
-
-HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("name", "written"),
-    [
-        ("hermes-3", HERMES_CALL),
-        ("qwen3", HERMES_CALL),
-        ("llama-3.1", '{"name": "get_weather", "parameters": {"city": "Bern"}}'),
-        (
-            "mistral-7b-v0.3",
-            '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bern"}}]',
-        ),
-        ("magistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Bern"}'),
-    ],
-)
-def test_a_forced_call_is_allowed_in_the_templates_own_format(name: str, written: str) -> None:
-    prompt = Prompt([user("Weather?")], runs.TOOLS)
-    for parallel in (True, False):
-        choice = ToolChoice("tool", "get_weather", parallel=parallel)
-        parser = renderer(name).parser(request(prompt, tool_choice=choice))
-        deltas = follow(parser, renderer(name), written)
-        if parallel and parser.finish is None:
-            deltas += parser.feed(next(iter(renderer(name).end_token_ids)))
-        assert parser.finish == "tool_use"
-        assert [d.name for d in deltas if isinstance(d, ToolUseStart)] == ["get_weather"]
 
 
 def follow(parser: OutputParser, of: ChatRenderer, written: str) -> list[Delta]:

@@ -25,10 +25,9 @@ from engine.protocol import (
     ToolUseStart,
 )
 from engine.schedule.output import OutputParser
+from engine.text.formats.calls import PlainText, new_tool_use_id
 from engine.text.formats.json_stream import JsonObjectStream
 from engine.text.formats.stops import StopFinder, StopStrings
-from engine.text.formats.table import TOOL_FORMATS
-from engine.text.formats.tool_calls import PlainText, new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
 from engine.text.grammar import GrammarWriter
 from engine.text.tokens.detokenize import Vocabulary
@@ -87,12 +86,6 @@ def split(text: str, seed: int) -> list[str]:
     return [text[a:b] for a, b in zip([0, *borders], [*borders, len(text)], strict=True)]
 
 
-def parse(text: str, seed: int = 0) -> list[Delta]:
-    parser = TOOL_FORMATS["hermes"].new_parser(new_tool_use_id, [Tool("f", {})])
-    deltas = [delta for piece in split(text, seed) for delta in parser.feed(piece)]
-    return [*deltas, *parser.close()]
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from("😀\n é")))
 def test_text_without_calls_comes_out_as_it_was(text: str) -> None:
@@ -109,47 +102,6 @@ def test_a_call_streams_and_ends_the_turn_with_tool_use() -> None:
     [(name, written)] = calls(deltas)
     assert (name, json.loads(written)) == ("f", {"a": [1, -2500.0, True], "b": '}"é'})
     assert sum(isinstance(delta, ToolInputDelta) for delta in deltas) > 3
-    assert parser.finish == "tool_use"
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_calls_are_found_wherever_the_text_is_cut(seed: int) -> None:
-    deltas = parse(f"A < b\n{CALL}\n{CALL}\n", seed)
-    assert texts(deltas) == "A < b"
-    assert [name for name, _ in calls(deltas)] == ["f", "f"]
-    assert all(json.loads(written)["b"] == '}"é' for _, written in calls(deltas))
-
-
-@pytest.mark.parametrize(
-    "malformed",
-    [
-        "<tool_call>no JSON</tool_call>",
-        '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": "text"}</tool_call> and on',
-        '<tool_call>{"name": "f"',
-        "<tool_call><function=f></function></tool_call>",
-        "<tool_cal",
-        "<tool_call>",
-    ],
-)
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_no_call_is_text(malformed: str, seed: int) -> None:
-    deltas = parse("Before \n" + malformed, seed)
-    assert texts(deltas) == "Before \n" + malformed
-    assert calls(deltas) == []
-
-
-def test_a_call_that_stops_being_json_keeps_the_rest_as_text() -> None:
-    deltas = parse('<tool_call>{"name": "f", "arguments": {"a": 1 oops}}</tool_call>')
-    assert calls(deltas) == [("f", '{"a": 1 ')]
-    assert texts(deltas) == "oops}}</tool_call>"
-
-
-def test_other_key_orders_and_missing_closing_tags_are_calls() -> None:
-    other = '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>'
-    assert calls(parse(other)) == [("f", '{"x": 1}')]
-    parser = demo_renderer().parser(request())
-    assert calls(feed(parser, CALL.removesuffix("\n</tool_call>")))[0][0] == "f"
     assert parser.finish == "tool_use"
 
 

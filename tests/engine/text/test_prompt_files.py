@@ -1,4 +1,4 @@
-"""What a model's folder says about prompts: more templates, other vocabularies."""
+"""What a model's folder says about prompts, and prompts that a client has put into its form."""
 
 import json
 import shutil
@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from engine.protocol import Message, Prompt, TextPart, Tool
+from engine.text.conversations import render_text
 from engine.text.errors import TemplateRefused
 from engine.text.files import read_prompt_files
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
-from tests.engine.text.templates import DEMO_MODEL, decode
+from tests.engine.text.templates import DEMO_MODEL, decode, demo_renderer
 
 
 def folder(path: Path, *, tokenizer: bool = True) -> Path:
@@ -71,3 +72,26 @@ def test_a_sentencepiece_vocabulary_is_converted(tmp_path: Path) -> None:
 def test_a_template_that_does_not_compile_is_refused_with_its_line() -> None:
     with pytest.raises(TemplateRefused, match="does not compile: line 2: "):
         ChatTemplate({"default": "{{ messages }}\n{% for message in messages %}{{ 1"}, {})
+
+
+CHAT = "<|im_start|>user\nWhat is a lease?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_control_tokens_that_a_raw_prompt_writes_are_control_tokens() -> None:
+    renderer = demo_renderer()
+    rendered = renderer.render(Prompt([], text=CHAT), thinking=False)
+    start = renderer.tokenizer.token_to_id("<|im_start|>")
+    assert rendered.token_ids.count(start) == 2
+    assert rendered.token_ids == renderer.tokenizer.encode(CHAT).ids
+
+
+def test_a_point_in_the_text_has_the_offset_of_the_tokens_before_it() -> None:
+    tokenizer = demo_renderer().tokenizer
+    rendered = render_text(tokenizer, CHAT)
+    [span] = rendered.segments
+    assert span.offset(None) == len(rendered.token_ids)
+    for characters in range(len(CHAT) + 1):
+        offset = span.offset(characters)
+        assert offset is not None
+        before = tokenizer.decode(rendered.token_ids[:offset], skip_special_tokens=False)
+        assert CHAT[:characters].startswith(before)

@@ -6,7 +6,7 @@ import pytest
 
 from engine.protocol import Delta, GenerateRequest, Prompt, TextDelta, Tool
 from engine.schedule.output import OutputParser
-from engine.text.formats.calls_read import calls_of
+from engine.text.formats.calls import calls_of
 from engine.text.renderer import ChatRenderer
 from tests.engine.text.format_cases import source
 from tests.engine.text.test_format_proof import (

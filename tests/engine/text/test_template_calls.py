@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from engine.text.renderer import ChatRenderer
-from scripts.docs.templates import CALLS_BEGIN, CALLS_END, README
 from tests.engine.text import written_calls as table
 from tests.engine.text.conversations import REAL, call_template_paths, template_paths
 from tests.engine.text.format_cases import OF_REAL
@@ -32,17 +31,6 @@ OTHER_TOKENS = {
 @cache
 def model_of(path: Path) -> ChatRenderer:
     return table.model_of(path.read_text("utf-8"))
-
-
-@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
-def test_the_tables_of_calls_in_the_readme_are_what_the_script_prints(path: Path) -> None:
-    tables = README.read_text("utf-8").partition(CALLS_BEGIN)[2].partition(CALLS_END)[0]
-    parsed, _, replayed = tables.partition("Replayed")
-    model = model_of(path)
-    assert f"| {path.stem} | {' | '.join(table.row(model))} |" in parsed.splitlines()
-    if model.tool_format is not None:
-        row = f"| {path.stem} | {' | '.join(table.replay_row(model))} |"
-        assert row in replayed.splitlines()
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

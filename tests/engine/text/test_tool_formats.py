@@ -3,16 +3,18 @@
 import json
 from collections.abc import Sequence
 from itertools import count, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import Delta, TextDelta, ThinkingDelta, Tool, ToolInputDelta, ToolUseStart
-from engine.text.formats.call_stream import FormatParser
+from engine.text.formats import arguments
+from engine.text.formats.arguments import Elements
+from engine.text.formats.calls import FormatParser, PlainText
 from engine.text.formats.reasoning import REASONING_FORMATS, ThinkingParser
 from engine.text.formats.table import TOOL_FORMATS
-from engine.text.formats.tool_calls import PlainText
 from engine.text.template.messages import TemplateTraits
 
 Block = tuple[str, str]
@@ -63,6 +65,8 @@ def parse(tool_format: str, text: str) -> list[Block]:
     [
         ("hermes", HERMES, ["f"]),
         ("hermes", HERMES + "\n" + HERMES, ["f", "f"]),
+        ("hermes", HERMES.removesuffix("\n</tool_call>"), ["f"]),
+        ("hermes", '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', ["f"]),
         ("hermes", '<tool_call>{"type": "function", "name": "x", "arguments": {}}', ["x"]),
         ("llama3_json", LLAMA, ["f"]),
         ("llama3_json", f"{LLAMA}; {LLAMA}", ["f", "f"]),
@@ -71,6 +75,9 @@ def parse(tool_format: str, text: str) -> list[Block]:
         ("llama3_json", '{"parameters": {"x": 1}, "name": "f"}', ["f"]),
         ("llama3_json", '{"name": "get_time"}', ["get_time"]),
         ("llama3_json", '{"type": "function", "name": "f", "arguments": {}}', ["f"]),
+        ("llama4_json", f"<|python_start|>{LLAMA}<|python_end|>", ["f"]),
+        ("llama4_json", f"{LLAMA}", ["f"]),
+        ("internlm2", f"<|action_start|><|plugin|>\n{LLAMA}<|action_end|>\n", ["f"]),
         ("mistral", MISTRAL, ["f"]),
         ("mistral", MISTRAL[:-1] + ', {"name": "g", "arguments": {}}]', ["f", "g"]),
         ("mistral", MISTRAL.replace("] [", "]["), ["f"]),
@@ -87,6 +94,11 @@ def test_calls_are_found(tool_format: str, text: str, names: list[str]) -> None:
     assert all(isinstance(json.loads(written), dict) for _, written in found)
     if "{" + ARGUMENTS[1:] in text:
         assert json.loads(found[0][1]) == json.loads(ARGUMENTS)
+
+
+def test_a_call_that_stops_being_json_keeps_the_rest_as_text() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1 oops}}</tool_call>'
+    assert parse("hermes", text) == [("f", '{"a": 1 '), ("text", "oops}}</tool_call>")]
 
 
 @pytest.mark.parametrize(("tool_format", "call"), [("hermes", HERMES), ("mistral", NAMED)])
@@ -108,6 +120,7 @@ def test_an_input_streams(call: str) -> None:
     ("tool_format", "text"),
     [
         ("llama3_json", '{"answer": 42}'),
+        ("llama3_json", '{"arguments": {}, "name": ["f"]}'),
         ("llama3_json", '{"name": "Ada", "parameters": {"born": 1815}}'),
         ("llama3_json", '{"name": "Ada", "born": 1815}'),
         ("llama3_json", "Then {\"name\": \"f\", \"parameters\": {}}"),
@@ -124,6 +137,13 @@ def test_an_input_streams(call: str) -> None:
         ("mistral", '[TOOL_CALLS] [{"name": 3}]'),
         ("mistral", "see [1] and [TOOL"),
         ("hermes", "<tool_call>[1]</tool_call>"),
+        ("hermes", "Before \n<tool_call>no JSON</tool_call>"),
+        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "text"}</tool_call> and on'),
+        ("hermes", '<tool_call>{"name": "f"'),
+        ("hermes", "<tool_call><function=f></function></tool_call>"),
+        ("hermes", "<tool_cal"),
+        ("hermes", "<tool_call>"),
     ],
 )  # fmt: skip
 def test_what_is_no_call_is_text(tool_format: str, text: str) -> None:
@@ -208,3 +228,79 @@ def test_the_id_that_mistral_writes_before_an_input_comes_back(written: str, tai
     (start,) = [delta for delta in deltas if isinstance(delta, ToolUseStart)]
     assert start.id == ours[:-9] + tail
     assert TemplateTraits(shortens_ids=True).call_id(start.id) == tail
+
+
+# Values that are written as elements: what they stand for is told by the schema.
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "count": {"type": "integer"},
+        "rows": {"type": "array", "items": {"$ref": "#/$defs/row"}},
+        "none": {"type": "array"},
+    },
+    "$defs": {"row": {"type": "object", "properties": {"id": {"type": "string"}}}},
+}
+
+
+def with_prefix(text: str) -> str:
+    return text.replace("<", "~<")
+
+
+def value(text: str, schema: Any = SCHEMA) -> Any:
+    return Elements("~", SCHEMA).value(with_prefix(text), schema)
+
+
+def test_elements_are_lists_and_objects_by_the_schema() -> None:
+    rows = "<rows><item><id>7</id></item><item><id>8</id></item></rows>"
+    text = f"<name>true</name><count>3</count>{rows}<none></none>"
+    expected = {"name": "true", "count": 3, "rows": [{"id": "7"}, {"id": "8"}], "none": []}
+    assert value(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "expected"),
+    [
+        ("<item>1</item><item>a</item>", {}, [1, "a"]),
+        ("<item>1</item>", {"type": "object"}, {"item": 1}),
+        ("<a>1</a><b><c>x</c></b>", None, {"a": 1, "b": {"c": "x"}}),
+        ("", {"type": "object"}, {}),
+        ("", {"type": "string"}, ""),
+        ("<a>1</a>", {"type": "string"}, with_prefix("<a>1</a>")),
+        ("some <a>1</a>", {}, with_prefix("some <a>1</a>")),
+        ("<a>1</b>", {}, with_prefix("<a>1</b>")),
+        ("<a>1", {}, with_prefix("<a>1")),
+    ],
+)
+def test_what_is_no_element_is_text(text: str, schema: Any, expected: Any) -> None:
+    assert value(text, schema) == expected
+
+
+def test_markup_without_the_prefix_is_text() -> None:
+    assert Elements("~", SCHEMA).value("<item>1</item>", {}) == "<item>1</item>"
+
+
+def test_a_deep_nest_ends() -> None:
+    text = "<a>" * 500 + "</a>" * 500
+    found, depth = value(text, None), 0
+    while isinstance(found, dict):
+        found, depth = found["a"], depth + 1
+    assert 10 < depth < 100 and isinstance(found, str)
+
+
+def test_a_schema_is_looked_at_once_however_many_elements_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[object] = []
+    real = arguments.types_of
+
+    def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
+        looked.extend([schema] if depth == 0 else [])
+        return real(schema, root, depth)
+
+    monkeypatch.setattr(arguments, "types_of", types_of)
+    items = {"type": "array", "items": {"anyOf": [{"type": "integer"}] * 100}}
+    text = "~<item>1~</item>" * 500
+    assert Elements("~", {}).value(text, items) == [1] * 500
+    assert len(looked) == 2

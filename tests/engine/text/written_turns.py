@@ -17,7 +17,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.text.formats.calls_read import calls_of
+from engine.text.formats.calls import calls_of
 from engine.text.formats.proof import turn_begin
 from engine.text.renderer import ChatRenderer
 from engine.text.template.messages import new_conversation

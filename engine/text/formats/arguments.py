@@ -1,0 +1,579 @@
+"""Inputs of calls that a format writes argument by argument, told as JSON while they come.
+
+Between tags (`<parameter=city>Bern</parameter>`) strings stand as they are and everything else as
+JSON, or, by templates that use Jinja's `string` filter, as Python: `True`, `None`, `{'a': 1}`.
+Elsewhere they are `key=value` in Python's notation, or `key:value` in Gemma's. What a text stands
+for is told by the tool's schema.
+"""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.protocol import Delta, Tool, ToolInputDelta, ToolUseStart
+from engine.text.formats.patterns import SPACE, Match, Pattern, match, pattern_of
+from engine.text.formats.stops import overlap
+
+_SPACES = " \t\n\r"
+_STRING = frozenset({"string"})
+ALL_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+_TYPE_OF = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_MAX_REFERENCES = 32
+_MAX_PYTHON_CHARACTERS = 65_536
+_MAX_LITERAL = 1_000_000
+_MAX_DEPTH = 64
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+_PAIRS = {"{": "}", "[": "]", "(": ")"}
+_ITEM = "item"
+ITEM_TAGS = (f"<{_ITEM}>", f"</{_ITEM}>")
+"""Around each value of a list that is written as elements."""
+
+
+def resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """Follow local references (`#/$defs/…`); a reference that leads nowhere is an empty schema."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        target: Any = root
+        for step in reference.removeprefix("#").strip("/").split("/"):
+            step = step.replace("~1", "/").replace("~0", "~")
+            if step:
+                target = target.get(step) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            return {}
+        schema = target
+    return {}
+
+
+def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
+    """The JSON types of the values that a schema may accept; a superset where it is involved."""
+    if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
+        return ALL_TYPES
+    schema = resolve(schema, root)
+    found = ALL_TYPES
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        found &= {declared}
+    elif isinstance(declared, list):
+        found &= {kind for kind in declared if isinstance(kind, str)}
+    if "const" in schema:
+        found &= {type_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        found &= {type_of(value) for value in schema["enum"]}
+    for key in ("anyOf", "oneOf"):
+        branches = schema.get(key)
+        if isinstance(branches, list) and branches:
+            found &= frozenset().union(*(types_of(b, root, depth + 1) for b in branches))
+    for branch in schema.get("allOf") or ():
+        found &= types_of(branch, root, depth + 1)
+    if schema.get("nullable") is True and declared is not None:
+        found |= {"null"}
+    return found or ALL_TYPES
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
+    return "null" if value is None else _TYPE_OF.get(type(value), "string")
+
+
+def value_of(text: str, types: frozenset[str]) -> Any:
+    """The value that a text stands for. A text that is none of the types' is a string.
+
+    If the schema allows only strings, the text is the string. If it allows other types too, a text
+    that is a value of one of those types is that value.
+    """
+    if types == _STRING:
+        return text
+    value = _read_value(text.strip())
+    kind = type_of(value)
+    if kind == "integer" and "integer" not in types and "number" in types:
+        return value
+    if kind == "number" and "number" not in types and value == int(value):
+        return int(value) if "integer" in types else text
+    return value if kind in types and kind != "string" else text
+
+
+def _read_value(text: str) -> Any:
+    """The text as JSON, or else as Python; the text itself where it is neither."""
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
+    if not text or not (text[0] in "[{-" or text[0].isdigit() or text in ("true", "false", "null")):
+        return text
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        # A number beyond what a double holds becomes no number.
+        return text if isinstance(value, float) and not math.isfinite(value) else value
+    if text[0] not in "[{" or len(text) > _MAX_PYTHON_CHARACTERS:
+        return text
+    value = _read_python(text)
+    return value if isinstance(value, dict | list) else text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _read_python(written: str) -> Any:
+    """A literal of Python or JSON; what is neither is a string as it stands."""
+    for read in (ast.literal_eval, json.loads):
+        try:
+            value = read(written)
+            json.dumps(value, allow_nan=False)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+        return list(value) if isinstance(value, tuple) else value
+    if len(written) > 1 and written[0] == written[-1] and written[0] in "\"'":
+        return written[1:-1]
+    return written
+
+
+_BARE = re.compile(r"([^\s,:\[\]{}](?:[^,:\[\]{}]*[^\s,:\[\]{}])?)(\s*:)?")
+
+
+def _read_quoted(written: str, quote: str) -> Any:
+    """Gemma's notation: strings between `quote`, keys with or without."""
+
+    def as_json(bare: re.Match[str]) -> str:
+        text, colon = bare.groups()
+        value = text if colon else value_of(text, ALL_TYPES)
+        return json.dumps(value) + (colon or "")
+
+    pieces = [
+        json.dumps(piece) if index % 2 else _BARE.sub(as_json, piece)
+        for index, piece in enumerate(written.split(quote))
+    ]
+    try:
+        return json.loads("".join(pieces))
+    except (ValueError, RecursionError):
+        return written
+
+
+class ArgumentTypes:
+    """The JSON types that a tool's schema allows for each of its arguments."""
+
+    def __init__(self, tool: Tool | None) -> None:
+        self._schema: dict[str, Any] = {} if tool is None else tool.input_schema
+
+    def of(self, name: str) -> frozenset[str]:
+        """All types where the schema says nothing of the argument."""
+        return types_of(self.schema_of(name)[0], self._schema)
+
+    def schema_of(self, name: str) -> tuple[Any, dict[str, Any]]:
+        """An argument's own schema, None where there is none, and the tool's."""
+        properties = resolve(self._schema, self._schema).get("properties")
+        return (properties.get(name) if isinstance(properties, dict) else None), self._schema
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Values that a format writes as elements: `<rows><item>x</item></rows>`.
+
+    Each tag stands behind a prefix, so texts need no escapes. `root` is the tool's whole schema.
+    """
+
+    prefix: str
+    root: dict[str, Any]
+    _types: dict[int, frozenset[str]] = field(default_factory=dict)
+
+    def value(self, text: str, schema: Any, depth: int = 0) -> Any:
+        """The schema tells what an element without elements stands for, and whether elements are
+        a list or an object."""
+        # A schema is looked at once, however many elements of it there are. The root keeps its
+        # parts alive, so no other schema gets the id of one.
+        if id(schema) not in self._types:
+            self._types[id(schema)] = types_of(schema, self.root)
+        types = self._types[id(schema)]
+        is_plain = depth > _MAX_DEPTH or types == _STRING
+        children = None if is_plain else self._children(text)
+        if children is None:
+            if not text.strip() and "string" not in types and types & {"array", "object"}:
+                return [] if "array" in types else {}
+            return value_of(text, types)
+        inner = resolve(schema, self.root) if isinstance(schema, dict) else {}
+        if "array" in types and all(name == _ITEM for name, _ in children):
+            items = inner.get("items")
+            return [self.value(each, items, depth + 1) for _, each in children]
+        properties = inner.get("properties")
+        known: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
+        return {name: self.value(each, known.get(name), depth + 1) for name, each in children}
+
+    def _children(self, text: str) -> list[tuple[str, str]] | None:
+        """The elements that a text consists of, with what is in them; None where it has other
+        text."""
+        found: list[tuple[str, str]] = []
+        open_names: list[str] = []
+        begin = end = 0
+        for tag in re.finditer(rf"{re.escape(self.prefix)}<(/?)([^<>/]{{1,128}})>", text):
+            if not tag[1]:
+                if not open_names:
+                    if text[end : tag.start()].strip():
+                        return None
+                    begin = tag.end()
+                open_names.append(tag[2])
+            elif not open_names or open_names.pop() != tag[2]:
+                return None
+            elif not open_names:
+                found.append((tag[2], text[begin : tag.start()]))
+                end = tag.end()
+        return found if found and not open_names and not text[end:].strip() else None
+
+
+class ArgumentStream:
+    """One call whose name is known, fed from the beginning of its input on.
+
+    `has_input`: the input is whole. Once `is_over`, `rest` is the text behind it, or, `is_broken`,
+    what was no argument; the call then stays incomplete, as at the end of a generation. A subclass
+    reads the format's text and says when an argument begins, goes on and ends.
+    """
+
+    def __init__(self, new_id: Callable[[], str], name: str, types: ArgumentTypes) -> None:
+        self.is_started = self.has_input = self.is_over = self.is_broken = False
+        self.rest = ""
+        self._new_id = new_id
+        self._name = name
+        self._types = types
+        self._held = ""
+        self._keys: set[str] = set()
+        self._is_said = True
+        self._said: list[str] = []
+
+    def feed(self, text: str) -> list[Delta]:
+        self._held += text
+        deltas: list[Delta] = []
+        if not self.is_started:
+            self.is_started = True
+            deltas.append(ToolUseStart(self._new_id(), self._name))
+        while not self.is_over and self._step():
+            pass
+        return [*deltas, *self._told()]
+
+    def end(self) -> list[Delta]:
+        """The model ended its turn: an input whose last argument is whole is whole."""
+        return []
+
+    def unsaid(self) -> str:
+        """What was fed and never told. Once a call is begun it is no text any more."""
+        return ""
+
+    def _told(self) -> list[Delta]:
+        written = "".join(self._said)
+        self._said = []
+        return [ToolInputDelta(written)] if written else []
+
+    def _step(self) -> bool:
+        """Read something of `_held`; False where more text is needed."""
+        raise NotImplementedError
+
+    def _begin_argument(self, key: str) -> None:
+        """Of an argument that comes twice the first one counts."""
+        self._is_said = key not in self._keys
+        self._say((", " if self._keys else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._keys.add(key)
+
+    def _say(self, written: str) -> None:
+        if self._is_said:
+            self._said.append(written)
+
+    def _say_value(self, value: Any) -> None:
+        self._say(json.dumps(value, ensure_ascii=False))
+
+    def _close(self, rest: str) -> None:
+        self._said.append("}" if self._keys else "{}")
+        self.has_input = self.is_over = True
+        self.rest, self._held = rest, ""
+
+    def _break(self) -> None:
+        self.is_over = self.is_broken = True
+        self.rest, self._held = self._held, ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagSyntax:
+    """`open` has the place `{key}`, and `{kind}` where the tag tells the type.
+
+    `end` ends the call; `others` may follow an argument as well where a model leaves it out.
+    `has_lines`: a value stands on lines of its own, between one line break and another that are
+    not part of it. `kinds` are the words for each JSON type. `has_cdata`: a string may stand in
+    `<![CDATA[…]]>`. `close` may have the place `{key}`. `elements` is the prefix of tags inside of
+    values, where lists and objects are elements.
+    """
+
+    open: str
+    close: str
+    end: str = ""
+    others: tuple[str, ...] = ()
+    has_lines: bool = False
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    has_cdata: bool = False
+    elements: str = ""
+
+    def close_of(self, key: str) -> str:
+        return self.close.replace("{key}", key)
+
+    @property
+    def pattern(self) -> Pattern:
+        return pattern_of(self.open)
+
+    @property
+    def markers(self) -> set[str]:
+        """The texts that it is made of beside those in its pattern."""
+        items = {self.elements + tag for tag in ITEM_TAGS} if self.elements else set()
+        return {*self.close.split("{key}"), self.end, *self.others, *items} - {""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiteralSyntax:
+    """`assign` stands between key and value, `end` behind the last argument.
+
+    `quote` is the text around strings, which then know no escapes; empty: Python's literals.
+    """
+
+    assign: str
+    end: str = ""
+    quote: str = ""
+
+
+class TaggedInput(ArgumentStream):
+    """A string streams as it comes, everything else when its closing tag is there.
+
+    A value may contain the closing tag's text: only what is followed by another argument or the
+    end of the call closes it.
+    """
+
+    def __init__(
+        self, new_id: Callable[[], str], name: str, types: ArgumentTypes, syntax: TagSyntax
+    ) -> None:
+        super().__init__(new_id, name, types)
+        self._syntax = syntax
+        self._open = (SPACE, *syntax.pattern)
+        self._ends = tuple((SPACE, text) for text in (syntax.end, *syntax.others))
+        self._wanted: frozenset[str] = ALL_TYPES
+        self._is_in_value = self._is_at_begin = False
+        self._key = self._value_close = ""
+        # Of what is held in a value, how much was looked at and is no closing tag.
+        self._passed = 0
+
+    def end(self) -> list[Delta]:
+        if self.is_over:
+            return []
+        if self._is_in_value:
+            body = self._held.rstrip(_SPACES)
+            if not body.endswith(self._value_close):
+                return []
+            self._finish_value(body[: -len(self._value_close)])
+        elif self._held.strip():
+            return []
+        self._close("")
+        return self._told()
+
+    def _step(self) -> bool:
+        if self._is_in_value:
+            return self._read_begin() and self._read_value()
+        found = match(self._open, self._held)
+        ends = [match(end, self._held) for end in self._ends]
+        if isinstance(found, Match):
+            self._key = found.words["key"].strip()
+            self._begin_argument(self._key)
+            self._held = self._held[found.end :]
+            self._wanted = self._types.of(self._key)
+            if "kind" in found.words:
+                kinds = self._syntax.kinds.items()
+                told = (kind for kind, word in kinds if word == found.words["kind"])
+                self._wanted = frozenset(told) or ALL_TYPES
+            self._is_in_value = self._is_at_begin = True
+            self._value_close = self._syntax.close_of(self._key)
+            self._passed = 0
+            if self._wanted == _STRING:
+                self._say('"')
+            return True
+        if isinstance(ends[0], Match):
+            self._close(self._held[ends[0].end :])
+        elif any(isinstance(other, Match) for other in ends):
+            self._close(self._held)
+        elif found == "none" and "partial" not in ends:
+            self._break()
+        return False
+
+    def _read_begin(self) -> bool:
+        """What a value stands in beside its tags; False where more text is needed to tell."""
+        if not self._is_at_begin:
+            return True
+        held = self._held
+        if self._syntax.has_lines:
+            if not held:
+                return False
+            held = held.removeprefix("\n")
+        if self._syntax.has_cdata and _CDATA.startswith(held[: len(_CDATA)]):
+            if len(held) < len(_CDATA):
+                return False
+            held = held[len(_CDATA) :]
+            self._value_close = _CDATA_END + self._value_close
+        self._held, self._is_at_begin = held, False
+        return True
+
+    def _read_value(self) -> bool:
+        close, lines = self._value_close, self._syntax.has_lines
+        at = self._held.find(close, self._passed)
+        if at < 0:
+            # What may belong to what closes the value is kept.
+            kept = overlap(self._held, close)
+            kept = max(kept, overlap(self._held, "\n" + close)) if lines else kept
+            self._stream(len(self._held) - kept)
+            return False
+        # Does what stands behind go on like a call?
+        behind = self._held[at + len(close) :]
+        outcomes = [match(after, behind) for after in (self._open, *self._ends)]
+        if any(isinstance(outcome, Match) for outcome in outcomes):
+            value, self._held = self._held[:at], behind
+            self._finish_value(value)
+            return True
+        if "partial" in outcomes:
+            self._stream(at - (lines and self._held[:at].endswith("\n")))
+            return False
+        self._passed = at + 1
+        return True
+
+    def _finish_value(self, value: str) -> None:
+        if self._syntax.has_lines:
+            value = value.removesuffix("\n")
+        if self._wanted == _STRING:
+            self._say(_escaped(value) + '"')
+        elif self._syntax.elements:
+            schema, root = self._types.schema_of(self._key)
+            self._say_value(Elements(self._syntax.elements, root).value(value, schema))
+        else:
+            self._say_value(value_of(value, self._wanted))
+        self._is_in_value = False
+
+    def _stream(self, end: int) -> None:
+        """Tell a string's characters up to `end`."""
+        if self._wanted == _STRING and end > 0:
+            self._say(_escaped(self._held[:end]))
+            self._held = self._held[end:]
+            self._passed = max(0, self._passed - end)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+class LiteralInput(ArgumentStream):
+    """Each argument is told when it is whole."""
+
+    def __init__(
+        self, new_id: Callable[[], str], name: str, types: ArgumentTypes, syntax: LiteralSyntax
+    ) -> None:
+        super().__init__(new_id, name, types)
+        self._syntax = syntax
+        quote, assign = syntax.quote, syntax.assign
+        self._heads = [pattern_of(f"{{word}} {assign}")]
+        if quote:
+            self._heads.append(pattern_of(f"{quote}{{word}}{quote} {assign}"))
+        self._key: str | None = None
+        self._scan = _Scan(syntax)
+
+    def _step(self) -> bool:
+        if self._key is not None:
+            return self._read_value(self._key)
+        text = self._held.lstrip(_SPACES)
+        if self._keys and text.startswith(","):
+            text = text[1:].lstrip(_SPACES)
+        if text.startswith(self._syntax.end):
+            self._close(text[len(self._syntax.end) :])
+            return False
+        outcomes = [match(head, text) for head in self._heads]
+        found = next((o for o in outcomes if isinstance(o, Match)), None)
+        if found is not None:
+            self._key, self._held = found.words["word"], text[found.end :]
+            self._scan = _Scan(self._syntax)
+            return True
+        if text and "partial" not in outcomes:
+            self._break()
+        return False
+
+    def _read_value(self, key: str) -> bool:
+        if not self._scan.at:
+            self._held = self._held.lstrip(_SPACES)
+        end = self._scan.find_end(self._held)
+        if end is None:
+            return False
+        written, self._held = self._held[:end].rstrip(_SPACES), self._held[end:]
+        value: Any = written
+        if len(written) <= _MAX_LITERAL:
+            quote = self._syntax.quote
+            value = _read_quoted(written, quote) if quote else _read_python(written)
+        types = self._types.of(key)
+        if isinstance(value, str) and "string" not in types:
+            # A string where the schema has none is what it spells; some templates quote all.
+            value = value_of(value, types)
+        elif value is not None and not isinstance(value, str) and types == _STRING:
+            value = json.dumps(value, ensure_ascii=False)
+        self._begin_argument(key)
+        self._say_value(value)
+        self._key = None
+        return True
+
+
+class _Scan:
+    """Finds where a value ends: at a comma or the closing character, outside of all brackets."""
+
+    def __init__(self, syntax: LiteralSyntax) -> None:
+        self.at = 0
+        self._end = syntax.end
+        self._quotes = (syntax.quote,) if syntax.quote else ('"', "'")
+        self._escapes = not syntax.quote
+        self._stack: list[str] = []
+        self._quote = ""
+
+    def find_end(self, text: str) -> int | None:
+        while self.at < len(text):
+            if self._quote:
+                if not self._pass_string(text):
+                    return None
+                continue
+            opened = next((q for q in self._quotes if text.startswith(q, self.at)), None)
+            if opened is not None:
+                self._quote, self.at = opened, self.at + len(opened)
+                continue
+            if any(q.startswith(text[self.at :]) for q in self._quotes):
+                return None
+            character = text[self.at]
+            if not self._stack and character in (",", self._end):
+                return self.at
+            if character in _PAIRS:
+                self._stack.append(_PAIRS[character])
+            elif self._stack and character == self._stack[-1]:
+                self._stack.pop()
+            self.at += 1
+        return None
+
+    def _pass_string(self, text: str) -> bool:
+        """To behind the string; False where its end is not there yet."""
+        while True:
+            at = text.find(self._quote, self.at)
+            slash = text.find("\\", self.at) if self._escapes else -1
+            if slash >= 0 and (at < 0 or slash < at):
+                if slash + 1 >= len(text):
+                    return False
+                self.at = slash + 2
+                continue
+            if at < 0:
+                self.at = max(self.at, len(text) - len(self._quote) + 1)
+                return False
+            behind = text[at + len(self._quote) :].lstrip(_SPACES)
+            if self._escapes and not behind:
+                return False
+            self.at = at + len(self._quote)
+            # Some templates write strings without escapes: `'it's'`.
+            if not self._escapes or behind[0] in ",:)]}":
+                self._quote = ""
+                return True

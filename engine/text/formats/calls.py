@@ -1,0 +1,448 @@
+"""Tool calls as they stream: text up to a marker, and behind it calls whose markup is data.
+
+Nothing is lost: what turns out to be no call is passed on as text, and however the text is cut into
+pieces, the blocks are the same.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.protocol import Delta, TextDelta, Tool, ToolInputDelta, ToolUseStart
+from engine.text.formats.arguments import (
+    ArgumentTypes,
+    LiteralInput,
+    LiteralSyntax,
+    TaggedInput,
+    TagSyntax,
+)
+from engine.text.formats.json_stream import JsonObjectStream
+from engine.text.formats.patterns import (
+    SPACE,
+    Match,
+    Outcome,
+    Pattern,
+    Space,
+    first_literal,
+    literals,
+    match,
+)
+from engine.text.formats.stops import is_begun_markup, overlap
+from engine.text.template.messages import BASE62, SHORT_ID_LENGTH
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_NAME_KEYS = ("name", "tool_name")
+_INPUT_KEYS = ("arguments", "parameters")
+_HEADER = re.compile(
+    rf'\{{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*{_STRING}\s*,\s*)*"(?:{"|".join(_NAME_KEYS)})"\s*:'
+    rf'\s*({_STRING})\s*,\s*"(?:{"|".join(_INPUT_KEYS)})"\s*:\s*(?=\{{)'
+)
+_ID_LENGTH = 24
+
+
+def new_tool_use_id() -> str:
+    """`toolu_` and 24 random characters of base 62."""
+    return "toolu_" + "".join(secrets.choice(BASE62) for _ in range(_ID_LENGTH))
+
+
+def texts(text: str) -> list[Delta]:
+    return [TextDelta(text)] if text else []
+
+
+def calls_of(deltas: Iterable[Delta]) -> list[tuple[str, Any]]:
+    """Names and inputs of all calls; an input that is not whole is None."""
+    written: list[tuple[str, list[str]]] = []
+    for delta in deltas:
+        if isinstance(delta, ToolUseStart):
+            written.append((delta.name, []))
+        elif isinstance(delta, ToolInputDelta):
+            written[-1][1].append(delta.partial_json)
+    return [(name, _json("".join(pieces))) for name, pieces in written]
+
+
+def _json(text: str, *, strict: bool = True) -> Any:
+    try:
+        return json.loads(text, strict=strict)
+    except ValueError:
+        return None
+
+
+class FormatParser(Protocol):
+    """Text of one choice in, typed deltas out. `num_calls` counts calls whose input is whole."""
+
+    @property
+    def num_calls(self) -> int: ...
+
+    @property
+    def is_thinking(self) -> bool: ...
+
+    def feed(self, text: str) -> list[Delta]: ...
+
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
+        """What was held back. `is_cut`: something else than the model ended the generation."""
+        ...
+
+
+class PlainText:
+    """No tools: text is text."""
+
+    num_calls = 0
+    is_thinking = False
+
+    def feed(self, text: str) -> list[Delta]:
+        return texts(text)
+
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
+        return []
+
+
+class CallObject:
+    """One call, `{"name": …, "arguments" or "parameters": {…}, …}`, fed from its brace on.
+
+    With a `name` the object fed is the input itself. Where the name comes before the input, the
+    input streams; any other order is held back until the object ends. Once `is_over`, `rest` is
+    the text behind the call, or, `is_broken`, what was no call: all of it unless `is_started`.
+    A call whose input stops being JSON stays incomplete, as at the end of a generation.
+    """
+
+    def __init__(
+        self,
+        new_id: Callable[[], str],
+        *,
+        name: str | None = None,
+        accepts: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.is_started = self.has_input = self.is_over = self.is_broken = False
+        self.rest = ""
+        self._new_id = new_id
+        self._name = name
+        self._accepts = accepts
+        self._held = ""
+        self._corrected = ""
+        self._whole, self._input, self._tail = (JsonObjectStream() for _ in range(3))
+
+    def feed(self, text: str) -> list[Delta]:
+        deltas: list[Delta] = []
+        if not self.is_started:
+            text = self._read_header(text, deltas)
+        if self.is_started and not self.has_input and not self.is_over:
+            text = self._read_input(text, deltas)
+        if self.has_input and not self.is_over:
+            # What comes behind the input must go on like an object that begins with it.
+            self._held += text
+            self._tail.feed(text)
+            if self._tail.is_broken:
+                self._break(self._held)
+            elif self._tail.is_complete:
+                self.is_over, self.rest = True, self._tail.rest
+        return deltas
+
+    def end(self) -> list[Delta]:
+        """The model ended its turn; an input that is not whole stays so."""
+        return []
+
+    def unsaid(self) -> str:
+        """What was fed and never told, for a generation that ends here."""
+        return "" if self.is_started else self._held
+
+    def _read_header(self, text: str, deltas: list[Delta]) -> str:
+        if self._name is not None:
+            # White space behind the head may have come with the head or in a piece of its own.
+            text = text.lstrip()
+            if text:
+                self._start(self._name, deltas)
+            return text
+        self._held += text
+        header = _HEADER.match(self._held)
+        name: Any = None if header is None else _json(header.group(1), strict=False)
+        if header is not None and isinstance(name, str):
+            if self._accepts is None or self._accepts(name):
+                self._start(name, deltas)
+                return self._held[header.end() :]
+            self._break(self._held)
+            return ""
+        self._corrected += self._whole.feed(text)
+        if self._whole.is_broken:
+            self._break(self._held)
+        elif self._whole.is_complete:
+            # Another order of keys, or no arguments.
+            call = json.loads(self._corrected)
+            name = next((call[key] for key in _NAME_KEYS if key in call), None)
+            given: Any = next((call[key] for key in _INPUT_KEYS if key in call), {})
+            is_call = isinstance(name, str) and isinstance(given, dict)
+            if not is_call or (self._accepts is not None and not self._accepts(name)):
+                self._break(self._held)
+                return ""
+            self._start(name, deltas)
+            deltas.append(ToolInputDelta(json.dumps(given, ensure_ascii=False)))
+            self.has_input = self.is_over = True
+            self.rest = self._whole.rest
+        return ""
+
+    def _read_input(self, text: str, deltas: list[Delta]) -> str:
+        partial = self._input.feed(text)
+        if partial:
+            deltas.append(ToolInputDelta(partial))
+        if self._input.is_broken:
+            self._break(self._input.rest)
+        elif self._input.is_complete:
+            self.has_input = True
+            self._held = ""
+            self._tail.feed('{"":{}')
+            if self._name is not None:
+                self.is_over, self.rest = True, self._input.rest
+            return self._input.rest
+        return ""
+
+    def _start(self, name: str, deltas: list[Delta]) -> None:
+        self.is_started = True
+        deltas.append(ToolUseStart(self._new_id(), name))
+
+    def _break(self, rest: str) -> None:
+        self.is_over = self.is_broken = True
+        self.rest = rest
+
+
+CallInput = CallObject | TaggedInput | LiteralInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSyntax:
+    """The markup of a turn's calls, in the order in which it is written.
+
+    `opens` and `closes` surround all calls, `head` and `tail` each one's input, `separator` is
+    between calls. Where the head has no name, the call is a JSON object with name and input.
+    `arguments` None: the input is JSON. `knows_names`: only the request's tools can be called,
+    since the markup alone tells no call from text. `is_opened`: no call comes without `opens`.
+    `begins_turn`: a turn may begin with a call, an object without any markup.
+    """
+
+    opens: Pattern = ()
+    head: Pattern = ()
+    tail: Pattern = ()
+    separator: Space = SPACE
+    closes: Pattern = ()
+    arguments: TagSyntax | LiteralSyntax | None = None
+    knows_names: bool = False
+    is_opened: bool = False
+    begins_turn: bool = False
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """What a turn's first call may begin with. Some models leave out what surrounds calls."""
+        parts = (self.opens,) if self.is_opened else (self.opens, self.head)
+        return tuple(dict.fromkeys(text for part in parts if (text := first_literal(part))))
+
+    @property
+    def markers(self) -> set[str]:
+        """The texts that it is made of, which may be control tokens."""
+        found = set().union(*map(literals, (self.opens, self.head, self.tail, self.closes)))
+        if isinstance(self.arguments, TagSyntax):
+            found |= literals(self.arguments.pattern) | self.arguments.markers
+        elif self.arguments is not None and self.arguments.quote:
+            found |= {self.arguments.quote}
+        return found
+
+    def match_call(self, text: str, *, behind: Pattern = ()) -> Outcome:
+        """`behind` and a call's head; the brace of an object behind it is not taken."""
+        is_json = self.arguments is None
+        outcome = match((*behind, SPACE, *self.head, *((SPACE, "{") if is_json else ())), text)
+        return (
+            Match(outcome.end - is_json, outcome.words) if isinstance(outcome, Match) else outcome
+        )
+
+
+class CallParser:
+    """A `FormatParser` for calls that are written in one of several ways.
+
+    White space around calls is dropped.
+    """
+
+    is_thinking = False
+
+    def __init__(
+        self, ways: Sequence[CallSyntax], new_id: Callable[[], str], tools: Sequence[Tool]
+    ) -> None:
+        self.num_calls = 0
+        self._ways = ways
+        self._new_id = new_id
+        self._tools = {tool.name: tool for tool in tools}
+        self._starts = tuple(dict.fromkeys(start for way in ways for start in way.starts))
+        self._syntax = ways[0]
+        self._held = ""
+        # Read already, and text after all if no call follows.
+        self._skipped = ""
+        self._start = ""
+        self._is_bare = False
+        self._call: CallInput = CallObject(new_id)
+        # A step returns True when it moved on and the next one may find something to do.
+        self._step: Callable[[list[Delta]], bool] = self._read_text
+        if self._syntax.begins_turn:
+            self._step = self._read_begin
+
+    def feed(self, text: str) -> list[Delta]:
+        self._held += text
+        deltas: list[Delta] = []
+        while self._step(deltas):
+            pass
+        return deltas
+
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
+        """A call that was cut off before its name is known is neither a call nor text."""
+        deltas: list[Delta] = []
+        left = self._held
+        if self._step == self._read_call:
+            left = self._call.unsaid()
+            if not is_cut and not self._call.has_input:
+                deltas += self._call.end()
+                self.num_calls += self._call.has_input
+        # Markup behind a call that the end cut off is no text.
+        is_behind = self._step in (self._read_tail, self._read_between) and self.num_calls > 0
+        is_in_call = self._step != self._read_text
+        left = self._skipped + left
+        is_text = (bool(left.strip()) or not self.num_calls) and not is_behind
+        is_text = is_text and not (is_cut and (is_in_call or is_begun_markup(left)))
+        self._held = self._skipped = ""
+        self._step = self._read_text
+        return [*deltas, *texts(left)] if is_text else deltas
+
+    def _read_begin(self, deltas: list[Delta]) -> bool:
+        begin = self._held.lstrip()
+        if not begin or any(overlap(begin, start) == len(begin) for start in self._starts):
+            return False
+        self._step, self._is_bare = self._read_text, True
+        if begin.startswith("{"):
+            self._take(len(self._held) - len(begin))
+            self._begin(Match(0))
+        return True
+
+    def _read_text(self, deltas: list[Delta]) -> bool:
+        found = [(at, s) for s in self._starts if (at := self._held.find(s)) >= 0]
+        if found:
+            at, self._start = min(found)
+            body = self._held[:at].rstrip()
+            deltas += texts(body)
+            self._skipped = self._held[len(body) : at + len(self._start)]
+            self._held = self._held[at + len(self._start) :]
+            self._step = self._read_first
+            return True
+        num_kept = max((overlap(self._held, start) for start in self._starts), default=0)
+        body = self._held[: len(self._held) - num_kept].rstrip()
+        self._held = self._held[len(body) :]
+        deltas += texts(body)
+        return False
+
+    def _read_first(self, deltas: list[Delta]) -> bool:
+        """The first call, whose beginning was what the calls were found by."""
+        outcomes: list[Outcome] = []
+        for way in self._ways:
+            is_bare = self._start != first_literal(way.opens)
+            if self._start not in way.starts:
+                continue
+            behind = () if is_bare else way.opens
+            outcome = way.match_call(self._start + self._held, behind=behind)
+            self._syntax, self._is_bare = way, is_bare and bool(way.opens)
+            if isinstance(outcome, Match) and self._is_call(outcome):
+                self._take(outcome.end - len(self._start))
+                return self._begin(outcome)
+            outcomes.append(outcome)
+        return False if "partial" in outcomes else self._give_up(deltas)
+
+    def _read_next(self, deltas: list[Delta]) -> bool:
+        outcome = self._syntax.match_call(self._held)
+        if outcome == "partial":
+            return False
+        if not isinstance(outcome, Match) or not self._is_call(outcome):
+            return self._give_up(deltas)
+        self._take(outcome.end)
+        return self._begin(outcome)
+
+    def _is_call(self, head: Match) -> bool:
+        name = head.words.get("name")
+        needs_name = self._is_bare or self._syntax.knows_names
+        return name is None or not needs_name or name in self._tools
+
+    def _begin(self, head: Match) -> bool:
+        name, arguments = head.words.get("name"), self._syntax.arguments
+
+        def new_id() -> str:
+            """It ends with the id that the model wrote, so that a replayed call has it."""
+            made, written = self._new_id(), head.words.get("id", "")
+            if len(written) != SHORT_ID_LENGTH or not set(written) <= set(BASE62):
+                return made
+            return made[:-SHORT_ID_LENGTH] + written
+
+        if name is None:
+            needs_name = self._is_bare or self._syntax.knows_names
+            accepts = self._tools.__contains__ if needs_name else None
+            self._call = CallObject(new_id, accepts=accepts)
+        elif arguments is None:
+            self._call = CallObject(new_id, name=name)
+        else:
+            types = ArgumentTypes(self._tools.get(name))
+            if isinstance(arguments, TagSyntax):
+                self._call = TaggedInput(new_id, name, types, arguments)
+            else:
+                self._call = LiteralInput(new_id, name, types, arguments)
+        self._step = self._read_call
+        return True
+
+    def _read_call(self, deltas: list[Delta]) -> bool:
+        call = self._call
+        had_input = call.has_input
+        deltas += call.feed(self._held)
+        self._held = ""
+        self.num_calls += call.has_input and not had_input
+        if call.is_started:
+            self._skipped = ""
+        if not call.is_over:
+            return False
+        self._held = call.rest
+        if call.is_broken:
+            return self._give_up(deltas)
+        self._step = self._read_tail
+        return True
+
+    def _read_tail(self, deltas: list[Delta]) -> bool:
+        outcome = match((SPACE, *self._syntax.tail), self._held) if self._syntax.tail else "none"
+        if outcome == "partial":
+            return False
+        if isinstance(outcome, Match):
+            self._held = self._held[outcome.end :]
+        self._step = self._read_between
+        return True
+
+    def _read_between(self, deltas: list[Delta]) -> bool:
+        """Behind a call: what closes all calls, another one, or text."""
+        syntax = self._syntax
+        closes = match((SPACE, *syntax.closes), self._held) if syntax.closes else "none"
+        if isinstance(closes, Match):
+            self._held = self._held[closes.end :]
+            self._step = self._read_text
+            return True
+        is_list = bool(syntax.opens)
+        another = syntax.match_call(self._held, behind=(syntax.separator,)) if is_list else "none"
+        if isinstance(another, Match):
+            between = match((syntax.separator,), self._held)
+            assert isinstance(between, Match)
+            self._skipped, self._held = self._held[: between.end], self._held[between.end :]
+            self._step = self._read_next
+            return True
+        if "partial" in (closes, another):
+            return False
+        self._step = self._read_text
+        return True
+
+    def _take(self, count: int) -> None:
+        self._skipped += self._held[:count]
+        self._held = self._held[count:]
+
+    def _give_up(self, deltas: list[Delta]) -> bool:
+        """No call: what was skipped is text (told at once, so that no marker is found again)."""
+        deltas += texts(self._skipped)
+        self._skipped = ""
+        self._step = self._read_text
+        return True
