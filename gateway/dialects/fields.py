@@ -1,13 +1,14 @@
 """What becomes of a dialect's fields: the table of each dialect, and the one check of all tables.
 
 A field of a request's type is honoured. Beside these a table has the fields that have no effect,
-those that are left out and told, and those that are refused but for their neutral values. It also
-has the bounds of what stands inside: of names, schemas, inputs of calls, and of their number.
+those that are left out and told, and those that are refused but for their neutral values. The
+bounds of names, schemas, inputs of calls, and of their number stand in the types.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import FunctionType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Raw
@@ -66,11 +67,39 @@ class Checking:
 
 Check = Callable[[Checking, Any, str], None]
 Rules = Mapping[type[msgspec.Struct], Mapping[str, Check | None]]
-"""The bounded fields of each type, in the order in which they are checked.
+"""The bounded fields of each type, and with None those that have bounded fields below them."""
 
-What stands in a field is checked after it, where its type is in the table; None bounds nothing but
-that.
-"""
+
+def rules_of(*roots: type[msgspec.Struct]) -> Rules:
+    """The bounds of these types and of all below: `Annotated[str, name]` has the check `name`."""
+    found: dict[type[msgspec.Struct], dict[str, Check | None]] = {}
+
+    def visit(kind: type[msgspec.Struct]) -> bool:
+        if kind not in found:
+            found[kind] = {}
+            for field, hint in get_type_hints(kind, include_extras=True).items():
+                parts = list(_parts_of(hint))
+                checks = [part for part in parts if isinstance(part, FunctionType)]
+                below = [part for part in parts if isinstance(part, type)]
+                visited = [visit(part) for part in below if issubclass(part, msgspec.Struct)]
+                if checks or any(visited):
+                    found[kind][field] = checks[0] if checks else None
+        return bool(found[kind])
+
+    for root in roots:
+        visit(root)
+    return {kind: checked for kind, checked in found.items() if checked}
+
+
+def _parts_of(hint: Any) -> Iterator[Any]:
+    """The types and annotations that a type is made of."""
+    yield from getattr(hint, "__metadata__", ())
+    parts = get_args(hint)
+    if not parts:
+        yield hint
+    elif get_origin(hint) is not Literal:
+        for part in parts[:1] if get_origin(hint) is Annotated else parts:
+            yield from _parts_of(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +142,7 @@ class Fields:
         self._check(Checking(bounds, self.style), request, "")
 
     def _check(self, checking: Checking, value: msgspec.Struct, path: str) -> None:
-        for name, check in self.rules[type(value)].items():
+        for name, check in self.rules.get(type(value), {}).items():
             found = getattr(value, name)
             if found is None:
                 continue
@@ -225,3 +254,9 @@ def at_most(most: int) -> Check:
             raise InvalidRequest(f"{path}: {checking.style.must('List')} at most {most} items")
 
     return check
+
+
+Name = Annotated[str, name]
+Schema = Annotated[dict[str, Any], schema]
+CallInput = Annotated[dict[str, Any], call_input]
+Arguments = Annotated[str, arguments]

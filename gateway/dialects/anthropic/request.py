@@ -13,7 +13,6 @@ content block's type follows its position.
 """
 
 import re
-from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -29,7 +28,7 @@ from gateway.dialects.bodies import (
     read,
     split_complaint,
 )
-from gateway.dialects.fields import Check, Fields, Style
+from gateway.dialects.fields import CallInput, Fields, Name, Schema, Style, rules_of
 
 Ttl = Literal["5m", "1h"]
 
@@ -70,9 +69,9 @@ class Thinking(Strict, tag="thinking"):
 
 
 class ToolUse(Strict, tag="tool_use"):
-    id: str
-    name: str
-    input: dict[str, Any]
+    id: Name
+    name: Name
+    input: CallInput
     cache_control: CacheControl | None = None
     caller: Caller | None = None
     toolset_name: str | None = None
@@ -81,7 +80,7 @@ class ToolUse(Strict, tag="tool_use"):
 class SearchResult(Strict, tag="search_result"):
     source: str
     title: str
-    content: list[Text]
+    content: Annotated[list[Text], fields.blocks]
     cache_control: CacheControl | None = None
     citations: Citations | None = None
 
@@ -115,7 +114,7 @@ class Image(Strict, tag="image"):
 
 
 class ContentSource(Strict, tag="content"):
-    content: str | list[Text | Image]
+    content: Annotated[str | list[Text | Image], fields.blocks]
 
 
 class Document(Strict, tag="document"):
@@ -205,8 +204,8 @@ Nested = Text | SearchResult | Document | Image | ToolReference | BrowserState
 
 
 class ToolResult(Strict, tag="tool_result"):
-    tool_use_id: str
-    content: str | list[Nested] = ""
+    tool_use_id: Name
+    content: Annotated[str | list[Nested], fields.blocks] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
     toolset_name: str | None = None
@@ -254,8 +253,8 @@ PLACED_BLOCKS = frozenset(
 class Tool(Strict):
     """A custom tool. The kinds that the vendor defines are `ForeignTool`s."""
 
-    name: str
-    input_schema: dict[str, Any]
+    name: Name
+    input_schema: Schema
     type: Literal["custom"] | None = None
     description: str | None = None
     cache_control: CacheControl | None = None
@@ -294,7 +293,7 @@ class Message(Strict):
     """Only a system message that sets `output_config` may be without content."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block] | UnsetType = UNSET
+    content: Annotated[str | list[Block] | UnsetType, fields.content] = UNSET
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: MessageOutputConfig | None = None
 
@@ -343,7 +342,7 @@ class ChoiceAny(Strict, tag="any"):
 
 
 class ChoiceTool(Strict, tag="tool"):
-    name: str
+    name: Name
     disable_parallel_tool_use: bool = False
 
 
@@ -356,7 +355,7 @@ ToolChoice = ChoiceAuto | ChoiceAny | ChoiceTool | ChoiceNone
 
 class Format(Strict):
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    schema: Schema
 
 
 class OutputConfig(Strict):
@@ -368,7 +367,7 @@ class OutputConfig(Strict):
 class ContextManagement(Strict):
     """No edit is made: the model sees the whole conversation."""
 
-    edits: list[dict[str, Any]] | None = None
+    edits: Annotated[list[dict[str, Any]], fields.at_most(16)] | None = None
 
 
 class ThreadCreate(msgspec.Struct, tag="create"):
@@ -393,7 +392,7 @@ class DiagnosticsRequest(Strict):
 class CountTokensRequest(Strict):
     """The fields of both calls: everything that makes the prompt."""
 
-    model: str
+    model: Name
     messages: Annotated[list[Message], msgspec.Meta(max_length=100_000)]
     billing_policy: Any = None
     cache_control: CacheControl | None = None
@@ -403,10 +402,10 @@ class CountTokensRequest(Strict):
     output_config: OutputConfig | None = None
     output_format: Format | None = None
     speed: Literal["standard", "fast"] | None = None
-    system: str | list[Text] | None = None
+    system: Annotated[str | list[Text], fields.content] | None = None
     thinking: ThinkingConfig | None = None
     tool_choice: ToolChoice | None = None
-    tools: list[Tool] = msgspec.field(default_factory=list)
+    tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
     user_profile_id: str | None = None
     workspace_id: str | None = None
 
@@ -432,9 +431,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     fallback_credit_token: Any = None
     fallbacks: Any = None
     inference_geo: str | None = None
-    metadata: Metadata | None = None
+    metadata: Annotated[Metadata, fields.metadata] | None = None
     service_tier: Literal["auto", "standard_only"] = "auto"
-    stop_sequences: list[str] = msgspec.field(default_factory=list)
+    stop_sequences: Annotated[list[str], fields.stops] = msgspec.field(default_factory=list)
     stream: bool = False
     temperature: Share | None = None
     thread: ThreadCreate | ThreadContinue | None = None
@@ -442,41 +441,11 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Count | None = None
 
 
-_TOOL: Mapping[str, Check | None] = {"name": fields.name, "input_schema": fields.schema}
-_COUNTED: Mapping[str, Check | None] = {
-    "system": fields.content,
-    "messages": None,
-    "tools": fields.tools,
-    "output_format": None,
-    "output_config": None,
-    "model": fields.name,
-    "tool_choice": None,
-    "context_management": None,
-}
 _NOT_HERE, _NO_EFFORT = "not supported by this server", "this model has one effort"
 _UNUSED: tuple[Any, ...] = (_NOT_HERE, [], {}, "")
 FIELDS = Fields(
     style=Style("messages: more than {} content blocks in the request", is_dotted=True),
-    rules={
-        CountTokensRequest: _COUNTED,
-        MessagesRequest: {
-            **_COUNTED,
-            "stop_sequences": fields.stops,
-            "metadata": fields.metadata,
-        },
-        Message: {"content": fields.content},
-        ToolUse: {"id": fields.name, "name": fields.name, "input": fields.call_input},
-        ToolResult: {"tool_use_id": fields.name, "content": fields.blocks},
-        SearchResult: {"content": fields.blocks},
-        Document: {"source": None},
-        ContentSource: {"content": fields.blocks},
-        Tool: _TOOL,
-        ForeignTool: _TOOL,
-        OutputConfig: {"format": None},
-        Format: {"schema": fields.schema},
-        ChoiceTool: {"name": fields.name},
-        ContextManagement: {"edits": fields.at_most(16)},
-    },
+    rules=rules_of(MessagesRequest, CountTokensRequest, ForeignTool),
     undone={
         "thread": ("no thread is kept: send the whole conversation each time",),
         "speed": ("there is one speed", "standard"),

@@ -22,11 +22,21 @@ from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
 from gateway.dialects.bodies import bound_output, check_values, read, split_complaint
-from gateway.dialects.fields import Check, Checking, Fields, Style
+from gateway.dialects.fields import CallInput, Checking, Fields, Name, Schema, Style, rules_of
 
 
 class Shape(msgspec.Struct, rename="camel", omit_defaults=True):
     """Base of every request shape. Its fields are the ones that are known."""
+
+
+def _functions(checking: Checking, value: list[Any], path: str) -> None:
+    most = checking.bounds.max_tools
+    if sum(len(tool.function_declarations) + 1 for tool in value) > 2 * most:
+        raise InvalidRequest(f"tools: may have at most {most} functions")
+
+
+def _parts(checking: Checking, value: list[Any], path: str) -> None:
+    fields.content(checking, value or None, path)
 
 
 class Blob(Shape):
@@ -44,9 +54,9 @@ class FileData(Shape):
 
 
 class FunctionCall(Shape):
-    name: str = ""
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
-    id: str | None = None
+    name: Name = ""
+    args: CallInput = msgspec.field(default_factory=dict)
+    id: Name | None = None
     partial_args: Any = None
     will_continue: bool = False
 
@@ -67,9 +77,9 @@ class ResponsePart(Shape):
 class FunctionResponse(Shape):
     """`response` has `output` or `error`; without them it is the output as a whole."""
 
-    name: str = ""
+    name: Name = ""
     response: dict[str, Any] = msgspec.field(default_factory=dict)
-    id: str | None = None
+    id: Name | None = None
     parts: list[ResponsePart] = msgspec.field(default_factory=list)
     scheduling: str | None = None
     will_continue: bool = False
@@ -128,17 +138,17 @@ KINDS = (
 class Content(Shape):
     """One turn. Without a role it is the user's; `function` and `tool` are other names of that."""
 
-    parts: list[Part] = msgspec.field(default_factory=list)
+    parts: Annotated[list[Part], _parts] = msgspec.field(default_factory=list)
     role: str | None = None
 
 
 class FunctionDeclaration(Shape):
     """Of `parameters` (Google's schema) and `parametersJsonSchema` (JSON Schema) one is given."""
 
-    name: str = ""
+    name: Name = ""
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    parameters_json_schema: dict[str, Any] | None = None
+    parameters: Schema | None = None
+    parameters_json_schema: Schema | None = None
     response: Any = None
     response_json_schema: Any = None
     behavior: str | None = None
@@ -177,6 +187,7 @@ class ToolConfig(Shape):
 _MAX_COUNT = 1_000_000_000
 MAX_CANDIDATES = 16
 ENUM_TYPE = "text/x.enum"
+Candidates = Annotated[int, msgspec.Meta(ge=1, le=MAX_CANDIDATES), fields.choices]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 
@@ -196,12 +207,12 @@ class GenerationConfig(Shape):
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     top_k: Count | None = None
     max_output_tokens: Count | None = None
-    stop_sequences: list[str] = msgspec.field(default_factory=list)
-    candidate_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_CANDIDATES)] = 1
+    stop_sequences: Annotated[list[str], fields.stops] = msgspec.field(default_factory=list)
+    candidate_count: Candidates = 1
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     response_mime_type: str = ""
-    response_schema: dict[str, Any] | None = None
-    response_json_schema: dict[str, Any] | None = None
+    response_schema: Schema | None = None
+    response_json_schema: Schema | None = None
     thinking_config: ThinkingConfig | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
@@ -233,9 +244,9 @@ class Prompted(Shape):
 
     contents: list[Content] = msgspec.field(default_factory=list)
     system_instruction: Content | None = None
-    tools: list[Tool] = msgspec.field(default_factory=list)
+    tools: Annotated[list[Tool], _functions] = msgspec.field(default_factory=list)
     tool_config: ToolConfig | None = None
-    model: str = ""
+    model: Name = ""
 
 
 class GenerateRequest(Prompted):
@@ -244,7 +255,7 @@ class GenerateRequest(Prompted):
     generation_config: GenerationConfig = msgspec.field(default_factory=GenerationConfig)
     cached_content: str | None = None
     safety_settings: list[Any] = msgspec.field(default_factory=list)
-    labels: Any = None
+    labels: Annotated[Any, fields.metadata] = None
     service_tier: Any = None
     store: Any = None
 
@@ -260,51 +271,11 @@ class CountRequest(Shape):
     model: str = ""
 
 
-def _functions(checking: Checking, value: list[Tool], path: str) -> None:
-    most = checking.bounds.max_tools
-    if sum(len(tool.function_declarations) + 1 for tool in value) > 2 * most:
-        raise InvalidRequest(f"tools: may have at most {most} functions")
-
-
-def _parts(checking: Checking, value: list[Part], path: str) -> None:
-    fields.content(checking, value or None, path)
-
-
 _MAX_SHOWN = 64
-_PROMPTED: Mapping[str, Check | None] = {
-    "model": fields.name,
-    "tools": _functions,
-    "system_instruction": None,
-    "contents": None,
-}
-_CALL: Mapping[str, Check | None] = {"name": fields.name, "id": fields.name}
 _UNDONE = ("not done by this server",)
 FIELDS = Fields(
     style=Style("contents: more than {} parts", is_camel=True),
-    rules={
-        Prompted: _PROMPTED,
-        GenerateRequest: {
-            **_PROMPTED,
-            "generation_config": None,
-            "labels": fields.metadata,
-        },
-        Content: {"parts": _parts},
-        Part: {"function_call": None, "function_response": None},
-        FunctionCall: {**_CALL, "args": fields.call_input},
-        FunctionResponse: _CALL,
-        Tool: {"function_declarations": None},
-        FunctionDeclaration: {
-            "name": fields.name,
-            "parameters": fields.schema,
-            "parameters_json_schema": fields.schema,
-        },
-        GenerationConfig: {
-            "candidate_count": fields.choices,
-            "stop_sequences": fields.stops,
-            "response_schema": fields.schema,
-            "response_json_schema": fields.schema,
-        },
-    },
+    rules=rules_of(GenerateRequest, Prompted),
     undone={
         **{
             f"generation_config.{name}": _UNDONE

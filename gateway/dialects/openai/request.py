@@ -28,7 +28,7 @@ from gateway.dialects.bodies import (
     read,
     split_complaint,
 )
-from gateway.dialects.fields import Check, Fields, Style
+from gateway.dialects.fields import Arguments, Fields, Name, Schema, Style, rules_of
 from gateway.prompt.ignored import Notepad
 
 # A word that only asks for better, so that no word is an error.
@@ -110,14 +110,14 @@ Part = Text | MediaPart
 class CalledFunction(Strict):
     """`arguments` is a JSON object, written as a string."""
 
-    name: str
-    arguments: str
+    name: Name
+    arguments: Arguments
 
 
 class ToolCall(Strict):
     """`index` is there if a client has joined the pieces of a streamed call."""
 
-    id: str
+    id: Name
     function: CalledFunction
     type: Literal["function"] = "function"
     index: int | None = None
@@ -125,19 +125,19 @@ class ToolCall(Strict):
 
 
 class SystemMessage(Strict, tag_field="role", tag="system"):
-    content: str | list[Text]
+    content: Annotated[str | list[Text], fields.content]
     name: str | None = None
     cache_control: CacheControl | None = None
 
 
 class DeveloperMessage(Strict, tag_field="role", tag="developer"):
-    content: str | list[Text]
+    content: Annotated[str | list[Text], fields.content]
     name: str | None = None
     cache_control: CacheControl | None = None
 
 
 class UserMessage(Strict, tag_field="role", tag="user"):
-    content: str | list[Part]
+    content: Annotated[str | list[Part], fields.content]
     name: str | None = None
     cache_control: CacheControl | None = None
 
@@ -145,8 +145,8 @@ class UserMessage(Strict, tag_field="role", tag="user"):
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """Responses and routers add the fields that have no use here."""
 
-    content: str | list[Text | Refusal] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: Annotated[str | list[Text | Refusal] | None, fields.content] = None
+    tool_calls: Annotated[list[ToolCall], fields.blocks] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     name: str | None = None
@@ -160,8 +160,8 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
 
 
 class ToolMessage(Strict, tag_field="role", tag="tool"):
-    tool_call_id: str
-    content: str | list[Part]
+    tool_call_id: Name
+    content: Annotated[str | list[Part], fields.content]
     name: str | None = None
     cache_control: CacheControl | None = None
 
@@ -170,9 +170,9 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 
 
 class Function(Strict):
-    name: str
+    name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Schema | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -194,7 +194,7 @@ _MAX_COUNT = 1_000_000_000
 MAX_CHOICES = 16
 COMPLETION_TOKENS = 16
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
-Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES), fields.choices]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Nucleus = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_COUNT)]
@@ -216,7 +216,7 @@ class StreamOptions(Strict):
 
 
 class NamedFunction(Strict):
-    name: str
+    name: Name
 
 
 class NamedTool(Strict):
@@ -254,7 +254,7 @@ class JsonSchema(Strict):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     description: str | None = None
-    schema: dict[str, Any] | None = None
+    schema: Schema | None = None
     strict: bool | None = None
 
 
@@ -272,7 +272,7 @@ class Reasoning(msgspec.Struct):
 class GenerationRequest(Strict):
     """The fields of both calls. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
 
-    model: str
+    model: Name
     frequency_penalty: Penalty | None = None
     ignore_eos: bool = False
     logit_bias: Biases | None = None
@@ -284,7 +284,7 @@ class GenerationRequest(Strict):
     prompt_cache_key: Key | None = None
     seed: Seed | None = None
     service_tier: Any = None
-    stop: str | Stops = msgspec.field(default_factory=list)
+    stop: Annotated[str | Stops, fields.stops] = msgspec.field(default_factory=list)
     stream: bool = False
     store: Any = None
     stream_options: StreamOptions | None = None
@@ -306,7 +306,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_effort: Word | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
-    tools: list[Tool] = msgspec.field(default_factory=list)
+    tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
     top_logprobs: TopLogprobs = 0
     verbosity: Word | None = None
     web_search_options: Any = None
@@ -319,14 +319,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 _STYLE = Style("messages: more than {} content parts and tool calls")
-_NAMED: Mapping[str, Check | None] = {"name": fields.name}
-_GENERATION: Mapping[str, Check | None] = {
-    "model": fields.name,
-    "n": fields.choices,
-    "stop": fields.stops,
-}
-_TOOL: Mapping[str, Check | None] = {"function": None}
-_CONTENT: Mapping[str, Check | None] = {"content": fields.content}
 _SILENT = frozenset({"prompt_cache_retention", "request_id", "safety_identifier", "user"})
 _SHARED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -354,29 +346,7 @@ _SHARED: dict[str, tuple[Any, ...]] = {
 }
 CHAT = Fields(
     style=_STYLE,
-    rules={
-        ChatRequest: {
-            **_GENERATION,
-            "messages": None,
-            "tools": fields.tools,
-            "response_format": None,
-            "tool_choice": None,
-        },
-        SystemMessage: _CONTENT,
-        DeveloperMessage: _CONTENT,
-        UserMessage: _CONTENT,
-        ToolMessage: {"content": fields.content, "tool_call_id": fields.name},
-        AssistantMessage: {"content": fields.content, "tool_calls": fields.blocks},
-        ToolCall: {"id": fields.name, "function": None},
-        CalledFunction: {"name": fields.name, "arguments": fields.arguments},
-        Tool: _TOOL,
-        ForeignTool: _TOOL,
-        Function: {"name": fields.name, "parameters": fields.schema},
-        JsonSchemaFormat: {"json_schema": None},
-        JsonSchema: {"schema": fields.schema},
-        NamedTool: {"function": None},
-        NamedFunction: _NAMED,
-    },
+    rules=rules_of(ChatRequest, ForeignTool),
     silent=_SILENT,
     refused={
         **_SHARED,
@@ -397,7 +367,7 @@ CHAT = Fields(
 )
 COMPLETIONS = Fields(
     style=_STYLE,
-    rules={CompletionRequest: _GENERATION},
+    rules=rules_of(CompletionRequest),
     silent=_SILENT,
     refused={
         **_SHARED,

@@ -18,7 +18,15 @@ from gateway.base.errors import InvalidRequest, ResponseNotKept
 from gateway.dialects import fields
 from gateway.dialects.anthropic.request import Strict
 from gateway.dialects.bodies import bound_output, fields_of, read
-from gateway.dialects.fields import Check, Checking, Fields, Style
+from gateway.dialects.fields import (
+    Arguments,
+    Checking,
+    Fields,
+    Name,
+    Schema,
+    Style,
+    rules_of,
+)
 from gateway.dialects.lowering import HELD_SHORTER
 from gateway.dialects.openai.request import (
     Count,
@@ -36,6 +44,24 @@ Status = Literal["in_progress", "completed", "incomplete"]
 MAX_ID_CHARACTERS = 1024
 Id = Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARACTERS)]
 CacheTtl = Literal["30m", "12h"]
+
+
+def _parts(checking: Checking, value: str | list[Any], path: str) -> None:
+    """The message was counted as an item: its parts count instead."""
+    if isinstance(value, list):
+        checking.num_blocks -= 1
+        fields.blocks(checking, value, path)
+
+
+def _client_input(checking: Checking, value: object, path: str) -> None:
+    """`value` is the whole item's."""
+    fields.call_input(checking, value, path.removesuffix(".input"))
+
+
+def _allowed(checking: Checking, value: str | dict[str, Any], path: str) -> None:
+    listed = value.get("tools") if isinstance(value, dict) else None
+    if isinstance(listed, list):
+        fields.at_most(checking.bounds.max_tools)(checking, listed, f"{path}.tools")
 
 
 class CacheBreakpoint(Strict):
@@ -92,7 +118,7 @@ class Message(Strict, tag="message"):
     """A message of the client, or one that a response contained."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: Annotated[str | list[Part], _parts]
     id: Id | None = None
     phase: str | None = None
     status: Status | None = None
@@ -107,9 +133,9 @@ class Reasoning(Strict, tag="reasoning"):
 
 
 class FunctionCall(Strict, tag="function_call", rename={"is_async": "async"}):
-    call_id: str
-    name: str
-    arguments: str
+    call_id: Name
+    name: Name
+    arguments: Arguments
     id: Id | None = None
     caller: Any = None
     is_async: bool | None = None
@@ -118,8 +144,8 @@ class FunctionCall(Strict, tag="function_call", rename={"is_async": "async"}):
 
 
 class FunctionCallOutput(Strict, tag="function_call_output"):
-    call_id: str
-    output: str | list[InputPart]
+    call_id: Name
+    output: Annotated[str | list[InputPart], fields.blocks]
     id: Id | None = None
     caller: Any = None
     name: str | None = None
@@ -128,9 +154,9 @@ class FunctionCallOutput(Strict, tag="function_call_output"):
 
 
 class CustomToolCall(Strict, tag="custom_tool_call", rename={"is_async": "async"}):
-    call_id: str
-    name: str
-    input: str
+    call_id: Name
+    name: Name
+    input: Annotated[str, _client_input]
     id: Id | None = None
     caller: Any = None
     is_async: bool | None = None
@@ -139,8 +165,8 @@ class CustomToolCall(Strict, tag="custom_tool_call", rename={"is_async": "async"
 
 
 class CustomToolCallOutput(Strict, tag="custom_tool_call_output"):
-    call_id: str
-    output: str | list[InputPart]
+    call_id: Name
+    output: Annotated[str | list[InputPart], fields.blocks]
     id: Id | None = None
     caller: Any = None
     name: str | None = None
@@ -154,15 +180,15 @@ class ClientCall(Strict, tag="client_call"):
     """
 
     kind: str
-    call_id: str
-    input: dict[str, Any]
+    call_id: Name
+    input: Annotated[dict[str, Any], _client_input]
 
 
 class ClientCallOutput(Strict, tag="client_call_output"):
     """What such a call gave; `text` is a string of the item, or its JSON."""
 
     kind: str
-    call_id: str
+    call_id: Name
     text: str
 
 
@@ -173,8 +199,8 @@ class Hosted(Strict, tag="hosted"):
 
 
 class FunctionTool(Strict, tag="function", rename={"is_async": "async"}):
-    name: str
-    parameters: dict[str, Any] | None = None
+    name: Name
+    parameters: Schema | None = None
     strict: bool | None = None
     allowed_callers: list[str] | None = None
     is_async: bool | None = None
@@ -195,7 +221,7 @@ class GrammarInput(Strict, tag="grammar"):
 class CustomTool(Strict, tag="custom", rename={"is_async": "async"}):
     """A tool whose input is a text of the model's."""
 
-    name: str
+    name: Name
     allowed_callers: list[str] | None = None
     is_async: bool | None = None
     defer_loading: bool | None = None
@@ -204,8 +230,8 @@ class CustomTool(Strict, tag="custom", rename={"is_async": "async"}):
 
 
 class NamespaceTool(Strict, tag="namespace"):
-    name: str
-    tools: list[FunctionTool | CustomTool]
+    name: Name
+    tools: Annotated[list[FunctionTool | CustomTool], fields.tools]
     description: str = ""
 
 
@@ -215,7 +241,7 @@ Tool = FunctionTool | CustomTool | NamespaceTool | Hosted
 class AdditionalTools(Strict, tag="additional_tools"):
     """Tools that are added to those of the request."""
 
-    tools: list[Tool]
+    tools: Annotated[list[Tool], fields.tools]
     id: Id | None = None
     role: str | None = None
 
@@ -274,7 +300,7 @@ class JsonSchemaFormat(Strict, tag="json_schema"):
     """The output keeps to the schema, with or without `strict`."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    schema: dict[str, Any]
+    schema: Schema
     description: str | None = None
     strict: bool | None = None
 
@@ -301,11 +327,14 @@ class AllowedTools(Strict):
     tools: list[NamedTool]
 
 
+Choice = Annotated[Literal["auto", "none", "required"] | dict[str, Any], _allowed]
+
+
 class ResponsesRequest(Strict):
     """The fields of https://platform.openai.com/docs/api-reference/responses/create."""
 
-    model: str
-    input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_ITEMS)]
+    model: Name
+    input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_ITEMS), fields.blocks]
     include: list[str] = msgspec.field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Length | None = None
@@ -320,8 +349,8 @@ class ResponsesRequest(Strict):
     stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
     text: TextOptions | None = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
-    tools: list[Tool] = msgspec.field(default_factory=list)
+    tool_choice: Choice = "auto"
+    tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
     top_logprobs: TopLogprobs = 0
     top_p: Nucleus | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
@@ -349,52 +378,9 @@ class Given(NamedTuple):
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` says where log probabilities are wanted."""
-_CALL: Mapping[str, Check | None] = {"call_id": fields.name, "name": fields.name}
-_ANSWER: Mapping[str, Check | None] = {"call_id": fields.name, "output": fields.blocks}
-
-
-def _parts(checking: Checking, value: str | list[Part], path: str) -> None:
-    """The message was counted as an item: its parts count instead."""
-    if isinstance(value, list):
-        checking.num_blocks -= 1
-        fields.blocks(checking, value, path)
-
-
-def _client_input(checking: Checking, value: dict[str, Any], path: str) -> None:
-    """`value` is the whole item's."""
-    fields.call_input(checking, value, path.removesuffix(".input"))
-
-
-def _allowed(checking: Checking, value: str | dict[str, Any], path: str) -> None:
-    listed = value.get("tools") if isinstance(value, dict) else None
-    if isinstance(listed, list):
-        fields.at_most(checking.bounds.max_tools)(checking, listed, f"{path}.tools")
-
-
 FIELDS = Fields(
     style=Style("input: more than {} items and content parts"),
-    rules={
-        ResponsesRequest: {
-            "model": fields.name,
-            "input": fields.blocks,
-            "tools": fields.tools,
-            "tool_choice": _allowed,
-            "text": None,
-        },
-        Message: {"content": _parts},
-        FunctionCall: {**_CALL, "arguments": fields.arguments},
-        CustomToolCall: {**_CALL, "input": _client_input},
-        ClientCall: {"call_id": fields.name, "input": _client_input},
-        FunctionCallOutput: _ANSWER,
-        CustomToolCallOutput: _ANSWER,
-        ClientCallOutput: {"call_id": fields.name},
-        AdditionalTools: {"tools": fields.tools},
-        FunctionTool: {"name": fields.name, "parameters": fields.schema},
-        CustomTool: {"name": fields.name},
-        NamespaceTool: {"name": fields.name, "tools": fields.tools},
-        TextOptions: {"format": None},
-        JsonSchemaFormat: {"schema": fields.schema},
-    },
+    rules=rules_of(ResponsesRequest),
     silent=frozenset(
         {
             "access_programs",

@@ -1,5 +1,8 @@
 """generateContent and its siblings through Google's official SDK, over a scripted engine."""
 
+import json
+import re
+from enum import Enum
 from typing import Any
 
 import httpx
@@ -347,3 +350,123 @@ def test_usage_equals_the_ledger(stack: Stack) -> None:
         assert found["dialect"] == "gemini"
         assert found["cache_read_tokens"] == (usage.cached_content_token_count or 0)
         assert found["output_tokens"] == usage.candidates_token_count
+
+
+class Animal(Enum):
+    CAT = "a cat"
+    DOG = "a dog"
+
+
+ASKED: dict[str, Any] = {"response_mime_type": "text/x.enum", "response_schema": Animal}
+
+
+def says(stack: Stack, *pieces: str, cut: bool = False) -> None:
+    end = Finished(reason="length" if cut else "stop", output_tokens=3)
+    stack.engine.script = frames(*map(TextDelta, pieces), end)
+
+
+def test_an_enum_is_answered_by_its_word(stack: Stack) -> None:
+    says(stack, '"a ', "\\u0064o", 'g"')
+    answer = generate(stack, **ASKED)
+    assert answer.text == "a dog" and answer.parsed is Animal.DOG
+    schema = stack.engine.requests[-1].output_schema
+    assert schema is not None
+    assert (schema["type"], schema["enum"]) == ("string", ["a cat", "a dog"])
+
+
+def test_a_stream_has_the_word_in_its_last_chunk(stack: Stack) -> None:
+    says(stack, '"a ', 'cat"')
+    config = types.GenerateContentConfig(**ASKED)
+    with client(stack) as sdk:
+        chunks = list(
+            sdk.models.generate_content_stream(model=MODEL, contents=QUESTION, config=config)
+        )
+    assert [chunk.text for chunk in chunks] == ["a cat"]
+
+
+def test_a_word_that_was_cut_off_has_no_quotes(stack: Stack) -> None:
+    says(stack, '"a c', cut=True)
+    assert generate(stack, **ASKED).text == "a c"
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({}, "responseSchema"),
+        ({"responseSchema": {"type": "STRING"}}, "responseSchema"),
+        ({"responseSchema": {"type": "INTEGER", "enum": [1]}}, "responseSchema"),
+        ({"responseJsonSchema": {"type": "string"}}, "responseJsonSchema"),
+        (
+            {"responseSchema": {"type": "STRING", "enum": ["a"]}, "responseLogprobs": True},
+            "responseLogprobs",
+        ),
+    ],
+)
+def test_what_is_no_enum_of_strings_is_refused(
+    stack: Stack, config: dict[str, Any], field: str
+) -> None:
+    reply = post(stack, generationConfig={"responseMimeType": "text/x.enum", **config})
+    assert reply.status_code == 400
+    violation = reply.json()["error"]["details"][0]["fieldViolations"][0]
+    assert violation["field"] == f"generationConfig.{field}"
+
+
+def test_a_stream_has_its_end_and_usage_in_the_last_chunk(stack: Stack) -> None:
+    with client(stack) as sdk:
+        chunks = list(sdk.models.generate_content_stream(model=MODEL, contents=QUESTION))
+    assert "".join(chunk.text or "" for chunk in chunks) == "Hello there"
+    ends = [chunk.candidates[0].finish_reason for chunk in chunks if chunk.candidates]
+    assert ends == [None, None, types.FinishReason.STOP]
+    assert [chunk.usage_metadata is None for chunk in chunks] == [True, True, False]
+
+
+def test_heartbeats_are_blanks_in_an_event_and_the_sdk_ignores_them(stack: Stack) -> None:
+    """It takes a comment of server-sent events for broken JSON."""
+    stack.engine.num_heartbeats = 2
+    with client(stack) as sdk:
+        chunks = list(sdk.models.generate_content_stream(model=MODEL, contents=QUESTION))
+    assert "".join(chunk.text or "" for chunk in chunks) == "Hello there"
+
+
+LINE = re.compile(r"data: (.*)\n\n")
+"""Genkit and `@google/generative-ai` read a stream by this: between two matches may be nothing."""
+
+
+def test_a_stream_has_nothing_between_its_events(stack: Stack) -> None:
+    """Neither for a heartbeat nor for a frame that makes no chunk."""
+    stack.engine.script = frames(
+        ToolUseStart("call_a", "look"),
+        ToolInputDelta('{"where": '),
+        ToolInputDelta('"here"}'),
+        Finished(reason="tool_use", output_tokens=9),
+    )
+    stack.engine.num_heartbeats = 2
+    raw = post(stack, "streamGenerateContent?alt=sse").text
+    found, at = [], 0
+    while match := LINE.match(raw, at):
+        found.append(json.loads(match[1]))
+        at = match.end()
+    assert raw[at:].strip() == ""
+    [call] = [part for one in found for part in one["candidates"][0]["content"]["parts"]]
+    assert call["functionCall"]["args"] == {"where": "here"}
+
+
+def test_a_stream_without_alt_is_one_json_list(stack: Stack) -> None:
+    reply = post(stack, "streamGenerateContent")
+    assert reply.headers["content-type"].startswith("application/json")
+    chunks = reply.json()
+    texts = [chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in chunks]
+    assert texts == ["Hello", " there", ""]
+    assert chunks[-1]["usageMetadata"]["candidatesTokenCount"] == 2
+
+
+@pytest.mark.parametrize("alt", ["?alt=sse", ""])
+def test_an_error_after_the_first_byte_is_the_streams_last_item(stack: Stack, alt: str) -> None:
+    stack.engine.script = frames(TextDelta("Hel"), Finished(reason="failed", output_tokens=1))
+    text = post(stack, f"streamGenerateContent{alt}").text
+    if alt:
+        events = [event for event in text.split("\n\n") if event.startswith("data: ")]
+        items = [json.loads(event.removeprefix("data: ")) for event in events]
+    else:
+        items = json.loads(text)
+    assert items[-1]["error"]["status"] == "INTERNAL"

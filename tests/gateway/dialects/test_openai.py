@@ -3,10 +3,18 @@
 import json
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 from engine.protocol import (
+    Breakpoint,
+    ErrorReply,
+    Failed,
     Finished,
+    Frame,
+    GenerateRequest,
+    InputUsage,
     TextDelta,
     TextPart,
     ThinkingDelta,
@@ -17,7 +25,17 @@ from engine.protocol import (
     ToolUseStart,
 )
 from tests.gateway.conftest import Stack
-from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat, frames
+from tests.gateway.openai_bodies import (
+    EPHEMERAL,
+    LONG_TEXT,
+    LOOK,
+    MESSAGES,
+    MODEL,
+    chat,
+    frames,
+    refused,
+)
+from tests.gateway.scripted_engine import say
 from tests.gateway.serving import eventually
 
 
@@ -191,3 +209,159 @@ def test_a_turn_is_recorded_like_any_other(stack: Stack) -> None:
     eventually(recorded)
     [turn] = recorded()
     assert turn["output_tokens"] == answer.usage.completion_tokens
+
+
+def test_marked_parts_are_written_then_read(stack: Stack) -> None:
+    system = {
+        "role": "system",
+        "content": [{"type": "text", "text": LONG_TEXT, "cache_control": EPHEMERAL}],
+    }
+    first = chat(stack, messages=[system, *MESSAGES])
+    second = chat(stack, messages=[system, *MESSAGES])
+    marked = len(LONG_TEXT) // 4 + 1
+    written, read = first.usage.prompt_tokens_details, second.usage.prompt_tokens_details
+    assert (written.cached_tokens, written.cache_write_tokens) == (0, marked)
+    assert (read.cached_tokens, read.cache_write_tokens) == (marked, 0)
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+    [report] = second.model_extra["holdfast"]["breakpoints"]
+    assert report["path"] == "messages[0].content[0]"
+    assert stack.engine.requests[0].prompt.system == [TextPart(LONG_TEXT)]
+
+
+MARKED_PLACES = [
+    pytest.param({"cache_control": {**EPHEMERAL, "ttl": "1h"}}, [Breakpoint(4, "1h")], id="top"),
+    pytest.param({"prompt_cache_options": {}}, [Breakpoint(4, "30m")], id="native-implicit"),
+    pytest.param({"prompt_cache_options": {"mode": "explicit"}}, [], id="native-explicit"),
+    pytest.param({"tools": [{**LOOK, "cache_control": EPHEMERAL}]}, [Breakpoint(0)], id="tool"),
+    pytest.param(
+        {"tools": [{**LOOK, "function": {**LOOK["function"], "cache_control": EPHEMERAL}}]},
+        [Breakpoint(0)],
+        id="function",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, expected", MARKED_PLACES)
+def test_markers_count_wherever_clients_put_them(
+    stack: Stack, changes: dict[str, Any], expected: list[Breakpoint]
+) -> None:
+    """Segments: the tool, one system block, three parts."""
+    body = {
+        "tools": [LOOK],
+        "messages": [
+            {"role": "developer", "content": "Rules."},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b", "c")]},
+        ],
+        **changes,
+    }
+    chat(stack, messages=body.pop("messages"), tools=body.pop("tools"), extra_body=body)
+    assert stack.engine.requests[-1].breakpoints == expected
+
+
+def test_a_messages_marker_stands_on_its_last_part(stack: Stack) -> None:
+    messages = [
+        {"role": "system", "content": "Rules.", "cache_control": {**EPHEMERAL, "ttl": "1h"}},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            "cache_control": EPHEMERAL,
+        },
+    ]
+    chat(stack, messages=messages)
+    assert stack.engine.requests[-1].breakpoints == [Breakpoint(0, "1h"), Breakpoint(2, "5m")]
+
+
+def test_of_many_native_breakpoints_the_latest_count(stack: Stack) -> None:
+    part = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    messages = [{"role": "user", "content": [part] * 6}]
+    chat(stack, messages=messages, extra_body={"prompt_cache_options": {"mode": "explicit"}})
+    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
+    assert marked == [2, 3, 4, 5]
+    chat(stack, messages=messages)
+    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
+    assert marked == [3, 4, 5], "three, beside the implicit one, which is at the last one's place"
+    chat(
+        stack,
+        messages=[{"role": "user", "content": [part] * 6 + [{"type": "text", "text": "end"}]}],
+        extra_body={"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}},
+    )
+    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
+    assert marked == [3, 4, 5, 6]
+
+
+def test_marker_rules_are_those_of_the_other_dialect(stack: Stack) -> None:
+    part = {"type": "text", "text": "x", "cache_control": EPHEMERAL}
+    error = refused(stack, messages=[{"role": "user", "content": [part] * 5}])
+    assert error["message"] == (
+        "A maximum of 4 blocks with cache_control may be provided. Found 5."
+    )
+    long = {**part, "cache_control": {**EPHEMERAL, "ttl": "1h"}}
+    error = refused(stack, messages=[{"role": "user", "content": [part, long]}])
+    assert error["param"] == "messages[0].content[1].cache_control.ttl"
+
+
+def test_what_is_wrong_around_a_turn_has_openais_envelope(stack: Stack) -> None:
+    def error(reply: httpx.Response, status: int) -> dict[str, Any]:
+        assert reply.status_code == status
+        assert reply.headers["x-request-id"].startswith("req_")
+        detail: dict[str, Any] = reply.json()["error"]
+        assert set(detail) == {"message", "type", "param", "code", "request_id"}
+        assert detail["request_id"] == reply.headers["x-request-id"]
+        return detail
+
+    body = {"model": MODEL, "messages": MESSAGES}
+    url = f"{stack.url}/v1/chat/completions"
+    assert "API key" in error(httpx.post(url, json=body, timeout=120), 401)["message"]
+    with pytest.raises(openai.AuthenticationError):
+        stack.openai("wrong").models.list()
+    with stack.http() as http:
+        assert error(http.get("/v1/chat/completions"), 405)["type"] == "invalid_request_error"
+        error(http.get("/v1/chat/nowhere"), 404)
+        error(http.post("/v1/completions", content=b"x"), 415)
+        unknown = error(http.post("/v1/chat/completions", json={**body, "model": "no"}), 404)
+    assert (unknown["param"], unknown["code"]) == ("model", "model_not_found")
+
+
+def test_the_engines_refusals_have_openais_codes(stack: Stack) -> None:
+    stack.engine.refusal = ErrorReply("prompt_too_long", "prompt is too long: 9 tokens > 8 maximum")
+    error = refused(stack)
+    assert error["code"] == "context_length_exceeded"
+    assert "maximum context length is 8 tokens" in error["message"]
+    stack.engine.refusal = ErrorReply("overloaded", "full")
+    with pytest.raises(openai.InternalServerError) as caught:
+        chat(stack)
+    assert caught.value.status_code == 503
+    assert caught.value.code == "overloaded"
+
+
+def test_a_failure_in_the_midst_is_the_streams_last_event(stack: Stack) -> None:
+    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
+        return [TextDelta("Hel"), Failed(code="internal", message="secret detail")]
+
+    stack.engine.script = script
+    texts = []
+    with pytest.raises(openai.APIError) as caught:
+        for chunk in chat(stack, stream=True):
+            texts.append(chunk.choices[0].delta.content)
+    assert texts == ["", "Hel"]
+    assert "secret" not in str(caught.value)
+    with stack.http() as http:
+        body = {"model": MODEL, "messages": MESSAGES, "stream": True}
+        assert "[DONE]" not in http.post("/v1/chat/completions", json=body).text
+
+
+def test_a_client_that_leaves_its_stream_ends_the_turn(stack: Stack) -> None:
+    stack.engine.script = say(*["word "] * 400, delay=0.05)
+    stream = chat(stack, stream=True)
+    assert next(iter(stream)).choices[0].delta.role == "assistant"
+    stream.close()
+    request_id = stack.engine.requests[-1].request_id
+    eventually(lambda: request_id in stack.engine.cancelled)
+
+
+def test_heartbeats_of_a_long_prefill_are_comments(stack: Stack) -> None:
+    stack.engine.wait_seconds = 0.2
+    body = {"model": MODEL, "messages": MESSAGES, "stream": True}
+    with stack.http() as http:
+        assert http.post("/v1/chat/completions", json=body).text.startswith(": \n\n")
+    assert chat(stack, stream=False).choices[0].message.content == "Hello there"
