@@ -66,12 +66,6 @@ class Settings(BaseSettings):
     host_blocks: int = Field(
         0, ge=0, le=2**24, description="Blocks in host memory, for what the pool has no room for"
     )
-    copy_bytes_per_step: int = Field(
-        64 * 2**20,
-        ge=1,
-        le=2**50,
-        description="Bytes that one step may copy to the host, and back, at most",
-    )
     store: str = Field(
         "",
         description="Directory of the store on disk, where 1-hour and 5-minute leases outlive a "
@@ -84,18 +78,6 @@ class Settings(BaseSettings):
     )
     store_bytes: int = Field(
         2 * 2**30, ge=2**20, le=2**50, description="Bytes of blocks that the store may take on disk"
-    )
-    store_bytes_per_second: int = Field(
-        64 * 2**20,
-        ge=2**16,
-        le=2**50,
-        description="Bytes a second that are written to the store at most",
-    )
-    store_flush_seconds: float = Field(
-        5.0,
-        ge=0,
-        le=600,
-        description="Seconds that a planned end may take to write what the store still lacks",
     )
     role: Literal["prefill", "decode", "both"] = Field(
         "both",
@@ -119,12 +101,6 @@ class Settings(BaseSettings):
     ttl_scale: float = Field(
         1.0, gt=0, le=1, description="Multiplies every TTL; below 1 for demonstrations only"
     )
-    arrival_grace_seconds: float = Field(
-        60.0,
-        ge=0,
-        le=3600,
-        description="Seconds that an expired entry is kept for turns that arrived before",
-    )
     clock: Literal["monotonic", "manual"] = Field(
         "monotonic", description="`manual` stands still until moved; tests only, on loopback only"
     )
@@ -140,9 +116,6 @@ class Settings(BaseSettings):
         description="What proposes tokens, which one forward verifies, so that answers stay the "
         "same (native engine): `ngram`, what followed the same tokens earlier in prompt and answer",
     )
-    speculation_tokens: int = Field(
-        8, ge=1, le=32, description="Tokens that are proposed at once at most"
-    )
     max_waiting: int = Field(
         256, ge=1, le=2**20, description="Requests that may wait; more are refused"
     )
@@ -151,37 +124,6 @@ class Settings(BaseSettings):
         ge=1,
         le=64,
         description="Processes that render and tokenize prompts; default: one a core, 2 to 4",
-    )
-    prepare_seconds: float = Field(
-        8.0,
-        gt=0,
-        le=60,
-        description="Seconds that preparing one prompt may take; then it is refused",
-    )
-    prepare_wait_seconds: float = Field(
-        5.0, gt=0, le=60, description="Seconds that a prompt may wait for such a process"
-    )
-    prepare_memory_bytes: int = Field(
-        2 * 2**30, ge=2**26, le=2**50, description="Memory that preparing one prompt may take"
-    )
-    max_segments: int = Field(
-        100_000,
-        ge=1,
-        le=2**24,
-        description="Tools, system blocks and message parts of one prompt at most",
-    )
-    max_stops: int = Field(1024, ge=4, le=2**16, description="Stop strings of one request at most")
-    max_schema_bytes: int = Field(
-        256 * 1024,
-        ge=1024,
-        le=2**26,
-        description="JSON of the schemas that one output is bound to, at most",
-    )
-    max_schema_properties: int = Field(
-        1024,
-        ge=1,
-        le=2**20,
-        description="Properties in the schemas that one output is bound to, at most",
     )
     tool_format: str = Field(
         "auto",
@@ -238,12 +180,6 @@ class Settings(BaseSettings):
     )
     upstream_key: SecretStr = Field(
         SecretStr(""), description="Upstream engine: the server's API key, where it wants one"
-    )
-    upstream_silence_seconds: float = Field(
-        300.0,
-        gt=0,
-        le=3600,
-        description="Upstream engine: seconds without a byte after which a request has failed",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line that is written"

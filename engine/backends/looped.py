@@ -28,6 +28,7 @@ from engine.backends.reports import SnapshotScan, entry_infos
 from engine.backends.scheduling import new_scheduler
 from engine.backends.scope_threads import ScopeThreads
 from engine.backends.storing import EngineMemory, OpenStore, new_memory
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
 from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
@@ -60,6 +61,8 @@ from engine.settings import Settings
 T = TypeVar("T")
 log = structlog.get_logger()
 
+STORE_FLUSH_SECONDS = 5.0
+"""Seconds that a planned end may take to write what the store still lacks."""
 MAX_DROP_SECONDS = 10.0
 """Seconds that a drop waits until its files are deleted."""
 MAX_THREADS = 4
@@ -101,7 +104,7 @@ class LoopedBackend:
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
         longest = max(ttl.seconds for ttl in TTLS.values()) * settings.ttl_scale
-        longest += settings.arrival_grace_seconds
+        longest += ARRIVAL_GRACE_SECONDS
         self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
         self._scheduler: Scheduler | None = None
@@ -120,8 +123,7 @@ class LoopedBackend:
             await self._loaded.preparation.close()
             await asyncio.to_thread(self._loaded.loop.stop)
             if self._loaded.store is not None:
-                seconds = self._settings.store_flush_seconds
-                await asyncio.to_thread(self._loaded.store.close, seconds)
+                await asyncio.to_thread(self._loaded.store.close, STORE_FLUSH_SECONDS)
 
     # Generation.
 

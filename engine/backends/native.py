@@ -22,6 +22,8 @@ log = structlog.get_logger()
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 MEMORY_SHARE = 0.25
 DEFAULT_CONTEXTS = 8
+SPECULATION_TOKENS = 8
+"""Tokens that are proposed at once at most."""
 """Without ENGINE_NUM_BLOCKS the pool has room for this many full contexts. It takes MEMORY_SHARE of
 the free memory at most."""
 
@@ -81,7 +83,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
 def _new_drafter(settings: Settings) -> Callable[[], Drafter] | None:
     if settings.speculation == "off":
         return None
-    return partial(NgramDrafter, settings.speculation_tokens)
+    return partial(NgramDrafter, SPECULATION_TOKENS)
 
 
 def _kv_dtype(loaded: LoadedModel) -> str:

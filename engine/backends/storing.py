@@ -10,7 +10,7 @@ import structlog
 
 from engine.backends.base import Parts
 from engine.cache.digests import ChainHasher
-from engine.cache.entries import Entries
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
 from engine.cache.pool import BlockPool
@@ -37,6 +37,10 @@ MIN_BLOCKS = 8
 MAX_BLOCKS = 262_144
 """The most blocks of a store. Each takes some 600 bytes of the engine's memory."""
 PAGE_BYTES = 4096
+COPY_BYTES_PER_STEP = 64 * 2**20
+"""Bytes that one step may copy to the host, and back, at most."""
+STORE_BYTES_PER_SECOND = 64 * 2**20
+"""Bytes a second that are written to the store at most."""
 
 log = structlog.get_logger()
 
@@ -148,7 +152,7 @@ def new_memory(
     pool = BlockPool(description.num_blocks, description.block_size)
     host = None
     if settings.host_blocks:
-        max_copies = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
+        max_copies = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
         host = HostTier(pool, settings.host_blocks, max_copies)
     try:
         plan = plan_store(settings, parts.runner, parts.facts, pool.block_size)
@@ -170,7 +174,7 @@ def new_memory(
         scope_lease_share=settings.scope_lease_share,
         idle_lease_share=settings.idle_lease_share,
         ttl_scale=settings.ttl_scale,
-        grace_seconds=settings.arrival_grace_seconds,
+        grace_seconds=ARRIVAL_GRACE_SECONDS,
         host=host.pool if host is not None else None,
         store=tier,
     )
@@ -214,8 +218,8 @@ def _open_store(
         lost_leases=restored.num_lost,
         misses=restored.misses,
     )
-    max_loads = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
-    bounds = StoreBounds(plan.file_bytes, settings.store_bytes_per_second, max_loads)
+    max_loads = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
+    bounds = StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, max_loads)
     if plan.is_shared:
         peers = Peers(directory, reader)
         peer_work = _peer_work(cache, peers, hasher, clock, wall)

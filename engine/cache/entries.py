@@ -27,6 +27,8 @@ from engine.cache.store_tier import BlockKey, StoreTier
 from engine.protocol import TTLS, MissReason, Ttl
 
 MAX_TOMBSTONES = 65_536
+ARRIVAL_GRACE_SECONDS = 60.0
+"""For how long engines keep an expired entry for turns that arrived before."""
 SHORTEST_TTL: Ttl = "5m"
 
 

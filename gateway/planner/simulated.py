@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery
 from engine.protocol import Breakpoint, HeldName, Ttl
@@ -12,8 +13,6 @@ SCOPE = "simulated"
 PREFILL_SECONDS, DECODE_SECONDS = 50e-6, 20e-3
 """For each token."""
 CHARACTERS_PER_TOKEN = 4
-GRACE_SECONDS = 60.0
-"""ENGINE_ARRIVAL_GRACE_SECONDS: how long an expired entry is kept for turns that arrived before."""
 
 
 @dataclass(slots=True)
@@ -102,6 +101,6 @@ class Capacities:
     scope_lease_share: float = 1.0
     max_running: int | None = None
     ttl_scale: float = 1.0
-    grace_seconds: float = GRACE_SECONDS
+    grace_seconds: float = ARRIVAL_GRACE_SECONDS
     block_units: int = 1
     min_cache_tokens: int = 1

@@ -16,6 +16,17 @@ from engine.protocol import Description, GenerateRequest
 from engine.settings import Settings
 
 MAX_DEFAULT_WORKERS = 4
+PREPARE_SECONDS = 8.0
+"""Seconds that preparing one prompt may take; then it is refused."""
+WAIT_SECONDS = 5.0
+"""Seconds that a prompt may wait for a worker."""
+MEMORY_BYTES = 2 * 2**30
+"""Memory that preparing one prompt may take."""
+LIMITS = RequestLimits(
+    segments=100_000, stops=1024, schema_bytes=256 * 1024, schema_properties=1024
+)
+"""Of one request: tools, system blocks and message parts; stop strings; and the schemas that one
+output is bound to, by their JSON and their properties."""
 _decode = msgspec.json.Decoder(GenerateRequest)
 
 
@@ -28,33 +39,27 @@ def new_preparation(
 ) -> PreparePool:
     """Worker processes, or one thread where the renderer can't be loaded by another process."""
     keeps_days = renderer.writes_date and settings.template_date == "session"
-    limits = RequestLimits(
-        segments=settings.max_segments,
-        stops=settings.max_stops,
-        schema_bytes=settings.max_schema_bytes,
-        schema_properties=settings.max_schema_properties,
-    )
     if spec is None:
-        preparer = Preparer(renderer, description, limits)
+        preparer = Preparer(renderer, description, LIMITS)
         return PreparePool(
             lambda: WorkerThread(preparer),
             max_workers=1,
             max_waiting=settings.max_waiting,
-            wait_seconds=settings.prepare_wait_seconds,
+            wait_seconds=WAIT_SECONDS,
             days=days if keeps_days else None,
         )
     start = Start(
         spec=spec,
         description=description,
-        limits=limits,
-        memory_bytes=settings.prepare_memory_bytes,
-        seconds=settings.prepare_seconds,
+        limits=LIMITS,
+        memory_bytes=MEMORY_BYTES,
+        seconds=PREPARE_SECONDS,
     )
     return PreparePool(
         partial(WorkerProcess, start),
         max_workers=settings.prepare_workers or default_workers(),
         max_waiting=settings.max_waiting,
-        wait_seconds=settings.prepare_wait_seconds,
+        wait_seconds=WAIT_SECONDS,
         days=days if keeps_days else None,
     )
 

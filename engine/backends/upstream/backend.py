@@ -39,6 +39,7 @@ from engine.backends.upstream.server import (
 )
 from engine.backends.upstream.turns import Turns
 from engine.cache.digests import ChainHasher
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
 from engine.errors import NotReady
 from engine.protocol import Capability, Counters, Description, LeaseStats, Stats
@@ -245,7 +246,7 @@ class UpstreamBackend(ExternalBackend):
         settings, description = self._settings, self._whole(parts.description)
         pool = MirrorPool(description.num_blocks, description.block_size)
         entries = UnheldEntries(
-            pool, ttl_scale=settings.ttl_scale, grace_seconds=settings.arrival_grace_seconds
+            pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
         )
         hasher = ChainHasher(os.urandom(32), description.block_size)
         is_isolated = parts.facts.isolation != "none"

@@ -19,6 +19,9 @@ from engine.backends.upstream.wire import Wire
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
 
+SILENCE_SECONDS = 300.0
+"""Seconds without a byte after which a request has failed."""
+
 
 class _Owned(msgspec.Struct):
     owned_by: str = ""
@@ -33,7 +36,7 @@ async def new_server(settings: Settings, model: ModelFacts, renderer: ChatRender
     wire = Wire(
         settings.upstream,
         settings.upstream_key.get_secret_value(),
-        settings.upstream_silence_seconds,
+        SILENCE_SECONDS,
     )
     kind = settings.upstream_kind
     async with AsyncExitStack() as closing:

@@ -23,6 +23,7 @@ from engine.backends.vllm.loop import VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
 from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Stats
 from engine.refusal import StartRefused
@@ -121,7 +122,7 @@ class VllmBackend(ExternalBackend):
         num_spare = 2 * description.max_context_tokens // description.block_size
         pool = MirrorPool(description.num_blocks + num_spare, description.block_size)
         entries = HeldEntries(
-            pool, ttl_scale=settings.ttl_scale, grace_seconds=settings.arrival_grace_seconds
+            pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
         )
         hasher = ChainHasher(os.urandom(32), description.block_size)
         cache = HeldCache(pool, entries, hasher)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
-from engine.backends.prepare import session_days
+from engine.backends.prepare import composition, session_days
 from engine.backends.prepare.composition import chat_worker
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.renderers import chat_renderer
@@ -134,8 +135,6 @@ async def engine(
             "secret": "s" * 16,
             "model": new_model(folder),
             "prepare_workers": 2,
-            "prepare_seconds": 60,
-            "prepare_wait_seconds": 60,
             **given,
         }
     )
@@ -148,7 +147,8 @@ async def engine(
         today=lambda: made.today,
     )
     made = Engine(backend)
-    await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
+    with patch.multiple(composition, PREPARE_SECONDS=60.0, WAIT_SECONDS=60.0):
+        await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     prompt = Prompt([Message("user", [TextPart("q")])], system=[TextPart(SYSTEM)])
     dated = chat_renderer(chat_worker(settings))
     token_ids = dated.render(prompt, thinking=False, days=KnownDays("2026-01-01")).token_ids

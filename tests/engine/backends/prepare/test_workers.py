@@ -7,14 +7,16 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
+from engine.backends.prepare import composition
 from engine.backends.prepare.composition import chat_worker
 from engine.backends.prepare.process import WorkerProcess
 from engine.backends.synthetic import SyntheticRunner
@@ -108,10 +110,11 @@ def load(settings: Settings, context: int, longest: int) -> Parts:
 
 @asynccontextmanager
 async def backend(
-    *, context: int = 1 << 20, longest: int = 93, **given: Any
+    *, context: int = 1 << 20, longest: int = 93, workers: int = 2, **bounds: Any
 ) -> AsyncIterator[LoopedBackend]:
+    """`bounds` are constants of `composition`."""
     settings = Settings.model_validate(
-        {"secret": "s" * 16, "model": DEMO_MODEL, "prepare_workers": 2, **given}
+        {"secret": "s" * 16, "model": DEMO_MODEL, "prepare_workers": workers}
     )
     crashes: list[Exception] = []
     made = LoopedBackend(
@@ -120,7 +123,8 @@ async def backend(
         lambda settings, _progress: load(settings, context, longest),
         crashes.append,
     )
-    await asyncio.to_thread(made.load, lambda _stage, _fraction: None)
+    with patch.multiple(composition, **bounds) if bounds else nullcontext():
+        await asyncio.to_thread(made.load, lambda _stage, _fraction: None)
     try:
         yield made
     finally:
@@ -157,7 +161,7 @@ def forced(num_properties: int, **given: Any) -> GenerateRequest:
 async def test_neither_tokenizing_nor_compiling_keeps_another_thread_from_running() -> None:
     """About 500,000 tokens, which hold the interpreter's lock for seconds in one process."""
     text = "hello world this is some text 123 " * 40_000
-    async with backend(prepare_seconds=60, prepare_wait_seconds=60) as engine:
+    async with backend(PREPARE_SECONDS=60, WAIT_SECONDS=60) as engine:
         await finish(engine, ask())
         began = time.perf_counter()
         with beating() as beat:
@@ -189,7 +193,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> Non
 
 
 async def test_a_prompt_that_takes_too_long_is_given_up_and_its_worker_replaced() -> None:
-    async with backend(prepare_seconds=2.0, prepare_wait_seconds=60) as engine:
+    async with backend(PREPARE_SECONDS=2.0, WAIT_SECONDS=60) as engine:
         await finish(engine, ask())
         with pytest.raises(TooCostly, match="seconds"):
             await engine.open(ask("hello world, what is it 12 " * 400_000, request_id="long"))
@@ -197,9 +201,7 @@ async def test_a_prompt_that_takes_too_long_is_given_up_and_its_worker_replaced(
 
 
 async def test_a_prompt_that_takes_too_much_memory_ends_its_worker_alone() -> None:
-    async with backend(
-        prepare_memory_bytes=2**26, prepare_seconds=60, prepare_wait_seconds=60
-    ) as engine:
+    async with backend(MEMORY_BYTES=2**26, PREPARE_SECONDS=60, WAIT_SECONDS=60) as engine:
         await finish(engine, ask())
         with pytest.raises(TooCostly, match="memory"):
             await engine.open(ask("hello world, what is it 12 " * 400_000, request_id="big"))
@@ -235,7 +237,7 @@ async def test_workers_start_in_the_event_loop_that_vllms_server_runs_in() -> No
 
 async def test_another_scope_is_served_while_one_holds_all_the_workers_it_may_have() -> None:
     text = "hello world this is some text 123 " * 120_000
-    async with backend(prepare_seconds=60, prepare_wait_seconds=60) as engine:
+    async with backend(PREPARE_SECONDS=60, WAIT_SECONDS=60) as engine:
         await asyncio.gather(
             finish(engine, ask()), finish(engine, ask(scope=OTHER, request_id="o"))
         )
@@ -249,7 +251,7 @@ async def test_another_scope_is_served_while_one_holds_all_the_workers_it_may_ha
 
 
 async def test_a_cancelled_count_stops_its_worker() -> None:
-    async with backend(prepare_seconds=60, prepare_wait_seconds=60, prepare_workers=1) as engine:
+    async with backend(PREPARE_SECONDS=60, WAIT_SECONDS=60, workers=1) as engine:
         await finish(engine, ask())
         counting = asyncio.ensure_future(engine.count(ask_count("hello world 123 " * 400_000)))
         await asyncio.sleep(0.3)
