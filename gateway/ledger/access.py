@@ -239,7 +239,16 @@ class Keys:
             query = select(ApiKeyRow.id).where(ApiKeyRow.digest == digest)
             if (known := (await connection.execute(query)).scalar_one_or_none()) is not None:
                 return known
-            return await _insert(connection, key, workspace, name, now, scope, expires_at)
+            row = _row_of(
+                key,
+                workspace_id=workspace,
+                name=name,
+                scope=scope,
+                created_at=now,
+                expires_at=expires_at,
+            )
+            await connection.execute(insert(ApiKeyRow).values(row))
+            return str(row["id"])
 
     async def rotate(
         self, key_id: str, key: str, now: datetime, grace_seconds: float | None
@@ -259,19 +268,23 @@ class Keys:
             taken = _first(await _select(connection, ApiKeyRow.replaces == key_id))
             if taken is not None:
                 raise InvalidRequest(f"key: `{key_id}` was already replaced by `{taken.id}`")
-            new_id = await _insert(
-                connection, key, old.workspace, old.name, now, old.scope, old.expires_at, key_id
+            row = _row_of(
+                key,
+                workspace_id=old.workspace,
+                created_at=now,
+                replaces=key_id,
+                **{
+                    name: getattr(old, name)
+                    for name in ("name", "scope", "expires_at", *AUTO_CACHE)
+                },
             )
-            if old.auto_cache or old.auto_cache_ttl:
-                kept = {"auto_cache": old.auto_cache, "auto_cache_ttl": old.auto_cache_ttl}
-                same = update(ApiKeyRow).where(ApiKeyRow.id == new_id)
-                await connection.execute(same.values(**kept))
+            await connection.execute(insert(ApiKeyRow).values(row))
             if grace_seconds is not None:
                 end = now + timedelta(seconds=grace_seconds)
                 end = end if old.expires_at is None else min(end, old.expires_at)
                 changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
                 await connection.execute(changed.values(expires_at=end))
-            (made,) = await _select(connection, ApiKeyRow.id == new_id)
+            (made,) = await _select(connection, ApiKeyRow.id == row["id"])
             return made
 
     async def revoke(self, key_id: str, now: datetime) -> bool:
@@ -364,30 +377,10 @@ class Keys:
             return list((await connection.execute(select(WorkspaceRow.id))).scalars())
 
 
-async def _insert(
-    connection: AsyncConnection,
-    key: str,
-    workspace: str,
-    name: str,
-    now: datetime,
-    scope: KeyScope,
-    expires_at: datetime | None,
-    replaces: str | None = None,
-) -> str:
+def _row_of(key: str, **values: Any) -> dict[str, Any]:
+    """The columns of a new key."""
     digest = digest_of(key)
-    key_id = f"key_{digest[:16]}"
-    values = {
-        "id": key_id,
-        "workspace_id": workspace,
-        "name": name,
-        "digest": digest,
-        "scope": scope,
-        "created_at": now,
-        "expires_at": expires_at,
-        "replaces": replaces,
-    }
-    await connection.execute(insert(ApiKeyRow).values(values))
-    return key_id
+    return {"id": f"key_{digest[:16]}", "digest": digest, **values}
 
 
 def _works(now: datetime) -> ColumnElement[bool]:

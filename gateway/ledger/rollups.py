@@ -63,7 +63,6 @@ PROMPT_EDGES = (1_000, 4_000, 16_000, 64_000, 200_000)
 # within 19 % of itself. The last bin has none.
 TTFT_EDGES_SECONDS = tuple(0.001 * 2 ** (step / 2) for step in range(35))
 
-DIMENSIONS = ("workspace_id", "key_id", "engine", "model", "price", "prompt_above")
 _TOKENS = (
     *InputUsage.__struct_fields__,
     "output_tokens",

@@ -6,7 +6,6 @@ from pathlib import Path
 import httpx
 import pytest
 from anthropic import Anthropic, BadRequestError
-from openai import OpenAI
 
 from scripts.stack import ADMIN_KEY, API_KEY, Stack, running_stack
 from tests.gateway import serving
@@ -51,20 +50,6 @@ def test_a_request_id_of_anthropics_sdk_leads_to_its_turn(stack: Stack) -> None:
     assert (turn["status"], turn["error"]) == (200, None)
     assert turn["name"] == "support handbook"
     assert str(turn["user_agent"]).startswith("Anthropic/Python")
-
-
-def test_a_request_id_of_openais_sdk_leads_to_its_turn(stack: Stack) -> None:
-    with OpenAI(base_url=f"{stack.gateway}/v1", api_key=API_KEY, max_retries=0) as client:
-        answer = client.chat.completions.create(
-            model="synthetic",
-            max_tokens=2,
-            messages=[{"role": "user", "content": "Hi"}],
-            metadata={"name": "desk"},
-        )
-    assert answer._request_id is not None
-    turn = recorded(stack.gateway, answer._request_id)
-    assert turn["dialect"] == "openai" and turn["name"] == "desk"
-    assert str(turn["user_agent"]).startswith("OpenAI/Python")
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])

@@ -67,25 +67,3 @@ def test_a_transaction_whose_work_fails_leaves_nothing(tmp_path: Path) -> None:
         await writing.close()
 
     asyncio.run(run())
-
-
-def test_a_close_waits_for_the_transaction_that_runs(tmp_path: Path) -> None:
-    engine, has_begun, go_on = _file(tmp_path / "notes.db"), threading.Event(), threading.Event()
-    writing = WritingThread(lambda: engine)
-
-    def add_and_wait(connection: Connection) -> None:
-        _add(connection)
-        has_begun.set()
-        assert go_on.wait(_LONG_SECONDS)
-
-    async def run() -> None:
-        running = asyncio.create_task(writing.commit(add_and_wait, _LONG_SECONDS))
-        await asyncio.to_thread(has_begun.wait, _LONG_SECONDS)
-        closing = asyncio.create_task(writing.close())
-        await asyncio.sleep(0)
-        assert not closing.done()
-        go_on.set()
-        await asyncio.gather(running, closing)
-
-    asyncio.run(run())
-    assert _count(engine) == 1
