@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import TypeVar
 
+import aiohttp
 import msgspec
 
 from engine.protocol import (
@@ -40,7 +41,7 @@ from gateway.base.errors import (
     NotFound,
 )
 from gateway.base.logs import bound_request_id, get_logger
-from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, Timeouts, timeouts
+from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
 from gateway.routing.cost import Load, Weights
 from gateway.routing.engine_turns import EngineTurns
 from gateway.routing.event_lines import SnapshotPart, frames_of
@@ -203,14 +204,12 @@ class Engine(EngineTurns):
         ended; otherwise it had only closed an idle connection.
         """
         try:
-            await self._look()
-        except CannotConnect as error:
-            self.mark_down(str(error))
-        except EngineLost:
             try:
                 await self._look()
-            except GatewayError as error:
-                self._missed(error)
+            except CannotConnect:
+                raise
+            except EngineLost:
+                await self._look()
         except GatewayError as error:
             self._missed(error)
 
@@ -229,9 +228,13 @@ class Engine(EngineTurns):
     def _missed(self, error: GatewayError) -> None:
         """Note that the engine did not answer.
 
-        It may be busy or stopped, or the network may be. It is down after some time without an
-        answer. It is down at once if its answer is wrong or if it was never ready.
+        It may be busy or stopped, or the network or DNS may be. It is down after some time without
+        an answer. It is down at once if it refuses connections, if its answer is wrong or if it was
+        never ready.
         """
+        if isinstance(error, CannotConnect) and error.is_refused:
+            self.mark_down("cannot connect")
+            return
         now = self.monotonic()
         since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
         is_silent = isinstance(error, EngineTimeout | EngineLost)
@@ -291,7 +294,7 @@ class Engine(EngineTurns):
         path: str,
         kind: type[Reply],
         body: bytes | None = None,
-        timeout: Timeouts = _CONTROL,
+        timeout: aiohttp.ClientTimeout = _CONTROL,
     ) -> Reply:
         response = await self._send(method, path, body, timeout)
         if response.status != 200:
@@ -312,7 +315,7 @@ class Engine(EngineTurns):
         method: str,
         path: str,
         body: bytes | None,
-        timeout: Timeouts,
+        timeout: aiohttp.ClientTimeout,
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
         sent = self._headers if headers is None else {**self._headers, **headers}
@@ -320,8 +323,8 @@ class Engine(EngineTurns):
             sent = {**sent, "x-request-id": made}
         try:
             return await self._http.send(method, self.url + path, sent, body, timeout)
-        except CannotConnect:
-            self.mark_down("cannot connect")
+        except CannotConnect as error:
+            self._missed(error)
             raise
 
     async def _refuse(self, response: EngineResponse) -> None:

@@ -1,6 +1,7 @@
 """HTTP to engines, over real sockets: what breaks, what is silent, and what only looks like it."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -8,6 +9,7 @@ import pytest
 
 from gateway.base.errors import EngineLost, EngineTimeout
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
+from gateway.routing.engine import Engine
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -62,23 +64,6 @@ async def test_what_never_answers_is_a_timeout() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_reader_that_takes_its_time_is_no_silent_engine() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(HEAD + chunk(b"one"))
-        await more.wait()
-        writer.write(chunk(b"two") + b"0\r\n\r\n")
-        await writer.drain()
-
-    more = asyncio.Event()
-    async with asked(serve, 5.0) as response:
-        pieces = response.chunks()
-        assert await anext(pieces) == b"one"
-        await asyncio.sleep(5.5)
-        more.set()
-        assert b"".join([piece async for piece in pieces]) == b"two"
-
-
-@pytest.mark.anyio
 async def test_a_connection_that_breaks_is_a_lost_engine() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + chunk(b"one") + b"5\r\ntw")
@@ -97,8 +82,28 @@ async def test_where_nobody_listens_nothing_was_sent() -> None:
     server.close()
     await server.wait_closed()
     async with EngineHttp() as http:
-        with pytest.raises(CannotConnect):
+        with pytest.raises(CannotConnect) as refused:
             await http.send("GET", f"http://127.0.0.1:{port}/", {}, None, timeouts(20.0, 20.0))
+    assert refused.value.is_refused
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_a_name_that_is_not_found_or_an_address_that_is_silent_makes_no_engine_down(
+    is_found: bool,
+) -> None:
+    """It is unsure: DNS or the network may be back in a moment."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as waiting:
+        waiting.connect(full.getsockname())  # the backlog has no place for another
+        url = f"http://127.0.0.1:{full.getsockname()[1]}" if is_found else "http://a.invalid"
+        async with EngineHttp() as http:
+            engine = Engine("one", url, "secret", http, down_seconds=60.0)
+            engine.status = "ready"
+            with pytest.raises(CannotConnect) as failed:
+                await engine.cancel("r")
+            assert not failed.value.is_refused
+            await engine.poll()
+            assert engine.status == "unsure"
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
