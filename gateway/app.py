@@ -26,8 +26,7 @@ from gateway.http import errors
 from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
-from gateway.http.bodies import Bodies, BodyDeadline
-from gateway.http.model_calls import put_in_front
+from gateway.http.bodies import BodyDeadline
 from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
@@ -101,8 +100,6 @@ def create_app(
                 raise
             yield
 
-    held = BodyBytes(settings.bodies_bytes)
-    large = LargeBodies(settings.large_body_bytes_per_minute, time.monotonic)
     app = Litestar(
         list(CONTROLLERS),
         lifespan=[lifespan],
@@ -110,7 +107,10 @@ def create_app(
         state=State({"stopping": asyncio.Event(), "ids": Ids(), "refusals": Refusals()}),
         middleware=[
             DefineMiddleware(
-                BodyDeadline, request_seconds=settings.request_seconds, bodies=held, large=large
+                BodyDeadline,
+                request_seconds=settings.request_seconds,
+                bodies=BodyBytes(settings.bodies_bytes),
+                large=LargeBodies(settings.large_body_bytes_per_minute, time.monotonic),
             ),
         ],
         exception_handlers=errors.handlers,
@@ -121,7 +121,6 @@ def create_app(
         logging_config=None,
     )
     describe_once(app)
-    put_in_front(app, Bodies(settings.request_seconds, held, large, settings.body_limit_bytes))
     return app
 
 

@@ -12,6 +12,11 @@ from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.prompt.ask import Principal
 
+_TURN_FIELDS = (
+    *("workspace", "model", "engine", "attempt", "outcome", "status", "error", "miss_reason"),
+    *("input_tokens", "cache_read_tokens", "output_tokens", "first_token_seconds"),
+)
+
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -63,20 +68,9 @@ def logged(charged: Callable[[TurnRecord], None], is_on: bool) -> Callable[[Turn
             "turn",
             turn=record.id,
             request_id=record.http_request_id,
-            workspace=record.workspace,
-            model=record.model,
-            engine=record.engine,
-            attempt=record.attempt,
-            outcome=record.outcome,
-            status=record.status,
-            error=record.error,
-            miss_reason=record.miss_reason,
-            input_tokens=record.input_tokens,
-            cache_read_tokens=record.cache_read_tokens,
             cache_write_tokens=record.written_tokens,
-            output_tokens=record.output_tokens,
-            first_token_seconds=record.first_token_seconds,
             seconds=record.duration_seconds,
+            **{name: getattr(record, name) for name in _TURN_FIELDS},
         )
 
     return charge

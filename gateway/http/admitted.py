@@ -1,28 +1,23 @@
 """Which connections may stay: so many in total, and so many of one address without a valid key.
 
-A connection is *proved* once a request on it had a valid key. When there is no room, the oldest
-idle one that is not proved makes way, so idle sockets without a key keep nobody out. Where none can
-make way the newcomer is refused. A part of the process's descriptors is never given to clients:
-engines, the database and the journal have it, and the newcomer until it is refused.
+A connection is *proved* while the last key that was shown on it is valid. When there is no room,
+the oldest one that is not proved makes way, whatever it does, so clients without a key keep nobody
+out.
+Where all are proved the newcomer is refused. A part of the process's descriptors is never given to
+clients: engines, the database and the journal have it, and the newcomer until it is refused.
 """
 
 import ipaddress
 import resource
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Protocol
 
 MAX_CONNECTIONS = 16_384
 _MAX_BACKLOG = 2048
-_MAX_LOOKED_AT = 64
 
 
 class Guest(Protocol):
     """A connection as it is counted."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being read or answered on it."""
 
     def evict(self) -> None: ...
 
@@ -31,46 +26,53 @@ class Connections:
     def __init__(self, most: int, most_of_address: int) -> None:
         self._most = most
         self._most_of_address = most_of_address
-        self._unproved: OrderedDict[Guest, str] = OrderedDict()
+        # The addresses of all, and those that are not proved, the oldest first.
+        self._groups: dict[Guest, str] = {}
+        self._unproved: OrderedDict[Guest, None] = OrderedDict()
         self._by_address: dict[str, OrderedDict[Guest, None]] = {}
-        self._all: set[Guest] = set()
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._groups)
 
     def enter(self, guest: Guest, address: str) -> bool:
         """Whether the newcomer may stay; another connection may have been evicted for it."""
         group = group_of(address)
         of_address = self._by_address.get(group, OrderedDict())
-        if len(of_address) >= self._most_of_address and not self._make_room(of_address):
+        if len(of_address) >= self._most_of_address:
+            self._evict(of_address)
+        if len(self) >= self._most and not self._evict(self._unproved):
             return False
-        if len(self._all) >= self._most and not self._make_room(self._unproved):
-            return False
-        self._all.add(guest)
-        self._unproved[guest] = group
-        self._by_address.setdefault(group, OrderedDict())[guest] = None
+        self._groups[guest] = group
+        self.doubt(guest)
         return True
 
     def prove(self, guest: Guest) -> None:
         """A valid key was shown on it."""
-        if (group := self._unproved.pop(guest, None)) is None:
+        if guest not in self._unproved:
             return
-        of_address = self._by_address[group]
-        del of_address[guest]
-        if not of_address:
+        del self._unproved[guest]
+        group = self._groups[guest]
+        del self._by_address[group][guest]
+        if not self._by_address[group]:
             del self._by_address[group]
+
+    def doubt(self, guest: Guest) -> None:
+        """No valid key was shown on it, or another one behind a valid one."""
+        if guest in self._groups and guest not in self._unproved:
+            self._unproved[guest] = None
+            self._by_address.setdefault(self._groups[guest], OrderedDict())[guest] = None
 
     def leave(self, guest: Guest) -> None:
         self.prove(guest)
-        self._all.discard(guest)
+        self._groups.pop(guest, None)
 
-    def _make_room(self, guests: Iterable[Guest]) -> bool:
-        for _, guest in zip(range(_MAX_LOOKED_AT), guests, strict=False):
-            if guest.is_idle:
-                self.leave(guest)
-                guest.evict()
-                return True
-        return False
+    def _evict(self, guests: OrderedDict[Guest, None]) -> bool:
+        """Evict the oldest, and return whether there was one."""
+        oldest = next(iter(guests), None)
+        if oldest is not None:
+            self.leave(oldest)
+            oldest.evict()
+        return oldest is not None
 
 
 def group_of(address: str) -> str:

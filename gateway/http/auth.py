@@ -13,7 +13,8 @@ as for unknown ones. A read is a GET; a POST that changes nothing says so (`READ
 """
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,14 @@ from litestar.middleware import AbstractAuthenticationMiddleware, Authentication
 from litestar.types import ASGIApp, Receive, Scope, Send
 from pydantic import SecretStr
 
-from gateway.base.errors import Forbidden, MissingKey, NotFound, SampleData, Unauthenticated
+from gateway.base.errors import (
+    Forbidden,
+    GatewayError,
+    MissingKey,
+    NotFound,
+    SampleData,
+    Unauthenticated,
+)
 from gateway.http.admitted import group_of
 from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
@@ -100,12 +108,12 @@ async def principal_of(scope: Scope) -> Principal:
     services = scope["litestar_app"].state.services
     scope["state"]["arrived"] = services.clock.monotonic()
     request_id(scope)
-    principal: Principal | None = await services.keyring.find(
-        _presented_key(scope), _address_of(scope)
-    )
-    if principal is None:
-        raise Unauthenticated
-    _prove(scope)
+    with _showing_key(scope):
+        principal: Principal | None = await services.keyring.find(
+            _presented_key(scope), _address_of(scope)
+        )
+        if principal is None:
+            raise Unauthenticated
     if principal.key_scope == "read_only":
         raise Forbidden("this API key may only read its workspace in the admin API")
     if services.keyring.is_sample:
@@ -122,8 +130,9 @@ class AdminAuth(AbstractAuthenticationMiddleware):
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         _refuse_encoded(connection.scope)
         gate: AdminGate = connection.app.state.services.admin
-        viewer = await gate.viewer(_presented_key(connection.scope), _address_of(connection.scope))
-        _prove(connection.scope)
+        scope = connection.scope
+        with _showing_key(scope):
+            viewer = await gate.viewer(_presented_key(scope), _address_of(scope))
         if viewer.workspace is not None and not _shows_own_workspace(connection):
             raise Forbidden("this needs an admin key")
         return AuthenticationResult(user=viewer, auth=None)
@@ -177,10 +186,16 @@ def _address_of(scope: Scope) -> str:
     return group_of(client[0]) if client else ""
 
 
-def _prove(scope: Scope) -> None:
-    """Tell the connection, where the server counts those, that its client has a key."""
-    if (prove := scope["state"].get("prove")) is not None:
-        prove()
+@contextmanager
+def _showing_key(scope: Scope) -> Iterator[None]:
+    """Tell the connection, where the server counts those, whether its client has a valid key."""
+    show_key = scope["state"].get("show_key", lambda is_valid: None)
+    try:
+        yield
+    except GatewayError:
+        show_key(False)
+        raise
+    show_key(True)
 
 
 def _presented_key(scope: Scope) -> str:

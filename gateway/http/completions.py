@@ -25,20 +25,19 @@ from gateway.http.errors import request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
+    Streamed,
     answered,
     begun,
     check_media,
     gathered,
     prepared,
-    streamed,
+    written,
 )
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
 from gateway.prompt.ask import Ask
-from gateway.turn.turn import Taken
 
 WriterT = TypeVar("WriterT", ChatWriter, TextWriter)
-_PREFIXES: dict[type[ChatWriter | TextWriter], str] = {ChatWriter: "chatcmpl", TextWriter: "cmpl"}
 
 
 class ChatCompletionsController(Controller):
@@ -47,7 +46,18 @@ class ChatCompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        return await create_chat_completion(request, body)
+        services, arrived = services_of(request), request.scope["state"]["arrived"]
+
+        def read() -> tuple[ChatRequest, int]:
+            return services.without_nonces(decode_chat(body, services.bounds))
+
+        def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
+            ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
+            return msgspec.structs.replace(ask, num_removed=num_removed)
+
+        check_media(request)
+        ask = await prepared(request, services, len(body), read, make)
+        return await _answer(request, services, ask, ChatWriter, "chatcmpl")
 
 
 class CompletionsController(Controller):
@@ -56,47 +66,26 @@ class CompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        return await create_completion(request, body)
+        services, arrived = services_of(request), request.scope["state"]["arrived"]
 
+        def read() -> tuple[CompletionRequest, int]:
+            return decode_completion(body, services.bounds), 0
 
-async def create_chat_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
-    """Answer a request of Chat Completions."""
-    services, arrived = services_of(request), request.scope["state"]["arrived"]
+        def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
+            return completion_ask_of(decoded, request.user, model, arrived)
 
-    def read() -> tuple[ChatRequest, int]:
-        return services.without_nonces(decode_chat(body, services.bounds))
-
-    def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
-        ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
-        return msgspec.structs.replace(ask, num_removed=num_removed)
-
-    check_media(request)
-    ask = await prepared(request, services, len(body), read, make)
-    return await _answer(request, services, ask, ChatWriter)
-
-
-async def create_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
-    """Answer a request of the older Completions API."""
-    services, arrived = services_of(request), request.scope["state"]["arrived"]
-
-    def read() -> tuple[CompletionRequest, int]:
-        return decode_completion(body, services.bounds), 0
-
-    def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
-        return completion_ask_of(decoded, request.user, model, arrived)
-
-    check_media(request)
-    ask = await prepared(request, services, len(body), read, make)
-    return await _answer(request, services, ask, TextWriter)
+        check_media(request)
+        ask = await prepared(request, services, len(body), read, make)
+        return await _answer(request, services, ask, TextWriter, "cmpl")
 
 
 async def _answer(
-    request: KeyRequest, services: Services, ask: Ask, kind: type[WriterT]
+    request: KeyRequest, services: Services, ask: Ask, kind: type[WriterT], prefix: str
 ) -> ASGIResponse:
     """Run the turn. The response's id is the turn's, in OpenAI's form."""
     turn_id, items, findings = await begun(request, services, ask)
     writer = kind(
-        id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
+        id=f"{prefix}-{turn_id.removeprefix('msg_')}",
         model=ask.model.id,
         created=int(services.clock.wall().timestamp()),
         found=findings,
@@ -105,7 +94,7 @@ async def _answer(
         include_usage=not ask.stream or ask.include_usage,
     )
     if ask.stream:
-        return streamed(_stream(items, writer, request_id(request.scope)), items)
+        return Streamed(_stream(items, writer, request_id(request.scope)), items)
     return answered(await while_present(request, gathered(items, writer)))
 
 
@@ -117,13 +106,8 @@ async def _stream(
     After an error the stream ends without its last line, because nothing was completed.
     """
     try:
-        async for item in items:
-            if isinstance(item, Taken):
-                continue
-            if not item:
-                yield sse.COMMENT
-                continue
-            yield b"".join(sse.data(chunk) for frame in item for chunk in writer.write(frame))
+        async for chunks in written(items, writer):
+            yield b"".join(map(sse.data, chunks)) or sse.COMMENT
         yield sse.DONE
     except GatewayError as error:
         yield sse.data(body_of(error, request_id, "openai"))

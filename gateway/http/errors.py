@@ -6,7 +6,6 @@ from typing import Any, TypeGuard
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
-from litestar.response.base import ASGIResponse
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
 from gateway.admin.structs.usage import Refusal
@@ -29,9 +28,8 @@ from gateway.base.logs import bind_request_id, get_logger
 from gateway.dialects.anthropic.response import limit_headers as anthropic_limits
 from gateway.dialects.errors import body_of, status_of
 from gateway.dialects.openai.response import limit_headers as openai_limits
-from gateway.http.heads import header_of
 from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS
-from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path
+from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path, header_of
 from gateway.http.unrouted import method_told, path_told
 from gateway.prompt.ask import Principal
 from gateway.prompt.origin import Origin, agent_of
@@ -142,22 +140,15 @@ def _detail(error: HTTPException) -> str:
     return "; ".join(reasons) or "invalid request"
 
 
-def reply_of(request: Request[Any, Any, Any], error: Exception) -> ASGIResponse:
-    """As `render`, for a request that no route of Litestar's has."""
-    return render(request, error).to_asgi_response(app=None, request=request)
-
-
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    failure = _told(request, error, as_gateway_error(error))
-    dialect = dialect_of(request.scope)
-    status = status_of(failure, dialect)
-    envelope = body_of(failure, request_id(request.scope), dialect)
-    _remember(request.scope, failure, status, envelope.error.message)
-    headers = _advice(failure, status)
-    if dialect == "anthropic":
-        # The methods of the path: RFC 9110 asks for `Allow` with a 405.
-        told = getattr(error, "headers", None) or {}
-        headers = {k: v for k, v in told.items() if k.lower() == "allow"} | headers
+    failure, scope = _told(request, error, as_gateway_error(error)), request.scope
+    dialect = dialect_of(scope)
+    status, envelope = status_of(failure, dialect), body_of(failure, request_id(scope), dialect)
+    _remember(scope, failure, status, envelope.error.message)
+    # The methods of the path: RFC 9110 asks for `Allow` with a 405.
+    given: dict[str, str] = getattr(error, "headers", None) or {}
+    allowed = {name: value for name, value in given.items() if name.lower() == "allow"}
+    headers = {**allowed, **_advice(failure, status)}
     return Response(envelope, status_code=status, media_type="application/json", headers=headers)
 
 
@@ -188,10 +179,9 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str,
     """The request's id, headers and body for a failure before the application was called."""
     made = f"req_{secrets.token_hex(12)}"
     dialect = dialect_of_path(url.partition("?")[0])
-    name = ID_HEADERS[dialect]
     body = msgspec.json.encode(body_of(failure, made, dialect))
     headers = {
-        name: made,
+        ID_HEADERS[dialect]: made,
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",

@@ -28,16 +28,16 @@ from gateway.http.errors import request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
+    Streamed,
     answered,
     begun,
     check_media,
     gathered,
-    streamed,
+    written,
 )
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
 from gateway.prompt.ask import Ask
-from gateway.turn.turn import Taken
 
 _GENERATE, _STREAM, _COUNT = "generateContent", "streamGenerateContent", "countTokens"
 _encode = msgspec.json.Encoder().encode
@@ -61,8 +61,8 @@ async def call_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIRes
         return answered(await while_present(request, gathered(items, writer)))
     failed = request_id(request.scope)
     if request.query_params.get("alt") == "sse":
-        return streamed(_events(items, writer, failed), items, filler=sse.SPACE)
-    return streamed(_array(items, writer, failed), items, "application/json")
+        return Streamed(_events(items, writer, failed), items)
+    return Streamed(_array(items, writer, failed), items, b"application/json")
 
 
 class Made(NamedTuple):
@@ -132,15 +132,6 @@ async def _begin(request: KeyRequest, services: Services, made: Made) -> tuple[I
     return items, writer
 
 
-async def _written(
-    items: Items, writer: GeminiWriter
-) -> AsyncGenerator[list[GenerateContentResponse], None]:
-    """The chunks of frames that came together. An empty list is a heartbeat."""
-    async for item in items:
-        if not isinstance(item, Taken):
-            yield [chunk for frame in item for chunk in writer.write(frame)]
-
-
 async def _events(
     items: Items, writer: GeminiWriter, request_id: str
 ) -> AsyncGenerator[bytes, None]:
@@ -152,7 +143,7 @@ async def _events(
     """
     yield sse.OPEN
     try:
-        async for chunks in _written(items, writer):
+        async for chunks in written(items, writer):
             pieces: list[bytes] = []
             for chunk in chunks:
                 pieces += (_encode(chunk), sse.END if _is_last(chunk) else sse.NEXT)
@@ -171,7 +162,7 @@ async def _array(
     """One JSON list over the whole stream. Blanks keep the connection alive."""
     separator = b"["
     try:
-        async for chunks in _written(items, writer):
+        async for chunks in written(items, writer):
             pieces = []
             for chunk in chunks:
                 pieces += [separator, _encode(chunk)]

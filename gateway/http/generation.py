@@ -6,24 +6,28 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 from litestar import Request
 from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
 
 from engine.protocol import Frame
 from gateway.base.catalogue import Model
-from gateway.base.errors import EngineFailed, UnsupportedMedia
-from gateway.dialects import sse
+from gateway.base.errors import ClientGone, EngineFailed, UnsupportedMedia
 from gateway.dialects.collector import Writer
 from gateway.http.errors import origin_of
-from gateway.http.heads import header_of
-from gateway.http.presence import while_present
-from gateway.http.replies import Streamed, Whole
+from gateway.http.presence import while_present, while_received
 from gateway.http.services import Services
+from gateway.http.speaking import header_of
 from gateway.limits.workers import INLINE_BYTES
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.turn.turn import Findings, Taken
 
 KeyRequest = Request[Principal, None, Any]
+Items = AsyncGenerator[Taken | list[Frame], None]
 AskT = TypeVar("AskT")
+EventT = TypeVar("EventT")
 WholeT = TypeVar("WholeT")
+
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_encode = msgspec.json.Encoder().encode
 
 
 class NamesModel(Protocol):
@@ -34,9 +38,6 @@ class NamesModel(Protocol):
 
 
 RequestT = TypeVar("RequestT", bound=NamesModel)
-Items = AsyncGenerator[Taken | list[Frame], None]
-
-_encode = msgspec.json.Encoder().encode
 
 
 def check_media(request: Request[Any, Any, Any]) -> None:
@@ -61,7 +62,7 @@ async def prepared(
     read: Callable[[], tuple[RequestT, int]],
     make: Callable[[RequestT, int, Model], AskT],
 ) -> AskT:
-    """Make an Ask, or what a dialect has with it, of a body of `num_bytes`.
+    """Decode and lower a request body of `num_bytes`.
 
     `read` returns the request and the number of nonces that were left out. Both steps run where
     `Workers` decides, and stop if the client leaves.
@@ -103,6 +104,13 @@ async def begun(request: KeyRequest, services: Services, ask: Ask) -> Begun:
     return Begun(turn_id, items, taken.findings)
 
 
+async def written(items: Items, writer: Writer[EventT, Any]) -> AsyncGenerator[list[EventT], None]:
+    """The events of frames that came together. An empty list keeps the connection alive."""
+    async for item in items:
+        if not isinstance(item, Taken):
+            yield [event for frame in item for event in writer.write(frame)]
+
+
 async def gathered(items: Items, writer: Writer[Any, WholeT]) -> WholeT:
     """The whole answer of a turn that is not streamed."""
     async for item in items:
@@ -114,18 +122,38 @@ async def gathered(items: Items, writer: Writer[Any, WholeT]) -> WholeT:
 
 def answered(body: msgspec.Struct) -> ASGIResponse:
     """The whole answer, as JSON."""
-    return Whole(_encode(body))
+    return ASGIResponse(body=_encode(body), media_type="application/json")
 
 
-def streamed(
-    events: AsyncGenerator[bytes, None],
-    items: Items,
-    media_type: str = "text/event-stream",
-    *,
-    filler: bytes = sse.BLANK,
-) -> ASGIResponse:
-    """A stream. Afterwards the turn ends at once, also if the client stopped reading.
+class Streamed(ASGIResponse):
+    """A body that is sent as it is made.
 
-    `filler` means nothing wherever it stands behind the stream's first piece.
+    The turn's `items` are closed behind it in whatever way it ends, also if the client stopped
+    reading. Litestar's own stream leaves that to the collector.
     """
-    return Streamed(events, items, media_type, filler)
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        items: Items,
+        content_type: bytes = b"text/event-stream; charset=utf-8",
+    ) -> None:
+        self._pieces = pieces
+        self._items = items
+        self._content_type = content_type
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", self._content_type), *_STREAM_HEADERS]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await while_received(receive, self._send(send))
+        except ClientGone:
+            pass
+        finally:
+            await self._pieces.aclose()
+            await self._items.aclose()
+
+    async def _send(self, send: Send) -> None:
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

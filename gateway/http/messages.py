@@ -1,19 +1,17 @@
 """POST /v1/messages and POST /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated
 
 from litestar import Controller, post
-from litestar.di import NamedDependency
 from litestar.params import HeaderParameter, RawBody
 from litestar.response.base import ASGIResponse
 
-from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError, InvalidRequest
 from gateway.dialects import sse
-from gateway.dialects.anthropic.lower import ask_of, count_ask_of
+from gateway.dialects.anthropic.lower import ask_of, count_ask_of, prompt_parameters
 from gateway.dialects.anthropic.request import (
     VERSIONS,
     CountTokensRequest,
@@ -24,30 +22,33 @@ from gateway.dialects.anthropic.request import (
 )
 from gateway.dialects.anthropic.response import (
     BlockStart,
-    Event,
+    Diagnostics,
     Message,
     MessageWriter,
+    PreviousMessageNotFound,
     TokenCount,
+    changed,
 )
 from gateway.dialects.errors import anthropic_error
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import origin_of, request_id
-from gateway.http.findings import compared, diagnostics_of
+from gateway.http.errors import request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
+    Streamed,
     answered,
+    begun,
     check_media,
     gathered,
     prepared,
-    streamed,
     until_taken,
+    written,
 )
-from gateway.http.heads import header_of
 from gateway.http.presence import while_present
-from gateway.http.services import Services, services_of
-from gateway.prompt.ask import Ask, TurnId
-from gateway.turn.turn import Taken
+from gateway.http.services import services_of
+from gateway.http.speaking import header_of
+from gateway.prompt.ask import Ask, Compared, TurnId
+from gateway.turn.turn import Findings
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
 
@@ -58,19 +59,49 @@ class MessagesController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        return await create_message(request, body)
+        check_media(request)
+        check_attribution(request)
+        services, scope = services_of(request), request.scope
+        version = check_version(header_of(scope, b"anthropic-version"))
+        arrived, betas = scope["state"]["arrived"], header_of(scope, b"anthropic-beta") or ""
+
+        def read() -> tuple[MessagesRequest, int]:
+            return services.without_nonces(decode_messages(body, services.bounds))
+
+        def make(decoded: MessagesRequest, num_removed: int, model: Model) -> Ask:
+            asked = decoded.diagnostics
+            compared = Compared(
+                is_wanted=asked is not None,
+                previous=asked.previous_message_id if asked else None,
+                parameters=prompt_parameters(decoded, betas),
+            )
+            return ask_of(
+                decoded,
+                request.user,
+                model,
+                version,
+                arrived,
+                comparison=compared,
+                num_removed=num_removed,
+                betas=betas,
+                unreadable=services.unreadable,
+                marks_for_client=services.auto_cache_messages,
+            )
+
+        ask = await prepared(request, services, len(body), read, make)
+        turn_id, items, findings = await begun(request, services, ask)
+        writer = _writer(ask, turn_id, findings)
+        if ask.stream:
+            return Streamed(_stream(items, writer, request_id(scope)), items)
+        return answered(await while_present(request, gathered(items, writer)))
 
     @post("/count_tokens", status_code=200)
     async def count_tokens(
-        self,
-        request: KeyRequest,
-        body: RawBody,
-        services: NamedDependency[Services],
-        anthropic_version: VersionHeader = None,
+        self, request: KeyRequest, body: RawBody, anthropic_version: VersionHeader = None
     ) -> TokenCount:
         check_media(request)
         check_attribution(request)
-        version = check_version(anthropic_version)
+        services, version = services_of(request), check_version(anthropic_version)
         arrived = request.scope["state"]["arrived"]
 
         def read() -> tuple[CountTokensRequest, int]:
@@ -82,40 +113,6 @@ class MessagesController(Controller):
         with services.counting.admitted(request.user.workspace, len(body)):
             ask = await prepared(request, services, len(body), read, make)
             return TokenCount(await while_present(request, services.turns.count(ask)))
-
-
-async def create_message(request: KeyRequest, body: bytes) -> ASGIResponse:
-    """Answer a Messages request."""
-    check_media(request)
-    check_attribution(request)
-    services, scope = services_of(request), request.scope
-    version = check_version(header_of(scope, b"anthropic-version"))
-    arrived, betas = scope["state"]["arrived"], header_of(scope, b"anthropic-beta") or ""
-
-    def read() -> tuple[MessagesRequest, int]:
-        return services.without_nonces(decode_messages(body, services.bounds))
-
-    def make(decoded: MessagesRequest, num_removed: int, model: Model) -> Ask:
-        return ask_of(
-            decoded,
-            request.user,
-            model,
-            version,
-            arrived,
-            comparison=compared(decoded, betas),
-            num_removed=num_removed,
-            betas=betas,
-            unreadable=services.unreadable,
-            marks_for_client=services.auto_cache_messages,
-        )
-
-    ask = await prepared(request, services, len(body), read, make)
-    turn_id = services.turns.new_id()
-    items = services.turns.run(ask, turn_id, origin_of(request))
-    if not ask.stream:
-        return answered(await while_present(request, whole(items, ask, turn_id)))
-    writer = await while_present(request, _begin(items, ask, turn_id))
-    return streamed(_stream(items, writer, request_id(request.scope)), items)
 
 
 def check_attribution(request: KeyRequest) -> None:
@@ -136,22 +133,36 @@ def check_version(version: str | None) -> Version:
     raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
 
 
-async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> MessageWriter:
+async def whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
+    """The whole message of a turn that is not streamed."""
     taken = await until_taken(items)
+    return await gathered(items, _writer(ask, turn_id, taken.findings))
+
+
+def _writer(ask: Ask, turn_id: TurnId, findings: Findings) -> MessageWriter:
     return MessageWriter(
         id=turn_id,
         model=ask.model.id,
         paths=[slot.path for slot in ask.plan.slots],
-        found=taken.findings,
-        diagnose=partial(diagnostics_of, taken.findings),
+        found=findings,
+        diagnose=partial(_diagnostics, findings),
         omits_thinking=ask.omit_thinking,
         hides_thinking=not ask.thinking,
     )
 
 
-async def whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
-    """The whole message of a turn that is not streamed."""
-    return await gathered(items, await _begin(items, ask, turn_id))
+def _diagnostics(findings: Findings) -> Diagnostics | None:
+    """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
+    diagnosis = findings.diagnosis
+    match diagnosis and diagnosis.found:
+        case "unfinished":
+            return Diagnostics(None)
+        case "not_found":
+            return Diagnostics(PreviousMessageNotFound())
+        case "compared" if diagnosis is not None and diagnosis.divergence is not None:
+            return changed(diagnosis.divergence.kind, diagnosis.divergence.missed_tokens)
+        case _:
+            return None
 
 
 async def _stream(
@@ -160,20 +171,14 @@ async def _stream(
     """Yield the stream's events; frames that came together go out together."""
     has_pinged = False
     try:
-        async for item in items:
+        async for events in written(items, writer):
             pieces: list[bytes] = []
-            for event in _events(item, writer):
+            for event in events:
                 pieces.append(sse.event(str(event.__struct_config__.tag), event))
                 if isinstance(event, BlockStart) and not has_pinged:
                     has_pinged = True
                     pieces.append(sse.PING)
             # A heartbeat, or thinking that is not shown: keep the connection alive.
-            yield b"".join(pieces) if pieces else sse.COMMENT
+            yield b"".join(pieces) or sse.COMMENT
     except GatewayError as error:
         yield sse.event("error", anthropic_error(error, request_id))
-
-
-def _events(item: Taken | list[Frame], writer: MessageWriter) -> Iterator[Event]:
-    if not isinstance(item, Taken):
-        for frame in item:
-            yield from writer.write(frame)

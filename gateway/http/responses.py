@@ -1,6 +1,6 @@
 """POST /v1/responses and POST /v1/responses/input_tokens."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from functools import partial
 
 from litestar import Controller, delete, get, post
@@ -8,7 +8,7 @@ from litestar.params import FromPath, RawBody
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET
 
-from engine.protocol import Frame, InputUsage
+from engine.protocol import InputUsage
 from gateway.base.catalogue import Model
 from gateway.base.errors import (
     DemandRefused,
@@ -37,17 +37,18 @@ from gateway.http.errors import request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
+    Streamed,
     answered,
     begun,
     check_media,
     gathered,
     prepared,
-    streamed,
+    written,
 )
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
 from gateway.prompt.ask import Ask, TurnId
-from gateway.turn.turn import Findings, Taken
+from gateway.turn.turn import Findings
 
 
 class ResponsesController(Controller):
@@ -56,7 +57,17 @@ class ResponsesController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        return await create_response(request, body)
+        check_media(request)
+        services = services_of(request)
+        made = await _prepared(request, services, body)
+        try:
+            turn_id, items, findings = await begun(request, services, made.ask)
+            writer = _writer(services, made, turn_id, findings)
+            if made.ask.stream:
+                return Streamed(_stream(items, writer, request_id(request.scope)), items)
+            return answered(await while_present(request, gathered(items, writer)))
+        except (PromptTooLong, DemandRefused) as error:
+            raise _in_own_names(error, made.ask) from None
 
     @post("/input_tokens", status_code=200)
     async def count(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
@@ -80,21 +91,6 @@ class ResponsesController(Controller):
     async def remove(self, response_id: FromPath[str]) -> None:
         """No response is kept."""
         raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
-
-
-async def create_response(request: KeyRequest, body: bytes) -> ASGIResponse:
-    """Answer a request of the Responses API."""
-    check_media(request)
-    services = services_of(request)
-    made = await _prepared(request, services, body)
-    try:
-        turn_id, items, findings = await begun(request, services, made.ask)
-        writer = _writer(services, made, turn_id, findings)
-        if made.ask.stream:
-            return streamed(_stream(items, writer, request_id(request.scope)), items)
-        return answered(await while_present(request, gathered(items, writer)))
-    except (PromptTooLong, DemandRefused) as error:
-        raise _in_own_names(error, made.ask) from None
 
 
 async def _prepared(request: KeyRequest, services: Services, body: bytes) -> Prepared:
@@ -168,17 +164,10 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the stream's events; frames that came together go out together."""
     try:
-        async for item in items:
-            pieces = [_framed(event) for event in _events(item, writer)]
-            yield b"".join(pieces) if pieces else sse.COMMENT
+        async for events in written(items, writer):
+            yield b"".join(map(_framed, events)) or sse.COMMENT
     except GatewayError as error:
         yield _framed(writer.fail(in_responses_names(error, writer.paths), request_id))
-
-
-def _events(item: Taken | list[Frame], writer: ResponseWriter) -> Iterator[Event]:
-    if not isinstance(item, Taken):
-        for frame in item:
-            yield from writer.write(frame)
 
 
 def _framed(event: Event) -> bytes:

@@ -14,10 +14,11 @@ from typing import Any
 
 import uvicorn
 from litestar import Litestar
+from litestar.response.base import ASGIResponse
 
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
-from gateway.http.access_log import AccessLog
+from gateway.http.access_log import AccessLog, Application
 from gateway.http.admitted import (
     Connections,
     backlog_for,
@@ -25,14 +26,44 @@ from gateway.http.admitted import (
     num_descriptors,
 )
 from gateway.http.connections import ConnectionLimits, guarded
-from gateway.http.heads import answering_head
-from gateway.http.starts import telling_start
+from gateway.http.framing import SERVER
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
 
 The client must close first: otherwise it may send a request on a connection that has just ended.
 """
+
+
+# RFC 9110, 9.3.7. What one path allows is told by an OPTIONS of that path.
+_OPTIONS_OF_ALL = ASGIResponse(
+    status_code=204, headers={"allow": "DELETE, GET, HEAD, OPTIONS, PATCH, POST"}
+)
+
+
+def front(app: Litestar) -> Application:
+    """The application, with what Litestar has no routes for.
+
+    HEAD is taken for GET (RFC 9110, 9.3.2): uvicorn leaves the body out. OPTIONS may ask of the
+    server. Where the gateway knows why it can't start, the server logs that and no traceback.
+    """
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        async def told(message: Any) -> None:
+            if message["type"] == "lifespan.startup.failed" and "start_failure" in app.state:
+                message = {**message, "message": app.state.start_failure}
+            await send(message)
+
+        if scope["type"] == "lifespan":
+            await app(scope, receive, told)
+        elif scope["path"] == SERVER:
+            await _OPTIONS_OF_ALL(scope, receive, send)
+        else:
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
+            await app(scope, receive, send)
+
+    return served
 
 
 class Server(uvicorn.Server):
@@ -71,7 +102,7 @@ class Server(uvicorn.Server):
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
             "timeout_graceful_shutdown": settings.grace_seconds,
         }
-        served = telling_start(answering_head(app), app.state)
+        served: Application = front(app)
         if settings.access_log:
             served = AccessLog(served)
         super().__init__(uvicorn.Config(served, **{**options, **changes}))
@@ -82,12 +113,11 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
             return
         self._stopping.set()
-        # As uvicorn does: the signal is raised again when everything has ended.
-        self._captured_signals.append(sig)
         self._stop_at = time.monotonic() + self._drain_seconds
         get_logger("gateway").info("draining", seconds=self._drain_seconds)
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
-            self.should_exit = True
+            self._stop_at = None
+            super().handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)

@@ -59,3 +59,15 @@ def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
         return parse_qs(query.decode("ascii"), max_num_fields=64).get("key", [None])[0]
     except ValueError:
         return None
+
+
+def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
+    """The first header of that name, which is given in lower case; None without one.
+
+    Litestar decodes all headers of a request for the first one that is asked for.
+    """
+    for found, value in scope["headers"]:
+        if found == name:
+            decoded: str = value.decode("latin-1")
+            return decoded
+    return None

@@ -94,8 +94,6 @@ def _record(turn_id: str, workspace: str = "w") -> TurnRecord:
 
 
 class _Guest:
-    is_idle = False
-
     def evict(self) -> None: ...
 
 

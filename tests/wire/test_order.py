@@ -127,20 +127,3 @@ def test_the_host_of_a_url_counts_and_not_the_header(wire: Wire, version: str) -
 
     eventually(ended)
     assert batch["results_url"] == f"http://named:81{path}/results"
-
-
-def test_an_old_client_is_answered_without_chunks_and_without_100_continue(wire: Wire) -> None:
-    """RFC 9112, 6.1: HTTP/1.0 has no transfer codings; its stream ends with the connection."""
-    content = json.dumps(body(stream=True)).encode()
-    old = "POST /v1/messages HTTP/1.0"
-    sent = request(length(content), "expect: 100-continue", content=content, first=old)
-    with wire.connect() as raw:
-        raw.sendall(sent)
-        received = b""
-        while piece := raw.recv(65536):
-            received += piece
-    head, _, answer = received.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in head
-    events = answer.replace(b": \n\n", b"")  # heartbeats
-    assert events.startswith(b"event: message_start\n")
-    assert events.endswith(b'data: {"type":"message_stop"}\n\n')

@@ -95,14 +95,8 @@ def test_a_client_that_hangs_up_with_another_request_behind_is_noticed_as_well(
     assert turn_of(stack, turn_id)["outcome"] == "client_disconnect"
 
 
-@pytest.mark.parametrize(
-    "behind",
-    [
-        pytest.param(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 5000, id="many"),
-        pytest.param(on_the_wire(body(system="x" * 200_000)), id="large"),
-    ],
-)
-def test_what_is_sent_behind_a_request_in_progress_is_bounded(stack: Stack, behind: bytes) -> None:
+def test_what_is_sent_behind_a_request_in_progress_is_bounded(stack: Stack) -> None:
+    behind = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 5000
     stack.engine.wait_seconds = 60.0
     with connect(stack) as raw:
         raw.sendall(on_the_wire(body()))

@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -105,27 +105,51 @@ def _refusal_of(connection: socket.socket, head: bytes) -> bytes:
 
 
 class Guest:
-    def __init__(self, *, is_idle: bool = True) -> None:
-        self.is_idle, self.is_evicted = is_idle, False
+    is_evicted = False
 
     def evict(self) -> None:
         self.is_evicted = True
 
 
-def test_one_address_evicts_its_own_oldest_idle_connection_only() -> None:
+def test_one_address_evicts_its_own_oldest_connection_without_a_valid_key_only() -> None:
     connections = Connections(most=10, most_of_address=2)
-    busy, idle, other, newcomer = Guest(is_idle=False), Guest(), Guest(), Guest()
+    proved, old, other, newcomer = guests = Guest(), Guest(), Guest(), Guest()
     assert connections.enter(other, "2001:db8::1")
-    assert connections.enter(busy, "2001:db8:1::1") and connections.enter(idle, "2001:db8:1::2")
-    assert connections.enter(newcomer, "2001:db8:1::3")
-    assert [g.is_evicted for g in (busy, idle, other, newcomer)] == [False, True, False, False]
-    newcomer.is_idle = False
-    assert not connections.enter(Guest(), "2001:db8:1::4"), "both have requests"
-    connections.prove(busy)
+    assert connections.enter(proved, "2001:db8:1::1")
+    connections.prove(proved)
+    assert connections.enter(old, "2001:db8:1::2") and connections.enter(newcomer, "2001:db8:1::3")
     assert connections.enter(Guest(), "2001:db8:1::4")
-    for guest in (busy, other, newcomer):
+    assert [guest.is_evicted for guest in guests] == [False, True, False, False]
+    connections.doubt(proved)  # a wrong key came behind the valid one
+    assert connections.enter(Guest(), "2001:db8:1::5")
+    assert newcomer.is_evicted and not proved.is_evicted
+    for guest in guests:
         connections.leave(guest)
-    assert len(connections) == 1
+    assert len(connections) == 2
+
+
+def test_where_all_have_valid_keys_a_newcomer_is_refused() -> None:
+    connections = Connections(most=1, most_of_address=1)
+    proved = Guest()
+    assert connections.enter(proved, "10.0.0.1")
+    connections.prove(proved)
+    assert not connections.enter(Guest(), "10.0.0.1") and not proved.is_evicted
+
+
+@pytest.mark.parametrize("key", ["", "x-api-key: hf-wrong\r\n"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/nowhere"])
+def test_bodies_that_never_end_of_clients_without_a_key_cost_a_keyed_one_no_turn(
+    small: Stack, path: str, key: str
+) -> None:
+    """They were never idle, so none made way, and the keyed client got a 503."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{key}content-length: 100\r\n\r\n{{".encode()
+    with ExitStack() as stack:
+        for _ in range(15):
+            for one in stack.enter_context(sockets(small.url, MOST, "127.0.0.1")):
+                with suppress(ConnectionError):
+                    one.sendall(head)
+            with small.http() as http:
+                assert http.post("/v1/messages", json=body()).status_code == 200
 
 
 def test_descriptors_are_left_for_everything_else() -> None:
