@@ -47,8 +47,7 @@ from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
-from gateway.routing.fleet import Fleet
-from gateway.routing.opening import open_fleet, weights_of
+from gateway.routing.fleet import Fleet, open_fleet, weights_of
 from gateway.routing.router import Router
 from gateway.turn.diagnostics import PromptComparer
 from gateway.turn.dispatch import Dispatcher

@@ -7,7 +7,7 @@ typed error each.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import aiohttp
@@ -29,6 +29,7 @@ from engine.protocol import (
     FinalCounts,
     GenerateRequest,
     Memory,
+    Started,
     Stats,
 )
 from gateway.admin.structs.fleet import EngineStatus
@@ -41,12 +42,11 @@ from gateway.base.errors import (
     NotFound,
 )
 from gateway.base.logs import bound_request_id, get_logger
+from gateway.routing.breaker import Breaker
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
 from gateway.routing.cost import Load, Weights
-from gateway.routing.engine_turns import EngineTurns
-from gateway.routing.event_lines import SnapshotPart, frames_of
 from gateway.routing.generation import Generation, are_sane, refusal
-from gateway.routing.held import MAX_NAMES, ResidencyIndex
+from gateway.routing.held import MAX_NAMES, PrefixEnd, ResidencyIndex, SnapshotPart, frames_of
 
 """`unsure`: the engine was ready and does not answer now. Turns wait for it; none is sent."""
 Reply = TypeVar("Reply")
@@ -58,15 +58,14 @@ _SILENCE_SECONDS = 16.0
 _MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
 _CONTROL = timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
-_GENERATE = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
+_STREAM = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 _COUNT = timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
-_EVENTS = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
 _error = msgspec.json.Decoder(ErrorReply)
 
 
-class Engine(EngineTurns):
+class Engine:
     """One engine: the calls of the protocol, and the engine's known state.
 
     `holdings`, `load` and `breaker` are this gateway's knowledge for routing. A draining engine
@@ -87,9 +86,11 @@ class Engine(EngineTurns):
         monotonic: Callable[[], float] = time.monotonic,
         max_names: int = MAX_NAMES,
     ) -> None:
-        holdings = ResidencyIndex(capacity_tokens=0 if learns else None, max_names=max_names)
-        load = Load((weights or Weights()).fade_seconds)
-        super().__init__(name, holdings, load, monotonic)
+        self.name = name
+        self.holdings = ResidencyIndex(capacity_tokens=0 if learns else None, max_names=max_names)
+        self.load = Load((weights or Weights()).fade_seconds)
+        self.breaker = Breaker()
+        self.monotonic = monotonic
         self._max_names = max_names
         self.url = url
         self.status: EngineStatus = "starting"
@@ -122,14 +123,13 @@ class Engine(EngineTurns):
         With `headers` the engine continues the turn's trace.
         """
         body = _encode(request)
-        response = await self._send("POST", "/v1/generate", body, _GENERATE, headers)
+        response = await self._send("POST", "/v1/generate", body, _STREAM, headers)
         if response.status != 200:
             await self._refuse(response)
         return Generation(response, request.request_id)
 
     async def count(self, request: CountRequest) -> CountReply:
-        body = await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT)
-        return body
+        return await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request; return whether it was running.
@@ -180,7 +180,7 @@ class Engine(EngineTurns):
         and the errors of every call.
         """
         path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
-        response = await self._send("GET", path, None, _EVENTS)
+        response = await self._send("GET", path, None, _STREAM)
         try:
             if response.status == 404:
                 raise NotFound
@@ -196,6 +196,52 @@ class Engine(EngineTurns):
             raise EngineFailed("the engine broke the protocol") from None
         finally:
             response.close()
+
+    # What the turns at the engine say of it.
+
+    def assign(
+        self,
+        turn: str,
+        ends: Sequence[PrefixEnd],
+        to_prefill: int,
+        *,
+        is_batch: bool,
+        workspace: str,
+    ) -> None:
+        """A turn goes to the engine, which has to compute `to_prefill` of its tokens."""
+        now = self.monotonic()
+        self.load.assign(turn, to_prefill, now, is_batch=is_batch, workspace=workspace)
+        self.breaker.sent(turn, now)
+        self.holdings.touch(ends)
+        self.holdings.expect(ends, now)
+
+    def started(self, turn: str, started: Started, names: Sequence[str]) -> None:
+        """The turn's first frame has come. `names` are the request's, in their order."""
+        now = self.monotonic()
+        self.breaker.answered()
+        self.load.started(turn, started.usage.computed_tokens, now)
+        self.holdings.learn(started, names, now)
+
+    def succeeded(self) -> None:
+        """A turn was completed, or refused because of its own content."""
+        self.breaker.succeeded()
+
+    def returned(self, turn: str) -> None:
+        """The engine refused the turn. It computed nothing of it."""
+        self.load.returned(turn, self.monotonic())
+
+    def left(self, turn: str, ends: Sequence[PrefixEnd], *, has_started: bool) -> None:
+        """The turn is over, in any way. A second call does nothing."""
+        self.load.ended(turn)
+        self.breaker.left(turn)
+        if not has_started:
+            self.holdings.disappoint(ends)
+
+    def broke(self, turn: str) -> None:
+        """The engine was gone or silent for the turn."""
+        self.breaker.failed(turn, self.monotonic())
+
+    # What polls say of it.
 
     async def poll(self) -> None:
         """Ask whether the engine is ready, and take in its description.
@@ -342,18 +388,14 @@ async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:
     parts: list[bytes] = []
     size = 0
     async for chunk in response.chunks():
-        first, *others = chunk.split(b"\n")
-        parts.append(first)
-        size += len(first)
+        *whole, rest = chunk.split(b"\n")
+        for end in whole:
+            yield b"".join([*parts, end])
+            parts, size = [], 0
+        parts.append(rest)
+        size += len(rest)
         if size > _MAX_EVENT_BYTES:
             raise EngineFailed("the engine broke the protocol")
-        if not others:
-            continue
-        yield b"".join(parts)
-        *whole, rest = others
-        for line in whole:
-            yield line
-        parts, size = [rest], len(rest)
 
 
 def _readiness(body: bytes) -> dict[str, object]:

@@ -7,9 +7,11 @@ snapshot replaces it, events update it, and responses may update it earlier.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from engine.protocol import (
     ChainGone,
@@ -18,13 +20,11 @@ from engine.protocol import (
     Heartbeat,
     HeldName,
     LeaseEnded,
-    Receipt,
     Snapshot,
     Started,
     Tier,
 )
 from gateway.admin.structs.fleet import Source
-from gateway.routing.event_lines import SnapshotPart
 
 MAX_NAMES = 500_000
 """The most names of one engine, if no bound of memory is given."""
@@ -40,6 +40,35 @@ CONFIRM_SECONDS = 10.0
 STALE_SECONDS = 20.0
 """Four missing heartbeats. After them the engine's last known holdings no longer count."""
 _MAX_EXPECTED = 100_000
+
+
+WHOLE_BYTES = 64 * 1024
+"""A shorter line is read at once."""
+PART_BYTES = 128 * 1024
+
+_event = msgspec.json.Decoder(EventFrame)
+_chain = msgspec.json.Decoder(ChainHeld)
+
+
+class _Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """As the protocol's, with chains that are not read yet."""
+
+    seq: int
+    epoch: str
+    chains: list[msgspec.Raw]
+
+
+_snapshot = msgspec.json.Decoder(_Snapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """Some chains of a snapshot. Only the last part has `seq`: the snapshot is complete with it."""
+
+    epoch: str
+    chains: list[ChainHeld]
+    is_first: bool
+    seq: int | None
 
 
 class PrefixEnd(NamedTuple):
@@ -169,39 +198,23 @@ class ResidencyIndex:
 
     # What we know before the engine says it.
 
-    def expect(self, ends: Iterable[PrefixEnd], now: float) -> list[str]:
-        """A prompt was sent to the engine. Later requests may count on its prefix.
-
-        Return the names that the engine was not known to hold.
-        """
-        digests = [end.digest for end in ends]
-        """As `expect`."""
-        unheld = [digest for digest in digests if digest not in self._names]
-        self._believe(unheld, now + EXPECTED_SECONDS)
-        return unheld
+    def expect(self, ends: Iterable[PrefixEnd], now: float) -> None:
+        """A prompt was sent to the engine. Later requests may count on its prefix."""
+        self._believe([end.digest for end in ends], now + EXPECTED_SECONDS)
 
     def disappoint(self, ends: Iterable[PrefixEnd]) -> None:
         """The expected prompt did not reach the engine."""
-        self.disappoint_names(end.digest for end in ends)
-
-    def disappoint_names(self, digests: Iterable[str]) -> None:
-        """As `disappoint`."""
-        for digest in digests:
-            self._expected.pop(digest, None)
+        for end in ends:
+            self._expected.pop(end.digest, None)
 
     def learn(self, started: Started, digests: Sequence[str], now: float) -> None:
         """Take in a response's receipt. `digests` are the request's names in order."""
-        self.learn_receipt(started.epoch, started.receipt, digests, now)
-
-    def learn_receipt(
-        self, epoch: str, receipt: Receipt, digests: Sequence[str], now: float
-    ) -> None:
-        """As `learn`. `digests` are those at least that the engine holds."""
+        receipt = started.receipt
         if self._capacity is None:
             self._believe(digests[: receipt.num_held], now + CONFIRM_SECONDS)
             return
-        if epoch != self.epoch:
-            self._restart(epoch)
+        if started.epoch != self.epoch:
+            self._restart(started.epoch)
         until = now + receipt.lease_seconds if receipt.lease_seconds is not None else 0.0
         offsets = [0, *receipt.name_tokens]
         # The deepest name is put first, so that a chain is forgotten from its tail.
@@ -322,3 +335,28 @@ class ResidencyIndex:
 def _split(device: int, above: int, held: int, leased: int) -> Coverage:
     """A coverage by the ends of what is on the device, of what is there or on the host, of all."""
     return Coverage(device, above - device, leased, held - above)
+
+
+def frames_of(line: bytes) -> Iterator[EventFrame | SnapshotPart]:
+    """Yield the frame of a line of an engine's event stream, or the parts of a long snapshot.
+
+    Reading 160,000 names takes a third of a second, so the event loop must have other work between
+    the parts. Raise msgspec's errors and UnicodeDecodeError.
+    """
+    if len(line) <= WHOLE_BYTES:
+        yield _event.decode(line)
+        return
+    try:
+        snapshot = _snapshot.decode(line)
+    except msgspec.ValidationError:
+        yield _event.decode(line)
+        return
+    chains: list[ChainHeld] = []
+    num_bytes, is_first = 0, True
+    for raw in snapshot.chains:
+        chains.append(_chain.decode(raw))
+        num_bytes += len(bytes(raw))
+        if num_bytes >= PART_BYTES:
+            yield SnapshotPart(snapshot.epoch, chains, is_first, None)
+            chains, num_bytes, is_first = [], 0, False
+    yield SnapshotPart(snapshot.epoch, chains, is_first, snapshot.seq)

@@ -96,7 +96,7 @@ def test_a_client_that_hangs_up_with_another_request_behind_is_noticed_as_well(
 
 
 def test_what_is_sent_behind_a_request_in_progress_is_bounded(stack: Stack) -> None:
-    behind = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 5000
+    behind = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 50_000
     stack.engine.wait_seconds = 60.0
     with connect(stack) as raw:
         raw.sendall(on_the_wire(body()))

@@ -7,8 +7,13 @@ import msgspec
 import pytest
 
 from engine.protocol import ChainHeld, HeldName, Snapshot
-from gateway.routing.event_lines import WHOLE_BYTES, SnapshotPart, frames_of
-from gateway.routing.held import PrefixEnd, ResidencyIndex
+from gateway.routing.held import (
+    WHOLE_BYTES,
+    PrefixEnd,
+    ResidencyIndex,
+    SnapshotPart,
+    frames_of,
+)
 
 TRIES = 5
 NUM_CHAINS = 10_000
