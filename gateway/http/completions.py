@@ -98,9 +98,7 @@ async def _answer(
     return answered(await while_present(request, gathered(items, writer)))
 
 
-async def _stream(
-    items: Items, writer: ChatWriter | TextWriter, request_id: str
-) -> AsyncGenerator[bytes, None]:
+async def _stream(items: Items, writer: WriterT, request_id: str) -> AsyncGenerator[bytes, None]:
     """Yield the stream's events; frames that came together go out together.
 
     After an error the stream ends without its last line, because nothing was completed.
