@@ -210,7 +210,7 @@ def _of_stats(stats: Stats) -> Iterable[Metric]:
         misses = dict(sorted(store.misses.items()))
         yield _counter_by("store_misses", text, "reason", misses)
         text = "1 for the reason why the engine runs without the store of its settings"
-        refused = {store.refused: 1} if store.refused is not None else {}
+        refused: dict[str, float] = {store.refused: 1} if store.refused is not None else {}
         yield _gauge_by("store_refused", text, "reason", refused)
         yield from _gauges(_STORE_PRESENT, store)
         yield from _counters(_STORE_WORK, store)

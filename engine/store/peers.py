@@ -176,8 +176,8 @@ class Peers:
             if isinstance(found, Missed):
                 unfit[found.name] = PeerUnfit(found.reason)
             del journal.entries[key]
-        for one in unfit.values():
-            self.results.put(one)
+        for damage in unfit.values():
+            self.results.put(damage)
         for key in [key for key in journal.told if key not in journal.entries]:
             del journal.told[key]
             self.results.put(PeerEnd(key))
