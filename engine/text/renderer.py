@@ -1,6 +1,6 @@
 """Prompts to tokens and tokens to deltas, for one model. Knows its template and its tokenizer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal
@@ -85,14 +85,22 @@ class ChatRenderer:
         }
         texts = files.tokenizer.get_added_tokens_decoder().values()
         shown = {token.content for token in texts if len(token.content) > 1}
+        # A marker may consist of several tokens.
         self._vocabulary, self._tool_vocabulary = (
-            Vocabulary(files.tokenizer).with_text(_parts_of(markers, shown))
+            Vocabulary(files.tokenizer).with_text(
+                {text for text in shown if any(text in marker for marker in markers)}
+            )
             for markers in (self.formats.thinking_markers, self.formats.markers)
         )
-        self._writer = self._new_writer()
+        self._writer: GrammarWriter | None = None
         self._style: CallStyle | None = None
-        if self._writer is not None:
+        try:
+            self._writer = GrammarWriter(self.tokenizer, self.end_token_ids)
             self._style = find_call_style(self.formats, self._writer)
+        except ValueError as error:
+            log.warning(
+                "no forced tools: the grammar library refuses the tokenizer", why=str(error)
+            )
 
     @property
     def can_constrain(self) -> bool:
@@ -214,18 +222,3 @@ class ChatRenderer:
             return told
         self.tool_format = None
         return traits
-
-    def _new_writer(self) -> GrammarWriter | None:
-        try:
-            return GrammarWriter(self.tokenizer, self.end_token_ids)
-        except ValueError as error:
-            log.warning(
-                "no forced tools: the grammar library refuses the tokenizer", why=str(error)
-            )
-            return None
-
-
-def _parts_of(markers: Iterable[str], texts: Iterable[str]) -> set[str]:
-    """The texts that are part of a marker, of which some consist of several tokens."""
-    marked = tuple(markers)
-    return {text for text in texts if any(text in marker for marker in marked)}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.protocol import Delta, Tool, ToolInputDelta, ToolUseStart
+from engine.protocol import Delta, ToolInputDelta, ToolUseStart
 from engine.text.formats.patterns import SPACE, Match, Pattern, match, pattern_of
 from engine.text.formats.stops import overlap
 
@@ -157,20 +157,10 @@ def _read_quoted(written: str, quote: str) -> Any:
         return written
 
 
-class ArgumentTypes:
-    """The JSON types that a tool's schema allows for each of its arguments."""
-
-    def __init__(self, tool: Tool | None) -> None:
-        self._schema: dict[str, Any] = {} if tool is None else tool.input_schema
-
-    def of(self, name: str) -> frozenset[str]:
-        """All types where the schema says nothing of the argument."""
-        return types_of(self.schema_of(name)[0], self._schema)
-
-    def schema_of(self, name: str) -> tuple[Any, dict[str, Any]]:
-        """An argument's own schema, None where there is none, and the tool's."""
-        properties = resolve(self._schema, self._schema).get("properties")
-        return (properties.get(name) if isinstance(properties, dict) else None), self._schema
+def schema_of(name: str, root: dict[str, Any]) -> Any:
+    """An argument's own schema, by the tool's; None where that says nothing of the argument."""
+    properties = resolve(root, root).get("properties")
+    return properties.get(name) if isinstance(properties, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,19 +218,19 @@ class Elements:
 
 
 class ArgumentStream:
-    """One call whose name is known, fed from the beginning of its input on.
+    """One call whose name is known, fed from the beginning of its input on. `schema` is its tool's.
 
     `has_input`: the input is whole. Once `is_over`, `rest` is the text behind it, or, `is_broken`,
     what was no argument; the call then stays incomplete, as at the end of a generation. A subclass
     reads the format's text and says when an argument begins, goes on and ends.
     """
 
-    def __init__(self, new_id: Callable[[], str], name: str, types: ArgumentTypes) -> None:
+    def __init__(self, new_id: Callable[[], str], name: str, schema: dict[str, Any]) -> None:
         self.is_started = self.has_input = self.is_over = self.is_broken = False
         self.rest = ""
         self._new_id = new_id
         self._name = name
-        self._types = types
+        self._schema = schema
         self._held = ""
         self._keys: set[str] = set()
         self._is_said = True
@@ -350,9 +340,9 @@ class TaggedInput(ArgumentStream):
     """
 
     def __init__(
-        self, new_id: Callable[[], str], name: str, types: ArgumentTypes, syntax: TagSyntax
+        self, new_id: Callable[[], str], name: str, schema: dict[str, Any], syntax: TagSyntax
     ) -> None:
-        super().__init__(new_id, name, types)
+        super().__init__(new_id, name, schema)
         self._syntax = syntax
         self._open = (SPACE, *syntax.pattern)
         self._ends = tuple((SPACE, text) for text in (syntax.end, *syntax.others))
@@ -384,7 +374,7 @@ class TaggedInput(ArgumentStream):
             self._key = found.words["key"].strip()
             self._begin_argument(self._key)
             self._held = self._held[found.end :]
-            self._wanted = self._types.of(self._key)
+            self._wanted = types_of(schema_of(self._key, self._schema), self._schema)
             if "kind" in found.words:
                 kinds = self._syntax.kinds.items()
                 told = (kind for kind, word in kinds if word == found.words["kind"])
@@ -448,8 +438,8 @@ class TaggedInput(ArgumentStream):
         if self._wanted == _STRING:
             self._say(_escaped(value) + '"')
         elif self._syntax.elements:
-            schema, root = self._types.schema_of(self._key)
-            self._say_value(Elements(self._syntax.elements, root).value(value, schema))
+            elements = Elements(self._syntax.elements, self._schema)
+            self._say_value(elements.value(value, schema_of(self._key, self._schema)))
         else:
             self._say_value(value_of(value, self._wanted))
         self._is_in_value = False
@@ -470,9 +460,9 @@ class LiteralInput(ArgumentStream):
     """Each argument is told when it is whole."""
 
     def __init__(
-        self, new_id: Callable[[], str], name: str, types: ArgumentTypes, syntax: LiteralSyntax
+        self, new_id: Callable[[], str], name: str, schema: dict[str, Any], syntax: LiteralSyntax
     ) -> None:
-        super().__init__(new_id, name, types)
+        super().__init__(new_id, name, schema)
         self._syntax = syntax
         quote, assign = syntax.quote, syntax.assign
         self._heads = [pattern_of(f"{{word}} {assign}")]
@@ -511,7 +501,7 @@ class LiteralInput(ArgumentStream):
         if len(written) <= _MAX_LITERAL:
             quote = self._syntax.quote
             value = _read_quoted(written, quote) if quote else _read_python(written)
-        types = self._types.of(key)
+        types = types_of(schema_of(key, self._schema), self._schema)
         if isinstance(value, str) and "string" not in types:
             # A string where the schema has none is what it spells; some templates quote all.
             value = value_of(value, types)

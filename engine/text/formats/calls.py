@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from engine.protocol import Delta, TextDelta, Tool, ToolInputDelta, ToolUseStart
 from engine.text.formats.arguments import (
-    ArgumentTypes,
     LiteralInput,
     LiteralSyntax,
     TaggedInput,
@@ -382,11 +381,11 @@ class CallParser:
         elif arguments is None:
             self._call = CallObject(new_id, name=name)
         else:
-            types = ArgumentTypes(self._tools.get(name))
+            schema = self._tools[name].input_schema if name in self._tools else {}
             if isinstance(arguments, TagSyntax):
-                self._call = TaggedInput(new_id, name, types, arguments)
+                self._call = TaggedInput(new_id, name, schema, arguments)
             else:
-                self._call = LiteralInput(new_id, name, types, arguments)
+                self._call = LiteralInput(new_id, name, schema, arguments)
         self._step = self._read_call
         return True
 
