@@ -1,15 +1,48 @@
-"""`python -m dashboard`: serve the dashboard at DASHBOARD_HOST and DASHBOARD_PORT."""
+"""`python -m dashboard`: serve the dashboard at DASHBOARD_HOST and DASHBOARD_PORT.
+
+The gate and the sign-in page stand in front of Streamlit, which runs `app.py` for every page.
+"""
 
 import argparse
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from pydantic import ValidationError
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from streamlit.starlette import App
 
-from dashboard.server import create_app, streamlit_config
-from dashboard.settings import settings
+from dashboard.access import document
+from dashboard.access.gate import SignInGate
+from dashboard.access.login import Login
+from dashboard.access.sessions import sessions
+from dashboard.settings import Settings, settings
+from dashboard.views import entries
+
+
+def create_app(settings: Settings) -> App:
+    first, *others = (entry.name for entry in entries())
+    login = Login(sessions(), settings.gateway_url, settings.session_hours * 3600)
+    return App(
+        Path(__file__).parent / "app.py",
+        lifespan=_closing,
+        routes=[*login.routes, *document.routes(first, others)],
+        middleware=[
+            # Against DNS rebinding, for requests and websockets alike.
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(settings.allowed_hosts)),
+            Middleware(SignInGate, sessions=sessions()),
+        ],
+    )
+
+
+@asynccontextmanager
+async def _closing(_: App) -> AsyncGenerator[None]:
+    yield
+    sessions().close_all()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # Streamlit starts uvicorn, which believes the forwarded headers of these addresses alone.
     os.environ["FORWARDED_ALLOW_IPS"] = ",".join(own.trusted_proxies)
-    create_app(own).run(config=streamlit_config(own))
+    # What depends on the settings; the rest is in `.streamlit/config.toml`.
+    config = {
+        "server.address": own.host,
+        "server.port": own.port,
+        "server.allowedHosts": list(own.allowed_hosts),
+    }
+    create_app(own).run(config=config)
     return 0
 
 

@@ -228,7 +228,7 @@ def test_the_layers_hold() -> None:
         ("gateway.app", ["torch", "transformers", "streamlit", "opentelemetry"]),
         ("engine.protocol", ["torch", "litestar"]),
         ("engine.serve.server", ["torch", "transformers", "sqlalchemy", "opentelemetry"]),
-        ("dashboard.admin.client", ["torch", "sqlalchemy", "litestar"]),
+        ("dashboard.client", ["torch", "sqlalchemy", "litestar"]),
     ],
 )
 def test_an_import_brings_no_heavy_library(module: str, absent: list[str]) -> None:

@@ -1,15 +1,18 @@
 """The gate in front of everything: without a session there is the sign-in page and nothing else."""
 
+import base64
+import hashlib
 import logging
+import re
+from functools import cache
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dashboard.access.headers import app_policy, security_headers
-from dashboard.access.origin import is_from_here
+from dashboard.access.document import document
 from dashboard.access.sessions import COOKIE, Sessions
 
 LOGIN_PATH = "/login"
@@ -18,10 +21,18 @@ OPEN_PATHS = {LOGIN_PATH, "/_stcore/health"}
 # A browser that follows a link from another site sends no strict cookie. It sends the cookie when a
 # page of this site asks again.
 _AGAIN = '<!doctype html><meta http-equiv="refresh" content="0"><title>Holdfast</title>'
-
-_FROM_ELSEWHERE = PlainTextResponse(
-    "sent by a page of another origin", 403, {"cache-control": "no-store"}
-)
+_NO_STORE = {"cache-control": "no-store"}
+_SECURITY = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+_COMMON = "object-src 'none'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
+_INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+_PORTS = {"http": 80, "https": 443}
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,20 +48,29 @@ class SignInGate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        is_open = scope["path"] in OPEN_PATHS
         is_from_elsewhere = not is_from_here(scope)
         if is_from_elsewhere:
-            _LOG.warning("%s", _elsewhere(scope, headers))
-        elif is_open or self._sessions.find(cookie_of(headers)) is not None:
+            # Both texts are the client's.
+            _LOG.warning(
+                "refused a %s request from origin %r to %s://%r; behind a proxy that speaks TLS,"
+                " set DASHBOARD_TRUSTED_PROXIES to its address",
+                scope["type"],
+                headers.get("origin", "")[:128],
+                scope["scheme"],
+                headers.get("host", "")[:128],
+            )
+        elif scope["path"] in OPEN_PATHS or self._sessions.find(cookie_of(headers)) is not None:
             await self._app(scope, receive, _guarded(send))
             return
         if scope["type"] == "websocket":
             # Closed before it is accepted, the server answers the handshake with 403.
             await receive()
             await send({"type": "websocket.close", "code": 1008})
-        else:
-            refusal = _FROM_ELSEWHERE if is_from_elsewhere else _refusal(scope, headers)
-            await refusal(scope, receive, _guarded(send))
+            return
+        refusal = _refusal(scope, headers)
+        if is_from_elsewhere:
+            refusal = PlainTextResponse("sent by a page of another origin", 403, _NO_STORE)
+        await refusal(scope, receive, _guarded(send))
 
 
 def cookie_of(headers: Headers) -> str:
@@ -62,25 +82,16 @@ def cookie_of(headers: Headers) -> str:
     return "" if found is None else found.value
 
 
-def _elsewhere(scope: Scope, headers: Headers) -> str:
-    """What the log says of a refused origin. Both texts are the client's."""
-    return (
-        f"refused a {scope['type']} request from origin {headers.get('origin', '')[:128]!r} to"
-        f" {scope['scheme']}://{headers.get('host', '')[:128]!r}; behind a proxy that speaks TLS,"
-        " set DASHBOARD_TRUSTED_PROXIES to its address"
-    )
-
-
 def _refusal(scope: Scope, headers: Headers) -> Response:
     wants_page = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
     if not wants_page:
-        return PlainTextResponse("sign in first", 401, {"cache-control": "no-store"})
+        return PlainTextResponse("sign in first", 401, _NO_STORE)
     if headers.get("sec-fetch-site") == "cross-site":
-        return HTMLResponse(_AGAIN, headers={"cache-control": "no-store"})
+        return HTMLResponse(_AGAIN, headers=_NO_STORE)
     query = scope["query_string"].decode("latin-1")
     target = scope["path"] + (f"?{query}" if query else "")
     where = LOGIN_PATH if target == "/" else f"{LOGIN_PATH}?next={quote(target, safe='')}"
-    return RedirectResponse(where, 303, {"cache-control": "no-store"})
+    return RedirectResponse(where, 303, _NO_STORE)
 
 
 def _guarded(send: Send) -> Send:
@@ -89,8 +100,64 @@ def _guarded(send: Send) -> Send:
     async def send_guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=message.setdefault("headers", []))
-            for name, value in security_headers(app_policy()):
+            for name, value in {"content-security-policy": app_policy(), **_SECURITY}.items():
                 headers.setdefault(name, value)
         await send(message)
 
     return send_guarded
+
+
+def is_from_here(scope: Scope) -> bool:
+    """Whether a request was sent by a page of this origin, or by no page.
+
+    A cookie with `SameSite=Strict` also comes with requests from other ports of the same host,
+    since a site has no port. So every websocket and every request that may change something is
+    checked by its `Origin` (RFC 6454): scheme, host and port must be those it was sent to. A
+    program that is no browser sends none. A browser says `null` for a form of a page with the
+    policy `no-referrer`, as the sign-in page has; then `Sec-Fetch-Site` tells.
+    """
+    if scope["type"] == "http" and scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        return True
+    headers = Headers(scope=scope)
+    sent = headers.get("origin")
+    if sent is None or (sent == "null" and scope["type"] == "http"):
+        return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+    scheme = scope["scheme"].replace("ws", "http", 1)
+    here = _origin(f"{scheme}://{headers.get('host', '')}")
+    return here is not None and _origin(sent) == here
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    """Scheme, host in lower case, and port. None where a URL is no origin."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    is_bare = not (parts.path or parts.query or parts.fragment or parts.username)
+    return (parts.scheme, parts.hostname, port) if parts.hostname and is_bare else None
+
+
+@cache
+def app_policy() -> str:
+    """The policy of Streamlit's pages: its own files, and the inline scripts of its document.
+
+    Inline styles are allowed as such: scripts make them anew each time, so they have no known
+    hashes.
+    """
+    scripts = " ".join(_digest_of(inline) for inline in _INLINE.findall(document()))
+    return (
+        f"default-src 'self'; script-src 'self' {scripts};"
+        " style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:;"
+        f" connect-src 'self'; worker-src 'self' blob:; frame-src 'none'; {_COMMON}"
+    )
+
+
+def page_policy(style: str) -> str:
+    """The policy of the sign-in page: no script, and one style."""
+    return f"default-src 'none'; style-src {_digest_of(style)}; img-src 'self'; {_COMMON}"
+
+
+def _digest_of(text: str) -> str:
+    """A CSP source that allows exactly this inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -10,15 +10,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from dashboard.access.attempts import Attempts
-from dashboard.access.gate import LOGIN_PATH
-from dashboard.access.headers import page_policy
-from dashboard.access.sessions import COOKIE, Sessions
-from dashboard.admin.client import AdminClient, ClientError, KeyRefused
-from dashboard.admin.shapes.about import About
+from dashboard.access.gate import LOGIN_PATH, page_policy
+from dashboard.access.sessions import COOKIE, Attempts, Sessions
+from dashboard.client import AdminClient, ClientError, KeyRefused
+from gateway.admin.structs.fleet import About
 
 _FOLDER = Path(__file__).parent
-STYLE = (_FOLDER / "login.css").read_text("utf-8")
+_STYLE = (_FOLDER / "login.css").read_text("utf-8")
 _PAGE = Template((_FOLDER / "login.html").read_text("utf-8"))
 _MAX_BODY = 4096
 _MAX_KEY = 512
@@ -27,44 +25,38 @@ _MAX_KEY = 512
 class Login:
     """The gateway at `gateway_url` says whose a key is. Typed text is neither shown nor logged."""
 
-    def __init__(
-        self, sessions: Sessions, gateway_url: str, seconds: float, attempts: Attempts | None = None
-    ) -> None:
+    def __init__(self, sessions: Sessions, gateway_url: str, seconds: float) -> None:
         self._sessions = sessions
         self._gateway_url = gateway_url
         self._seconds = seconds
-        self._attempts = attempts or Attempts()
-
-    @property
-    def routes(self) -> list[Route]:
-        return [
+        self._attempts = Attempts()
+        self.routes = [
             Route(LOGIN_PATH, self.show, methods=["GET"]),
             Route(LOGIN_PATH, self.sign_in, methods=["POST"]),
         ]
 
     async def show(self, request: Request) -> Response:
-        return page(200, target=inside(request.query_params.get("next", "/")))
+        return _page(200, target=inside(request.query_params.get("next", "/")))
 
     async def sign_in(self, request: Request) -> Response:
         target = inside(request.query_params.get("next", "/"))
         address = request.client.host if request.client else ""
-        wait = self._attempts.wait_seconds(address)
+        wait = int(self._attempts.wait_seconds(address) + 0.999)
         if wait > 0:
-            problem = f"Too many wrong keys. Try again in {int(wait) + 1} seconds."
-            return page(429, problem, target, {"retry-after": str(int(wait) + 1)})
+            problem = f"Too many wrong keys. Try again in {wait} seconds."
+            return _page(429, problem, target, {"retry-after": str(wait)})
         key = await _key(request)
         if key is None:
-            return page(400, "Type a Holdfast key.", target)
+            return _page(400, "Type a Holdfast key.", target)
         client = AdminClient(self._gateway_url, key)
         try:
             about = await to_thread.run_sync(client.get, "/admin/v1/about", About)
-        except KeyRefused:
-            client.close()
-            self._attempts.failed(address)
-            return page(401, "The gateway does not know this key.", target)
         except ClientError as error:
             client.close()
-            return page(503, str(error), target)
+            if not isinstance(error, KeyRefused):
+                return _page(503, str(error), target)
+            self._attempts.failed(address)
+            return _page(401, "The gateway does not know this key.", target)
         answer = RedirectResponse(target, 303, {"cache-control": "no-store"})
         answer.set_cookie(
             COOKIE,
@@ -77,13 +69,13 @@ class Login:
         return answer
 
 
-def page(
+def _page(
     status: int, problem: str = "", target: str = "/", headers: dict[str, str] | None = None
 ) -> HTMLResponse:
     shown = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
     action = LOGIN_PATH if target == "/" else f"{LOGIN_PATH}?next={quote(target, safe='')}"
-    text = _PAGE.substitute(style=STYLE, problem=shown, action=escape(action, quote=True))
-    own = {"content-security-policy": page_policy(STYLE), "cache-control": "no-store"}
+    text = _PAGE.substitute(style=_STYLE, problem=shown, action=escape(action, quote=True))
+    own = {"content-security-policy": page_policy(_STYLE), "cache-control": "no-store"}
     return HTMLResponse(text, status, {**own, **(headers or {})})
 
 

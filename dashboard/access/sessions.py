@@ -1,21 +1,23 @@
-"""Who is signed in. The browser holds a signed token; the key itself never leaves this process."""
+"""Who is signed in. The browser holds a random token; the key itself never leaves this process."""
 
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from itsdangerous import BadSignature, TimestampSigner
-
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.about import About
+from dashboard.client import AdminClient
 from dashboard.settings import settings
+from gateway.admin.structs.fleet import About
 
 COOKIE = "holdfast_session"
 MAX_SESSIONS = 1000
+# How often a wrong key may be tried from one address.
+WINDOW_SECONDS = 60.0
+MAX_FAILED = 8
+MAX_ADDRESSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,14 @@ class Session:
 
 
 class Sessions:
-    """Bounded: the oldest sign-in ends when there are too many. Safe to use from any thread."""
+    """Bounded: the oldest sign-in ends when there are too many. Safe to use from any thread.
+
+    A restart forgets the keys, so it signs everybody out.
+    """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        # The secret of this process. A restart forgets the keys, so it signs everybody out.
-        self._signer = TimestampSigner(secrets.token_bytes(32), salt=COOKIE)
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -51,48 +54,62 @@ class Sessions:
         token = secrets.token_urlsafe(32)
         with self._lock:
             known = (session.client for session in self._sessions.values())
-            own = next((each for each in known if each.is_same(client)), client)
+            own = next((each for each in known if each.asks_as == client.asks_as), client)
             self._sessions[token] = Session(own, about, self._clock() + self._seconds)
             while len(self._sessions) > MAX_SESSIONS:
                 self._drop(next(iter(self._sessions)))
         if own is not client:
             client.close()
-        return self._signer.sign(token).decode()
+        return token
 
     def find(self, cookie: str) -> Session | None:
         """The session of a cookie. None where the cookie is forged or its session has ended."""
-        token = self._token(cookie)
         with self._lock:
-            found = self._sessions.get(token) if token else None
+            found = self._sessions.get(cookie)
             if found is not None and found.ends <= self._clock():
-                self._drop(token)
+                self._drop(cookie)
                 return None
             return found
 
     def close(self, cookie: str) -> None:
-        token = self._token(cookie)
         with self._lock:
-            self._drop(token)
+            self._drop(cookie)
 
     def close_all(self) -> None:
         with self._lock:
-            for token in list(self._sessions):
-                self._drop(token)
+            for cookie in list(self._sessions):
+                self._drop(cookie)
 
-    def _drop(self, token: str | None) -> None:
+    def _drop(self, cookie: str) -> None:
         """Forget a session, and its client with the last one that uses it. Under the lock."""
-        found = self._sessions.pop(token or "", None)
+        found = self._sessions.pop(cookie, None)
         if found and all(each.client is not found.client for each in self._sessions.values()):
             found.client.close()
-
-    def _token(self, cookie: str) -> str | None:
-        try:
-            return self._signer.unsign(cookie, max_age=int(self._seconds) + 1).decode()
-        except (BadSignature, UnicodeError):
-            return None
 
 
 @cache
 def sessions() -> Sessions:
     """The sessions of this process, for the sign-in page and for the pages behind it."""
     return Sessions(settings().session_hours * 3600)
+
+
+class Attempts:
+    """Failed sign-ins of the last minute, by address. Bounded: the oldest address is forgotten."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failed: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait_seconds(self, address: str) -> float:
+        """How long until this address may try again; 0 where it may now."""
+        times = self._failed.get(address) or deque()
+        last = self._clock() - WINDOW_SECONDS
+        if len(times) < MAX_FAILED or times[0] <= last:
+            return 0.0
+        return times[0] - last
+
+    def failed(self, address: str) -> None:
+        self._failed.setdefault(address, deque(maxlen=MAX_FAILED)).append(self._clock())
+        self._failed.move_to_end(address)
+        while len(self._failed) > MAX_ADDRESSES:
+            self._failed.popitem(last=False)

@@ -1,13 +1,73 @@
-"""The filters above every page. What is chosen stands in the URL, and stays between pages."""
+"""What the reader has chosen: range, workspace, engine and model; all of it stands in the URL."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import streamlit as st
 
-from dashboard.admin.shapes.about import About
-from dashboard.ui.selection import ALL, CUSTOM, DEFAULT_RANGE, RANGES, Selection
+from gateway.admin.structs.fleet import About
 
+DAY_SECONDS = 86_400
+# How long each range is, and what it is called in a sentence.
+RANGES = {
+    "1h": (3600, "the last hour"),
+    "6h": (6 * 3600, "the last 6 hours"),
+    "24h": (DAY_SECONDS, "the last 24 hours"),
+    "7d": (7 * DAY_SECONDS, "the last 7 days"),
+    "30d": (30 * DAY_SECONDS, "the last 30 days"),
+}
+CUSTOM = "custom"
+DEFAULT_RANGE = "24h"
+ALL = ""
 _MAX_NAME = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """`since` and `until` count for the range `custom` alone. None filters nothing."""
+
+    range: str = DEFAULT_RANGE
+    since: datetime | None = None
+    until: datetime | None = None
+    workspace: str | None = None
+    engine: str | None = None
+    model: str | None = None
+
+    @property
+    def refresh_seconds(self) -> int:
+        """How often to ask again. A long range changes slowly, so it is asked for less often."""
+        seconds, _ = RANGES.get(self.range, RANGES["30d"])
+        return 5 if seconds <= DAY_SECONDS else 30 if self.range == "7d" else 60
+
+    @property
+    def words(self) -> str:
+        """The range as part of a sentence."""
+        return RANGES[self.range][1] if self.range in RANGES else "the chosen time"
+
+    def span(self, now: datetime) -> tuple[datetime, datetime]:
+        """From (inclusive) and to (exclusive).
+
+        The end is rounded up to the refresh, so that all viewers ask the same question.
+        """
+        if self.range == CUSTOM and self.since is not None and self.until is not None:
+            return self.since, max(self.until, self.since + timedelta(minutes=1))
+        step = self.refresh_seconds
+        until = datetime.fromtimestamp((int(now.timestamp()) // step + 1) * step, UTC)
+        seconds, _ = RANGES.get(self.range, RANGES[DEFAULT_RANGE])
+        return until - timedelta(seconds=seconds), until
+
+    def params(self, *without: str) -> dict[str, Any]:
+        """The query of the admin API, less these filters."""
+        since, until = self.span(datetime.now(UTC))
+        found = {
+            "since_ms": int(since.timestamp() * 1000),
+            "until_ms": int(until.timestamp() * 1000),
+            "workspace": self.workspace,
+            "engine": self.engine,
+            "model": self.model,
+        }
+        return {name: value for name, value in found.items() if name not in without}
 
 
 def draw(about: About, applies: frozenset[str]) -> None:

@@ -1,14 +1,29 @@
 """Numbers as people read them. Pure; takes ints and floats, returns plain text."""
 
+from datetime import UTC, datetime
+
 NANO = 1_000_000_000
 NO_VALUE = "–"
 MANY_TIMES = 10
 """An amount that grew so much is told as a multiple: percents of four digits say little."""
 
 
+def moment(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
+def written_moment(at_ms: int) -> str:
+    return f"{moment(at_ms):%Y-%m-%d %H:%M:%S}"
+
+
 def percent(share: float | None) -> str:
     """Write a share. None, where there was nothing to divide by, is a dash and never 0 %."""
     return NO_VALUE if share is None else f"{share:.1%}"
+
+
+def whole(count: int | None) -> str:
+    """Write a count in full."""
+    return NO_VALUE if count is None else f"{count:,}"
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -58,6 +73,14 @@ def seconds(value: float | None) -> str:
     if value < 1:
         return f"{value * 1000:.0f} ms"
     return f"{value:.2f} s" if value < 60 else duration(value)
+
+
+def rounded(seconds: float) -> str:
+    """Write a time in its largest unit: 15 s, 5 min, 4 h."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def rough_seconds(value: float | None) -> str:

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 import streamlit as st
 
-from dashboard.admin.client import AdminClient, ClientError, KeyRefused
+from dashboard.client import AdminClient, ClientError, KeyRefused
 from dashboard.ui import filters, viewer
-from dashboard.ui.selection import Selection
+from dashboard.ui.filters import Selection
 
 View = TypeVar("View")
 
@@ -35,7 +35,6 @@ def show(
     *,
     controls: Callable[[], None] | None = None,
     refresh_seconds: int | None = None,
-    skeleton_height: int = 460,
 ) -> None:
     """Draw a page's living part.
 
@@ -53,48 +52,31 @@ def show(
         kept: Seen[View] | None = st.session_state.get(f"seen_{name}")
         session = viewer.session()
         # The answer to another key or another selection is not shown.
-        if kept and (kept.asked != chosen or session is None or kept.client is not session.client):
+        if kept and (kept.asked != chosen or kept.client is not session.client):
             kept = None
         # Its place is there on every run: what follows keeps its own.
         waiting = body.empty()
         if kept is None:
-            waiting.skeleton(height=skeleton_height)
-        seen, problem = _read(read, chosen, kept)
+            waiting.skeleton(height=460)
+        seen, problem = kept, ""
+        try:
+            view = read(session.client, chosen)
+            seen = Seen(session.client, chosen, view, datetime.now(UTC))
+        except ClientError as error:
+            # A key that has ended shows nothing, not even its last numbers.
+            seen, problem = None if isinstance(error, KeyRefused) else kept, str(error)
         waiting.empty()
         st.session_state[f"seen_{name}"] = seen
-        with status:
-            _draw_status(seen, problem)
-        if seen is not None:
-            with body:
-                draw(seen.view, chosen)
+        if seen is None:
+            status.error(f"{problem} Trying again by itself.", icon=":material/cloud_off:")
+            return
+        if problem:
+            told = f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC."
+            status.warning(told, icon=":material/schedule:")
+        else:
+            status.caption(f"Updated {seen.at:%H:%M:%S} UTC")
+        with body:
+            draw(seen.view, chosen)
 
     every = refresh_seconds or filters.chosen().refresh_seconds
     st.fragment(refresh, run_every=every, key=f"live_{name}")()
-
-
-def _read(
-    read: Callable[[AdminClient, Selection], View], chosen: Selection, kept: Seen[View] | None
-) -> tuple[Seen[View] | None, str | None]:
-    try:
-        client = viewer.client()
-        return Seen(client, chosen, read(client, chosen), datetime.now(UTC)), None
-    except viewer.SignedOut:
-        # The whole page shows it, not this part alone.
-        st.rerun(scope="app")
-    except KeyRefused as error:
-        # A key that has ended shows nothing, not even its last numbers.
-        return None, str(error)
-    except ClientError as error:
-        return kept, str(error)
-
-
-def _draw_status(seen: Seen[View] | None, problem: str | None) -> None:
-    if problem is None and seen is not None:
-        st.caption(f"Updated {seen.at:%H:%M:%S} UTC")
-    elif seen is not None:
-        st.warning(
-            f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC.",
-            icon=":material/schedule:",
-        )
-    else:
-        st.error(f"{problem} Trying again by itself.", icon=":material/cloud_off:")

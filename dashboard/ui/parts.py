@@ -6,23 +6,28 @@ Text from outside (names of workspaces, engines, models) goes into tables, chart
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
-import pandas as pd  # type: ignore[import-untyped]
 import streamlit as st
 
-from dashboard.admin.shapes.about import Definition
-from dashboard.charts.style import styled
+from dashboard.client import ClientError, Refused
 from dashboard.settings import settings
-from dashboard.ui import first_request, formats, viewer
-from dashboard.ui.advice import ADVICE, reason_of
+from dashboard.ui import charts, formats, viewer
+from dashboard.ui.charts import Row, Rows
+from gateway.admin.structs.fleet import Definition
 
-MAX_REASON = 32
-# Of a share in a table: 0.325 is written as 32.5 %.
-SHARE_DIGITS = 3
+NUM_ROWS_SHOWN = 10
+"""A longer table is scrolled."""
+START = "scripts/run"
 # A spreadsheet takes a cell that begins like this for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# Columns of shares from 0 to 1: a bar and a percentage. 0.325 is written as 32.5 %.
+_SHARES = {"Hit rate", "Pool in use", "Foreign", "Of the limit", "Of the prompt", "Share"}
+_SHARES |= {"Reused", "Promise kept", "Best effort"}
+_SHARE_DIGITS = 3
 
 
 def title(text: str, question: str) -> None:
@@ -38,8 +43,7 @@ def heading(text: str, number: str | None = None) -> None:
 
 def definition(number: str) -> Definition:
     """What the gateway says that a number is."""
-    session = viewer.session()
-    known = session.about.definitions.get(number) if session else None
+    known = viewer.session().about.definitions.get(number)
     return known or Definition(title=number.replace("_", " ").capitalize(), formula="", unit="")
 
 
@@ -54,13 +58,17 @@ def card(
     value: str,
     *,
     label: str | None = None,
+    told: str | None = None,
     trend: Sequence[float] | None = None,
     chart: Literal["line", "bar", "area"] = "line",
     delta: str | None = None,
     is_good: bool | None = None,
     is_loss: bool = False,
 ) -> None:
-    """A number with its definition. `delta` compares it; `is_good` makes that green or red."""
+    """A number with its definition, or with what is `told` of one that the gateway has none of.
+
+    `delta` compares it; `is_good` makes that green or red.
+    """
     colour: Literal["green", "red", "off"] = "off"
     if is_good is not None:
         colour = "green" if is_good else "red"
@@ -70,7 +78,7 @@ def card(
         delta,
         delta_color=colour,
         delta_arrow="off",
-        help=meaning(number),
+        help=told or meaning(number),
         border=True,
         height="stretch",
         # A line needs two points.
@@ -79,9 +87,15 @@ def card(
     )
 
 
+def money_card(number: str, nano: int | None, label: str | None = None, **options: Any) -> None:
+    """A loss is red."""
+    is_loss = nano is not None and nano < 0
+    card(number, formats.dollars(nano), label=label, is_loss=is_loss, **options)
+
+
 def chart(drawn: Any, key: str, alt_text: str) -> None:
     """`alt_text` is what a screen reader says: the finding, with its numbers."""
-    st.altair_chart(styled(drawn, viewer.theme()), key=key, alt=alt_text)
+    st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
 def empty(text: str, icon: str = ":material/hourglass_empty:", *, key: str | None = None) -> None:
@@ -91,13 +105,30 @@ def empty(text: str, icon: str = ":material/hourglass_empty:", *, key: str | Non
     """
     st.info(text, icon=icon)
     session = viewer.session()
-    if key is None or session is None or session.about.sample:
+    if key is None or session.about.sample:
         return
     with st.container(key=f"first_{key}"):
         st.caption("This request fills it. The second run reads what the first one wrote:")
-        model = next(iter(viewer.about(session).served), first_request.MODEL)
-        command = first_request.curl(settings().gateway_url, model)
-        st.code(command, language=None, wrap_lines=True)
+        model = next(iter(viewer.about(session).served), "holdfast-demo")
+        st.code(first_request(settings().gateway_url, model), language=None, wrap_lines=True)
+
+
+def first_request(gateway_url: str, model: str) -> str:
+    """A marked prompt that is long enough to be cached, twice.
+
+    The key is the shell's HOLDFAST_API_KEY, so that it stands in no history.
+    """
+    block = {"type": "text", "text": "$BOOK", "cache_control": {"type": "ephemeral"}}
+    question = {"role": "user", "content": "What is done in fog?"}
+    body = {"model": model, "max_tokens": 32, "system": [block], "messages": [question]}
+    written = json.dumps(body).replace('"', '\\"')
+    return (
+        "BOOK=$(printf 'The lamp is lit at dusk. In fog the horn sounds. %.0s' $(seq 300))\n"
+        f"for turn in 1 2; do curl -s {gateway_url}/v1/messages \\\n"
+        '  -H "x-api-key: $HOLDFAST_API_KEY" -H "anthropic-version: 2023-06-01" \\\n'
+        '  -H "content-type: application/json" \\\n'
+        f'  -d "{written}"; echo; done'
+    )
 
 
 def no_engine(text: str, key: str) -> None:
@@ -105,7 +136,24 @@ def no_engine(text: str, key: str) -> None:
     st.info(text, icon=":material/dns:")
     with st.container(key=f"start_{key}"):
         st.caption("This starts a gateway, an engine with a small model, and this dashboard:")
-        st.code(first_request.START, language=None)
+        st.code(START, language=None)
+
+
+def problem(what: str, text: str, icon: str = ":material/block:") -> None:
+    """`text` is the gateway's or a reader's, so it is plain."""
+    st.error(what, icon=icon)
+    st.text(text)
+
+
+@contextmanager
+def problems_told() -> Iterator[None]:
+    """Show what a page's own part could not get."""
+    try:
+        yield
+    except Refused as error:
+        problem("The gateway refuses that:", str(error))
+    except ClientError as error:
+        st.error(str(error), icon=":material/cloud_off:")
 
 
 def hero(sentence: str) -> None:
@@ -114,10 +162,15 @@ def hero(sentence: str) -> None:
         st.markdown(sentence)
 
 
+def plain(name: str | None) -> str | None:
+    """A name that can stand where Streamlit reads Markdown; None where it could mean more."""
+    is_plain = name is not None and name.replace("-", "").replace(".", "").isalnum()
+    return name if is_plain else None
+
+
 def placeholder_prices() -> None:
     """A badge that money is counted at a price which is nobody's."""
-    session = viewer.session()
-    if session is not None and session.about.has_placeholder_prices:
+    if viewer.session().about.has_placeholder_prices:
         st.badge(
             "Placeholder prices",
             icon=":material/sell:",
@@ -127,16 +180,27 @@ def placeholder_prices() -> None:
         )
 
 
+def admins_only(why: str) -> bool:
+    """Whether the viewer sees all workspaces; says why the page needs that where they don't."""
+    if not viewer.is_admin():
+        empty(f"{why}: this page needs an admin key.", ":material/key:")
+    return viewer.is_admin()
+
+
 def table(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     key: str,
-    *,
     alt_text: str,
-    columns: Mapping[str, Any] | None = None,
-    height: int | Literal["auto", "content"] = "auto",
-    picked: Callable[[Mapping[str, Any]], None] | None = None,
+    *,
+    height: int | Literal["auto", "content"] | None = None,
+    hidden: Collection[str] = (),
+    wide: Collection[str] = (),
+    picked: Callable[[Row], None] | None = None,
 ) -> None:
-    """A table, and below it its CSV. `picked` gets the row that is clicked, before the next run."""
+    """A table, and below it its CSV. A column is written as its title says: `($)`, `(UTC)`, `(s)`.
+
+    `picked` gets the row that is clicked, before the next run.
+    """
 
     def pick() -> None:
         numbers = st.session_state[key]["selection"]["rows"]
@@ -144,31 +208,23 @@ def table(
             picked(rows[numbers[0]])
 
     options: dict[str, Any] = {"on_select": pick, "selection_mode": "single-row"}
-    frame = pd.DataFrame(list(rows))
-    for name, written in (columns or {}).items():
-        if written == share_column() and name in frame and frame[name].notna().any():
-            frame[name] = frame[name].astype(float).round(SHARE_DIGITS)
+    drawn = charts.frame(rows)
+    for name in _SHARES & set(drawn):
+        if drawn[name].notna().any():
+            drawn[name] = drawn[name].astype(float).round(_SHARE_DIGITS)
+    columns = {name: _column(name, rows) for name in (rows[0] if rows else ())}
+    columns |= dict.fromkeys(hidden)
+    columns |= {name: st.column_config.TextColumn(width="large") for name in wide}
     st.dataframe(
-        frame,
+        drawn,
         hide_index=True,
         key=key,
-        height=height,
+        height=height or ("auto" if len(rows) <= NUM_ROWS_SHOWN else 420),
         placeholder=formats.NO_VALUE,
-        column_config={**_counts(rows), **(columns or {})},
+        column_config=columns,
         alt=alt_text,
         **(options if picked else {}),
     )
-    download(rows, key)
-
-
-def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whole numbers in groups of thousands, as the reader's language writes them."""
-    written = st.column_config.NumberColumn(format="localized")
-    names = rows[0] if rows else ()
-    return {name: written for name in names if any(type(row[name]) is int for row in rows)}
-
-
-def download(rows: Sequence[Mapping[str, Any]], key: str) -> None:
     st.download_button(
         "CSV",
         lambda: as_csv(rows),
@@ -181,65 +237,39 @@ def download(rows: Sequence[Mapping[str, Any]], key: str) -> None:
     )
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def _column(name: str, rows: Rows) -> Any:
+    made = st.column_config
+    if name == "TTL left":
+        return made.ProgressColumn(format=" ", min_value=0, max_value=1, width="small")
+    if name in _SHARES:
+        return made.ProgressColumn(format="percent", min_value=0, max_value=1)
+    if name.endswith("(UTC)"):
+        return made.DatetimeColumn(format="D MMM HH:mm:ss", timezone="UTC")
+    if name.endswith("($)"):
+        # Enough digits for small amounts, and none that say nothing.
+        return made.NumberColumn(format="%.6g")
+    if name.endswith("(s)"):
+        return made.NumberColumn(format="%.4g")
+    # Whole numbers in groups of thousands, as the reader's language writes them.
+    is_count = any(type(row[name]) is int for row in rows)
+    return made.NumberColumn(format="localized") if is_count else made.Column()
+
+
+def as_csv(rows: Rows) -> str:
     """A cell that begins like a formula gets an apostrophe."""
     written = io.StringIO()
     if rows:
         writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows([{name: _plain(value) for name, value in row.items()} for row in rows])
+        writer.writerows([{name: _cell(value) for name, value in row.items()} for row in rows])
     return written.getvalue()
 
 
-def _plain(value: Any) -> Any:
+def _cell(value: Any) -> Any:
     is_formula = isinstance(value, str) and value.startswith(_FORMULA)
     return f"'{value}" if is_formula else value
 
 
-def reason_filter(unset: str) -> None:
-    """A choice of miss reasons in plain words; the words stand in the URL as `reason`."""
-    options = ["", *(advice.title for advice in ADVICE.values())]
-    linked = st.query_params.get("reason", "")
-    if linked not in options and len(linked) <= MAX_REASON:
-        options.append(linked)
-    st.selectbox(
-        "Missed because",
-        options,
-        format_func=lambda option: option or unset,
-        key="reason",
-        width=290,
-        bind="query-params",
-    )
-
-
-def chosen_reason() -> str | None:
-    """The reason of the filter, as the ledger has it; None for any."""
-    title = st.session_state.get("reason") or ""
-    return reason_of(title) if title else None
-
-
-def share_column() -> Any:
-    """A share from 0 to 1 as a bar and a percentage."""
-    return st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1)
-
-
-def turn_columns() -> dict[str, Any]:
-    """How a table of requests writes its columns."""
-    number = st.column_config.NumberColumn
-    return {
-        "Time (UTC)": st.column_config.DatetimeColumn(format="D MMM HH:mm:ss"),
-        "First token (s)": number(format="%.2f"),
-        "Duration (s)": number(format="%.2f"),
-        "Cost ($)": number(format="%.6f"),
-        "Net saved ($)": number(format="%.6f"),
-    }
-
-
-def moment_column() -> Any:
-    """A moment in UTC, as the column's title says."""
-    return st.column_config.DatetimeColumn(format="D MMM HH:mm:ss")
-
-
-def money_column() -> Any:
-    """Dollars with enough digits for small amounts. The column's title has the unit."""
-    return st.column_config.NumberColumn(format="%.4f")
+def in_dollars(nano: int | None) -> float | None:
+    """Nano-dollars in dollars."""
+    return None if nano is None else nano / formats.NANO

@@ -3,28 +3,24 @@
 import streamlit as st
 
 from dashboard.access.sessions import COOKIE, Session, sessions
-from dashboard.admin.client import AdminClient, ClientError
-from dashboard.admin.shapes.about import About
-from dashboard.ui.colours import Theme
+from dashboard.client import ClientError
+from dashboard.ui.charts import Theme
+from gateway.admin.structs.fleet import About
 
 ABOUT_SECONDS = 60.0
 
 
-class SignedOut(Exception):
-    """The session has ended while its page was open."""
-
-
-def session() -> Session | None:
+def find() -> Session | None:
     """The viewer's session, looked up on every run; None once it has ended."""
     return sessions().find(st.context.cookies.get(COOKIE, ""))
 
 
-def client() -> AdminClient:
-    """The client with the viewer's own key. Raise SignedOut without a session."""
-    found = session()
+def session() -> Session:
+    """The same for a page: where it has ended, the whole page is drawn anew and says so."""
+    found = find()
     if found is None:
-        raise SignedOut
-    return found.client
+        st.rerun(scope="app")
+    return found
 
 
 def about(found: Session) -> About:
@@ -36,6 +32,11 @@ def about(found: Session) -> About:
         return found.client.get("/admin/v1/about", About, kept_seconds=ABOUT_SECONDS)
     except ClientError:
         return found.about
+
+
+def is_admin() -> bool:
+    """Whether the viewer sees all workspaces."""
+    return session().workspace is None
 
 
 def sign_out() -> None:

@@ -1,35 +1,37 @@
 """Fleet: are the engines well, what did restarts cost, and where are hits lost?"""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import altair as alt
 import streamlit as st
 
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.engines import Attribution, EngineReport, FleetHistory, Restart
-from dashboard.charts.engines import attribution_chart
-from dashboard.rows.engines import (
-    attribution_rows,
-    engine_table,
-    in_use_share,
-    promise_table,
-    restart_table,
-)
-from dashboard.ui import formats, live, parts, viewer
-from dashboard.ui.colours import STAGES
-from dashboard.ui.selection import Selection
+from dashboard.client import AdminClient
+from dashboard.ui import charts, formats, live, parts, viewer
+from dashboard.ui.charts import Row
+from dashboard.ui.filters import Selection
+from engine.protocol import BlockStats, Description, Guarantee, Stats
+from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory
+
+PROMISES = {
+    "exact_read": "A read is what memory reused",
+    "exact_write": "A write is what was computed",
+    "hold": "A lease holds until it expires",
+    "isolation": "Workspaces are kept apart",
+    "events": "Evictions are told",
+    "forced_tools": "Forced calls are valid",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     engines: list[EngineReport]
     history: FleetHistory
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
-    params = {name: value for name, value in chosen.params().items() if name != "workspace"}
     return View(
         client.get("/admin/v1/engines", list[EngineReport]),
-        client.get("/admin/v1/engines/history", FleetHistory, params),
+        client.get("/admin/v1/engines/history", FleetHistory, chosen.params("workspace")),
     )
 
 
@@ -40,15 +42,34 @@ def draw(view: View, chosen: Selection) -> None:
     if not any(engine.stats for engine in engines):
         parts.no_engine("No engine is running.", "fleet")
     if engines:
-        parts.table(
-            engine_table(engines),
-            "fleet",
-            alt_text=f"{sum(e.status == 'ready' for e in engines)} of {len(engines)} ready.",
-            columns={"Pool in use": parts.share_column(), "Foreign": parts.share_column()},
-        )
-    draw_promises(engines)
+        ready = sum(engine.status == "ready" for engine in engines)
+        parts.table(engine_table(engines), "fleet", f"{ready} of {len(engines)} ready.")
+    # What of the engine protocol holds: an engine in front of another server keeps less.
+    parts.heading("What engines promise")
+    if rows := promise_table(engines):
+        broken = sum(row["Kept"] == "no" for row in rows)
+        alt_text = f"{broken} of {len(rows)} promises are not kept."
+        parts.table(rows, "promises", alt_text, wide=("How, or why not",))
+    else:
+        parts.empty("No engine that is up has told yet what it promises.", ":material/handshake:")
     draw_attribution(view.history.attribution)
-    draw_restarts(view.history.restarts, chosen)
+    parts.heading("Restarts, and the cache they lost", "restart_lost")
+    if found := view.history.restarts:
+        rows = [
+            {
+                "Back at (UTC)": formats.moment(each.first_ms),
+                "Engine": each.engine,
+                "Without turns for": formats.duration((each.first_ms - each.last_ms) / 1000),
+                "Turns that missed for it": each.lost.requests,
+                "Tokens written again": each.lost.written_tokens,
+                "Epoch": each.epoch[:8],
+            }
+            for each in found
+        ]
+        alt_text = f"{len(found)} restarts with the tokens that were written again."
+        parts.table(rows, "restarts", alt_text)
+    else:
+        parts.empty(f"No engine was restarted in {chosen.words}.", ":material/check_circle:")
 
 
 def draw_cards(view: View) -> None:
@@ -60,101 +81,151 @@ def draw_cards(view: View) -> None:
     count = formats.counted(len(view.engines), "engine")
     held = "" if in_use is None else f" {formats.percent(in_use)} of their KV memory is in use."
     parts.hero(f"**{ready} of {count} {'is' if ready == 1 else 'are'} ready.**{held}")
+    busy = f"{sum(s.running for s in stats)} · {sum(s.waiting for s in stats)}"
     with st.grid(4, min_column_width=190, row_height=132):
-        st.metric(
-            "Engines ready",
+        parts.card(
+            "engines_ready",
             f"{ready} of {len(view.engines)}",
-            help="Engines that answer and have their model loaded, as this gateway sees them.",
-            border=True,
-            height="stretch",
-        )
-        st.metric(
-            "Running and waiting",
-            f"{sum(s.running for s in stats)} · {sum(s.waiting for s in stats)}"
-            if stats
-            else formats.NO_VALUE,
-            help="Sequences that are computed now, and those that wait for blocks.",
-            border=True,
-            height="stretch",
+            told="Engines that answer and have their model loaded, as this gateway sees them.",
         )
         parts.card(
-            "restart_lost",
-            formats.compact(lost),
-            delta=f"tokens after {len(restarts)} restart{'' if len(restarts) == 1 else 's'}",
+            "running_and_waiting",
+            busy if stats else formats.NO_VALUE,
+            told="Sequences that are computed now, and those that wait for blocks.",
         )
-        share = (
-            everything[0].delivered_tokens / everything[0].available_tokens
-            if everything and everything[0].available_tokens
-            else None
-        )
+        after = formats.counted(len(restarts), "restart")
+        parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {after}")
+        share = None
+        if everything and everything[0].available_tokens:
+            share = everything[0].delivered_tokens / everything[0].available_tokens
         parts.card(
             "attribution",
             formats.percent(share),
-            label="Delivered of available",
+            label="Held tokens delivered",
+            delta="of those that some engine held",
         )
 
 
-def draw_promises(engines: list[EngineReport]) -> None:
-    """What of the engine protocol holds: an engine in front of another server keeps less."""
-    parts.heading("What engines promise")
-    rows = promise_table(engines)
-    if not rows:
-        parts.empty("No engine that is up has told yet what it promises.", ":material/handshake:")
-        return
-    broken = sum(row["Kept"] == "no" for row in rows)
-    parts.table(
-        rows,
-        "promises",
-        alt_text=f"{broken} of {len(rows)} promises are not kept.",
-        columns={"How, or why not": st.column_config.TextColumn(width="large")},
-    )
+def engine_table(found: Sequence[EngineReport]) -> list[Row]:
+    return [
+        {
+            "Engine": engine.name,
+            "State": "draining" if engine.is_draining else engine.status,
+            "Model": described.model if described else None,
+            "Backend": server_of(described) if described else None,
+            "Attention": (described.attention or None) if described else None,
+            "Up": formats.duration(stats.uptime_seconds) if stats else None,
+            "Epoch": stats.epoch[:8] if stats else None,
+            "Running": stats.running if stats else None,
+            "Waiting": stats.waiting if stats else None,
+            "Pool in use": in_use_share([stats.blocks]) if stats else None,
+            "Foreign": foreign_share([stats]) if stats else None,
+            "Foreign running": stats.foreign_running if stats else None,
+            "Leases": stats.num_leases if stats else None,
+            "Preempted": stats.counters.preempted_requests if stats else None,
+            "Breaker": f"{engine.breaker}, opened {engine.times_opened}×",
+            "Names known": engine.routing.names,
+            "URL": engine.url,
+        }
+        for engine in found
+        for stats, described in ((engine.stats, engine.description),)
+    ]
+
+
+def server_of(described: Description) -> str:
+    """What computes: the engine's backend, or the server that it is in front of."""
+    kind = described.upstream
+    return described.backend if kind is None else f"{kind}, as it is"
+
+
+def promise_table(found: Sequence[EngineReport]) -> list[Row]:
+    """Each promise of the engine protocol once for all engines that say the same of it."""
+    sayings: dict[tuple[str, Guarantee], list[str]] = {}
+    for engine in found:
+        if engine.description is not None:
+            for one in engine.description.guarantees:
+                sayings.setdefault((server_of(engine.description), one), []).append(engine.name)
+    order = {name: number for number, name in enumerate(PROMISES)}
+    ordered = sorted(sayings.items(), key=lambda item: order.get(item[0][1].name, len(order)))
+    return [
+        {
+            "Promise": PROMISES.get(one.name, one.name),
+            "Kept": "yes" if one.is_kept else "no",
+            "How, or why not": one.note,
+            "Backend": server,
+            "Engines": ", ".join(engines),
+        }
+        for (server, one), engines in ordered
+    ]
+
+
+def in_use_share(found: Sequence[BlockStats]) -> float | None:
+    """Blocks that a sequence or a lease holds, of all pools together; None without a pool."""
+    total = sum(blocks.total for blocks in found)
+    return sum(blocks.active + blocks.leased for blocks in found) / total if total else None
+
+
+def foreign_share(found: Sequence[Stats]) -> float:
+    """What other clients of the engines' servers use of all pools together."""
+    total = sum(stats.blocks.total for stats in found)
+    return sum(stats.blocks.foreign for stats in found) / max(total, 1)
 
 
 def draw_attribution(found: list[Attribution]) -> None:
+    """Shares of the sampled prompts, of all engines and of each."""
     parts.heading("Where hits are lost", "attribution")
     if not found:
         parts.empty("No request in this range was routed by what engines hold.", key="attribution")
         return
-    rows = attribution_rows(found)
+    rows: list[Row] = [
+        {
+            "engine": each.engine or "all engines",
+            "stage": stage,
+            "share": tokens / max(each.prompt_tokens, 1),
+            "tokens": tokens,
+            "turns": each.turns,
+        }
+        for each in found
+        for stage, tokens in (
+            ("Available", each.available_tokens),
+            ("Captured", each.captured_tokens),
+            ("Delivered", each.delivered_tokens),
+        )
+        if tokens
+    ]
     if not rows:
         parts.empty("No engine held the beginning of a prompt that came in this range.")
         return
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    colours = charts.STAGES[viewer.theme()]
+    axis = alt.Axis(labelLimit=200)
+    drawn = (
+        alt.Chart(charts.frame(rows))
+        .mark_bar(cornerRadius=2)
+        .encode(
+            x=charts.share_axis("Share of prompt tokens (%)"),
+            y=alt.Y("engine:N", title="Engine", sort=engines, axis=axis),
+            yOffset=alt.YOffset("stage:N", sort=list(colours)),
+            color=charts.colour("stage:N", colours, sort=list(colours)),
+            tooltip=[
+                *charts.tips("engine:N=Engine", "stage:N=Stage", "share:Q=Share|.1%"),
+                *charts.tips("tokens:Q=Tokens|,", "turns:Q=Sampled turns|,"),
+            ],
+        )
+        .properties(height=80 + 52 * len(engines))
+    )
     total = found[0]
     prompt = max(total.prompt_tokens, 1)
-    parts.chart(
-        attribution_chart(rows, STAGES[viewer.theme()]),
-        "attribution",
+    told = (
         f"Of {total.turns:,} sampled requests' prompt tokens"
         f" {formats.percent(total.available_tokens / prompt)} were available,"
         f" {formats.percent(total.captured_tokens / prompt)} captured,"
-        f" {formats.percent(total.delivered_tokens / prompt)} delivered.",
+        f" {formats.percent(total.delivered_tokens / prompt)} delivered."
     )
+    parts.chart(drawn, "attribution", told)
 
 
-def draw_restarts(found: list[Restart], chosen: Selection) -> None:
-    parts.heading("Restarts, and the cache they lost", "restart_lost")
-    if not found:
-        parts.empty(f"No engine was restarted in {chosen.words}.", ":material/check_circle:")
-        return
-    number = st.column_config.NumberColumn(format="localized")
-    parts.table(
-        restart_table(found),
-        "restarts",
-        alt_text=f"{len(found)} restarts with the tokens that were written again.",
-        columns={
-            "Back at (UTC)": st.column_config.DatetimeColumn(format="D MMM HH:mm:ss"),
-            "Tokens written again": number,
-        },
-    )
-
-
-def page() -> None:
+if __name__ == "__main__":
     parts.title("Fleet", "Are the engines well, what did restarts cost, where are hits lost?")
-    session = viewer.session()
-    if session is not None and session.workspace is not None:
-        parts.empty("Engines serve all workspaces: this page needs an admin key.", ":material/key:")
-        return
-    live.show("fleet", read, draw)
-
-
-page()
+    if parts.admins_only("Engines serve all workspaces"):
+        live.show("fleet", read, draw)

@@ -1,30 +1,38 @@
 """Latency: how much sooner does a cached prompt answer?"""
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import altair as alt
 import streamlit as st
 
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.latency import Latency, LatencySamples
-from dashboard.charts.axes import times
-from dashboard.charts.latency import scatter_chart
-from dashboard.charts.time import lines_over_time
-from dashboard.rows.latency import (
-    compared,
-    latency_table,
-    overhead_rows,
-    percentiles_over_time,
-    scatter_rows,
-)
-from dashboard.ui import formats, live, parts, viewer
-from dashboard.ui.colours import HITS, PLAIN
-from dashboard.ui.selection import Selection
+from dashboard.client import AdminClient
+from dashboard.ui import charts, formats, live, parts, viewer
+from dashboard.ui.axes import PLAIN_LABEL, SHORT_LABEL, Times, amounts, decades, times
+from dashboard.ui.charts import Palette, Row, Rows
+from dashboard.ui.filters import Selection
+from gateway.admin.structs.usage import Latency, LatencyCell, LatencySamples, Percentiles
+
+MIN_TURNS = 5
+"""Medians of fewer turns are not compared."""
+MAX_DOTS = 600
+"""Dots of one chart: a browser takes a second to draw a few thousand."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     latency: Latency
     samples: LatencySamples
+
+
+class Compared(NamedTuple):
+    """Turns of one prompt length, with and without a read. `length` is that length in words."""
+
+    length: str
+    hits: Percentiles
+    misses: Percentiles
+
+    @property
+    def times_sooner(self) -> float | None:
+        return self.misses.p50 / self.hits.p50 if self.hits.p50 and self.misses.p50 else None
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -43,32 +51,37 @@ def draw(view: View, chosen: Selection) -> None:
             key="latency",
         )
         return
+    parts.heading("Time to first token against prompt length", "sampled_first_token")
     draw_scatter(view)
+    span = times(view.samples.since_ms, view.samples.until_ms)
     left, right = st.columns(2, gap="large")
     with left:
-        draw_percentiles(view)
+        parts.heading("Over time", "first_token_seconds")
+        series = view.latency.series
+        rows = [
+            row
+            for point in series
+            for kind, side in (("Hit", point.hits), ("Miss", point.misses))
+            for row in _point(point.start_ms, kind, side.p50, side.p95)
+        ]
+        title = "Time to first token (seconds)"
+        drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, span, is_log=True)
+        told = f"Median and 95th percentile in {len(series)} intervals, hits and misses."
+        parts.chart(drawn, "percentiles", told)
     with right:
-        draw_overhead(view)
+        draw_overhead(view.samples, span)
     parts.heading("By prompt length", "first_token_seconds")
-    seconds = st.column_config.NumberColumn(format="localized")
-    times = [f"{kind} {name} (s)" for kind in ("Hit", "Miss") for name in ("median", "95 %")]
-    parts.table(
-        latency_table(view.latency),
-        "latency",
-        alt_text="Times to first token by prompt length, hits and misses side by side.",
-        columns={
-            **dict.fromkeys(times, seconds),
-            "Times shorter": st.column_config.NumberColumn(format="%g×"),
-        },
-    )
+    alt_text = "Times to first token by prompt length, hits and misses side by side."
+    parts.table(latency_table(view.latency), "latency", alt_text)
 
 
 def draw_cards(view: View) -> None:
     found = compared(view.latency)
-    if found is not None and found.times_sooner is not None:
+    sooner = found.times_sooner if found else None
+    if found is not None and sooner is not None:
         parts.hero(
             f"A cached prompt of {found.length} tokens answers"
-            f" **{found.times_sooner:.2g} times** as soon as one that is not."
+            f" **{sooner:.2g} times** as soon as one that is not."
         )
     else:
         parts.hero(
@@ -87,7 +100,7 @@ def draw_cards(view: View) -> None:
             )
         parts.card(
             "compared_first_token",
-            f"{found.times_sooner:.2g}×" if found and found.times_sooner else formats.NO_VALUE,
+            f"{sooner:.2g}×" if sooner else formats.NO_VALUE,
             label="Sooner when cached",
             delta=f"{found.length} tokens" if found else "no prompt length has both",
         )
@@ -100,57 +113,174 @@ def draw_cards(view: View) -> None:
         )
 
 
+def compared(latency: Latency) -> Compared | None:
+    """The prompt length that most hits and misses both had; None where too few had one.
+
+    Medians over all lengths compare long prompts that are cached with short ones that are not.
+    """
+    pairs = [
+        Compared(_length(hit), hit.seconds, miss.seconds)
+        for hit in latency.cells
+        for miss in latency.cells
+        if hit.is_hit and not miss.is_hit and hit.above_tokens == miss.above_tokens
+    ]
+    best = max(pairs, key=lambda p: min(p.hits.requests, p.misses.requests), default=None)
+    if best is None or min(best.hits.requests, best.misses.requests) < MIN_TURNS:
+        return None
+    return best
+
+
+def _length(cell: LatencyCell) -> str:
+    if cell.up_to_tokens is None:
+        return f"above {cell.above_tokens:,}"
+    return f"{cell.above_tokens:,} to {cell.up_to_tokens:,}"
+
+
 def draw_scatter(view: View) -> None:
-    parts.heading("Time to first token against prompt length", "sampled_first_token")
-    dots = scatter_rows(view.samples)
-    hits = sum(dot["kind"] == "Hit" for dot in dots)
-    parts.chart(
-        scatter_chart(dots, HITS[viewer.theme()]),
-        "scatter",
-        f"{len(dots)} sampled requests, {hits} of them hits. Median time to first token:"
+    """Time to first token against prompt length; both logarithmic, since both span decades.
+
+    At most `MAX_DOTS` of the sampled turns, evenly over the range.
+    """
+    samples = view.samples.samples
+    rows: list[Row] = [
+        {
+            "prompt": max(each.prompt_tokens, 1),
+            "seconds": max(each.first_token_seconds, 0.001),
+            "kind": "Hit" if each.cache_read_tokens else "Miss",
+            "share": each.cache_read_tokens / max(each.prompt_tokens, 1),
+            "id": each.id,
+        }
+        for each in samples[:: -(-len(samples) // MAX_DOTS) or 1]
+    ]
+    prompts = decades(row["prompt"] for row in rows)
+    seconds = decades(row["seconds"] for row in rows)
+    drawn = (
+        alt.Chart(charts.frame(rows))
+        .mark_circle(size=34, opacity=0.6)
+        .encode(
+            x=alt.X(
+                "prompt:Q",
+                title="Prompt length (tokens)",
+                scale=prompts.scale(),
+                axis=alt.Axis(values=prompts.ticks, labelExpr=SHORT_LABEL),
+            ),
+            y=alt.Y(
+                "seconds:Q",
+                title="Time to first token (seconds)",
+                scale=seconds.scale(),
+                axis=alt.Axis(values=seconds.ticks, labelExpr=PLAIN_LABEL),
+            ),
+            color=charts.colour("kind:N", charts.HITS[viewer.theme()]),
+            tooltip=[
+                *charts.tips("kind:N=Read from cache", "prompt:Q=Prompt tokens|,"),
+                *charts.tips("seconds:Q=First token (s)|.3f", "share:Q=Of it read|.0%"),
+                *charts.tips("id:N=Request"),
+            ],
+        )
+        .properties(height=380)
+    )
+    hits = sum(row["kind"] == "Hit" for row in rows)
+    told = (
+        f"{len(rows)} sampled requests, {hits} of them hits. Median time to first token:"
         f" hits {formats.rough_seconds(view.latency.hits.p50)},"
-        f" misses {formats.rough_seconds(view.latency.misses.p50)}.",
+        f" misses {formats.rough_seconds(view.latency.misses.p50)}."
     )
+    parts.chart(drawn, "scatter", told)
 
 
-def draw_percentiles(view: View) -> None:
-    parts.heading("Over time", "first_token_seconds")
-    drawn = lines_over_time(
-        percentiles_over_time(view.latency),
-        field="seconds",
-        title="Time to first token (seconds)",
-        span=times(view.samples.since_ms, view.samples.until_ms),
-        colours=HITS[viewer.theme()],
-    )
-    parts.chart(
-        drawn,
-        "percentiles",
-        f"Median and 95th percentile in {len(view.latency.series)} intervals, hits and misses.",
-    )
+def _point(start_ms: int, kind: str, p50: float | None, p95: float | None) -> list[Row]:
+    start = formats.moment(start_ms)
+    return [
+        {"start": start, "kind": kind, "percentile": name, "value": value}
+        for name, value in (("Median", p50), ("95 %", p95))
+        if value is not None
+    ]
 
 
-def draw_overhead(view: View) -> None:
+def draw_overhead(samples: LatencySamples, span: Times) -> None:
     parts.heading("Gateway overhead", "overhead_seconds")
-    found = view.samples.overhead
+    found = samples.overhead
     if not found:
         parts.empty("The engines told no times of these requests.")
         return
-    drawn = lines_over_time(
-        overhead_rows(view.samples),
-        field="ms",
-        title="Added by the gateway (milliseconds)",
-        span=times(view.samples.since_ms, view.samples.until_ms),
-        colours={"Gateway": PLAIN[viewer.theme()]},
-        kind=None,
-        log=False,
-    )
+    rows = [
+        row
+        for each in found
+        for row in _point(each.start_ms, "Gateway", each.p50 * 1000, each.p95 * 1000)
+    ]
+    colours = {"Gateway": charts.PLAIN[viewer.theme()]}
+    title = "Added by the gateway (milliseconds)"
+    drawn = lines_over_time(rows, colours, title, span, is_log=False)
     low, high = min(each.p50 for each in found), max(each.p50 for each in found)
-    parts.chart(
-        drawn,
-        "overhead",
-        f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}.",
+    told = f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}."
+    parts.chart(drawn, "overhead", told)
+
+
+def lines_over_time(rows: Rows, colours: Palette, title: str, span: Times, *, is_log: bool) -> Any:
+    """Lines by kind (colour) and percentile (dash), with a dot where only one point is.
+
+    The dots are a layer of their own: with the lines' own points the legend shows no dashes.
+    """
+    values = [row["value"] for row in rows]
+    ticks, linear = decades(values), amounts(values)
+    scale, axis = linear.scale(), linear.axis()
+    if is_log:
+        scale, axis = ticks.scale(), alt.Axis(values=ticks.ticks, labelExpr=PLAIN_LABEL)
+    only = next(iter(colours.values()))
+    is_one = len(colours) == 1
+    drawn = alt.Chart(charts.frame(rows)).encode(
+        x=charts.moment("start", span),
+        y=alt.Y("value:Q", title=title, scale=scale, axis=axis),
+        color=alt.value(only) if is_one else charts.colour("kind:N", colours),
+        tooltip=[
+            charts.FROM,
+            *charts.tips("percentile:N=Percentile", f"value:Q={title}|.2~r"),
+        ],
     )
+    dashes = alt.StrokeDash(
+        "percentile:N",
+        sort=["Median", "95 %"],
+        legend=alt.Legend(
+            title=None,
+            orient="top",
+            symbolType="stroke",
+            symbolStrokeColor=only if is_one else "#7c8896",
+            symbolSize=300,
+        ),
+    )
+    lines = drawn.mark_line(strokeWidth=2).encode(strokeDash=dashes)
+    dots = drawn.mark_circle(size=34, opacity=1)
+    return alt.layer(lines, dots).properties(height=charts.CHART_HEIGHT)
 
 
-parts.title("Latency", "How much sooner does a cached prompt answer?")
-live.show("latency", read, draw)
+def latency_table(latency: Latency) -> list[Row]:
+    """Hits and misses of one prompt length side by side."""
+    rows: list[Row] = []
+    for above in sorted({cell.above_tokens for cell in latency.cells}):
+        cells_of = [cell for cell in latency.cells if cell.above_tokens == above]
+        hit = next((cell.seconds for cell in cells_of if cell.is_hit), None)
+        miss = next((cell.seconds for cell in cells_of if not cell.is_hit), None)
+        times_shorter = miss.p50 / hit.p50 if hit and miss and hit.p50 and miss.p50 else None
+        rows.append(
+            {
+                "Prompt tokens": _length(cells_of[0]),
+                "Hits": hit.requests if hit else 0,
+                "Hit median (s)": _two_digits(hit.p50 if hit else None),
+                "Hit 95 % (s)": _two_digits(hit.p95 if hit else None),
+                "Misses": miss.requests if miss else 0,
+                "Miss median (s)": _two_digits(miss.p50 if miss else None),
+                "Miss 95 % (s)": _two_digits(miss.p95 if miss else None),
+                "Times shorter": _two_digits(times_shorter),
+            }
+        )
+    return rows
+
+
+def _two_digits(value: float | None) -> float | None:
+    """The histogram's bins are 19 % wide, so a third digit would say nothing."""
+    return None if value is None else float(f"{value:.2g}")
+
+
+if __name__ == "__main__":
+    parts.title("Latency", "How much sooner does a cached prompt answer?")
+    live.show("latency", read, draw)

@@ -1,25 +1,37 @@
 """Memory: what holds the engines' blocks, and what was lost for want of room?"""
 
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
 import streamlit as st
 
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.engines import Stats
-from dashboard.admin.shapes.memory import EngineMemory, Lifetimes
-from dashboard.charts.blocks import block_map, ending_chart, pool_chart, rest_chart
-from dashboard.rows.engines import foreign_share, in_use_share
-from dashboard.rows.memory import (
-    cell_rows,
-    ending_rows,
-    pool_rows,
-    pool_table,
-    rest_rows,
-    store_rows,
-)
-from dashboard.ui import formats, live, parts, viewer
-from dashboard.ui.colours import BLOCKS, HITS, MONEY
-from dashboard.ui.selection import Selection
+from dashboard.client import AdminClient
+from dashboard.ui import charts, formats, live, parts, viewer
+from dashboard.ui.axes import amounts
+from dashboard.ui.charts import BAR_HEIGHT, Row
+from dashboard.ui.filters import Selection
+from dashboard.views.fleet import foreign_share, in_use_share
+from engine.protocol import BlockCell, BlockStats, Counters, Lifetimes, Memory, Stats
+from gateway.admin.structs.fleet import EngineMemory
 
 REFRESH_SECONDS = 5
+STATES = {
+    "Active": "active",
+    "Leased": "leased",
+    "Best effort": "best_effort",
+    "Cached": "cached",
+    "Free": "free",
+}
+CELLS_A_ROW = 64
+CELL_HEIGHT = 9
+_REFUSED = {
+    "in_use": "off: another engine uses it",
+    "strangers": "off: it has files that are no store's",
+    "newer": "off: it is of a newer version",
+    "unusable": "off: it can't be opened",
+    "too_small": "off: it has too little room",
+}
 
 
 def read(client: AdminClient, chosen: Selection) -> list[EngineMemory]:
@@ -35,70 +47,50 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
             "No engine is running. Memory is shown live; nothing of it is in the ledger.", "memory"
         )
         return
-    draw_cards(answering)
-    palette = BLOCKS[viewer.theme()]
-    shares = {engine.name: _in_use(engine) for engine in answering}
-    told = ", ".join(f"{name} {formats.percent(share)} in use" for name, share in shares.items())
+    draw_cards(answering, [engine.stats for engine in answering if engine.stats is not None])
     if len(answering) > 1:
-        parts.heading("Pools", "pool_in_use")
-        drawn = pool_chart(pool_rows(answering), palette)
-        parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
-    draw_stores(answering)
-    draw_engine(_chosen(answering))
-
-
-def draw_stores(engines: list[EngineMemory]) -> None:
-    """Nothing where no engine has a store on disk."""
-    rows = store_rows(engines)
-    if rows:
+        draw_pools(answering)
+    if rows := store_rows(answering):
         parts.heading("Store on disk", "store_bytes")
         told = ", ".join(f"{row['Engine']} {row['State']}" for row in rows)
-        parts.table(rows, "stores", alt_text=f"Stores on disk: {told}.")
+        parts.table(rows, "stores", f"Stores on disk: {told}.")
+    # One engine in full at a time, so that the page stays short.
+    shown = answering[0]
+    if len(answering) > 1:
+        names = [engine.name for engine in answering]
+        name = st.selectbox("Engine in full", names, key="memory_engine", width=260)
+        shown = next((engine for engine in answering if engine.name == name), shown)
+    draw_engine(shown)
 
 
-def _chosen(engines: list[EngineMemory]) -> EngineMemory:
-    """The engine that is shown in full: one at a time, so that the page stays short."""
-    if len(engines) == 1:
-        return engines[0]
-    names = [engine.name for engine in engines]
-    name = st.selectbox("Engine in full", names, key="memory_engine", width=260)
-    return next((engine for engine in engines if engine.name == name), engines[0])
-
-
-def _in_use(engine: EngineMemory) -> float | None:
-    assert engine.stats is not None
-    return in_use_share([engine.stats.blocks])
-
-
-def draw_cards(engines: list[EngineMemory]) -> None:
-    found = [engine.stats for engine in engines if engine.stats is not None]
+def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
     total = max(sum(stats.blocks.total for stats in found), 1)
     leased = sum(stats.blocks.leased for stats in found)
-    in_use = in_use_share([stats.blocks for stats in found])
+    in_use = formats.percent(in_use_share([stats.blocks for stats in found]))
     parts.hero(
-        f"**{formats.percent(in_use)}** of the KV memory is in use,"
+        f"**{in_use}** of the KV memory is in use,"
         f" **{formats.percent(leased / total)}** is promised to leases."
     )
-    host, host_used = (
-        sum(stats.host_blocks for stats in found),
-        sum(stats.host_blocks_used for stats in found),
-    )
+    host = sum(stats.host_blocks for stats in found)
+    host_used = sum(stats.host_blocks_used for stats in found)
+    demoted = sum(stats.counters.demoted_blocks for stats in found)
+    foreign = foreign_share(found)
+    mapped = [e.memory for e in engines if e.memory and e.memory.unused_tokens is not None]
+    room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
+    unused = sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
     with st.grid(3, min_column_width=190, row_height=132):
-        foreign = foreign_share(found)
         parts.card(
             "pool_in_use",
-            formats.percent(in_use),
+            in_use,
             delta=f"{formats.percent(foreign)} by other clients" if foreign else None,
         )
         parts.card("pool_leased", formats.percent(leased / total))
-        parts.card("unused_tokens", formats.percent(_unused(engines)))
+        parts.card("unused_tokens", formats.percent(unused))
         copied = sum(stats.counters.copied_blocks for stats in found)
         parts.card("copied_blocks", formats.compact(copied))
-        evicted = sum(stats.counters.evicted_blocks for stats in found)
-        demoted = sum(stats.counters.demoted_blocks for stats in found)
         parts.card(
             "evicted_blocks",
-            formats.compact(evicted),
+            formats.compact(sum(stats.counters.evicted_blocks for stats in found)),
             delta=f"{formats.compact(demoted)} copied to the host" if host else None,
         )
         parts.card(
@@ -108,14 +100,64 @@ def draw_cards(engines: list[EngineMemory]) -> None:
         )
 
 
-def _unused(engines: list[EngineMemory]) -> float | None:
-    mapped = [e.memory for e in engines if e.memory and e.memory.unused_tokens is not None]
-    room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
-    return sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
+def draw_pools(engines: Sequence[EngineMemory]) -> None:
+    """One bar for each engine: what holds its blocks, as shares of its pool."""
+    parts.heading("Pools", "pool_in_use")
+    pools = {engine.name: engine.stats.blocks for engine in engines if engine.stats is not None}
+    rows = [
+        {"engine": name, "state": state, "order": order, "blocks": n, "share": n / blocks.total}
+        for name, blocks in pools.items()
+        for order, (state, key) in enumerate(STATES.items())
+        if (n := getattr(blocks, key))
+    ]
+    drawn = (
+        alt.Chart(charts.frame(rows))
+        .mark_bar(height={"band": 0.7})
+        .encode(
+            x=charts.share_axis("Share of the pool (%)"),
+            y=alt.Y("engine:N", title="Engine", axis=alt.Axis(labelLimit=200)),
+            color=charts.colour("state:N", charts.BLOCKS[viewer.theme()], 3, sort=None),
+            order=alt.Order("order:Q"),
+            tooltip=[
+                *charts.tips("engine:N=Engine", "state:N=Blocks are"),
+                *charts.tips("blocks:Q=Blocks|,", "share:Q=Share|.1%"),
+            ],
+        )
+        .properties(height=130 + len(pools) * BAR_HEIGHT)
+    )
+    told = ", ".join(
+        f"{name} {formats.percent(in_use_share([blocks]))} in use" for name, blocks in pools.items()
+    )
+    parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
+
+
+def store_rows(engines: Sequence[EngineMemory]) -> list[Row]:
+    """The store on disk of each engine that has one, or should."""
+    return [
+        {
+            "Engine": engine.name,
+            "State": _REFUSED.get(store.refused, "off")
+            if store.refused is not None
+            else "on"
+            if store.is_up
+            else "can't be written",
+            "MiB": store.used_bytes / 2**20,
+            "Of MiB": store.max_bytes / 2**20,
+            "Entries": store.entries,
+            "Leases": store.leases,
+            "Held blocks": store.held_blocks,
+            "Leases restored": store.restored_leases,
+            "Leases lost": store.lost_leases,
+            "Damaged": sum(store.misses.values()),
+            "Damages": ", ".join(f"{count} {why}" for why, count in sorted(store.misses.items())),
+        }
+        for engine in engines
+        if engine.stats is not None and (store := engine.stats.store) is not None
+    ]
 
 
 def draw_engine(engine: EngineMemory) -> None:
-    st.subheader("Block map", anchor=False)
+    parts.heading("Block map")
     st.text(f"{engine.name} · {engine.backend} · {engine.model}")
     stats, memory = engine.stats, engine.memory
     assert stats is not None
@@ -123,10 +165,9 @@ def draw_engine(engine: EngineMemory) -> None:
         parts.empty("This engine does not tell what is in its memory.")
         return
     if memory.cells:
-        drawn = block_map(cell_rows(memory), BLOCKS[viewer.theme()], memory.blocks_per_cell)
         blocks = stats.blocks
         parts.chart(
-            drawn,
+            block_map(memory, charts.BLOCKS[viewer.theme()]),
             f"map_{engine.name}",
             f"Map of {blocks.total:,} blocks: {blocks.active:,} active, {blocks.leased:,} leased,"
             f" {blocks.best_effort:,} best effort, {blocks.cached:,} cached, {blocks.free:,} free;"
@@ -140,52 +181,181 @@ def draw_engine(engine: EngineMemory) -> None:
         )
     left, right = st.columns(2, gap="large")
     with left:
-        draw_endings(engine.name, stats)
+        draw_endings(engine.name, stats.counters)
     with right:
         draw_rests(engine.name, memory.lifetimes)
-    parts.table(
-        pool_table(engine),
-        f"pool_{engine.name}",
-        alt_text=f"Blocks of {engine.name} by what holds them.",
-        columns={"Share": parts.share_column()},
+    rows = pool_table(stats.blocks, memory, engine.kv_bytes_per_token)
+    parts.table(rows, f"pool_{engine.name}", f"Blocks of {engine.name} by what holds them.")
+
+
+def block_map(memory: Memory, colours: charts.Palette) -> Any:
+    """A square for each cell, with what holds most of it, read like a page; blocks keep their
+    place."""
+    size = memory.blocks_per_cell
+    each = formats.counted(size, "block")
+    step = CELLS_A_ROW * size
+    rows = []
+    for number, cell in enumerate(memory.cells):
+        states = {name: getattr(cell, key) for name, key in STATES.items()}
+        first = number * size
+        rows.append(
+            {
+                "x": number % CELLS_A_ROW,
+                "y": number // CELLS_A_ROW * step,
+                "state": _state(states, cell),
+                "blocks": f"{first:,} to {first + sum(states.values()) - 1:,}",
+                "what": ", ".join(f"{n} {name.lower()}" for name, n in states.items() if n),
+                "shared": cell.shared,
+            }
+        )
+    lines = max(len(rows) // CELLS_A_ROW, 1)
+    return (
+        alt.Chart(charts.frame(rows))
+        .mark_rect(strokeWidth=0)
+        .encode(
+            x=alt.X(
+                "x:O",
+                title=f"Cells of {each} each, {CELLS_A_ROW} a row",
+                axis=alt.Axis(labels=False, ticks=False, domain=False),
+                scale=alt.Scale(paddingInner=0.12),
+            ),
+            y=alt.Y(
+                "y:O",
+                title="First block of the row",
+                axis=alt.Axis(
+                    labelExpr=f"datum.value % {step * 8} == 0 ? format(datum.value, ',') : ''",
+                    ticks=False,
+                    domain=False,
+                    labelOverlap=False,
+                ),
+                scale=alt.Scale(paddingInner=0.12),
+            ),
+            color=charts.colour("state:N", colours, 3, sort=None),
+            tooltip=charts.tips("blocks:N=Blocks", "what:N=Holds", "shared:Q=Shared"),
+        )
+        .properties(height=max(lines * CELL_HEIGHT, 60) + 20)
     )
 
 
-def draw_endings(name: str, stats: Stats) -> None:
+def _state(states: dict[str, int], cell: BlockCell) -> str:
+    """What holds most of its blocks; of what is used, those that several share stand out."""
+    name = max(states, key=lambda state: states[state])
+    is_shared = cell.shared * 2 > sum(states.values())
+    return "Shared" if is_shared and name in ("Active", "Leased") else name
+
+
+def pool_table(device: BlockStats, memory: Memory, width: int) -> list[Row]:
+    """Blocks, tokens and bytes by what holds them, on the device and in the host tier.
+
+    `width` is the bytes of a token; 0 where they are not known.
+    """
+    size = memory.block_size
+    tiers = [("Device", device)] + ([("Host", memory.host)] if memory.host else [])
+    return [
+        {
+            "Tier": tier,
+            "Blocks are": name,
+            "Blocks": count,
+            "Share": count / max(blocks.total, 1),
+            "Tokens": count * size,
+            "MiB": count * size * width / 2**20 if width else None,
+        }
+        for tier, blocks in tiers
+        for name, key in {**STATES, "Shared": "shared", "Foreign": "foreign"}.items()
+        if tier == "Device" or name in ("Best effort", "Cached", "Free")
+        for count in (getattr(blocks, key),)
+    ]
+
+
+def draw_endings(name: str, counters: Counters) -> None:
+    """How entries ended, with what an operator may read out of it."""
     parts.heading("How entries ended", "endings")
-    found = ending_rows(stats.counters)
-    if not any(row["entries"] for row in found):
+    found = {
+        "TTL over": counters.leases_expired,
+        "Evicted for room": counters.evicted_entries,
+        "Yielded": counters.leases_yielded,
+        "Sacrificed": counters.leases_sacrificed,
+        "Dropped by hand": counters.leases_dropped,
+        "Damaged on disk": counters.leases_damaged,
+    }
+    if not any(found.values()):
         parts.empty("No entry has ended since this engine started.")
         return
-    told = ", ".join(f"{row['reason']} {row['entries']:,}" for row in found)
-    drawn = ending_chart(found, MONEY[viewer.theme()])
+    rows = [
+        {"reason": reason, "kind": "Kept" if reason == "TTL over" else "Lost", "entries": count}
+        for reason, count in found.items()
+        if count
+    ]
+    colours = charts.MONEY[viewer.theme()]
+    axis = amounts(found.values(), whole=True)
+    drawn = (
+        alt.Chart(charts.frame(rows))
+        .mark_bar(height={"band": 0.7}, cornerRadius=2)
+        .encode(
+            x=alt.X("entries:Q", title="Entries", scale=axis.scale(), axis=axis.axis()),
+            y=alt.Y(
+                "reason:N",
+                title="Reason",
+                scale=alt.Scale(domain=list(found)),
+                axis=alt.Axis(labelLimit=180),
+            ),
+            color=charts.colour("kind:N", {"Kept": colours["Saved"], "Lost": colours["Lost"]}),
+            tooltip=charts.tips("reason:N=Reason", "entries:Q=Entries|,"),
+        )
+        .properties(height=80 + len(found) * BAR_HEIGHT)
+    )
+    told = ", ".join(f"{reason} {count:,}" for reason, count in found.items())
     parts.chart(drawn, f"endings_{name}", f"Entries by how they ended: {told}.")
 
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
+    """Two histograms beside each other: from use to use, and since the last use when evicted."""
     parts.heading("How long entries rest", "entry_lifetimes")
-    gaps = sum(lifetimes.reuse_gaps.counts)
-    evicted = sum(lifetimes.idle_before_eviction.counts)
-    if not gaps + evicted:
+    again, idle = lifetimes.reuse_gaps, lifetimes.idle_before_eviction
+    if not sum(again.counts) + sum(idle.counts):
         parts.empty("No entry has been used a second time, or evicted, since this engine started.")
         return
-    drawn = rest_chart(rest_rows(lifetimes), HITS[viewer.theme()])
+    named = {"Used again after": again, "Evicted after no use for": idle}
+    labels = [*map(formats.rounded, again.edges_seconds), "more"]
+    rows: list[Row] = [
+        {"what": what, "time": label, "entries": count}
+        for what, found in named.items()
+        for label, count in zip(labels, found.counts, strict=True)
+    ]
+    theme = viewer.theme()
+    axis = amounts((row["entries"] for row in rows), whole=True)
+    drawn = (
+        alt.Chart(charts.frame([row for row in rows if row["entries"]]))
+        .mark_bar(cornerRadius=2)
+        .encode(
+            # Times stand below each other: beside each other their labels overlap.
+            y=alt.Y(
+                "time:N",
+                title="Time, up to",
+                scale=alt.Scale(domain=labels),
+                axis=alt.Axis(labelOverlap=False),
+            ),
+            yOffset=alt.YOffset("what:N", sort=list(named)),
+            x=alt.X("entries:Q", title="Entries", scale=axis.scale(), axis=axis.axis()),
+            color=charts.colour(
+                "what:N",
+                dict(zip(named, charts.HITS[theme].values(), strict=True)),
+                1,
+                sort=list(named),
+            ),
+            tooltip=charts.tips("what:N=What", "time:N=Time", "entries:Q=Entries|,"),
+        )
+        .properties(height=100 + 7 * BAR_HEIGHT)
+    )
     parts.chart(
         drawn,
         f"rests_{name}",
-        f"{gaps:,} uses by the time since the one before, {evicted:,} evictions by idle time.",
+        f"{sum(again.counts):,} uses by the time since the one before,"
+        f" {sum(idle.counts):,} evictions by idle time.",
     )
 
 
-def page() -> None:
+if __name__ == "__main__":
     parts.title("Memory", "What holds the engines' blocks, and what was lost for want of room?")
-    session = viewer.session()
-    if session is not None and session.workspace is not None:
-        parts.empty(
-            "Memory is shared by all workspaces: this page needs an admin key.", ":material/key:"
-        )
-        return
-    live.show("memory", read, draw, refresh_seconds=REFRESH_SECONDS)
-
-
-page()
+    if parts.admins_only("Memory is shared by all workspaces"):
+        live.show("memory", read, draw, refresh_seconds=REFRESH_SECONDS)

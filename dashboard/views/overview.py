@@ -1,51 +1,96 @@
-"""The Overview: is the cache working, and what is it saving?"""
+"""The Overview: is the cache working, and what is it saving?
 
+It ends with the advice of the last seven days. The gateway may compute it for seconds, so a thread
+asks for it; the page shows what has come, and looks again every few seconds.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+from urllib.parse import urlencode
 
 import streamlit as st
 
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.engines import EngineReport
-from dashboard.admin.shapes.latency import Latency
-from dashboard.admin.shapes.savings import Savings
-from dashboard.admin.shapes.usage import Usage
-from dashboard.charts.axes import times
-from dashboard.charts.time import per_bucket, stacked_over_time
-from dashboard.rows.engines import in_use_share, leases_kept
-from dashboard.rows.latency import compared
-from dashboard.rows.usage import hit_rates, miss_reason_table, running_savings, tokens_by_class
-from dashboard.ui import formats, live, parts, viewer, week
-from dashboard.ui.colours import TOKENS
-from dashboard.ui.selection import Selection
-from engine.protocol import TTLS, WRITE_FIELDS
+from dashboard.client import PATIENT_TIMEOUT, AdminClient, ClientError, KeyRefused
+from dashboard.ui import filters, formats, live, parts, viewer
+from dashboard.ui.axes import times
+from dashboard.ui.charts import CHART_HEIGHT, TOKENS, Row, bars_over_time, per_bucket
+from dashboard.ui.filters import Selection
+from dashboard.ui.reasons import ADVICE, reason_title
+from dashboard.views.fleet import engine_table, in_use_share
+from dashboard.views.latency import compared
+from engine.protocol import TTLS, WRITE_FIELDS, Counters
+from gateway.admin.structs.advice import AdviceSummary, SummaryLine
+from gateway.admin.structs.fleet import EngineReport
+from gateway.admin.structs.usage import Bucket, Latency, Refusal, Savings, Usage
 
 NUM_REASONS = 5
+NUM_REFUSED = 200
+# In the order in which they are stacked, from the bottom.
+TOKEN_CLASSES = {
+    "Read from cache": "cache_read_tokens",
+    **{f"Written, {TTLS[ttl].words}": name for ttl, name in WRITE_FIELDS.items()},
+    "Automatically reused": "automatic_input_tokens",
+    "Uncached": "computed_input_tokens",
+}
+# Leases that ended before their time, by what ended them.
+LOST = {
+    "leases_sacrificed": "given up for running requests",
+    "leases_yielded": "yielded to another workspace",
+    "leases_dropped": "dropped by hand",
+    "leases_damaged": "damaged on disk",
+}
+# A period with fewer requests, or with a smaller share of this one's, is none to compare with.
+MIN_COMPARED = 20
+MIN_COMPARED_SHARE = 0.1
+ADVICE_PATH = "/admin/v1/advice/summary"
+ASK_AGAIN_SECONDS = 900.0
+_RETRY_SECONDS = 60.0
+_LOOK_SECONDS = 3
+_NUM_THREADS = 4
+_WEEK = "week"
+_LINKED = {"advice": "Advice", "savings": "Savings"}
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """`engines` is None for a viewer who may not see them."""
 
     usage: Usage
     savings: Savings
     latency: Latency
+    refused: list[Refusal]
     engines: list[EngineReport] | None
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
-    session = viewer.session()
-    is_admin = session is not None and session.workspace is None
+    asked = {"workspace": chosen.workspace, "limit": NUM_REFUSED}
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
         client.get("/admin/v1/latency", Latency, params),
-        client.get("/admin/v1/engines", list[EngineReport]) if is_admin else None,
+        client.get("/admin/v1/refusals", list[Refusal], asked),
+        client.get("/admin/v1/engines", list[EngineReport]) if viewer.is_admin() else None,
     )
 
 
 def draw(view: View, chosen: Selection) -> None:
-    draw_hero(view, chosen)
+    read_tokens = view.usage.totals.cache_read_tokens
+    seconds = view.savings.prefill_seconds_avoided
+    if not view.usage.totals.requests:
+        parts.hero(f"**Nothing was asked** in {chosen.words}.")
+    elif not read_tokens:
+        parts.hero(f"**Nothing was read from the cache** in {chosen.words}.")
+    else:
+        spared = "" if seconds is None else f", which spared {formats.seconds(seconds)} of GPU time"
+        parts.hero(
+            f"**{formats.in_words(read_tokens).capitalize()} tokens were not computed again** in"
+            f" {chosen.words}{spared}."
+        )
     draw_cards(view)
     draw_tokens(view.usage)
     draw_more_cards(view)
@@ -53,36 +98,16 @@ def draw(view: View, chosen: Selection) -> None:
     with left:
         draw_reasons(view.usage)
     with right:
-        draw_health(view.engines)
-
-
-def draw_hero(view: View, chosen: Selection) -> None:
-    read_tokens = view.usage.totals.cache_read_tokens
-    if not view.usage.totals.requests:
-        parts.hero(f"**Nothing was asked** in {chosen.words}.")
-        return
-    seconds = view.savings.prefill_seconds_avoided
-    spared = "" if seconds is None else f", which spared {formats.seconds(seconds)} of GPU time"
-    parts.hero(
-        f"**{formats.in_words(read_tokens).capitalize()} tokens were not computed again** in"
-        f" {chosen.words}{spared}."
-    )
+        draw_engines(view.engines)
 
 
 def draw_cards(view: View) -> None:
     """One row that answers the page's question: reuse, GPU time, the promise kept, money."""
     usage, series = view.usage, view.usage.series
-    now, before = usage.rates.token_hit_rate, usage.rates_before.token_hit_rate
-    is_comparable = usage.is_comparable
+    saved = usage.saved_nano if usage.totals.is_priced else None
+    before = usage.saved_nano_before if usage.before.is_priced else None
     with st.grid(4, min_column_width=190, row_height=176):
-        parts.card(
-            "token_hit_rate",
-            formats.percent(now),
-            trend=hit_rates(series),
-            chart="area",
-            delta=formats.points(now, before, is_comparable=is_comparable),
-            is_good=_is_good(now, before) if is_comparable else None,
-        )
+        draw_rate(usage, "token_hit_rate", trend=hit_rates(series))
         parts.card(
             "prefill_seconds_avoided",
             formats.seconds(view.savings.prefill_seconds_avoided),
@@ -91,15 +116,52 @@ def draw_cards(view: View) -> None:
             delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
         )
         draw_leases_kept(view.engines)
-        draw_saved(view)
+        parts.money_card(
+            "saved_nano",
+            saved,
+            trend=[n / formats.NANO for n in accumulate(bucket.saved_nano for bucket in series)],
+            delta=formats.change(saved, before, is_comparable=is_comparable(usage)),
+            is_good=_is_good(saved, before) if is_comparable(usage) else None,
+        )
     parts.placeholder_prices()
+
+
+def is_comparable(usage: Usage) -> bool:
+    """Whether the period before can be compared with: every comparison goes by this rule.
+
+    A difference from fewer requests would tell when the traffic began and not how the cache does.
+    """
+    least = max(MIN_COMPARED, MIN_COMPARED_SHARE * usage.totals.requests)
+    return usage.before.requests >= least
+
+
+def draw_rate(usage: Usage, number: str, trend: Sequence[float] | None = None) -> None:
+    now, before = getattr(usage.rates, number), getattr(usage.rates_before, number)
+    is_coloured = is_comparable(usage) and trend is not None
+    parts.card(
+        number,
+        formats.percent(now),
+        trend=trend,
+        chart="area",
+        delta=formats.points(now, before, is_comparable=is_comparable(usage)),
+        is_good=_is_good(now, before) if is_coloured else None,
+    )
+
+
+def _is_good(now: float | None, before: float | None) -> bool | None:
+    return None if now is None or before is None else now >= before
+
+
+def hit_rates(series: Sequence[Bucket]) -> list[float]:
+    """The hit rate of each whole interval that had traffic: a pause is no rate of zero."""
+    found = [bucket.totals for bucket in series if not bucket.is_partial]
+    return [each.cache_read_tokens / each.prompt_tokens for each in found if each.prompt_tokens]
 
 
 def draw_leases_kept(engines: list[EngineReport] | None) -> None:
     stats = [engine.stats for engine in engines or [] if engine.stats is not None]
     share, lost = leases_kept([each.counters for each in stats])
     told = ", ".join(f"{count:,} {reason}" for reason, count in lost.items())
-    delta = None
     if engines is None:
         delta = "an admin key shows it"
     elif not stats:
@@ -108,38 +170,29 @@ def draw_leases_kept(engines: list[EngineReport] | None) -> None:
         delta = f"none has ended, {sum(each.num_leases for each in stats):,} held"
     else:
         delta = f"early: {told}" if told else "none ended early"
-    parts.card(
-        "leases_kept", formats.percent(share), delta=delta, is_good=not told if share else None
-    )
+    is_good = None if share is None else not told
+    parts.card("leases_kept", formats.percent(share), delta=delta, is_good=is_good)
 
 
-def draw_saved(view: View) -> None:
-    usage = view.usage
-    saved = usage.saved_nano if usage.totals.is_priced else None
-    before = usage.saved_nano_before if usage.before.is_priced else None
-    parts.card(
-        "saved_nano",
-        formats.dollars(saved),
-        trend=running_savings(usage.series),
-        delta=formats.change(saved, before, is_comparable=usage.is_comparable),
-        is_good=_is_good(saved, before) if usage.is_comparable else None,
-        is_loss=saved is not None and saved < 0,
-    )
-
-
-def _is_good(now: float | None, before: float | None) -> bool | None:
-    return None if now is None or before is None else now >= before
+def leases_kept(found: Sequence[Counters]) -> tuple[float | None, dict[str, int]]:
+    """The share of ended leases that lived to their end, and how many others ended of what."""
+    expired = sum(counters.leases_expired for counters in found)
+    lost: Counter[str] = Counter()
+    for counters in found:
+        lost.update({name: getattr(counters, field) for field, name in LOST.items()})
+    ended = expired + sum(lost.values())
+    return (expired / ended if ended else None), {name: n for name, n in lost.items() if n}
 
 
 def draw_more_cards(view: View) -> None:
-    usage = view.usage
-    now, before, is_comparable = usage.rates, usage.rates_before, usage.is_comparable
-    found = compared(view.latency)
+    usage, found = view.usage, compared(view.latency)
+    span = range(usage.since_ms, usage.until_ms)
+    refused = sum(each.at_ms in span for each in view.refused)
     with st.grid(3, min_column_width=190, row_height=132):
         parts.card(
             "requests",
             formats.compact(usage.totals.requests),
-            delta=f"{usage.totals.errors:,} failed",
+            delta=f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else ""),
         )
         for title, side in (
             ("cached", found.hits if found else None),
@@ -154,92 +207,185 @@ def draw_more_cards(view: View) -> None:
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]
             parts.card("pool_in_use", formats.percent(in_use_share([s.blocks for s in stats])))
-        parts.card(
-            "cacheable_hit_rate",
-            formats.percent(now.cacheable_hit_rate),
-            delta=formats.points(
-                now.cacheable_hit_rate, before.cacheable_hit_rate, is_comparable=is_comparable
-            ),
-        )
-        parts.card(
-            "request_hit_rate",
-            formats.percent(now.request_hit_rate),
-            delta=formats.points(
-                now.request_hit_rate, before.request_hit_rate, is_comparable=is_comparable
-            ),
-        )
+        draw_rate(usage, "cacheable_hit_rate")
+        draw_rate(usage, "request_hit_rate")
+
+
+def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
+    """The intervals, with what the rows of their charts have in common: from when to when each
+    lies within the range."""
+    found: list[tuple[Bucket, Row]] = []
+    for bucket in usage.series:
+        since_ms = max(bucket.start_ms, usage.since_ms)
+        until_ms = min(bucket.start_ms + usage.bucket_seconds * 1000, usage.until_ms)
+        row = {
+            "start": formats.moment(since_ms),
+            "end": formats.moment(until_ms),
+            "part": "cut by the range" if bucket.is_partial else "",
+        }
+        found.append((bucket, row))
+    return found
+
+
+def tokens_by_class(usage: Usage) -> list[Row]:
+    """One row for each interval and class, stacked."""
+    rows: list[Row] = []
+    for bucket, row in intervals(usage):
+        top = 0
+        for name, field in TOKEN_CLASSES.items():
+            tokens = getattr(bucket.totals, field)
+            bottom, top = top, top + tokens
+            said = f"{tokens:,} tokens"
+            rows.append(
+                {**row, "class": name, "amount": tokens, "bottom": bottom, "top": top, "said": said}
+            )
+    return rows
 
 
 def draw_tokens(usage: Usage) -> None:
     parts.heading("Prompt tokens by class", "prompt_tokens")
     totals = usage.totals
-    written = ", ".join(
-        f"{getattr(totals, name):,} for {TTLS[ttl].words}" for ttl, name in WRITE_FIELDS.items()
-    )
     if not totals.prompt_tokens:
         parts.empty(
             "No requests in this range. The first one appears here within seconds.", key="tokens"
         )
         return
-    drawn = stacked_over_time(
+    written = [f"{n:,} written for {TTLS[ttl].words}" for ttl, n in totals.writes.items()]
+    drawn = bars_over_time(
         tokens_by_class(usage),
         TOKENS[viewer.theme()],
         title=f"Prompt tokens {per_bucket(usage.bucket_seconds)}",
         span=times(usage.since_ms, usage.until_ms),
+        height=CHART_HEIGHT + 40,
     )
     parts.chart(
         drawn,
         "tokens",
         f"Prompt tokens over time: {totals.cache_read_tokens:,} read,"
-        f" {written.replace('for', 'written for', 1)},"
+        f" {', '.join(written)},"
         f" {totals.automatic_input_tokens:,} automatically reused,"
         f" {totals.computed_input_tokens:,} uncached.",
     )
 
 
 def draw_reasons(usage: Usage) -> None:
+    """The most frequent first, in plain words, with each one's share of all misses."""
     parts.heading("Why prompts missed")
-    found = miss_reason_table(usage.miss_reasons)
-    if not found:
+    reasons = usage.miss_reasons
+    if not reasons:
         asked = usage.totals.requests
         told = "Nothing missed in this range." if asked else "No requests in this range."
         parts.empty(told, ":material/check_circle:" if asked else ":material/hourglass_empty:")
         return
-    for row in found[:NUM_REASONS]:
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    for reason, count in ordered[:NUM_REASONS]:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.page_link(
                 "views/requests.py",
-                label=row["Reason"] if row["Is known"] else "Another reason",
-                query_params={"reason": row["Reason"]},
+                # Words of ours only: a link's label is Markdown.
+                label=reason_title(reason) if reason in ADVICE else "Another reason",
+                query_params={"reason": reason_title(reason)},
             )
-            st.text(f"{formats.percent(row['Share'])} · {row['Requests']:,} requests")
+            share = formats.percent(count / sum(reasons.values()))
+            st.text(f"{share} · {formats.counted(count, 'request')}")
 
 
-def draw_health(engines: list[EngineReport] | None) -> None:
+def draw_engines(engines: list[EngineReport] | None) -> None:
     if engines is None:
         return
     parts.heading("Engines now")
     if not engines:
         parts.empty("The gateway knows no engine.", ":material/dns:")
         return
-    parts.table(
-        [
-            {
-                "Engine": engine.name,
-                "State": engine.status,
-                "Up": formats.duration(engine.stats.uptime_seconds) if engine.stats else None,
-                "Running": engine.stats.running if engine.stats else None,
-                "Waiting": engine.stats.waiting if engine.stats else None,
-                "Pool in use": in_use_share([engine.stats.blocks]) if engine.stats else None,
-            }
-            for engine in engines
-        ],
-        "engines_now",
-        alt_text=f"{sum(e.status == 'ready' for e in engines)} of {len(engines)} engines ready.",
-        columns={"Pool in use": parts.share_column()},
-    )
+    shown = ("Engine", "State", "Up", "Running", "Waiting", "Pool in use")
+    rows = [{name: row[name] for name in shown} for row in engine_table(engines)]
+    ready = sum(engine.status == "ready" for engine in engines)
+    parts.table(rows, "engines_now", f"{ready} of {len(engines)} engines ready.")
 
 
-parts.title("Overview", "Is the cache working, and what is it saving?")
-live.show("overview", read, draw)
-week.show()
+@dataclass(slots=True)
+class _Week:
+    """The week's advice for one workspace (None is all), as one client asked for it."""
+
+    client: AdminClient
+    workspace: str | None
+    coming: Future[AdviceSummary] | None = None
+    seen: AdviceSummary | None = None
+    problem: str | None = None
+    due: float = 0.0
+
+    def look(self, now: float) -> None:
+        """Take what has come, and ask when it is time; `now` is in seconds."""
+        if self.coming is not None and self.coming.done():
+            try:
+                self.seen, self.problem = self.coming.result(), None
+                self.due = now + ASK_AGAIN_SECONDS
+            except ClientError as error:
+                # A key that has ended shows nothing, not even its last lines.
+                self.seen = None if isinstance(error, KeyRefused) else self.seen
+                self.problem = str(error)
+                self.due = now + _RETRY_SECONDS
+            self.coming = None
+        if self.coming is None and now >= self.due:
+            params = {"workspace": self.workspace}
+            self.coming = _threads().submit(
+                self.client.get, ADVICE_PATH, AdviceSummary, params, 0.0, PATIENT_TIMEOUT
+            )
+
+
+@st.cache_resource
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_NUM_THREADS, "week")
+
+
+def refresh_week() -> None:
+    session = viewer.session()
+    parts.heading("Advice of the last 7 days")
+    # It is not of the range above, but of the workspace.
+    workspace = filters.chosen().workspace
+    week: _Week | None = st.session_state.get(_WEEK)
+    if week is None or week.client is not session.client or week.workspace != workspace:
+        week = st.session_state[_WEEK] = _Week(session.client, workspace)
+    week.look(time.monotonic())
+    with st.container(key="week_body"):
+        if week.seen is not None:
+            draw_week(week.seen)
+        elif week.problem is not None:
+            parts.empty(f"There is no advice now. {week.problem}", ":material/cloud_off:")
+        else:
+            st.skeleton(height=120)
+
+
+def draw_week(summary: AdviceSummary) -> None:
+    if not summary.lines:
+        icon = ":material/check_circle:" if summary.num_turns else ":material/hourglass_empty:"
+        parts.empty(summary.text, icon)
+        return
+    for number, line in enumerate(summary.lines):
+        said, leads = st.columns([6, 1], vertical_alignment="center")
+        worth = "" if line.nano is None else f" Worth {formats.dollars(line.nano)}."
+        # A sentence has names from outside, so it is plain text.
+        said.text(line.text + worth)
+        page = line.page if line.page in _LINKED else "advice"
+        # A new tab takes its filters from the URL. This one would keep those that are set.
+        leads.link_button(
+            _LINKED[page],
+            address_of(page, line),
+            icon=":material/open_in_new:",
+            type="tertiary",
+            key=f"week_{number}",
+        )
+    more = f" {summary.num_more:,} smaller ones are not shown." if summary.num_more else ""
+    st.caption(summary.text + more)
+
+
+def address_of(page: str, line: SummaryLine) -> str:
+    """The page with the line's filters, beside the Overview."""
+    wanted = {"range": "7d", "workspace": line.workspace, "model": line.model}
+    return f"{page}?{urlencode({name: each for name, each in wanted.items() if each})}"
+
+
+if __name__ == "__main__":
+    parts.title("Overview", "Is the cache working, and what is it saving?")
+    live.show("overview", read, draw)
+    st.fragment(refresh_week, run_every=_LOOK_SECONDS, key="week")()

@@ -4,16 +4,22 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+import altair as alt
 import streamlit as st
 
-from dashboard.access.sessions import Session
-from dashboard.admin.client import AdminClient, ClientError
-from dashboard.admin.shapes.plan import Plan, PlanChoices, PlanLine, Point
-from dashboard.charts.plan import share_chart, wait_chart
-from dashboard.rows.plan import engine_rows, memory_rows, point_rows, wait_rows
+from dashboard.client import AdminClient, ClientError, decoded
 from dashboard.ui import filters, formats, parts, viewer
-from dashboard.ui.colours import PLANS, WAITS
+from dashboard.ui.axes import PLAIN_LABEL, amounts, decades
+from dashboard.ui.charts import PLANS, WAITS, Palette, Row, Rows, colour, frame
+from gateway.admin.structs.advice import (
+    Line,
+    Plan,
+    PlanChoices,
+    PlanFailed,
+    Planned,
+    Point,
+    Progress,
+)
 
 PATH = "/admin/v1/plan"
 _LEDGER, _MADE, _TRACE = "Requests of the range", "Made-up conversations", "A trace"
@@ -21,6 +27,41 @@ _PASTED = "Another: its config.json"
 _MEMORY, _ENGINES = "Memory for keys and values, all engines (GiB)", "Engines"
 _MAX_TRACE = 8_000_000
 _SEEN = "plan_seen"
+_EXACT, _SIMULATED, _REUSED = PLANS["light"]
+# Field, label, least, most, default and step of a made-up conversation, in three columns.
+_SLIDERS = (
+    (
+        ("tenants", "Tenants", 1, 100, 8, 1),
+        ("conversations", "Conversations of a tenant", 1, 200, 20, 1),
+        ("turns", "Requests of a conversation", 1, 50, 8, 1),
+    ),
+    (
+        ("system_tokens", "System prompt (tokens)", 0, 50_000, 3000, 100),
+        ("question_tokens", "New in a request (tokens)", 10, 10_000, 300, 10),
+        ("answer_tokens", "Answer (tokens)", 0, 4000, 250, 10),
+    ),
+    (
+        ("gap_seconds", "Seconds between requests", 1, 3600, 60, 1),
+        ("hours", "Hours in which they begin", 1, 168, 4, 1),
+    ),
+)
+# Field, label, least, most, default, and what stands where nothing is typed.
+_NUMBERS: tuple[tuple[tuple[str, str, float, float, float | None, str | None], ...], ...] = (
+    (),
+    (
+        ("device_gib", "Memory of a device (GiB)", 1.0, 65_536.0, 80.0, None),
+        (
+            *("weights_gib", "Of it, for weights and working memory (GiB)"),
+            *(0.0, 65_536.0, None, "weights and a tenth"),
+        ),
+        ("prefill_us", "Prefill of one token (µs)", 0.01, 1_000_000.0, None, "as measured"),
+    ),
+    (
+        ("host_gib", "Host memory of an engine (GiB)", 0.0, 1e6, 0.0, None),
+        ("disk_gib", "Disk of an engine (GiB)", 0.0, 1e6, 0.0, None),
+        ("decode_ms", "One decode step (ms)", 0.0, 1e4, None, "as measured"),
+    ),
+)
 
 
 def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
@@ -28,33 +69,44 @@ def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
     bar = st.progress(0.0, text="Simulating")
     try:
         for text in client.stream(f"{PATH}/progress", body, {}):
-            line = _line(text)
-            if line.plan is not None:
-                return line.plan
-            if line.kind == "error":
-                raise ClientError(line.message)
-            bar.progress(min(line.share, 1.0), text=f"Simulating: {line.share:.0%}")
+            match decoded(f"[{text}]", list[Line])[0]:
+                case Planned(plan=plan):
+                    return plan
+                case PlanFailed(message=message):
+                    raise ClientError(message)
+                case Progress(share=share):
+                    bar.progress(min(share, 1.0), text=f"Simulating: {share:.0%}")
     finally:
         bar.empty()
     raise ClientError("The gateway's plan broke off.")
 
 
-def _line(text: str) -> PlanLine:
-    try:
-        return msgspec.json.decode(text, type=PlanLine)
-    except msgspec.MsgspecError:
-        raise ClientError(
-            "The gateway's answer has another shape: are both of one version?"
-        ) from None
-
-
 def form(choices: PlanChoices) -> dict[str, Any] | None:
-    """What is to be planned; None until somebody asks."""
+    """What is to be planned; None until somebody asks. Raise ClientError for a wrong config."""
     source = st.segmented_control(
         "Traffic", [_LEDGER, _MADE, _TRACE], default=_LEDGER, key="plan_source", required=True
     )
     with st.form("plan_form"):
-        body = hardware(choices)
+        body: dict[str, Any] = {}
+        columns = st.columns(3)
+        with columns[0]:
+            model = st.selectbox("Model", [*choices.models, _PASTED], key="plan_model")
+            body["kv_dtype"] = st.selectbox(
+                "Type of keys and values", choices.kv_dtypes, key="plan_dtype"
+            )
+            body["engines"] = st.number_input("Engines", 1, 64, 1, key="plan_engines")
+        for column, numbers in zip(columns, _NUMBERS, strict=True):
+            for field, label, low, high, value, told in numbers:
+                key = f"plan_{field.split('_')[0]}"
+                body[field] = column.number_input(
+                    label, low, high, value, key=key, placeholder=told
+                )
+        pasted = st.text_area(
+            "config.json of a model that is not in the list",
+            key="plan_config",
+            height=100,
+            max_chars=200_000,
+        )
         if source == _MADE:
             body["made"] = made_up()
         elif source == _TRACE:
@@ -65,111 +117,36 @@ def form(choices: PlanChoices) -> dict[str, Any] | None:
                 height=160,
             )
         else:
-            chosen = filters.chosen().params()
-            body |= {name: chosen[name] for name in ("since_ms", "until_ms", "workspace")}
-            body["served_model"] = chosen.get("model")
+            chosen = filters.chosen().params("engine")
+            body |= {"served_model": chosen.pop("model"), **chosen}
         if not st.form_submit_button("Plan", key="plan_go", type="primary"):
             return None
+    if model == _PASTED:
+        body["config"] = config_of(pasted)
+    else:
+        body["model"] = model
     return {name: value for name, value in body.items() if value is not None}
 
 
-def hardware(choices: PlanChoices) -> dict[str, Any]:
-    left, middle, right = st.columns(3)
-    with left:
-        model = st.selectbox("Model", [*choices.models, _PASTED], key="plan_model")
-        dtype = st.selectbox("Type of keys and values", choices.kv_dtypes, key="plan_dtype")
-        engines = st.number_input("Engines", 1, 64, 1, key="plan_engines")
-    with middle:
-        device = st.number_input("Memory of a device (GiB)", 1.0, 65_536.0, 80.0, key="plan_device")
-        weights = st.number_input(
-            "Of it not for keys and values (GiB)",
-            0.0,
-            65_536.0,
-            None,
-            key="plan_weights",
-            placeholder="weights and a tenth",
-        )
-        prefill = st.number_input(
-            "A computed token takes (µs)",
-            0.01,
-            1_000_000.0,
-            None,
-            key="plan_prefill",
-            placeholder="as measured",
-        )
-    with right:
-        host = st.number_input("Host memory of an engine (GiB)", 0.0, 1e6, 0.0, key="plan_host")
-        disk = st.number_input("Disk of an engine (GiB)", 0.0, 1e6, 0.0, key="plan_disk")
-        decode = st.number_input(
-            "A decode step takes (ms)",
-            0.0,
-            1e4,
-            None,
-            key="plan_decode",
-            placeholder="as measured",
-        )
-    pasted = st.text_area(
-        "config.json of a model that is not in the list",
-        key="plan_config",
-        height=100,
-        max_chars=200_000,
-    )
-    body: dict[str, Any] = {
-        "kv_dtype": dtype,
-        "engines": engines,
-        "device_gib": device,
-        "weights_gib": weights,
-        "prefill_us": prefill,
-        "host_gib": host,
-        "disk_gib": disk,
-        "decode_ms": decode,
-    }
-    if model == _PASTED:
-        body["config"] = pasted
-    else:
-        body["model"] = model
-    return body
-
-
 def made_up() -> dict[str, Any]:
-    left, middle, right = st.columns(3)
-    with left:
-        tenants = st.slider("Tenants", 1, 100, 8, key="plan_tenants")
-        talks = st.slider("Conversations of a tenant", 1, 200, 20, key="plan_talks")
-        turns = st.slider("Requests of a conversation", 1, 50, 8, key="plan_turns")
-    with middle:
-        system = st.slider("System prompt (tokens)", 0, 50_000, 3000, 100, key="plan_system")
-        question = st.slider("New in a request (tokens)", 10, 10_000, 300, 10, key="plan_question")
-        answer = st.slider("Answer (tokens)", 0, 4000, 250, 10, key="plan_answer")
-    with right:
-        gap = st.slider("Seconds between requests", 1, 3600, 60, key="plan_gap")
-        hours = st.slider("Hours in which they begin", 1, 168, 4, key="plan_hours")
-        ttl = st.selectbox("Markers", ["5m", "1h", "none"], key="plan_ttl")
-    return {
-        "tenants": tenants,
-        "conversations": talks,
-        "turns": turns,
-        "system_tokens": system,
-        "question_tokens": question,
-        "answer_tokens": answer,
-        "gap_seconds": gap,
-        "hours": hours,
-        "ttl": ttl,
-    }
+    found: dict[str, Any] = {}
+    columns = st.columns(3)
+    for column, sliders in zip(columns, _SLIDERS, strict=True):
+        for field, label, low, high, value, step in sliders:
+            found[field] = column.slider(label, low, high, value, step, key=f"plan_made_{field}")
+    found["ttl"] = columns[2].selectbox("Markers", ["5m", "1h", "none"], key="plan_ttl")
+    return found
 
 
-def with_config(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with its pasted config as an object. Raise ClientError where it is none."""
-    text = body.get("config")
-    if text is None:
-        return body
+def config_of(text: str) -> dict[str, Any]:
+    """Raise ClientError where it is no config.json."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ClientError(f"config: no JSON: {error}") from None
     if not isinstance(config, dict):
         raise ClientError("config: paste the whole config.json, a JSON object")
-    return {**body, "config": config}
+    return config
 
 
 def draw(plan: Plan) -> None:
@@ -186,9 +163,12 @@ def draw(plan: Plan) -> None:
         st.text(change.text)
     left, right = st.columns(2, gap="large")
     with left:
-        draw_curves("memory", "By memory", _MEMORY, memory_rows(plan), plan.memory)
+        rows: list[Row] = [
+            {"x": each.gib, "y": each.reuse_rate, "kind": _EXACT} for each in plan.lru
+        ]
+        draw_curves("memory", "By memory", _MEMORY, rows, plan.memory)
     with right:
-        draw_curves("engines", "By engines", _ENGINES, engine_rows(plan.engines), plan.engines)
+        draw_curves("engines", "By engines", _ENGINES, [], plan.engines)
     draw_table("memory", "Memory", plan.memory)
     draw_table("engines", "Engines", plan.engines)
     draw_table("tiers", "What each tier adds", plan.tiers)
@@ -199,87 +179,115 @@ def draw(plan: Plan) -> None:
 
 def draw_cards(plan: Plan) -> None:
     whole, kv = plan.whole, plan.kv
-    fit = formats.NO_VALUE if kv.leases_that_fit is None else f"{kv.leases_that_fit:,}"
     with st.grid(4, min_column_width=170, row_height=132):
-        parts.card(
-            "plan_hit_rate",
-            formats.percent(whole.hit_rate),
-            label="Hit rate",
-            delta=f"{plan.ceiling:.1%} at most",
-        )
-        parts.card("plan_kept", formats.percent(whole.promise_kept), label="Promise kept")
-        parts.card(
-            "plan_first",
-            formats.seconds(whole.first_token_p95),
-            label="First token p95",
-            delta=f"p50 {formats.seconds(whole.first_token_p50)}",
-        )
-        parts.card(
-            "plan_leases",
-            fit,
-            label="Leases that fit",
-            delta=f"{kv.bytes_per_token:,} bytes a token",
-        )
+        for number, label, value, below in (
+            (
+                *("plan_hit_rate", "Hit rate", formats.percent(whole.hit_rate)),
+                f"{plan.ceiling:.1%} at most",
+            ),
+            ("plan_kept", "Promise kept", formats.percent(whole.promise_kept), None),
+            (
+                *("plan_first", "First token p95", formats.seconds(whole.first_token_p95)),
+                f"p50 {formats.seconds(whole.first_token_p50)}",
+            ),
+            (
+                *("plan_leases", "Leases that fit", formats.whole(kv.leases_that_fit)),
+                f"{kv.bytes_per_token:,} bytes a token",
+            ),
+        ):
+            parts.card(number, value, label=label, delta=below)
 
 
-def draw_curves(
-    key: str, heading: str, title: str, rows: Sequence[Any], points: Sequence[Point]
-) -> None:
+def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[Point]) -> None:
+    """Shares of the prompt tokens, and times to first token, by the memory of all engines together
+    or by engines."""
     parts.heading(heading)
     theme = viewer.theme()
+    at = [each.engines if key == "engines" else each.device_gib * each.engines for each in points]
+    shares: list[Row] = list(lru)
+    waits: list[Row] = []
+    for x, each in zip(at, points, strict=True):
+        shares.append({"x": x, "y": each.hit_rate, "kind": _SIMULATED})
+        shares.append({"x": x, "y": each.reuse_rate, "kind": _REUSED})
+        waits.append({"x": x, "y": each.first_token_p50, "kind": "p50"})
+        waits.append({"x": x, "y": each.first_token_p95, "kind": "p95"})
+    share = alt.Y(
+        "y:Q",
+        title="Share of prompt tokens",
+        scale=alt.Scale(domain=[0, 1]),
+        axis=alt.Axis(format=".0%", tickCount=5),
+    )
     told = ", ".join(f"{each.label} {each.hit_rate:.1%}" for each in points)
     parts.chart(
-        share_chart(rows, PLANS[theme], title=title),
+        curves(shares, PLANS[theme], title, share, alt.Tooltip("y:Q", title="Share", format=".1%")),
         f"plan_share_{key}",
         f"Simulated hit rates: {told}.",
     )
+    ticks = decades(row["y"] for row in waits)
+    axis = alt.Axis(values=ticks.ticks, labelExpr=PLAIN_LABEL)
+    wait = alt.Y("y:Q", title="First token (seconds)", scale=ticks.scale(), axis=axis)
+    tip = alt.Tooltip("y:Q", title="First token (s)", format=".3f")
     told = ", ".join(f"{each.label} {each.first_token_p95:.3f} s" for each in points)
-    waits = wait_rows(points, by_engines=key == "engines")
     parts.chart(
-        wait_chart(waits, WAITS[theme], title=title),
+        curves(waits, WAITS[theme], title, wait, tip),
         f"plan_wait_{key}",
         f"Simulated first tokens, p95: {told}.",
     )
 
 
+def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, told: alt.Tooltip) -> Any:
+    """Lines by kind; a simulated point is a dot."""
+    x = amounts((row["x"] for row in rows), whole=title == _ENGINES)
+    drawn = alt.Chart(frame(rows)).encode(
+        x=alt.X("x:Q", title=title, scale=x.scale(), axis=x.axis()),
+        y=y,
+        color=colour("kind:N", colours, 2),
+        tooltip=[alt.Tooltip("kind:N", title="What"), alt.Tooltip("x:Q", title="At"), told],
+    )
+    dots = drawn.transform_filter("indexof(datum.kind, 'LRU') < 0").mark_circle(size=60)
+    return alt.layer(drawn.mark_line(), dots).properties(height=280)
+
+
 def draw_table(key: str, heading: str, points: Sequence[Point]) -> None:
     parts.heading(heading)
-    shares = ("Hit rate", "Reused", "Promise kept", "Best effort")
-    seconds = ("First token p50 (s)", "First token p95 (s)")
-    parts.table(
-        point_rows(points),
-        f"plan_{key}",
-        alt_text=f"{len(points)} simulated fleets.",
-        columns={name: parts.share_column() for name in shares}
-        | {name: st.column_config.NumberColumn(format="%.3f") for name in seconds},
+    rows = [
+        {
+            "Fleet": point.label,
+            "Engines": point.engines,
+            "GiB for keys and values": point.device_gib,
+            "Hit rate": point.hit_rate,
+            "Reused": point.reuse_rate,
+            "Promise kept": point.promise_kept,
+            "Best effort": point.best_effort,
+            "First token p50 (s)": point.first_token_p50,
+            "First token p95 (s)": point.first_token_p95,
+            "Prefill saved (s)": round(point.prefill_saved_seconds),
+            "Refused": point.refused,
+        }
+        for point in points
+    ]
+    parts.table(rows, f"plan_{key}", f"{len(points)} simulated fleets.")
+
+
+def draw_page() -> None:
+    client = viewer.session().client
+    body = form(client.get(PATH, PlanChoices))
+    if body is not None:
+        st.session_state.pop(_SEEN, None)
+        st.session_state[_SEEN] = ask(client, body)
+    plan: Plan | None = st.session_state.get(_SEEN)
+    if plan is not None:
+        draw(plan)
+        return
+    parts.empty(
+        "Choose the hardware and the traffic, then Plan. A plan takes some seconds.",
+        ":material/calculate:",
     )
 
 
-def draw_session(session: Session) -> None:
-    body = form(session.client.get(PATH, PlanChoices))
-    if body is not None:
-        st.session_state.pop(_SEEN, None)
-        st.session_state[_SEEN] = ask(session.client, with_config(body))
-    plan: Plan | None = st.session_state.get(_SEEN)
-    if plan is None:
-        parts.empty(
-            "Choose the hardware and the traffic, then Plan. A plan takes some seconds.",
-            ":material/calculate:",
-        )
-        return
-    draw(plan)
-
-
-def page() -> None:
+if __name__ == "__main__":
     parts.title("Plan", "How much memory keeps which promise? Simulated, with the product's pool.")
-    session = viewer.session()
-    if session is None:
-        return
     try:
-        draw_session(session)
+        draw_page()
     except ClientError as error:
-        st.error("There is no plan:", icon=":material/block:")
-        st.text(str(error))
-
-
-page()
+        parts.problem("There is no plan:", str(error))

@@ -1,162 +1,481 @@
 """The playground: what does a marker here do?
 
-It sends with the viewer's own key, or as the workspace that an admin picks, as any client does.
-Typed text is shown as plain text.
+It sends with the viewer's own key, or as the workspace that an admin picks, as any client does:
+with a key that the admin API makes for an hour under the name `playground`, and that never leaves
+this process. Typed text is shown as plain text.
 """
 
-from typing import Any
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, cast
 
+import altair as alt
 import streamlit as st
 
-from dashboard.admin.client import AdminClient, ClientError, Refused
-from dashboard.playground import copy_as, paste
-from dashboard.playground.blocks import Block, NotBlocks, body_of, in_order
-from dashboard.playground.dialects import blocks_of_any
-from dashboard.playground.paste import Pasted, Unreadable
+from dashboard import prompt
+from dashboard.access.sessions import Session
+from dashboard.client import AdminClient, ClientError, NotThere, Refused, segment
+from dashboard.prompt import Answer, Asked, Block, Kind, NotBlocks
 from dashboard.settings import settings
-from dashboard.ui import acting, compose, parts, sending, viewer
+from dashboard.ui import charts, formats, parts, viewer
+from dashboard.ui.axes import amounts
+from dashboard.ui.reasons import reason_title
+from dashboard.views.advice import MAX_CHARACTERS, PATH
+from gateway.admin.structs.advice import AdviceReport, RequestAdvice
+from gateway.admin.structs.fleet import MadeKey, Workspace
+from gateway.admin.structs.usage import Turn
 
+KEY_SECONDS = 3600
+MAX_BLOCK_CHARACTERS = 200_000
+HANDBOOK = (
+    "You keep the lighthouse. The lamp is lit at dusk and put out at dawn. In fog the horn sounds"
+    " every thirty seconds. Ships are greeted by name, and their positions are written into the"
+    " book together with wind, visibility and the state of the sea. "
+)
+RULES = "Answer in one short sentence. If you do not know, say so. "
+QUESTION = "What is done in fog?"
+TOOL = {
+    "name": "log_ship",
+    "description": "Write a ship into the book.",
+    "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}},
+}
 _BLOCKS, _PASTED = "Blocks", "JSON or curl"
+# What is kept in the session.
+_ACTING, _SENT, _READ = "acting_as", "playground_sent", "playground_read"
+_ORDER, _TEXT, _NEXT_MODE = "playground_blocks", "playground_pasted", "playground_next_mode"
+_NAMES: dict[str | None, str] = {ttl: name for name, ttl in prompt.TTLS.items()}
+_PREVIEW = 240
+_LEDGER_SECONDS = 8.0
+_BADGES: dict[str, Any] = dict(
+    zip(prompt.CLASSES, ("green", "yellow", "orange", "red", "blue", "gray"), strict=True)
+)
 
 
-def draw_request(client: AdminClient, known: list[str]) -> Pasted | None:
-    """What is sent next; None where it can't be read."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        model = st.selectbox("Model", known, key="playground_model", width=220)
-        longest = st.number_input(
-            "Longest answer (tokens)", 1, 4096, 64, key="max_tokens", width=190
+class Acting(NamedTuple):
+    workspace: str
+    client: AdminClient
+    ends: float
+
+
+class Sent(NamedTuple):
+    """One send. `turn` is what the ledger says of it; `first` the first send of this request."""
+
+    asked: Asked
+    blocks: list[Block]
+    answer: Answer
+    turn: Turn | None
+    first: Turn | None
+    number: int
+
+
+def sender(session: Session) -> AdminClient | None:
+    """The client that sends: the viewer's own, or one of the workspace that an admin picks.
+
+    None until an admin has picked one. Raise ClientError where no key could be made.
+    """
+    if session.workspace is not None:
+        return session.client
+    found = session.client.get("/admin/v1/workspaces", list[Workspace])
+    names = [each.id for each in found if each.archived_at is None]
+    chosen = st.selectbox(
+        "Act as the workspace",
+        names,
+        # The only one is picked already.
+        index=0 if len(names) == 1 else None,
+        key="act_as",
+        placeholder="Pick a workspace",
+        help="Turns count as that workspace's own. A key of it is made for an hour, under the name"
+        " playground.",
+    )
+    if chosen is None:
+        return None
+    kept: Acting | None = st.session_state.get(_ACTING)
+    if kept is not None and kept.workspace == chosen and kept.ends > time.monotonic():
+        return kept.client
+    if kept is not None:
+        kept.client.close()
+    ends_at = datetime.now(UTC) + timedelta(seconds=KEY_SECONDS)
+    body = {"workspace": chosen, "name": "playground", "expires_at": ends_at.isoformat()}
+    made = session.client.change("POST", "/admin/v1/keys", MadeKey, body)
+    client = AdminClient(settings().gateway_url, made.key)
+    st.session_state[_ACTING] = Acting(chosen, client, time.monotonic() + KEY_SECONDS - 60)
+    return client
+
+
+def draw_session(session: Session) -> None:
+    client = sender(session)
+    if client is None:
+        parts.empty(
+            "Pick the workspace whose turn it will be: an admin key has none of its own.",
+            ":material/badge:",
         )
-    mode = st.segmented_control(
-        "Write it as", [_BLOCKS, _PASTED], default=_BLOCKS, key="playground_mode", required=True
-    )
-    if mode == _PASTED:
-        return draw_pasted(model or "")
-    compose.draw()
-    try:
-        return Pasted("messages", body_of(compose.blocks(), model or "", int(longest)))
-    except ValueError as error:
-        st.error("This can't be sent:", icon=":material/data_object:")
-        st.text(str(error))
-        return None
-
-
-def draw_pasted(model: str) -> Pasted | None:
-    dialects: list[Any] = [None, *paste.NAMES]
-    dialect = st.selectbox(
-        "API",
-        dialects,
-        format_func=lambda each: "told from what is pasted" if each is None else paste.NAMES[each],
-        key="pasted_dialect",
-    )
-    text = st.text_area(
-        "A JSON body, or a curl command, of any API",
-        key=compose.PASTED,
-        height=320,
-        max_chars=paste.MAX_CHARACTERS,
-        placeholder="curl … -d '{\"messages\": […]}'",
-    )
-    if not text.strip():
-        return None
-    try:
-        pasted = paste.read(text, dialect)
-    except Unreadable as error:
-        st.error("This is no request:", icon=":material/data_object:")
-        st.text(str(error))
-        return None
-    st.caption(f"{paste.NAMES[pasted.dialect]}, sent as one answer to the model chosen above.")
-    if st.button("Take it apart into blocks", key="take_apart"):
-        take_apart(pasted)
-    return Pasted(pasted.dialect, pasted.to_send(model))
-
-
-def take_apart(pasted: Pasted) -> None:
-    """Go on with blocks that can be moved and marked: a request of the Messages API."""
-    try:
-        compose.replace(blocks_of_any(pasted))
-    except NotBlocks as error:
-        st.warning("It stays as it is: blocks show text and tools, and it has")
-        st.text(str(error))
         return
-    st.session_state[compose.NEXT_MODE] = _BLOCKS
-    st.rerun()
-
-
-def own_blocks(asked: Pasted) -> list[Block]:
-    """The blocks of what is sent, to show what became of each; none where it has other content."""
-    if _is_blocks():
-        return [block for block in in_order(compose.blocks()) if block.text.strip()]
-    try:
-        return blocks_of_any(asked)
-    except NotBlocks:
-        return []
-
-
-def draw_sending(client: AdminClient) -> None:
-    known = models(client)
-    if not known:
+    listing = client.get("/v1/models", dict[str, Any])
+    models = [str(each.get("id")) for each in listing.get("data", [])]
+    if not models:
         parts.empty("No engine serves a model.", ":material/dns:")
         return
-    if (mode := st.session_state.pop(compose.NEXT_MODE, None)) is not None:
+    if (mode := st.session_state.pop(_NEXT_MODE, None)) is not None:
         st.session_state["playground_mode"] = mode
     top = st.container()
     left, right = st.columns(2, gap="large")
     with left:
-        asked = draw_request(client, known)
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            model = st.selectbox("Model", models, key="playground_model", width=220)
+            longest = st.number_input(
+                "Longest answer (tokens)", 1, 4096, 64, key="max_tokens", width=190
+            )
+        mode = st.segmented_control(
+            "Write it as", [_BLOCKS, _PASTED], default=_BLOCKS, key="playground_mode", required=True
+        )
+        if mode == _PASTED:
+            asked, blocks = draw_pasted(session.client, model)
+        else:
+            asked, blocks = draw_blocks(model, int(longest))
         sends = st.button(
             "Send", key="send", type="primary", width="stretch", disabled=asked is None
         )
         if asked is not None:
-            draw_copies(asked)
+            draw_copies(asked, model)
     with right:
         if sends and asked is not None:
-            model = st.session_state["playground_model"]
-            sending.send(client, asked, own_blocks(asked), model)
-        sending.draw(_carry_on)
+            send(client, asked, blocks, model)
+        draw_sent()
+    sent: Sent | None = st.session_state.get(_SENT)
     with top:
-        sending.draw_hero()
+        if sent is None or sent.turn is None:
+            parts.hero("**Send it twice**: the second send reads what the first one wrote.")
+        elif sent.number == 1 or sent.first is None:
+            parts.hero("**Send it once more**: the second send is compared with this first one.")
+        else:
+            parts.hero(prompt.gained(sent.first, sent.turn))
 
 
-def _is_blocks() -> bool:
-    return bool(st.session_state.get("playground_mode", _BLOCKS) == _BLOCKS)
+def draw_blocks(model: str, longest: int) -> tuple[Asked | None, list[Block]]:
+    """The blocks, added, moved, marked and filled in; None where they can't be sent.
 
-
-def _carry_on(asked: Pasted, answer: str) -> None:
-    """The next request: this one, its answer, and a place for the next question."""
-    if _is_blocks():
-        compose.carry_on(answer)
-        return
+    A block's widgets are named after its number, which stays with it when it moves.
+    """
+    order = _order()
+    # What a widget shows is forgotten while it is not drawn, so it is put back.
+    for number, _ in order:
+        for name in (f"block_text_{number}", f"block_ttl_{number}"):
+            if name in st.session_state:
+                st.session_state[name] = st.session_state[name]
+    for place, (number, kind) in enumerate(order):
+        _draw_block(place, number, kind, len(order))
+    if len(order) >= prompt.MAX_BLOCKS:
+        st.caption(f"At most {prompt.MAX_BLOCKS} blocks. Paste a longer request as JSON.")
+    else:
+        with st.container(horizontal=True, key="add_blocks"):
+            for kind in prompt.KINDS:
+                text = json.dumps(TOOL, indent=2) if kind == "tool" else ""
+                st.button(
+                    f"Add {kind}",
+                    key=f"add_{kind}",
+                    icon=":material/add:",
+                    on_click=_add,
+                    args=(Block(kind, text),),
+                )
+    state = st.session_state
+    blocks = [
+        Block(
+            kind,
+            str(state.get(f"block_text_{number}", "")),
+            prompt.TTLS[state.get(f"block_ttl_{number}") or "No marker"],
+        )
+        for number, kind in order
+    ]
     try:
-        body = paste.carried_on(asked, answer, "…")
-    except Unreadable:
-        return
-    compose.set_pasted(body)
+        asked = Asked("messages", prompt.body_of(blocks, model, longest))
+    except ValueError as error:
+        parts.problem("This can't be sent:", str(error), ":material/data_object:")
+        return None, []
+    return asked, prompt.in_order(blocks)
 
 
-def draw_copies(asked: Pasted) -> None:
-    model = st.session_state.get("playground_model") or ""
+def _order() -> list[tuple[int, Kind]]:
+    if _ORDER not in st.session_state:
+        _replace(
+            [
+                Block("system", HANDBOOK * 24, "1h"),
+                Block("system", RULES * 8, "5m"),
+                Block("user", QUESTION),
+            ]
+        )
+    return cast("list[tuple[int, Kind]]", st.session_state[_ORDER])
+
+
+def _replace(found: list[Block]) -> None:
+    """Begin anew with these blocks."""
+    st.session_state[_ORDER] = []
+    for block in found:
+        _add(block)
+
+
+def _add(block: Block) -> None:
+    state = st.session_state
+    number = state.get("playground_count", 0) + 1
+    state["playground_count"] = number
+    state[f"block_text_{number}"] = block.text
+    state[f"block_ttl_{number}"] = _NAMES.get(block.ttl, "5 minutes")
+    state[_ORDER] = [*state[_ORDER], (number, block.kind)]
+
+
+def _draw_block(place: int, number: int, kind: Kind, count: int) -> None:
+    with st.container(border=True, key=f"block_{number}"):
+        label = f"{place + 1}. {kind.capitalize()}"
+        st.text_area(label, key=f"block_text_{number}", height=110, max_chars=MAX_BLOCK_CHARACTERS)
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            st.segmented_control(
+                f"Marker at the end of block {place + 1}",
+                list(prompt.TTLS),
+                key=f"block_ttl_{number}",
+                required=True,
+            )
+            for icon, step, told in (
+                (":material/arrow_upward:", -1, "up"),
+                (":material/arrow_downward:", 1, "down"),
+            ):
+                st.button(
+                    icon,
+                    key=f"move_{told}_{number}",
+                    help=f"Move block {place + 1} {told}",
+                    disabled=not 0 <= place + step < count,
+                    on_click=_move,
+                    args=(place, step),
+                )
+            st.button(
+                ":material/delete:",
+                key=f"drop_{number}",
+                help=f"Take block {place + 1} out",
+                on_click=_move,
+                args=(place, None),
+            )
+
+
+def _move(place: int, step: int | None) -> None:
+    """None takes it out."""
+    order = list(_order())
+    moved = order.pop(place)
+    if step is not None:
+        order.insert(place + step, moved)
+    st.session_state[_ORDER] = order
+
+
+def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Block]]:
+    """A request of any dialect. The gateway reads it, so what it refuses is refused here."""
+    dialect = st.selectbox(
+        "API",
+        [None, *prompt.DIALECTS],
+        format_func=lambda each: prompt.DIALECTS.get(each, "told from what is pasted"),
+        key="pasted_dialect",
+    )
+    text = st.text_area(
+        "A JSON body, or a curl command, of any API",
+        key=_TEXT,
+        height=320,
+        max_chars=MAX_CHARACTERS,
+        placeholder="curl … -d '{\"messages\": […]}'",
+    )
+    if not text.strip():
+        return None, []
+    kept = st.session_state.get(_READ)
+    if kept is None or kept[0] != (text, dialect):
+        body = {"requests": [text], "dialect": dialect}
+        try:
+            kept = (text, dialect), client.ask(PATH, AdviceReport, body).requests[0]
+        except Refused as error:
+            parts.problem("This is no request:", str(error), ":material/data_object:")
+            return None, []
+        st.session_state[_READ] = kept
+    read: RequestAdvice = kept[1]
+    name = prompt.DIALECTS.get(read.dialect, read.dialect)
+    st.caption(f"{name}, sent as one answer to the model chosen above.")
+    blocks, why = [], "images, calls or results of tools"
+    try:
+        blocks = prompt.blocks_of(read.as_messages) if read.as_messages is not None else []
+    except NotBlocks as error:
+        why = str(error)
+    if st.button("Take it apart into blocks", key="take_apart"):
+        if not blocks:
+            st.warning("It stays as it is: blocks show text and tools, and it has")
+            st.text(why)
+        else:
+            # Go on with blocks that can be moved and marked: a request of the Messages API.
+            _replace(blocks)
+            st.session_state[_NEXT_MODE] = _BLOCKS
+            st.rerun()
+    return Asked(read.dialect, read.body).for_model(model), blocks
+
+
+def draw_copies(asked: Asked, model: str) -> None:
     told = settings().gateway_url, asked.path(model), asked.body
     with st.expander("Copy as curl, Python or JavaScript", icon=":material/content_copy:"):
-        writers = {
-            "curl": copy_as.curl,
-            "Python": copy_as.python,
-            "JavaScript": copy_as.javascript,
-        }
+        writers = {"curl": prompt.curl, "Python": prompt.python, "JavaScript": prompt.javascript}
         for tab, write in zip(st.tabs(list(writers)), writers.values(), strict=True):
-            with tab:
-                # Plain: the colours of highlighted code can't be read on every ground.
-                st.code(write(*told), language=None, height=220)
+            # Plain: the colours of highlighted code can't be read on every ground.
+            tab.code(write(*told), language=None, height=220)
 
 
-def models(client: AdminClient) -> list[str]:
-    listing = client.get("/v1/models", dict[str, Any])
-    return [str(each.get("id")) for each in listing.get("data", [])]
+def send(client: AdminClient, asked: Asked, blocks: list[Block], model: str) -> None:
+    """Send it, and look it up in the ledger."""
+    answer, wanted = Answer(), None
+    place = st.empty()
+    try:
+        if asked.dialect == "messages":
+            headers = {"anthropic-version": "2023-06-01"}
+            lines = client.stream(asked.path(model), {**asked.body, "stream": True}, headers)
+            for _ in prompt.follow(lines, answer):
+                place.text(answer.text)
+            wanted = answer.id
+        else:
+            with place, st.spinner("The model answers …"):
+                whole, wanted = client.call(asked.path(model), asked.body)
+            answer.text = prompt.text_of(asked.dialect, whole)
+    except ClientError as error:
+        answer.problem = str(error)
+    place.empty()
+    turn = None if wanted is None else _recorded(client, wanted)
+    before: Sent | None = st.session_state.get(_SENT)
+    if before is not None and before.asked == asked:
+        first, number = before.first or before.turn, before.number + 1
+    else:
+        first, number = None, 1
+    st.session_state[_SENT] = Sent(asked, blocks, answer, turn, first or turn, number)
 
 
-def page() -> None:
-    parts.title("Playground", "What does a marker here do?")
-    session = viewer.session()
-    if session is None:
+def _recorded(client: AdminClient, wanted: str) -> Turn | None:
+    """The turn, once the ledger has it: a moment after the answer."""
+    deadline = time.monotonic() + _LEDGER_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            return client.get(f"/admin/v1/turns/{segment(wanted)}", Turn, kept_seconds=0.0)
+        except NotThere:
+            time.sleep(0.2)
+        except ClientError:
+            return None
+    return None
+
+
+def draw_sent() -> None:
+    sent: Sent | None = st.session_state.get(_SENT)
+    if sent is None:
+        parts.heading("Answer")
+        parts.empty(
+            "Send it twice: the second time shows what the first one wrote.",
+            ":material/play_circle:",
+        )
         return
+    if sent.answer.problem is not None:
+        parts.problem("The turn failed:", sent.answer.problem, ":material/power_off:")
+    if sent.turn is not None:
+        draw_numbers(sent.turn, sent.first if sent.number > 1 else None)
+    parts.heading("Answer")
+    st.text(sent.answer.text or formats.NO_VALUE)
+    if sent.answer.text:
+        st.button(
+            "Carry on the conversation",
+            key="carry_on",
+            icon=":material/forum:",
+            on_click=_carry_on,
+            args=(sent.asked, sent.answer.text),
+        )
+    if sent.turn is not None:
+        draw_parts(sent, prompt.counts_of(sent.turn))
+        draw_facts(sent.turn)
+    elif sent.answer.problem is None:
+        st.caption("The ledger has not told yet what became of the prompt.")
+
+
+def _carry_on(asked: Asked, answer: str) -> None:
+    """The next request: this one, its answer, and a place for the next question."""
+    if st.session_state.get("playground_mode", _BLOCKS) == _BLOCKS:
+        _add(Block("assistant", answer or "…"))
+        _add(Block("user", ""))
+        return
+    body = prompt.carried_on(asked, answer, "…")
+    st.session_state[_TEXT] = json.dumps(body, indent=2, ensure_ascii=False)
+
+
+def draw_numbers(turn: Turn, first: Turn | None) -> None:
+    """The three numbers that a second send changes."""
+    now, before = _numbers(turn), _numbers(first) if first else None
+    labels = ("Time to first token", "Read from cache", "Cost")
+    with st.grid(3, min_column_width=150, row_height=128):
+        for label, (number, value) in zip(labels, now.items(), strict=True):
+            told = f"first send: {before[number]}" if before else "first send"
+            parts.card(number, value, label=label, delta=told)
+
+
+def _numbers(turn: Turn) -> dict[str, str]:
+    return {
+        "sampled_first_token": formats.seconds(turn.first_token_seconds),
+        "cache_read_tokens": f"{turn.cache_read_tokens:,}",
+        "actual_nano": formats.dollars(turn.cost_nano),
+    }
+
+
+def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
+    parts.heading("What became of the prompt")
+    spans = prompt.prompt_spans(counts)
+    told = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
+    total = sum(counts.values())
+    ticks = [tick for tick in amounts([total], whole=True).ticks if tick <= total]
+    drawn = (
+        alt.Chart(charts.frame(spans))
+        .mark_bar(size=40)
+        .encode(
+            x=alt.X(
+                "start:Q",
+                title="Prompt (tokens)",
+                axis=alt.Axis(format=",d", values=ticks, grid=False),
+                scale=alt.Scale(domain=[0, max(total, 1)], nice=False),
+            ),
+            x2=alt.X2("end:Q"),
+            color=charts.colour("class:N", charts.TOKENS[viewer.theme()], 2, sort=None),
+            tooltip=charts.tips("class:N=Class", "tokens:Q=Tokens|,"),
+        )
+        .properties(height=200)
+    )
+    parts.chart(drawn, "ribbon", f"Prompt tokens: {told}.")
+    if not sent.blocks:
+        return
+    rows = prompt.part_rows(sent.blocks, counts, sent.answer.ends)
+    for number, row in enumerate(rows):
+        with st.container(border=True, key=f"piece_{number}"):
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.text(row["part"].name)
+                for name in prompt.CLASSES:
+                    if row.get(name):
+                        about = "" if row["is_exact"] else "about "
+                        st.badge(f"{about}{row[name]:,} {name.lower()}", color=_BADGES[name])
+            text = row["part"].text
+            st.text(text[:_PREVIEW] + ("…" if len(text) > _PREVIEW else ""))
+    parts.heading("Had the last marker stood elsewhere")
+    alt_text = "What a second send would read, by the block that ends with the last marker."
+    parts.table(prompt.elsewhere_rows(rows), "elsewhere", alt_text)
+
+
+def draw_facts(turn: Turn) -> None:
+    facts = {
+        "Engine": turn.engine,
+        "Computed tokens": f"{turn.computed_tokens:,}",
+        "Reused unmarked": f"{turn.automatic_tokens:,}",
+        "Why the last marker missed": "it did not"
+        if turn.miss_reason is None
+        else reason_title(turn.miss_reason),
+        "Output tokens": f"{turn.output_tokens:,}",
+        "Request": turn.id,
+        "Request id": turn.http_request_id,
+    }
+    rows = [{"What": name, "Value": value} for name, value in facts.items()]
+    parts.table(rows, "facts", "What the ledger says of this request.")
+
+
+def draw() -> None:
+    session = viewer.session()
     if session.about.sample:
         parts.empty(
             "On sample data no turn is served: start a gateway on a real database.",
@@ -169,20 +488,10 @@ def page() -> None:
             ":material/key:",
         )
         return
-    try:
-        client = acting.sender(session)
-        if client is None:
-            parts.empty(
-                "Pick the workspace whose turn it will be: an admin key has none of its own.",
-                ":material/badge:",
-            )
-            return
-        draw_sending(client)
-    except Refused as error:
-        st.error("The gateway refuses that:", icon=":material/block:")
-        st.text(str(error))
-    except ClientError as error:
-        st.error(str(error), icon=":material/power_off:")
+    with parts.problems_told():
+        draw_session(session)
 
 
-page()
+if __name__ == "__main__":
+    parts.title("Playground", "What does a marker here do?")
+    draw()

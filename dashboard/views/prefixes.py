@@ -1,17 +1,19 @@
 """Prefixes and leases: what is held right now, for how long, and is it worth it?"""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import streamlit as st
 
-from dashboard.admin.client import AdminClient, ClientError, NotThere
-from dashboard.admin.shapes.leases import Dropped, Lease
-from dashboard.admin.shapes.savings import PrefixReport
-from dashboard.rows.leases import lease_label, lease_table, time_left
-from dashboard.rows.row import Row
-from dashboard.rows.savings import prefix_table
+from dashboard.client import AdminClient, ClientError, NotThere
 from dashboard.ui import formats, live, parts, viewer
-from dashboard.ui.selection import Selection
+from dashboard.ui.charts import Row
+from dashboard.ui.filters import Selection
+from dashboard.ui.parts import in_dollars
+from dashboard.views.savings import prefix_label, prefix_table
+from engine.protocol import TTLS
+from gateway.admin.structs.fleet import Dropped, Lease
+from gateway.admin.structs.usage import PrefixReport
 
 REFRESH_SECONDS = 3
 NUM_LEASES = 500
@@ -20,32 +22,39 @@ _DOOMED = "lease_to_drop"
 _OUTCOME = "drop_outcome"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     leases: list[Lease]
     prefixes: list[PrefixReport]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
-    params = {name: value for name, value in chosen.params().items() if name != "engine"}
     held = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_LEASES}
+    params = {**chosen.params("engine"), "limit": NUM_PREFIXES}
     return View(
         client.get("/admin/v1/leases", list[Lease], held),
-        client.get("/admin/v1/prefixes", list[PrefixReport], {**params, "limit": NUM_PREFIXES}),
+        client.get("/admin/v1/prefixes", list[PrefixReport], params),
     )
 
 
 def draw(view: View, chosen: Selection) -> None:
     draw_cards(view.leases)
     draw_leases(view.leases)
-    draw_prefixes(view.prefixes, chosen, has_leases=bool(view.leases))
+    parts.heading(f"Prefixes that came again in {chosen.words}", "better_ttl")
+    if view.prefixes:
+        alt_text = (
+            f"{len(view.prefixes)} prefixes with their reads, and whether each has paid back."
+        )
+        parts.table(prefix_table(view.prefixes), "prefixes", alt_text)
+    else:
+        # One request that fills it is enough on a page.
+        key = "prefixes" if view.leases else None
+        parts.empty("No marked prefix came twice in this range.", ":material/repeat:", key=key)
 
 
 def draw_cards(leases: list[Lease]) -> None:
     held = [lease for lease in leases if lease.entry.state == "leased"]
     nets = [lease.prefix.saved_nano for lease in leases if lease.prefix is not None]
     known = [net for net in nets if net is not None]
-    net = sum(known) if known else None
     next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
     tokens = sum(lease.entry.tokens for lease in held)
     if held:
@@ -62,9 +71,15 @@ def draw_cards(leases: list[Lease]) -> None:
             formats.compact(len(held)),
             delta=f"{len(leases) - len(held)} more best effort" if leases else None,
         )
-        parts.card("leased_tokens", formats.compact(sum(lease.entry.tokens for lease in held)))
+        parts.card("leased_tokens", formats.compact(tokens))
         parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
-        parts.card("lease_saved_nano", formats.dollars(net), is_loss=net is not None and net < 0)
+        parts.money_card("lease_saved_nano", sum(known) if known else None)
+
+
+def time_left(seconds: float) -> str:
+    """Write what is left: 4:07, 59:30."""
+    whole = max(int(seconds), 0)
+    return f"{whole // 60}:{whole % 60:02}"
 
 
 def draw_leases(leases: list[Lease]) -> None:
@@ -78,45 +93,66 @@ def draw_leases(leases: list[Lease]) -> None:
             key="leases",
         )
         return
-    number = st.column_config.NumberColumn
     parts.table(
         lease_table(leases),
         "leases",
-        alt_text=f"{len(leases)} prefixes that engines hold, the largest first.",
-        columns={
-            "TTL left": st.column_config.ProgressColumn(
-                format=" ", min_value=0, max_value=1, width="small"
-            ),
-            "Tokens": number(format="localized"),
-            "Net saved ($)": parts.money_column(),
-            "Entry": None,
-            "Last used (UTC)": parts.moment_column(),
-        },
+        f"{len(leases)} prefixes that engines hold, the largest first.",
+        hidden=("Entry",),
         height=min(38 + 35 * len(leases), 420),
-        picked=_doom if _is_admin() else None,
+        picked=_doom if viewer.is_admin() else None,
     )
-    if _is_admin():
+    if viewer.is_admin():
         draw_drop(leases)
 
 
-def _is_admin() -> bool:
-    session = viewer.session()
-    return session is not None and session.workspace is None
+def lease_table(found: Sequence[Lease]) -> list[Row]:
+    """One row for each lease. Prefixes that came once, or have no price, have no net savings."""
+    return [
+        {
+            "Prefix": lease_label(lease),
+            "Workspace": lease.workspace,
+            "Model": lease.prefix.model if lease.prefix else None,
+            "Client": look.user_agent if look else None,
+            "Last used (UTC)": formats.moment(look.last_ms) if look else None,
+            "Engine": lease.engine,
+            "State": entry.state.replace("_", " "),
+            # At most all of it, also where an engine's clock differs.
+            "TTL left": min(max(entry.expires_in_seconds / TTLS[entry.ttl].seconds, 0.0), 1.0),
+            "Ends in": time_left(entry.expires_in_seconds),
+            "TTL": entry.ttl,
+            "Tokens": entry.tokens,
+            "Blocks": entry.blocks,
+            "Shared by": entry.shared_by,
+            "Reads": entry.reads,
+            "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
+            "Last request": look.last_turn if look else None,
+            "Cached content": lease.cached_content,
+            "Prefix id": (entry.name or entry.entry)[:16],
+            "Entry": entry.entry,
+        }
+        for lease in found
+        for entry, look in ((lease.entry, lease.prefix.look if lease.prefix else None),)
+    ]
+
+
+def lease_label(lease: Lease) -> str:
+    """What a person can tell it by; its digest where its last request is not known."""
+    look = lease.prefix.look if lease.prefix else None
+    return prefix_label((lease.entry.name or lease.entry.entry)[:16], look)
 
 
 def _doom(row: Row) -> None:
-    st.session_state[_DOOMED] = row["Entry"], row["Engine"], row["Workspace"]
+    st.session_state[_DOOMED] = row["Entry"], row["Engine"]
     st.session_state.pop(_OUTCOME, None)
 
 
 def draw_drop(leases: list[Lease]) -> None:
     """What was picked, and the button that really ends it."""
     doomed = st.session_state.get(_DOOMED)
-    found = [e for e in leases if doomed and (e.entry.entry, e.engine) == doomed[:2]]
-    if not found:
+    lease = next((each for each in leases if (each.entry.entry, each.engine) == doomed), None)
+    if lease is None:
         st.caption("Pick a row to end its lease before its time.")
         return
-    (lease,) = found[:1]
     with st.container(border=True, key="drop"):
         st.text(
             f"{lease_label(lease)} · {lease.entry.tokens:,} tokens on"
@@ -133,11 +169,9 @@ def draw_drop(leases: list[Lease]) -> None:
                 on_click=_drop,
                 args=(lease,),
             )
-            st.button("Keep it", key="drop_not", on_click=_keep)
-
-
-def _keep() -> None:
-    st.session_state.pop(_DOOMED, None)
+            st.button(
+                "Keep it", key="drop_not", on_click=lambda: st.session_state.pop(_DOOMED, None)
+            )
 
 
 def _drop(lease: Lease) -> None:
@@ -147,39 +181,17 @@ def _drop(lease: Lease) -> None:
     """
     path = f"/admin/v1/leases/{lease.entry.entry}"
     params = {"workspace": lease.workspace, "engine": lease.engine}
+    said = "Dropped. The engine holds it no more."
     try:
-        viewer.client().change("DELETE", path, Dropped, params=params)
+        viewer.session().client.change("DELETE", path, Dropped, params=params)
     except NotThere:
-        st.session_state[_OUTCOME] = "It had ended already."
+        said = "It had ended already."
     except ClientError:
-        st.session_state[_OUTCOME] = "The gateway could not drop it. Nothing has changed."
-    else:
-        st.session_state[_OUTCOME] = "Dropped. The engine holds it no more."
+        said = "The gateway could not drop it. Nothing has changed."
+    st.session_state[_OUTCOME] = said
     st.session_state.pop(_DOOMED, None)
 
 
-def draw_prefixes(prefixes: list[PrefixReport], chosen: Selection, *, has_leases: bool) -> None:
-    parts.heading(f"Prefixes that came again in {chosen.words}", "better_ttl")
-    if not prefixes:
-        parts.empty(
-            "No marked prefix came twice in this range.",
-            ":material/repeat:",
-            # One such request is enough on a page.
-            key="prefixes" if has_leases else None,
-        )
-        return
-    parts.table(
-        prefix_table(prefixes),
-        "prefixes",
-        alt_text=f"{len(prefixes)} prefixes with their reads, and whether each has paid back.",
-        columns={
-            "Net ($)": parts.money_column(),
-            "It would save ($)": parts.money_column(),
-            "Last used (UTC)": parts.moment_column(),
-        },
-        height=420 if len(prefixes) > 10 else "auto",
-    )
-
-
-parts.title("Prefixes and leases", "What is held right now, for how long, and is it worth it?")
-live.show("prefixes", read, draw, refresh_seconds=REFRESH_SECONDS)
+if __name__ == "__main__":
+    parts.title("Prefixes and leases", "What is held right now, for how long, and is it worth it?")
+    live.show("prefixes", read, draw, refresh_seconds=REFRESH_SECONDS)

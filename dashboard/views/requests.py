@@ -1,15 +1,19 @@
 """Requests: what happened to one request? A page of turns, and one of them in full."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import streamlit as st
 
-from dashboard.admin.client import AdminClient, NotThere, segment
-from dashboard.admin.shapes.turns import Refusal, Turn, TurnPage
-from dashboard.rows.turns import refusal_table, turn_details, turn_table
+from dashboard.client import AdminClient, NotThere, segment
 from dashboard.ui import formats, live, parts
-from dashboard.ui.selection import Selection
+from dashboard.ui.charts import Row
+from dashboard.ui.filters import Selection
+from dashboard.ui.formats import dollars, seconds
+from dashboard.ui.parts import in_dollars
+from dashboard.ui.reasons import chosen_reason, reason_filter, reason_title
+from engine.protocol import TTLS
+from gateway.admin.structs.usage import Refusal, Turn, TurnPage
 
 PAGE = 200
 NUM_REFUSED = 50
@@ -18,10 +22,10 @@ ANY = ""
 OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
 # As the query of the admin API says it.
 HITS = {ANY: None, "read something": "true", "read nothing": "false"}
+NO_SUCH = "There is no such request, or none that your key may see."
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """`is_missing`: there is no such request, or this key may not see it."""
 
     page: TurnPage
@@ -41,24 +45,17 @@ def controls() -> None:
             width=330,
             bind="query-params",
         )
-        st.selectbox(
-            "Outcome",
-            OUTCOMES,
-            format_func=lambda option: option or "Any",
-            key="outcome",
-            width=170,
-            accept_new_options=True,
-            bind="query-params",
-        )
-        st.selectbox(
-            "Cache",
-            list(HITS),
-            format_func=lambda option: option or "Any",
-            key="hit",
-            width=160,
-            bind="query-params",
-        )
-        parts.reason_filter("Any")
+        for label, options, width in (("Outcome", OUTCOMES, 170), ("Cache", list(HITS), 160)):
+            st.selectbox(
+                label,
+                options,
+                format_func=lambda option: option or "Any",
+                key="outcome" if label == "Outcome" else "hit",
+                width=width,
+                accept_new_options=label == "Outcome",
+                bind="query-params",
+            )
+        reason_filter("Any")
         if st.session_state.get("after"):
             st.button("Newest", key="newest", on_click=lambda: st.session_state.pop("after"))
 
@@ -69,7 +66,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
         **chosen.params(),
         "outcome": state.get("outcome") or None,
         "has_read": HITS.get(state.get("hit") or ANY),
-        "miss_reason": parts.chosen_reason(),
+        "miss_reason": chosen_reason(),
         "after": state.get("after"),
         "limit": PAGE,
     }
@@ -88,96 +85,104 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def draw(view: View, chosen: Selection) -> None:
+    turns = view.page.turns
     if view.is_missing:
-        parts.empty(
-            "There is no such request, or none that your key may see.", ":material/search_off:"
-        )
-    if view.turn is None and view.refusal is None:
-        draw_hero(view.page.turns, chosen)
+        parts.empty(NO_SUCH, ":material/search_off:")
     if view.turn is not None:
         draw_turn(view.turn)
-    if view.refusal is not None:
-        draw_refusal(view.refusal)
-    draw_page(view)
-    draw_refused(view.refused)
-
-
-def draw_hero(turns: list[Turn], chosen: Selection) -> None:
-    """What became of the requests that are listed."""
-    if not turns:
+    elif (refusal := view.refusal) is not None:
+        # It was answered with an error before its turn began.
+        with st.container(border=True, key="refusal"):
+            st.text(f"{refusal.request_id} · {formats.written_moment(refusal.at_ms)} UTC")
+            parts.problem(f"Refused with HTTP {refusal.status}:", refusal.message)
+            st.text(f"{refusal.path} · {refusal.type} · {refusal.user_agent or 'unknown client'}")
+    elif turns:
+        read = sum(turn.cache_read_tokens > 0 for turn in turns)
+        failed = sum(turn.outcome.endswith("_error") for turn in turns)
+        count = formats.counted(len(turns), "request")
+        parts.hero(f"**{read:,} of the newest {count} read from the cache**, {failed:,} failed.")
+    else:
         parts.hero(f"**No request** of {chosen.words} matches.")
-        return
-    read = sum(turn.cache_read_tokens > 0 for turn in turns)
-    failed = sum(turn.outcome.endswith("_error") for turn in turns)
-    parts.hero(
-        f"**{read:,} of the newest {formats.counted(len(turns), 'request')} read from the cache**,"
-        f" {failed:,} failed."
-    )
-
-
-def draw_page(view: View) -> None:
     parts.heading("Requests, the newest first")
-    if not view.page.turns:
+    if turns:
+        st.caption(
+            "Click a row to see all of it. The address of this page then leads to that request."
+        )
+        alt_text = f"{len(turns)} requests, the newest first."
+        parts.table(turn_table(turns), "turns", alt_text, picked=pick)
+    else:
         parts.empty("No requests in this range that match.", key="requests")
-        return
-    st.caption("Click a row to see all of it. The address of this page then leads to that request.")
-    parts.table(
-        turn_table(view.page.turns),
-        "turns",
-        alt_text=f"{len(view.page.turns)} requests, the newest first.",
-        columns=parts.turn_columns(),
-        height=520 if len(view.page.turns) > 14 else "auto",
-        picked=pick,
-    )
-    if view.page.next:
-        cursor = view.page.next
+    if cursor := view.page.next:
         st.button("Older", key="older", on_click=lambda: st.session_state.update(after=cursor))
+    if view.refused:
+        parts.heading("Error answers of this gateway since its start")
+        rows = [
+            {
+                "Time (UTC)": formats.moment(each.at_ms),
+                "HTTP": each.status,
+                "Type": each.type,
+                "Error": each.message,
+                "Path": each.path,
+                "Workspace": each.workspace,
+                "Client": each.user_agent,
+                "Request id": each.request_id,
+            }
+            for each in view.refused
+        ]
+        parts.table(rows, "refused", f"The newest {len(rows)} error answers.")
 
 
-def draw_refusal(refusal: Refusal) -> None:
-    """A request that was answered with an error before its turn began."""
-    with st.container(border=True, key="refusal"):
-        st.text(f"{refusal.request_id} · {refusal.at:%Y-%m-%d %H:%M:%S} UTC")
-        st.error(f"Refused with HTTP {refusal.status}:", icon=":material/block:")
-        st.text(refusal.message)
-        st.text(f"{refusal.path} · {refusal.type} · {refusal.user_agent or 'unknown client'}")
-
-
-def draw_refused(refused: list[Refusal]) -> None:
-    if not refused:
-        return
-    parts.heading("Error answers of this gateway since its start")
-    parts.table(
-        refusal_table(refused),
-        "refused",
-        alt_text=f"The newest {len(refused)} error answers.",
-        columns=parts.turn_columns(),
-        height=420 if len(refused) > 10 else "auto",
-    )
-
-
-def pick(row: Any) -> None:
+def pick(row: Row) -> None:
     st.session_state["request"] = row["Id"]
+
+
+def turn_table(turns: Sequence[Turn]) -> list[Row]:
+    return [
+        {
+            "Time (UTC)": formats.moment(each.opened_ms),
+            "Id": each.id,
+            "Outcome": each.outcome,
+            "Missed because": _missed(each),
+            "HTTP": each.status,
+            "Workspace": each.workspace,
+            "Model": each.model,
+            "Read (tokens)": each.cache_read_tokens,
+            "Written (tokens)": each.written_tokens,
+            "Uncached (tokens)": each.input_tokens,
+            "Output (tokens)": each.output_tokens,
+            "First token (s)": each.first_token_seconds,
+            "Duration (s)": each.duration_seconds,
+            "Cost ($)": in_dollars(each.cost_nano),
+            "Net saved ($)": in_dollars(each.saved_nano),
+            "Error": each.error,
+            "Engine": each.engine,
+            "Name": each.name,
+            "Client": each.user_agent,
+            "Request id": each.http_request_id,
+        }
+        for each in turns
+    ]
+
+
+def _missed(turn: Turn) -> str | None:
+    return None if turn.miss_reason is None else reason_title(turn.miss_reason)
 
 
 def draw_turn(turn: Turn) -> None:
     with st.container(border=True, key="turn"):
-        st.text(f"{turn.id} · {turn.opened:%Y-%m-%d %H:%M:%S} UTC")
+        st.text(f"{turn.id} · {formats.written_moment(turn.opened_ms)} UTC")
         with st.grid(4, min_column_width=170):
             parts.card("prompt_tokens", f"{turn.prompt_tokens:,}")
             parts.card("cache_read_tokens", f"{turn.cache_read_tokens:,}")
-            loss = turn.saved_nano is not None and turn.saved_nano < 0
-            parts.card("saved_nano", formats.dollars(turn.saved_nano), is_loss=loss)
-            parts.card("first_token_seconds", formats.seconds(turn.first_token_seconds))
+            parts.money_card("saved_nano", turn.saved_nano)
+            parts.card("first_token_seconds", seconds(turn.first_token_seconds))
         details = [{"What": name, "Value": value} for name, value in turn_details(turn)]
         about, amounts = st.columns(2)
-        for column, key, found in (
-            (about, "about", details[:NUM_ABOUT]),
-            (amounts, "amounts", details[NUM_ABOUT:]),
-        ):
-            with column:
-                alt_text = "What the ledger knows of this request."
-                parts.table(found, f"turn_{key}", alt_text=alt_text, height="content")
+        alt_text = "What the ledger knows of this request."
+        with about:
+            parts.table(details[:NUM_ABOUT], "turn_about", alt_text, height="content")
+        with amounts:
+            parts.table(details[NUM_ABOUT:], "turn_amounts", alt_text, height="content")
         st.page_link(
             "views/why.py",
             label="Why did this miss?",
@@ -186,5 +191,51 @@ def draw_turn(turn: Turn) -> None:
         )
 
 
-parts.title("Requests", "What happened to one request?")
-live.show("requests", read, draw, controls=controls)
+def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
+    """Every field as text, in the order of a request's life."""
+    found: dict[str, str | int | float | None] = {
+        "Workspace": turn.workspace,
+        "Key": turn.key_id,
+        "Model": turn.model,
+        "Engine": turn.engine,
+        "API": turn.dialect,
+        "Streamed": "yes" if turn.stream else "no",
+        "Outcome": turn.outcome,
+        "HTTP status": None if turn.status is None else str(turn.status),
+        "Error": turn.error,
+        "Request id": turn.http_request_id,
+        "Client": turn.user_agent,
+        "Name": turn.name,
+        "Stop reason": turn.stop_reason,
+        "Missed because": _missed(turn),
+        "Prefix": turn.prefix,
+        "TTL": turn.prefix_ttl,
+        "Read (tokens)": turn.cache_read_tokens,
+        **{f"Written, {TTLS[ttl].words} (tokens)": n for ttl, n in turn.writes.items()},
+        "Uncached (tokens)": turn.input_tokens,
+        "Reused unmarked (tokens)": turn.automatic_tokens,
+        "Computed (tokens)": turn.computed_tokens,
+        "Output (tokens)": turn.output_tokens,
+        "Held by some engine (tokens)": turn.available_tokens,
+        "Held by this engine (tokens)": turn.captured_tokens,
+        "In the queue": turn.queue_seconds,
+        "Prefill": turn.prefill_seconds,
+        "First token": turn.first_token_seconds,
+        "Decode": turn.decode_seconds,
+        "Duration": turn.duration_seconds,
+        "Cost": dollars(turn.cost_nano),
+        "Net saved": dollars(turn.saved_nano),
+    }
+    return [(name, _said(value)) for name, value in found.items()]
+
+
+def _said(value: str | int | float | None) -> str | None:
+    """A count in full, and seconds as a time."""
+    if isinstance(value, float):
+        return seconds(value)
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+if __name__ == "__main__":
+    parts.title("Requests", "What happened to one request?")
+    live.show("requests", read, draw, controls=controls)

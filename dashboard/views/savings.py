@@ -1,26 +1,27 @@
 """Savings: what does caching save, where does it cost, and would the other TTL be cheaper?"""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import altair as alt
 import streamlit as st
 
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.savings import PrefixReport, Savings, Waterfall
-from dashboard.admin.shapes.usage import Group, Usage
-from dashboard.charts.axes import times
-from dashboard.charts.money import waterfall_chart
-from dashboard.charts.time import per_bucket, signed_over_time
-from dashboard.rows.savings import growing_table, hosted_table, prefix_table, waterfall_rows
-from dashboard.rows.usage import group_table, saved_over_time
-from dashboard.ui import formats, live, parts, viewer
-from dashboard.ui.colours import MONEY, TEXT, Theme
-from dashboard.ui.selection import Selection
+from dashboard.client import AdminClient
+from dashboard.ui import charts, formats, live, parts, viewer
+from dashboard.ui.axes import amounts, times
+from dashboard.ui.charts import CHART_HEIGHT, MONEY, TEXT, Row, bars_over_time, per_bucket
+from dashboard.ui.filters import Selection
+from dashboard.ui.formats import NANO, dollars
+from dashboard.ui.parts import in_dollars
+from dashboard.views.overview import intervals
+from gateway.admin.structs.usage import Group, PrefixLook, PrefixReport, Savings, Usage, Waterfall
 
 NUM_PREFIXES = 100
+_LAST_SPACE = "lastindexof(datum.label, ' ')"
+_LAST_WORD_BELOW = f"[slice(datum.label, 0, {_LAST_SPACE}), slice(datum.label, {_LAST_SPACE} + 1)]"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     usage: Usage
     savings: Savings
     prefixes: list[PrefixReport]
@@ -30,13 +31,11 @@ class View:
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
-    of_prefixes = {name: value for name, value in params.items() if name != "engine"}
+    of_prefixes = {**chosen.params("engine"), "limit": NUM_PREFIXES}
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
-        client.get(
-            "/admin/v1/prefixes", list[PrefixReport], {**of_prefixes, "limit": NUM_PREFIXES}
-        ),
+        client.get("/admin/v1/prefixes", list[PrefixReport], of_prefixes),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "model"}),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "workspace"}),
     )
@@ -50,8 +49,7 @@ def draw(view: View, chosen: Selection) -> None:
             "No requests in this range. What they save appears here within seconds.", key="savings"
         )
         return
-    draw_hero(view, chosen)
-    draw_cards(view)
+    draw_cards(view, chosen)
     parts.placeholder_prices()
     if totals.unpriced:
         st.warning(
@@ -62,90 +60,149 @@ def draw(view: View, chosen: Selection) -> None:
     if totals.is_priced:
         draw_money(view)
     draw_prefixes(view)
-    draw_comparisons(view)
+    for by, found in (("model", view.models), ("workspace", view.workspaces)):
+        parts.heading(f"By {by}")
+        rows = group_table(found, by, by.capitalize())
+        parts.table(rows, f"by_{by}", f"Usage of {len(found)} {by}s.")
+    draw_hosted(view.savings)
 
 
-def draw_hero(view: View, chosen: Selection) -> None:
-    own, totals = view.savings.own, view.usage.totals
-    hours = view.savings.gpu_hours_avoided
+def draw_cards(view: View, chosen: Selection) -> None:
+    own, seconds = view.savings.own, view.savings.prefill_seconds_avoided
+    priced, hours = view.usage.totals.is_priced, view.savings.gpu_hours_avoided
     spared = "" if hours is None else f"**{formats.seconds(hours * 3600)} of GPU time** and "
-    if not totals.is_priced:
+    if not priced:
         parts.hero("No request in this range has a price: what was saved is unknown in money.")
-        return
-    if own.saved_nano < 0:
-        lost = formats.dollars(-own.saved_nano)
+    elif own.saved_nano < 0:
+        lost = dollars(-own.saved_nano)
         parts.hero(f"Caching cost **{lost} more than it saved** in {chosen.words}.")
-        return
-    parts.hero(f"Caching saved {spared}**{formats.dollars(own.saved_nano)}** in {chosen.words}.")
-
-
-def draw_cards(view: View) -> None:
-    own, totals = view.savings.own, view.usage.totals
-    priced = totals.is_priced
+    else:
+        parts.hero(f"Caching saved {spared}**{dollars(own.saved_nano)}** in {chosen.words}.")
     with st.grid(6, min_column_width=160, row_height=120):
         parts.card(
             "prefill_seconds_avoided",
-            formats.seconds(view.savings.prefill_seconds_avoided),
+            formats.seconds(seconds),
             delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
         )
-        parts.card(
+        whole = own.counterfactual_nano
+        parts.money_card(
             "saved_nano",
-            formats.dollars(own.saved_nano if priced else None),
-            delta=f"{formats.percent(own.saved_nano / own.counterfactual_nano)} of the cost"
-            if own.counterfactual_nano
-            else None,
+            own.saved_nano if priced else None,
+            delta=f"{formats.percent(own.saved_nano / whole)} of the cost" if whole else None,
             is_good=own.saved_nano >= 0 if priced else None,
-            is_loss=own.saved_nano < 0,
         )
-        for number, nano in (
-            ("counterfactual_nano", own.counterfactual_nano),
-            ("write_premium_nano", own.write_premium_nano),
-            ("read_discount_nano", own.read_discount_nano),
-            ("actual_nano", own.actual_nano),
+        for number in (
+            "counterfactual_nano",
+            "write_premium_nano",
+            "read_discount_nano",
+            "actual_nano",
         ):
-            parts.card(number, formats.dollars(nano if priced else None))
+            parts.card(number, dollars(getattr(own, number) if priced else None))
 
 
 def draw_money(view: View) -> None:
-    own, usage = view.savings.own, view.usage
-    theme = viewer.theme()
+    usage, theme = view.usage, viewer.theme()
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("From no cache to what it cost", "actual_nano")
-        if own.counterfactual_nano:
-            draw_waterfall(own, theme)
-        else:
-            parts.empty("Nothing was charged: no request in this range computed or read a token.")
+        draw_waterfall(view.savings.own)
     with right:
         parts.heading("Net saved over time", "saved_nano")
         if not any(bucket.saved_nano for bucket in usage.series):
             parts.empty("Nothing was saved or lost: no prompt was written or read.")
             return
         parts.chart(
-            signed_over_time(
+            bars_over_time(
                 saved_over_time(usage),
-                MONEY[theme],
+                {name: MONEY[theme][name] for name in ("Saved", "Lost")},
                 title=f"Dollars {per_bucket(usage.bucket_seconds)}",
                 span=times(usage.since_ms, usage.until_ms),
+                unit="$",
+                height=CHART_HEIGHT,
             ),
             "saved_over_time",
-            f"Net saved over time, {formats.dollars(usage.saved_nano)} in all.",
+            f"Net saved over time, {dollars(usage.saved_nano)} in all.",
         )
 
 
-def draw_waterfall(own: Waterfall, theme: Theme) -> None:
+def saved_over_time(usage: Usage) -> list[Row]:
+    """Dollars for each interval; a loss is negative, and called so."""
+    return [
+        {
+            **row,
+            "class": "Lost" if bucket.saved_nano < 0 else "Saved",
+            "bottom": 0,
+            "top": bucket.saved_nano / NANO,
+            "said": dollars(bucket.saved_nano),
+        }
+        for bucket, row in intervals(usage)
+    ]
+
+
+def draw_waterfall(own: Waterfall) -> None:
+    if not own.counterfactual_nano:
+        parts.empty("Nothing was charged: no request in this range computed or read a token.")
+        return
+    rows, theme = waterfall_rows(own), viewer.theme()
+    axis = amounts((row[end] for row in rows for end in ("bottom", "top")), unit="$")
+    x = alt.X(
+        "step:N",
+        sort=[row["step"] for row in rows],
+        title=None,
+        scale=alt.Scale(paddingInner=0.3, paddingOuter=0.15),
+        axis=alt.Axis(labelAngle=0, grid=False, labelExpr=_LAST_WORD_BELOW, labelLimit=120),
+    )
+    bars = (
+        alt.Chart(charts.frame([row for row in rows if row["amount"]]))
+        .mark_bar(cornerRadius=2)
+        .encode(
+            x=x,
+            y=alt.Y("bottom:Q", title="Dollars", scale=axis.scale(), axis=axis.axis()),
+            y2=alt.Y2("top:Q"),
+            color=charts.colour("class:N", MONEY[theme], sort=None),
+            tooltip=charts.tips("step:N=Step", "label:N=Amount"),
+        )
+    )
+    labels = (
+        alt.Chart(charts.frame(rows))
+        .mark_text(dy=-8, fontSize=13, fontWeight=600, color=TEXT[theme])
+        .encode(x=x, y=alt.Y("top:Q"), text=alt.Text("label:N"))
+    )
     parts.chart(
-        waterfall_chart(waterfall_rows(own), MONEY[theme], TEXT[theme]),
+        alt.layer(bars, labels).properties(height=CHART_HEIGHT),
         "waterfall",
-        f"Without a cache {formats.dollars(own.counterfactual_nano)}, plus write premium"
-        f" {formats.dollars(own.write_premium_nano)}, less read discount"
-        f" {formats.dollars(own.read_discount_nano)}, is {formats.dollars(own.actual_nano)}.",
+        f"Without a cache {dollars(own.counterfactual_nano)}, plus write premium"
+        f" {dollars(own.write_premium_nano)}, less read discount"
+        f" {dollars(own.read_discount_nano)}, is {dollars(own.actual_nano)}.",
     )
     if own.unexplained:
         st.caption(
             f"{own.unexplained:,} requests without a price, or whose price is no longer in"
             " the file, are not in this chart."
         )
+
+
+def waterfall_rows(found: Waterfall) -> list[Row]:
+    """Four bars in dollars, from `bottom` to `top`: two that stand, two that hang between them."""
+    without, premium = found.counterfactual_nano, found.write_premium_nano
+    discount, actual = found.read_discount_nano, found.actual_nano
+    high = without + premium
+    return [
+        {
+            "step": step,
+            "class": kind,
+            "bottom": min(first, last) / NANO,
+            "top": max(first, last) / NANO,
+            "amount": amount / NANO,
+            "label": dollars(amount),
+        }
+        for step, kind, first, last, amount in (
+            ("Without a cache", "Cost", 0, without, without),
+            ("Write premium", "Lost", without, high, premium),
+            ("Read discount", "Saved", high, high - discount, -discount),
+            ("Actual cost", "Cost", 0, actual, actual),
+        )
+    ]
 
 
 def draw_prefixes(view: View) -> None:
@@ -158,11 +215,11 @@ def draw_prefixes(view: View) -> None:
         )
         return
     paid = sum(each.is_paid_back is True for each in prefixes)
-    wrong = [each for each in prefixes if (each.better_ttl_saves_nano or 0) > 0]
-    gain = sum(each.better_ttl_saves_nano or 0 for each in wrong)
+    gains = [each.better_ttl_saves_nano or 0 for each in prefixes]
+    wrong = sum(gain > 0 for gain in gains)
     st.caption(
-        f"{paid:,} of {len(prefixes):,} have paid back. {len(wrong):,} would be cheaper with the"
-        f" other TTL, by {formats.dollars(gain)} together, judged by the gaps between their own"
+        f"{paid:,} of {len(prefixes):,} have paid back. {wrong:,} would be cheaper with the"
+        f" other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
         " requests. Whole life of each prefix, of all engines; the most used first."
         + (
             " A conversation that grows has a new prefix each turn: workspaces with nothing else"
@@ -171,41 +228,113 @@ def draw_prefixes(view: View) -> None:
             else ""
         )
     )
-    parts.table(
-        [*prefix_table(prefixes), *rest],
-        "prefixes",
-        alt_text=f"{len(prefixes)} prefixes, {paid} of them paid back.",
-        columns={
-            "Net ($)": parts.money_column(),
-            "It would save ($)": parts.money_column(),
-            "Last used (UTC)": parts.moment_column(),
-        },
-        height=420 if len(prefixes) + len(rest) > 10 else "auto",
-    )
+    rows = [*prefix_table(prefixes), *rest]
+    parts.table(rows, "prefixes", f"{len(prefixes)} prefixes, {paid} of them paid back.")
 
 
-def draw_comparisons(view: View) -> None:
-    money, share = parts.money_column(), parts.share_column()
-    for by, found in (("model", view.models), ("workspace", view.workspaces)):
-        parts.heading(f"By {by}")
-        parts.table(
-            group_table(found, by, by.capitalize()),
-            f"by_{by}",
-            alt_text=f"Usage of {len(found)} {by}s.",
-            columns={"Hit rate": share, "Cost ($)": money, "Net saved ($)": money},
-            height=420 if len(found) > 10 else "auto",
-        )
+def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
+    return [
+        {
+            "Prefix": prefix_label(each.prefix, each.look),
+            "Workspace": each.workspace,
+            "Model": each.model,
+            "Client": each.look.user_agent if each.look else None,
+            "Last used (UTC)": formats.moment(each.look.last_ms) if each.look else None,
+            "TTL": each.ttl,
+            "Cheaper TTL": each.better_ttl,
+            "It would save ($)": in_dollars(each.better_ttl_saves_nano or None),
+            "Paid back": None
+            if each.is_paid_back is None
+            else "yes"
+            if each.is_paid_back
+            else "not yet",
+            "Net ($)": in_dollars(each.saved_nano),
+            "Requests": each.requests,
+            "With a read": each.requests_with_read,
+            "Pays back after (reads)": each.reads_to_pay_back,
+            "Gaps up to 5 min": each.gaps_5m,
+            "Gaps 5 min to 1 h": each.gaps_1h,
+            "Longer gaps": max(each.requests - 1 - each.gaps_5m - each.gaps_1h, 0),
+            "Tokens": each.look.tokens if each.look else None,
+            "Last request": each.look.last_turn if each.look else None,
+            "Prefix id": each.prefix,
+        }
+        for each in prefixes
+    ]
+
+
+def growing_table(groups: Sequence[Group], prefixes: Sequence[PrefixReport]) -> list[Row]:
+    """A row for each workspace that saved or lost in the range without a prefix that came twice.
+
+    Their conversations grow: each turn marks a longer prefix, and reads the one before.
+    """
+    known = {each.workspace for each in prefixes}
+    blank = dict.fromkeys(prefix_table(prefixes)[0]) if prefixes else {}
+    return [
+        {
+            **blank,
+            "Prefix": "growing conversations",
+            "Workspace": group.workspace,
+            "Paid back": "yes" if group.saved_nano > 0 else "not yet",
+            "Net ($)": group.saved_nano / NANO,
+            "Requests": group.totals.requests,
+            "With a read": group.totals.requests_with_read,
+        }
+        for group in groups
+        if group.saved_nano and group.workspace not in known
+    ]
+
+
+def prefix_label(prefix: str, look: PrefixLook | None) -> str:
+    """What a person can tell a prefix by: its name, or how many blocks of each kind it has."""
+    if look is None:
+        return prefix
+    if look.name:
+        return look.name
+    kinds = {"tool": look.num_tools, "system block": look.num_system}
+    kinds["message block"] = look.num_messages
+    counted = [formats.counted(count, kind) for kind, count in kinds.items() if count]
+    return " · ".join([*counted, formats.counted(look.tokens, "token")])
+
+
+def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
+    """One row for each value of a dimension, with its tokens by class, hit rate and money."""
+    return [
+        {
+            title: getattr(each, by),
+            "Requests": each.totals.requests,
+            "Failed": each.totals.errors,
+            "Hit rate": each.rates.token_hit_rate,
+            "Net saved ($)": each.saved_nano / NANO if each.totals.is_priced else None,
+            "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
+            "Read (tokens)": each.totals.cache_read_tokens,
+            **{f"Written {ttl} (tokens)": n for ttl, n in each.totals.writes.items()},
+            "Automatically reused (tokens)": each.totals.automatic_input_tokens,
+            "Uncached (tokens)": each.totals.computed_input_tokens,
+            "Output (tokens)": each.totals.output_tokens,
+        }
+        for each in groups
+    ]
+
+
+def draw_hosted(savings: Savings) -> None:
     parts.heading("The same traffic at published prices", "hosted")
-    if not view.savings.hosted:
+    if not savings.hosted:
         parts.empty("There are no published prices to compare with.", ":material/sell:")
         return
-    parts.table(
-        hosted_table(view.savings.hosted),
-        "hosted",
-        alt_text="What this traffic would cost at published prices.",
-        columns={"This traffic ($)": money, "Without caching ($)": money},
-    )
+    rows = [
+        {
+            "Model": each.model,
+            "This traffic ($)": each.nano / NANO,
+            "Without caching ($)": each.nano_without_cache / NANO,
+            "Prices as of": each.as_of,
+            "Source": each.source,
+        }
+        for each in savings.hosted
+    ]
+    parts.table(rows, "hosted", "What this traffic would cost at published prices.")
 
 
-parts.title("Savings", "What does caching save, and where does it cost?")
-live.show("savings", read, draw)
+if __name__ == "__main__":
+    parts.title("Savings", "What does caching save, and where does it cost?")
+    live.show("savings", read, draw)

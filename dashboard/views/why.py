@@ -1,24 +1,23 @@
-"""Why did this miss? A request beside the one before it: where they part, and what it cost."""
+"""Why did this miss? A request beside the one before it: where they differ, and what it cost."""
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import streamlit as st
 
-from dashboard.admin.client import AdminClient, NotThere, segment
-from dashboard.admin.shapes.turns import Turn, TurnDivergence, TurnPage
-from dashboard.rows.turns import turn_details, turn_table
-from dashboard.rows.verdict import Verdict, verdict
+from dashboard.client import AdminClient, NotThere, segment
 from dashboard.ui import formats, live, parts
-from dashboard.ui.advice import advice
-from dashboard.ui.selection import Selection
+from dashboard.ui.charts import Row
+from dashboard.ui.filters import Selection
+from dashboard.ui.reasons import Advice, advice, chosen_reason, reason_filter
+from dashboard.views.requests import NO_SUCH, turn_details, turn_table
+from gateway.admin.structs.usage import Turn, TurnDivergence, TurnPage
 
 NUM_MISSES = 100
+_NEW_CONVERSATION = "Nothing, if it is another conversation. Otherwise only ever append to it."
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """`found` is None where a prompt left no fingerprint; `is_missing`: no such request."""
 
     misses: TurnPage
@@ -26,6 +25,14 @@ class View:
     found: TurnDivergence | None = None
     earlier: Turn | None = None
     is_missing: bool = False
+
+
+class Verdict(NamedTuple):
+    """`difference` is the place where the prompt left the earlier one, where that explains it."""
+
+    is_good: bool
+    said: Advice
+    difference: TurnDivergence | None = None
 
 
 def controls() -> None:
@@ -40,12 +47,11 @@ def controls() -> None:
                 width=330,
                 bind="query-params",
             )
-        parts.reason_filter("Any reason")
+        reason_filter("Any reason")
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
-    reason = parts.chosen_reason() or "any"
-    asked = {**chosen.params(), "miss_reason": reason, "limit": NUM_MISSES}
+    asked = {**chosen.params(), "miss_reason": chosen_reason() or "any", "limit": NUM_MISSES}
     misses = client.get("/admin/v1/turns/search", TurnPage, asked)
     wanted = (st.session_state.get("miss") or "").strip()
     before = (st.session_state.get("earlier") or "").strip()
@@ -55,9 +61,9 @@ def read(client: AdminClient, chosen: Selection) -> View:
         turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
     except NotThere:
         return View(misses, is_missing=True)
-    path = f"/admin/v1/turns/{segment(turn.id)}"
+    path = f"/admin/v1/turns/{segment(turn.id)}/divergence"
     try:
-        found = client.get(f"{path}/divergence", TurnDivergence, {"from": before or None})
+        found = client.get(path, TurnDivergence, {"from": before or None})
         earlier = None
         if found.earlier is not None:
             earlier = client.get(f"/admin/v1/turns/{segment(found.earlier)}", Turn)
@@ -68,34 +74,15 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 def draw(view: View, chosen: Selection) -> None:
     if view.is_missing:
-        parts.empty(
-            "There is no such request, or none that your key may see.", ":material/search_off:"
-        )
+        parts.empty(NO_SUCH, ":material/search_off:")
     if view.turn is None:
-        draw_hero(view.misses, chosen)
+        draw_most_frequent(view.misses, chosen)
     else:
         draw_verdict(view.turn, view.found)
-        draw_pair(view)
-    draw_misses(view)
-
-
-def draw_hero(misses: TurnPage, chosen: Selection) -> None:
-    """The most frequent reason among the newest misses, and what to change."""
-    counted = Counter(each.miss_reason for each in misses.turns)
-    if not counted:
-        parts.hero(f"**Nothing missed** in {chosen.words}.")
-        return
-    ((most, times),) = counted.most_common(1)
-    said = advice(most or "")
-    parts.hero(
-        f"Of the newest {len(misses.turns):,} misses **{times:,}** have one reason:"
-        f" **{said.title.lower()}**. {said.change}"
-    )
-
-
-def draw_misses(view: View) -> None:
+        draw_pair(view.turn, view.earlier)
     parts.heading("Requests that missed, the newest first")
-    if not view.misses.turns:
+    turns = view.misses.turns
+    if not turns:
         parts.empty(
             "Nothing missed in this range. A marked prompt that is sent for the first time is shown"
             " here as a miss.",
@@ -104,20 +91,63 @@ def draw_misses(view: View) -> None:
         )
         return
     if view.turn is None:
-        st.caption("Click one to see where it stopped being the prompt before it.")
-    parts.table(
-        turn_table(view.misses.turns),
-        "misses",
-        alt_text=f"{len(view.misses.turns)} requests that missed.",
-        columns=parts.turn_columns(),
-        height=420 if len(view.misses.turns) > 10 else "auto",
-        picked=pick,
+        st.caption("Click one to see where its prompt first differs from the one before it.")
+    parts.table(turn_table(turns), "misses", f"{len(turns)} requests that missed.", picked=pick)
+
+
+def draw_most_frequent(misses: TurnPage, chosen: Selection) -> None:
+    """The most frequent reason among the newest misses, and what to change."""
+    counted = Counter(each.miss_reason for each in misses.turns)
+    if not counted:
+        parts.hero(f"**Nothing missed** in {chosen.words}.")
+        return
+    ((most, times),) = counted.most_common(1)
+    said = advice(most or "")
+    count = formats.counted(len(misses.turns), "miss", "misses")
+    parts.hero(
+        f"Of the newest {count} **{times:,}** {'has' if times == 1 else 'have'} one reason:"
+        f" **{said.title.lower()}**. {said.change}"
     )
 
 
-def pick(row: Any) -> None:
+def pick(row: Row) -> None:
     st.session_state["miss"] = row["Id"]
     st.session_state["earlier"] = ""
+
+
+def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
+    """Judge a turn by its own counts first, and by the comparison where these leave it open.
+
+    `cold` says only that nothing was known of the prefix, so a first difference says more. A
+    difference behind the last marker costs nothing and is no part of the verdict.
+    """
+    read, written = turn.cache_read_tokens, turn.written_tokens
+    differs = found if found is not None and found.kind is not None else None
+    if differs is not None and read + written and (differs.shared_tokens or 0) >= read + written:
+        differs = None
+    why = advice(differs.kind or "") if differs else None
+    if turn.miss_reason == "cold" and why:
+        return Verdict(False, why, differs)
+    if turn.miss_reason is not None:
+        return Verdict(False, advice(turn.miss_reason))
+    if not read:
+        means = "This request had nothing to read, and no marker missed."
+        return Verdict(True, Advice("No miss", means, "Nothing."))
+    if not written:
+        means = f"All {read:,} tokens up to the last marker were read."
+        return Verdict(True, Advice("A hit", means, "Nothing."))
+    if differs is None or why is None:
+        means = (
+            f"{read:,} tokens were read. {written:,} new ones behind them were written for the"
+            " next turn."
+        )
+        return Verdict(True, Advice("A hit that grew", means, "Nothing."))
+    means = (
+        f"{why.means} {read:,} tokens before it were read, {written:,} behind them were written"
+        " anew."
+    )
+    change = _NEW_CONVERSATION if differs.kind == "messages_changed" else why.change
+    return Verdict(False, Advice(why.title, means, change), differs)
 
 
 def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
@@ -138,7 +168,7 @@ def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
                 icon=":material/lightbulb:",
             )
         if judged.difference is not None:
-            draw_cost(judged.difference)
+            draw_difference(judged.difference)
         st.caption(compared_with(found, judged))
 
 
@@ -163,58 +193,41 @@ def compared_with(found: TurnDivergence | None, judged: Verdict) -> str:
     return "Compared with the earlier prompt that begins most like it."
 
 
-def draw_cost(found: TurnDivergence) -> None:
+def draw_difference(found: TurnDivergence) -> None:
+    """Section, and the block within it and the character within that, counted from 1."""
+    section, where = formats.NO_VALUE, None
+    if found.section is not None and found.block is not None:
+        section = (parts.plain(found.section) or "").capitalize()
+        where = f"block {found.block + 1}"
+        if found.characters:
+            where += f", after {found.characters:,} characters"
+    whole = found.earlier_tokens
     with st.grid(4, min_column_width=170, row_height=132):
-        section, block = place(found)
-        parts.card("first_difference", section, delta=block)
-        whole = found.earlier_tokens
+        parts.card("first_difference", section, delta=where)
         parts.card(
             "shared_tokens",
-            count(found.shared_tokens),
+            formats.whole(found.shared_tokens),
             delta=None if whole is None else f"of {whole:,} in the earlier prompt",
         )
-        parts.card("missed_tokens", count(found.missed_tokens))
+        parts.card("missed_tokens", formats.whole(found.missed_tokens))
         parts.card("missed_nano", formats.dollars(found.missed_nano))
 
 
-def count(number: int | None) -> str:
-    return formats.NO_VALUE if number is None else f"{number:,}"
-
-
-def plain(word: str) -> str:
-    """A reason as the gateway's fixed lists have it: other characters are left out."""
-    return "".join(letter for letter in word if letter.isalnum() or letter == "_")[:40]
-
-
-def place(found: TurnDivergence) -> tuple[str, str | None]:
-    """Section, and the block within it and the character within that, counted from 1."""
-    if found.section is None or found.block is None:
-        return formats.NO_VALUE, None
-    where = f"block {found.block + 1}"
-    if found.characters:
-        where += f", after {found.characters:,} characters"
-    return plain(found.section).capitalize(), where
-
-
-def draw_pair(view: View) -> None:
-    assert view.turn is not None
+def draw_pair(turn: Turn, earlier: Turn | None) -> None:
     parts.heading("Side by side")
-    mine = turn_details(view.turn)
-    others = dict(turn_details(view.earlier)) if view.earlier else {}
-    first = ("Id", view.turn.id, view.earlier.id if view.earlier else None)
-    time = (
-        "Time (UTC)",
-        f"{view.turn.opened:%Y-%m-%d %H:%M:%S}",
-        f"{view.earlier.opened:%Y-%m-%d %H:%M:%S}" if view.earlier else None,
-    )
-    pairs = [first, time, *((name, value, others.get(name)) for name, value in mine)]
-    parts.table(
-        [{"What": name, "This request": here, "Earlier": there} for name, here, there in pairs],
-        "side_by_side",
-        alt_text="The two requests field by field.",
-        height=360,
-    )
+    here, there = (_fields(turn), _fields(earlier) if earlier else {})
+    rows = [
+        {"What": name, "This request": value, "Earlier": there.get(name)}
+        for name, value in here.items()
+    ]
+    parts.table(rows, "side_by_side", "The two requests field by field.", height=360)
 
 
-parts.title("Why did this miss", "Where did this prompt stop being the one before it?")
-live.show("why", read, draw, controls=controls)
+def _fields(turn: Turn) -> dict[str, str | None]:
+    moment = formats.written_moment(turn.opened_ms)
+    return {"Id": turn.id, "Time (UTC)": moment, **dict(turn_details(turn))}
+
+
+if __name__ == "__main__":
+    parts.title("Why did this miss", "Where does this prompt first differ from the one before it?")
+    live.show("why", read, draw, controls=controls)

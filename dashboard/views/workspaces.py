@@ -1,27 +1,37 @@
-"""Workspaces: who uses the cache, how well, and within which limits? An admin changes them here."""
+"""Workspaces: who uses the cache, how well, and within which limits? An admin changes them here.
 
-from dataclasses import dataclass
+What can't be taken back is asked for twice. A new key is shown until it is dismissed, and is kept
+nowhere else.
+"""
+
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 import streamlit as st
 
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.usage import Group
-from dashboard.admin.shapes.workspaces import Key, Workspace
-from dashboard.rows.workspaces import key_table, limit_table, workspace_table
+from dashboard.client import AdminClient, ClientError, Refused, segment
 from dashboard.ui import formats, live, parts, viewer
-from dashboard.ui.manage import draw_actions, draw_outcome
-from dashboard.ui.selection import Selection
+from dashboard.ui.charts import Row
+from dashboard.ui.filters import CUSTOM, Selection
+from dashboard.ui.parts import in_dollars
+from dashboard.views.savings import group_table
+from gateway.admin.structs.fleet import KeyInfo, MadeKey, Revoked, Workspace, WorkspaceReport
+from gateway.admin.structs.usage import Group
+
+_OUTCOME = "manage_outcome"
+_SCOPES = ("inference", "read_only", "admin")
+_GRACES = {"1 day": 86_400.0, "1 hour": 3600.0, "none: it ends now": 0.0}
+_NO_LIMIT = "no limit"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """`month` are the turns of this calendar month (UTC), which spend limits count."""
 
     workspaces: list[Workspace]
     groups: list[Group]
     month: list[Group]
-    keys: list[Key]
+    keys: list[KeyInfo]
     by_key: list[Group]
 
 
@@ -31,7 +41,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     of_month = {
         "since_ms": int(month.timestamp() * 1000),
-        "until_ms": params["until_ms"] if chosen.range != "custom" else int(now.timestamp() * 1000),
+        "until_ms": params["until_ms"] if chosen.range != CUSTOM else int(now.timestamp() * 1000),
         "workspace": chosen.workspace,
         "group_by": "workspace",
     }
@@ -40,92 +50,247 @@ def read(client: AdminClient, chosen: Selection) -> View:
         client.get("/admin/v1/workspaces", list[Workspace]),
         client.get(path, list[Group], {**params, "group_by": "workspace"}),
         client.get(path, list[Group], of_month),
-        client.get("/admin/v1/keys", list[Key], {"workspace": chosen.workspace}),
+        client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace}),
         client.get(path, list[Group], {**params, "group_by": "key"}),
     )
 
 
 def draw(view: View, chosen: Selection) -> None:
     shown = [w for w in view.workspaces if chosen.workspace in (None, w.id)]
-    draw_hero(view, chosen)
-    draw_cards(view, shown)
-    draw_outcome()
-    session = viewer.session()
-    if session is not None and session.workspace is None and not session.about.sample:
-        draw_actions(view.workspaces, view.keys)
+    draw_cards(view, shown, chosen)
+    # Its place is always there, so that the forms below keep what is typed.
+    with st.container(key="manage_place"):
+        draw_outcome()
+    if viewer.is_admin() and not viewer.session().about.sample:
+        draw_forms(view.workspaces, view.keys)
     parts.heading("Use of the cache in this range")
     if view.groups:
-        money = parts.money_column()
-        parts.table(
-            workspace_table(view.groups, shown),
-            "workspaces",
-            alt_text=f"Usage of {len(view.groups)} workspaces.",
-            columns={
-                "Hit rate": parts.share_column(),
-                "Cost ($)": money,
-                "Net saved ($)": money,
-            },
-            height=420 if len(view.groups) > 10 else "auto",
-        )
+        names = {each.id: each.display_name for each in view.workspaces}
+        rows = group_table(view.groups, "workspace", "Workspace")
+        rows = [{"Workspace": None, "Name": names.get(row["Workspace"]), **row} for row in rows]
+        parts.table(rows, "workspaces", f"Usage of {len(view.groups)} workspaces.")
     else:
         parts.empty("No requests in this range.", key="workspaces")
-    draw_limits(view, shown)
-    draw_keys(view)
+    parts.heading("Limits, and what this month has cost", "month_cost")
+    parts.table(limit_table(shown, view.month), "limits", f"Limits of {len(shown)} workspaces.")
+    parts.heading("Keys")
+    if view.keys:
+        rows = key_table(view.keys, view.by_key)
+        parts.table(rows, "keys", f"{len(view.keys)} keys and their use in this range.")
+    else:
+        parts.empty("There is no key in the ledger.", ":material/key:")
 
 
-def draw_hero(view: View, chosen: Selection) -> None:
+def draw_cards(view: View, shown: list[Workspace], chosen: Selection) -> None:
     saving = sum(group.saved_nano > 0 for group in view.groups)
-    if not view.groups:
-        parts.hero(f"**No workspace** sent a request in {chosen.words}.")
-        return
     count = formats.counted(len(view.groups), "workspace")
-    parts.hero(
-        f"**{saving:,} of {count}** with requests in {chosen.words}"
-        f" {'saves' if saving == 1 else 'save'} by caching."
-    )
-
-
-def draw_cards(view: View, shown: list[Workspace]) -> None:
-    best = max(view.groups, key=lambda group: group.saved_nano, default=None)
-    worst = min(view.groups, key=lambda group: group.saved_nano, default=None)
-    with st.grid(4, min_column_width=190, row_height=112):
+    if view.groups:
+        parts.hero(
+            f"**{saving:,} of {count}** with requests in {chosen.words}"
+            f" {'saves' if saving == 1 else 'save'} by caching."
+        )
+    else:
+        parts.hero(f"**No workspace** sent a request in {chosen.words}.")
+    with st.grid(4, min_column_width=190, row_height=132):
         parts.card("workspaces", f"{sum(w.archived_at is None for w in shown):,}")
         parts.card("active_workspaces", f"{len(view.groups):,}")
-        for label, group in (("Best net saved", best), ("Worst net saved", worst)):
+        for label, pick in (("Best net saved", max), ("Worst net saved", min)):
+            group = pick(view.groups, key=lambda each: each.saved_nano, default=None)
             saved = group.saved_nano if group and group.totals.is_priced else None
-            loss = saved is not None and saved < 0
-            parts.card("saved_nano", formats.dollars(saved), label=label, is_loss=loss)
+            name = parts.plain(group.workspace) if group else None
+            parts.money_card("saved_nano", saved, label, delta=name)
     parts.placeholder_prices()
 
 
-def draw_limits(view: View, shown: list[Workspace]) -> None:
-    parts.heading("Limits, and what this month has cost", "month_cost")
-    parts.table(
-        limit_table(shown, view.month),
-        "limits",
-        alt_text=f"Limits of {len(shown)} workspaces.",
-        columns={
-            "This month ($)": parts.money_column(),
-            "Spend limit ($)": parts.money_column(),
-            "Of the limit": parts.share_column(),
-        },
-        height=420 if len(shown) > 10 else "auto",
-    )
+def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list[Row]:
+    spent = {group.workspace: group.totals.cost_nano for group in month}
+    return [
+        {
+            "Workspace": each.id,
+            "Name": each.display_name,
+            "This month ($)": in_dollars(spent.get(each.id, 0)),
+            "Spend limit ($)": in_dollars(each.monthly_spend_nano),
+            "Of the limit": min(spent.get(each.id, 0) / each.monthly_spend_nano, 1.0)
+            if each.monthly_spend_nano
+            else None,
+            "Requests per minute": each.requests_per_minute,
+            "Tokens per minute": each.tokens_per_minute,
+            "At once": each.max_concurrency,
+            "Lease share": each.lease_share,
+            "Archived": each.archived_at.date() if each.archived_at else None,
+        }
+        for each in workspaces
+    ]
 
 
-def draw_keys(view: View) -> None:
-    parts.heading("Keys")
-    if not view.keys:
-        parts.empty("There is no key in the ledger.", ":material/key:")
+def key_table(keys: Sequence[KeyInfo], groups: Sequence[Group]) -> list[Row]:
+    """The most used first; a key without a turn in the range has dashes."""
+    used = {group.key: group for group in groups}
+    rows: list[Row] = [
+        {
+            "Workspace": each.workspace,
+            "Key": each.name,
+            "Id": each.id,
+            "Scope": each.scope,
+            "Last used (UTC)": each.last_used_at,
+            "Requests": group.totals.requests if group else None,
+            "Failed": group.totals.errors if group else None,
+            "Hit rate": group.rates.token_hit_rate if group else None,
+            "Net saved ($)": in_dollars(group.saved_nano)
+            if group and group.totals.is_priced
+            else None,
+            "Ends (UTC)": each.revoked_at or each.expires_at,
+        }
+        for each in keys
+        for group in (used.get(each.id),)
+    ]
+    return sorted(rows, key=lambda row: -(row["Requests"] or 0))
+
+
+def draw_outcome() -> None:
+    """What became of the last change. A key is told this once, until it is dismissed."""
+    found = st.session_state.get(_OUTCOME)
+    if found is None:
         return
-    parts.table(
-        key_table(view.keys, view.by_key),
-        "keys",
-        alt_text=f"{len(view.keys)} keys and their use in this range.",
-        columns={"Hit rate": parts.share_column(), "Net saved ($)": parts.money_column()},
-        height=420 if len(view.keys) > 10 else "auto",
-    )
+    said, key = found
+    with st.container(key="manage_outcome_box", border=True):
+        st.text(said)
+        if key:
+            st.caption("The key is shown this once. Copy it now:")
+            st.code(key, language=None)
+        st.button("Dismiss", key="dismiss", on_click=lambda: st.session_state.pop(_OUTCOME, None))
 
 
-parts.title("Workspaces", "Who uses the cache, how well, and within which limits?")
-live.show("workspaces", read, draw)
+def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
+    """Forms stay as they are filled in while the page refreshes."""
+    with st.expander("Make and change workspaces and keys", key="manage", icon=":material/tune:"):
+        make, limits, key, end = st.tabs(
+            ["New workspace", "Limits", "New or rotated key", "Archive or revoke"],
+            key="manage_tabs",
+        )
+        labels = {
+            f"{each.workspace} · {each.name} · {each.id}": each.id
+            for each in keys
+            if not each.revoked_at
+        }
+        with make, st.form("new_workspace", clear_on_submit=True, border=False):
+            name = st.text_input("Id", max_chars=64, placeholder="support-desk", key="new_id")
+            title = st.text_input("Name (optional)", max_chars=128, key="new_name").strip()
+            if st.form_submit_button("Create workspace") and name.strip():
+                body = {"id": name.strip()} | ({"display_name": title} if title else {})
+                said = f"The workspace {name.strip()} was made."
+                _change("/admin/v1/workspaces", WorkspaceReport, body, said)
+        with limits:
+            _draw_limits({each.id: each for each in workspaces})
+        with key:
+            _draw_keys([workspace.id for workspace in workspaces], labels)
+        with end:
+            _draw_ends(workspaces, labels)
+
+
+def _draw_limits(workspaces: dict[str, Workspace]) -> None:
+    if not workspaces:
+        return
+    chosen = st.selectbox("Workspace", list(workspaces), key="limit_workspace")
+    now = workspaces[chosen]
+    with st.form(f"limits_{chosen}", border=False):
+        body: dict[str, Any] = {
+            field: st.number_input(label, 1, 10**12, value, placeholder=_NO_LIMIT, step=1)
+            for field, label, value in (
+                ("requests_per_minute", "Requests per minute", now.requests_per_minute),
+                ("tokens_per_minute", "Tokens per minute", now.tokens_per_minute),
+                ("max_concurrency", "Requests at once", now.max_concurrency),
+            )
+        }
+        dollars = in_dollars(now.monthly_spend_nano)
+        spend = st.number_input(
+            "Dollars per month", 0.0, 1e9, dollars, placeholder=_NO_LIMIT, format="%.2f"
+        )
+        body["monthly_spend_nano"] = None if spend is None else round(spend * formats.NANO)
+        body["lease_share"] = st.number_input(
+            "Share of the leases (0 to 1)", 0.0, 1.0, now.lease_share, placeholder=_NO_LIMIT
+        )
+        if st.form_submit_button("Set limits"):
+            path = f"/admin/v1/workspaces/{segment(chosen)}"
+            _change(path, WorkspaceReport, body, f"The limits of {chosen} were set.")
+
+
+def _draw_keys(ids: list[str], labels: dict[str, str]) -> None:
+    left, right = st.columns(2, gap="large")
+    with left, st.form("new_key", clear_on_submit=True, border=False):
+        owner = st.selectbox("Workspace of the new key", ids, key="key_workspace")
+        name = st.text_input("Its name", max_chars=64, placeholder="unnamed", key="key_name")
+        scope = st.selectbox("Its scope", _SCOPES, key="key_scope")
+        if st.form_submit_button("Create key") and owner:
+            body: dict[str, Any] = {"workspace": owner, "scope": scope}
+            body |= {"name": name.strip()} if name.strip() else {}
+            _change("/admin/v1/keys", MadeKey, body, f"A key of {owner} was made.", _key_of)
+    with right, st.form("rotate_key", border=False):
+        old = st.selectbox("Key to rotate", list(labels), key="rotate_label")
+        grace = st.selectbox("The old one works for", list(_GRACES), key="rotate_grace")
+        is_sure = st.checkbox("The old key may stop working at once", key="rotate_sure")
+        asks = st.form_submit_button("Rotate key")
+        if asks and not _GRACES[grace] and not is_sure:
+            st.warning(
+                "Tick the box, or let the old key work for a while.", icon=":material/warning:"
+            )
+        elif asks and old:
+            path = f"/admin/v1/keys/{segment(labels[old])}/rotate"
+            body = {"grace_seconds": _GRACES[grace]}
+            _change(path, MadeKey, body, "The key has a successor.", _key_of)
+
+
+def _draw_ends(workspaces: list[Workspace], labels: dict[str, str]) -> None:
+    left, right = st.columns(2, gap="large")
+    with left:
+        live = [each.id for each in workspaces if each.archived_at is None]
+        chosen = st.selectbox("Workspace to archive", live, index=None, key="archive_id")
+        if chosen and _is_confirmed(
+            f"archive_{chosen}", "Archive it", "All its keys stop working at once."
+        ):
+            path = f"/admin/v1/workspaces/{segment(chosen)}/archive"
+            _change(path, WorkspaceReport, {}, f"{chosen} was archived.")
+        archived = [each.id for each in workspaces if each.archived_at is not None]
+        if archived:
+            back = st.selectbox("Workspace to restore", archived, index=None, key="restore_id")
+            if back and st.button("Restore it", key="restore"):
+                path = f"/admin/v1/workspaces/{segment(back)}/restore"
+                _change(path, WorkspaceReport, {}, f"{back} was restored.")
+    with right:
+        key = st.selectbox("Key to revoke", list(labels), index=None, key="revoke_label")
+        if key and _is_confirmed(
+            f"revoke_{labels[key]}", "Revoke it", "It stops working for good: nothing restores it."
+        ):
+            path = f"/admin/v1/keys/{segment(labels[key])}/revoke"
+            _change(path, Revoked, {}, "The key was revoked.")
+
+
+def _is_confirmed(key: str, label: str, warning: str) -> bool:
+    """A box to tick, then the button: whether both were done."""
+    st.warning(warning, icon=":material/warning:")
+    is_sure = st.checkbox("I am sure", key=f"sure_{key}")
+    return st.button(label, key=f"do_{key}", type="primary", disabled=not is_sure)
+
+
+def _key_of(made: MadeKey) -> str:
+    return made.key
+
+
+def _change(
+    path: str, shape: type[Any], body: Any, said: str, key_of: Callable[[Any], str] | None = None
+) -> None:
+    """Ask the gateway, and tell the outcome above the forms on the next run."""
+    key = ""
+    try:
+        made = viewer.session().client.change("POST", path, shape, body)
+        key = key_of(made) if key_of else ""
+    except ClientError as error:
+        said = str(error) if isinstance(error, Refused) else f"{error} Nothing was changed."
+        st.toast("Nothing was changed.")
+    st.session_state[_OUTCOME] = said, key
+    st.rerun()
+
+
+if __name__ == "__main__":
+    parts.title("Workspaces", "Who uses the cache, how well, and within which limits?")
+    live.show("workspaces", read, draw)

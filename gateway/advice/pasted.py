@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.protocol import InputUsage
+from engine.protocol import InputUsage, TextPart
 from gateway.advice import shell
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.base.catalogue import Model
@@ -133,6 +133,35 @@ def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
         if not _mark(body, pasted.plan.slots[segment].path, ttl):
             return None
     return body
+
+
+def as_messages(pasted: Pasted) -> dict[str, Any] | None:
+    """The content of a request as a body of the Messages API; None where it has more than texts
+    and tools. Markers are in the bodies that have them already."""
+    if pasted.dialect == "messages":
+        return pasted.body
+    prompt = pasted.plan.prompt
+    messages: list[dict[str, Any]] = []
+    if prompt.text is not None:
+        messages.append({"role": "user", "content": prompt.text})
+    for message in prompt.messages:
+        texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+        if len(texts) < len(message.parts):
+            return None
+        content = [{"type": "text", "text": text} for text in texts]
+        messages.append({"role": message.role, "content": content})
+    return {
+        "tools": [
+            {
+                "name": tool.name,
+                "description": tool.description or "",
+                "input_schema": tool.input_schema,
+            }
+            for tool in prompt.tools
+        ],
+        "system": [{"type": "text", "text": block.text} for block in prompt.system],
+        "messages": messages,
+    }
 
 
 def _mark(body: dict[str, Any], path: str, ttl: str) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 from engine.protocol import TextPart
 from gateway.admin.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
 from gateway.advice.observation import Observation
-from gateway.advice.pasted import Pasted, marked, turn_id
+from gateway.advice.pasted import Pasted, as_messages, marked, turn_id
 from gateway.prompt.names import SYSTEM, TOOL
 
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -58,6 +58,8 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
         blocks=blocks,
         findings=findings,
         marked=marked(pasted, places) if places else None,
+        body=pasted.body,
+        as_messages=as_messages(pasted),
     )
 
 

@@ -25,7 +25,7 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 from playwright.sync_api import Browser, Page, Request, TimeoutError
 
-from dashboard.views.catalogue import entries
+from dashboard.views import entries
 from scripts.bench.load import MESSAGES, body_of, headers_of, marked
 from scripts.setup import chromium
 from scripts.setup.chromium import browsing, new_page, sign_in

@@ -38,6 +38,10 @@ def serve_fake() -> Iterator[FakeAdmin]:
             self.end_headers()
             self.wfile.write(body)
 
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
+
         def log_message(self, format: str, *args: Any) -> None:
             return
 

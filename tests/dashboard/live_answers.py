@@ -20,6 +20,8 @@ def about(**changes: Any) -> Answers:
         "workspace": None,
         "sample": False,
         "may_send": True,
+        "has_placeholder_prices": False,
+        "served": ["m"],
         "workspaces": ["mine"],
         "engines": ["engine-0"],
         "models": ["m"],
@@ -74,7 +76,8 @@ def memory(num_cells: int) -> Answers:
 
 def engine_memory(num_cells: int) -> list[Answers]:
     if not num_cells:
-        return [{"name": "engine-0", "status": "down", "backend": None, "model": None}]
+        down = {"name": "engine-0", "status": "down", "kv_bytes_per_token": 0}
+        return [down | dict.fromkeys(("backend", "model", "stats", "memory"))]
     return [
         {
             "name": "engine-0",
@@ -108,6 +111,9 @@ def prefix(number: int, saved: int) -> Answers:
         "nano_with_5m": 1,
         "nano_with_1h": 2,
         "better_ttl": "5m",
+        "better_ttl_saves_nano": 0,
+        "reads_to_pay_back": 1,
+        "look": None,
     }
 
 
@@ -147,6 +153,9 @@ def samples(count: int) -> Answers:
                 "cache_read_tokens": 900 * (number % 2),
                 "first_token_seconds": 0.1 + number % 7,
                 "delivered_tokens": 900 * (number % 2),
+                "overhead_seconds": None,
+                "available_tokens": None,
+                "captured_tokens": None,
             }
             for number in range(count)
         ],
@@ -208,13 +217,33 @@ def history(count: int) -> Answers:
     }
 
 
-def engine_now(is_up: bool) -> list[Answers]:
-    row: Answers = {"name": "engine-0", "url": "http://127.0.0.1:1", "status": "down"}
-    if is_up:
-        row |= {"status": "ready", "stats": stats(64)}
-        kept = msgspec.to_builtins(own_guarantees(["forced_tools"]))
-        row["description"] = {"backend": "native", "model": "m", "guarantees": kept}
-    return [row]
+def engine_now(is_up: bool, name: str = "engine-0") -> Answers:
+    description = {
+        "backend": "native",
+        "model": "m",
+        "epoch": "e",
+        "max_context_tokens": 4096,
+        "block_size": 16,
+        "num_blocks": 64,
+        "granularity": 1,
+        "min_cache_tokens": 64,
+        "capabilities": ["forced_tools"],
+        "guarantees": msgspec.to_builtins(own_guarantees(["forced_tools"])),
+    }
+    routing = {"source": "events", "is_stale": False}
+    counts = ("names", "forgotten_names", "running", "waiting_tokens", "recent_tokens")
+    return {
+        "name": name,
+        "url": "http://127.0.0.1:1",
+        "status": "ready" if is_up else "down",
+        "is_draining": False,
+        "breaker": "closed",
+        "times_opened": 0,
+        "detail": {},
+        "description": description if is_up else None,
+        "stats": stats(64) if is_up else None,
+        "routing": routing | dict.fromkeys(counts, 0),
+    }
 
 
 def answers(state: str) -> Answers:
@@ -228,7 +257,7 @@ def answers(state: str) -> Answers:
         "/admin/v1/leases": leases(min(count, 500), saved),
         "/admin/v1/prefixes": [prefix(number, saved) for number in range(min(count, 100))],
         "/admin/v1/engines/memory": engine_memory({12: 64, 4000: 2048}.get(count, count)),
-        "/admin/v1/engines": engine_now(count > 0),
+        "/admin/v1/engines": [engine_now(count > 0)],
         "/admin/v1/engines/history": history(count),
         "/admin/v1/latency": latency(100_000 if count == 4000 else count, points),
         "/admin/v1/latency/samples": samples(count),

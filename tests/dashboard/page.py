@@ -1,15 +1,14 @@
 """The dashboard as a process of its own, and a browser in front of it."""
 
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
+from playwright.sync_api import Browser, Page, TimeoutError
 
+from scripts.setup.chromium import browsing, find_chromium, listen, new_page, sign_in
 from scripts.stack import serving_dashboard
 
 # The script has run, and nothing that it drew is being replaced.
@@ -25,42 +24,22 @@ def running_dashboard(gateway: str, logs: Path, **settings: str) -> Iterator[str
         yield server.wait().url
 
 
-def chromium() -> str | None:
-    """The browser's path: CHROMIUM's, or one of the usual names."""
-    names = ("chromium-headless-shell", "chromium", "google-chrome")
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-
-
-@contextmanager
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        made = playwright.chromium.launch(executable_path=chromium(), args=flags)
-        yield made
-        made.close()
-
-
 class Visit:
     """A page that is signed in, and everything that must not have happened meanwhile."""
 
     def __init__(self, opened: Browser, url: str, key: str | None, **options: object) -> None:
         self.url = url
-        self.context = opened.new_context(locale="en-GB", timezone_id="UTC", **options)  # type: ignore[arg-type]
-        self.page: Page = self.context.new_page()
-        self.errors: list[str] = []
-        self.outside: list[str] = []
+        self.page: Page = new_page(opened, **options)
+        self.context = self.page.context
+        self._heard: list[str] = []
         own = (url, url.replace("http", "ws"), "data:", "blob:")
-        self.page.on("console", lambda m: m.type == "error" and self.errors.append(m.text))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.errors.append(dialog.message))
+        listen(self.page, self._heard)
+        self.page.on("dialog", lambda dialog: self._heard.append(dialog.message))
         self.context.on(
-            "request",
-            lambda asked: asked.url.startswith(own) or self.outside.append(asked.url),
+            "request", lambda asked: asked.url.startswith(own) or self._heard.append(asked.url)
         )
         if key is not None:
-            self.page.goto(f"{url}/login")
-            self.page.fill("#key", key)
-            self.page.click("button")
+            sign_in(self.page, url, key)
             # Whoever goes on before the session's cookie has come is sent back to the sign-in.
             self.page.wait_for_url(
                 lambda url: "/login" not in url, timeout=WAIT_MS, wait_until="commit"
@@ -98,15 +77,15 @@ class Visit:
 
     def check(self) -> None:
         """No error in the console, no dialog, no request to another host."""
-        assert not self.errors + self.outside, "; ".join(self.errors + self.outside)
+        assert not self._heard, "; ".join(self._heard)
 
 
 def page_of(gateway: str, key: str, logs: Path) -> str:
     """All that the overview shows, as text and HTML; just the sign-in page without a browser."""
     with running_dashboard(gateway, logs) as url:
-        if chromium() is None:
+        if find_chromium() is None:
             return httpx.get(f"{url}/login", timeout=120).text
-        with browser() as opened:
+        with browsing() as opened:
             visit = Visit(opened, url, key)
             visit.open("/")
             return visit.page.content() + visit.text()

@@ -6,10 +6,10 @@ import pytest
 from streamlit.runtime.context import ContextProxy, StreamlitCookies
 from streamlit.testing.v1 import AppTest
 
+from dashboard import client as client_module
 from dashboard.access.sessions import COOKIE, sessions
-from dashboard.admin import client as client_module
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.about import About
+from dashboard.client import AdminClient
+from gateway.admin.structs.fleet import About
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 

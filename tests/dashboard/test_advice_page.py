@@ -69,6 +69,7 @@ def test_the_figures_are_those_of_the_api(monkeypatch: pytest.MonkeyPatch, gatew
     app = opened(monkeypatch, gateway)
     now = int(datetime.now(UTC).timestamp() * 1000)
     told = post(gateway, "advise", {"since_ms": now - 86_400_000, "until_ms": now + 1000})
+    told["streams"].sort(key=lambda each: -each["saves"]["multiples"])
     shown = table(app, "Advice")
     assert list(shown["Workspace"]) == [each["workspace"] for each in told["streams"]]
     saves = [round(each["saves"]["multiples"]) for each in told["streams"]]

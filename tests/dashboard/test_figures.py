@@ -20,7 +20,7 @@ from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df
 from streamlit.testing.v1 import AppTest
 
 from dashboard.ui import formats
-from dashboard.ui.advice import ADVICE
+from dashboard.ui.reasons import ADVICE
 from tests.dashboard.ledgers import Row, fill, turn
 from tests.dashboard.signed_in import open_page, sign_in
 from tests.gateway.serving import ADMIN_KEY, serve_gateway
@@ -159,6 +159,9 @@ def bars(app: AppTest, number: int) -> Any:
 
 
 READS = "SUM(cache_read_tokens)"
+REUSED = """SUM(MIN(MAX(automatic_tokens - cache_write_5m_tokens - cache_write_1h_tokens, 0),
+    input_tokens))"""
+UNCACHED = f"SUM(input_tokens) - {REUSED}"
 SAVED = f"""SUM(CASE WHEN price IS NOT NULL THEN
     {PROMPT} * {INPUT} - input_tokens * {INPUT} - cache_read_tokens * {READ}
     - cache_write_5m_tokens * {WRITE_5M} - cache_write_1h_tokens * {WRITE_1H} ELSE 0 END)"""
@@ -245,8 +248,8 @@ def test_the_chart_of_tokens_says_their_sums(figures: Figures, overview: AppTest
     assert automatic > 0
     assert alts(overview) == [
         f"Prompt tokens over time: {read:,} read, {five:,} written for 5 minutes,"
-        f" {hour:,} for 1 hour, {automatic:,} automatically reused,"
-        f" {plain - automatic:,} uncached."
+        f" 0 written for 30 minutes, {hour:,} written for 1 hour,"
+        f" {automatic:,} automatically reused, {plain - automatic:,} uncached."
     ]
     assert bars(overview, 0).groupby("class")["amount"].sum().to_dict() == {
         "Read from cache": read,
@@ -273,7 +276,7 @@ def test_miss_reasons_lead_to_their_requests(figures: Figures, overview: AppTest
     told = [each.value for each in overview.text]
     for count in counts.values():
         share = formats.percent(count / sum(counts.values()))
-        assert f"{share} · {count:,} requests" in told
+        assert f"{share} · {formats.counted(count, 'request')}" in told
 
 
 def test_the_hero_says_what_was_not_computed_again(figures: Figures, overview: AppTest) -> None:
@@ -319,7 +322,7 @@ def test_models(figures: Figures, savings: AppTest) -> None:
     shown = table(savings, "Output (tokens)").set_index("Model")
     expected = figures.rows(
         f"""SELECT model, COUNT(*), {READS}, SUM(cache_write_5m_tokens),
-            SUM(cache_write_1h_tokens), SUM(input_tokens), SUM(output_tokens), SUM(cost_nano)
+            SUM(cache_write_1h_tokens), {UNCACHED}, SUM(output_tokens), SUM(cost_nano)
             FROM turns""",
         rest="GROUP BY model",
     )

@@ -9,12 +9,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.ui import formats
-from dashboard.ui.advice import ADVICE
+from dashboard.ui.reasons import ADVICE
 from tests.dashboard.signed_in import open_page, sign_in
 from tests.dashboard.test_figures import (
     PROMPT,
     READS,
     SAVED,
+    UNCACHED,
     Figures,
     alts,
     bars,
@@ -45,7 +46,7 @@ def check_groups(figures: Figures, shown: Any, column: str) -> None:
     """A table by a dimension, against the sums of its turns."""
     expected = figures.rows(
         f"""SELECT {column}, COUNT(*), SUM(outcome LIKE '%\\_error' ESCAPE '\\'), {READS},
-            SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), SUM(input_tokens),
+            SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), {UNCACHED},
             SUM(output_tokens), 1.0 * {READS} / SUM({PROMPT}), {SAVED}, SUM(cost_nano)
             FROM turns""",
         rest=f"GROUP BY {column}",
@@ -209,7 +210,7 @@ def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures,
         where="available_tokens IS NOT NULL",
     )
     assert delivered <= captured <= available
-    assert card(app, "Delivered of available")[0] == formats.percent(delivered / available)
+    assert card(app, "Held tokens delivered")[0] == formats.percent(delivered / available)
     assert alts(app)[0] == (
         f"Of {count:,} sampled requests' prompt tokens"
         f" {formats.percent(available / prompt)} were available,"

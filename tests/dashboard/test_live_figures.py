@@ -4,7 +4,9 @@ Two engines of small pools, three workspaces and random traffic: some leases are
 """
 
 import random
+import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -47,17 +49,18 @@ class Live:
         urls = [f"{engine}/v1/entries" for engine in self.engines]
         return [each for url in urls for each in httpx.get(url, headers=own, timeout=60).json()]
 
+    def metric(self, engine: str, name: str, label: str) -> dict[str, float]:
+        """The values of one of an engine's `/metrics`, by a label."""
+        text = httpx.get(f"{engine}/metrics", timeout=60).text
+        samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+        return {s.labels[label]: s.value for s in samples if s.name.endswith(name)}
+
     def ended(self) -> dict[str, float]:
-        """The leases that ended, by how, from the engines' `/metrics`."""
-        found: dict[str, float] = {}
+        """The leases that ended, by how."""
+        found: Counter[str] = Counter()
         for engine in self.engines:
-            text = httpx.get(f"{engine}/metrics", timeout=60).text
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    if sample.name.endswith("leases_ended_total"):
-                        how = sample.labels["reason"]
-                        found[how] = found.get(how, 0) + sample.value
-        return found
+            found.update(self.metric(engine, "leases_ended_total", "reason"))
+        return dict(found)
 
 
 def send(gateway: str, chance: random.Random) -> None:
@@ -181,3 +184,20 @@ def test_leases_kept_counts_how_they_ended(live: Live, show: Any) -> None:
     assert sum(int(part.split()[0]) for part in told.removeprefix("early: ").split(", ")) == sum(
         lost.values()
     )
+
+
+def test_the_pool_is_in_use_alike_on_all_pages_and_in_metrics(live: Live, show: Any) -> None:
+    pools = [live.metric(engine, "kv_blocks", "state") for engine in live.engines]
+    total = sum(sum(pool.values()) for pool in pools)
+    leased = sum(pool["leased"] for pool in pools)
+    in_use = (leased + sum(pool["active"] for pool in pools)) / total
+    assert 0.05 < in_use < 0.95, "so that a wrong formula shows"
+    shown = formats.percent(in_use)
+    overview, memory, fleet = (show(name) for name in ("overview", "memory", "fleet"))
+    assert card(overview, "Pool in use")[0] == card(memory, "Pool in use")[0] == shown
+    assert card(memory, "Leased")[0] == formats.percent(leased / total)
+    said = " ".join(str(each.value) for each in fleet.markdown)
+    assert re.search(rf"{re.escape(shown)} of their KV memory is in use", said)
+    each = sorted((pool["active"] + pool["leased"]) / sum(pool.values()) for pool in pools)
+    for app in (overview, fleet):
+        assert sorted(table(app, "Pool in use")["Pool in use"]) == pytest.approx(each, abs=5.1e-4)

@@ -66,7 +66,7 @@ def test_one_row(monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str)
         case "overview":
             # 2,000 written at 25 % above the price of a token, a millionth of a dollar.
             assert (shown["Requests"], shown["Net saved"]) == ("1", ":red[−$0.000500]")
-            assert "100.0% · 1 requests" in [each.value for each in app.text]
+            assert "100.0% · 1 request" in [each.value for each in app.text]
             assert shown["Leases kept"] == "–", "no engine runs, so none has ended"
         case "savings":
             assert shown["Write premium"] == "$0.000500"

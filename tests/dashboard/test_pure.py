@@ -1,32 +1,152 @@
-"""What knows no browser and no gateway: selections, rows, CSV, colours, advice."""
+"""What knows no browser and no gateway: selections, axes, rows, words, verdicts, prompts, code."""
 
+import json
+import math
+import subprocess
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import get_args
+from typing import Any, get_args
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
-from dashboard.admin.shapes.savings import Waterfall
-from dashboard.admin.shapes.usage import Bucket, HitRates, Totals, Usage
-from dashboard.rows.savings import waterfall_rows
-from dashboard.rows.usage import hit_rates, saved_over_time, tokens_by_class
-from dashboard.ui.advice import ADVICE, UNKNOWN, advice
-from dashboard.ui.colours import BLOCKS, HITS, MONEY, TOKENS, Theme
-from dashboard.ui.parts import as_csv
-from dashboard.ui.selection import RANGES, Selection
-from dashboard.views.catalogue import entries
+from dashboard import prompt
+from dashboard.client import AdminClient, ClientError
+from dashboard.prompt import Asked, Block, NotBlocks
+from dashboard.ui import formats
+from dashboard.ui.axes import MAX_TIMES, amounts, decades, times
+from dashboard.ui.charts import BLOCKS, HITS, MONEY, TOKENS, Theme
+from dashboard.ui.filters import RANGES, Selection
+from dashboard.ui.parts import as_csv, plain
+from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
+from dashboard.views import entries
+from dashboard.views.overview import hit_rates, is_comparable, tokens_by_class
+from dashboard.views.savings import saved_over_time, waterfall_rows
+from dashboard.views.why import verdict
 from engine.protocol import MissReason
-from gateway.admin.structs.usage import DivergenceKind
+from gateway.admin.structs.usage import (
+    Bucket,
+    HitRates,
+    Totals,
+    Turn,
+    TurnDivergence,
+    Usage,
+    Waterfall,
+)
+from gateway.prompt.fingerprint import DivergenceKind
+from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
+from tests.dashboard.ledgers import turn as row_of
 
 NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
+VALUES = st.lists(st.integers(-(10**18), 10**18).map(lambda n: n / 1000), max_size=20)
+NANOS = st.lists(st.integers(-(10**7), 10**7).map(lambda nano: nano / 1e9), max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        *((formats.percent, *pair) for pair in ((None, "–"), (0.0, "0.0%"), (0.98765, "98.8%"))),
+        *((formats.compact, *pair) for pair in ((0, "0"), (999, "999"), (1000, "1.00K"))),
+        *((formats.compact, *pair) for pair in ((999_960, "1.00M"), (5 * 10**9, "5.00G"))),
+        *((formats.dollars, *pair) for pair in ((None, "–"), (0, "$0"), (999, "<$0.000001"))),
+        (formats.dollars, -999, "−<$0.000001"),
+        (formats.dollars, 2_500_000, "$0.002500"),
+        (formats.dollars, -12_345_678, "−$0.0123"),
+        (formats.dollars, 1_234_567_890_123, "$1,234.57"),
+        *((formats.duration, *pair) for pair in ((5.9, "5s"), (75, "1m 15s"), (90_000, "1d 1h"))),
+        (formats.duration, 3725, "1h 2m"),
+        *((plain, *pair) for pair in (("desk-1", "desk-1"), ("![x](y)", None), (None, None))),
+    ],
+)
+def test_numbers_and_names_as_people_read_them(write: Any, value: Any, text: str) -> None:
+    assert write(value) == text
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (11, 10, "+10 % vs period before"),
+        (5, 10, "−50 % vs period before"),
+        (-5, 10, "−150 % vs period before"),
+        (5, -10, "+150 % vs period before"),
+        (1200, 10, "120 times the period before"),
+        (10, 10, "0 % vs period before"),
+        (10**9, 0, "period before: $0"),
+        (10**9, None, "period before: –"),
+        (None, 10**9, "period before: $1.00"),
+    ],
+)
+def test_a_change_is_of_what_was(now: int | None, before: int | None, text: str) -> None:
+    assert formats.change(now, before, is_comparable=True) == text
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (0.5, 0.4, "+10.0 points vs period before"),
+        (0.4, 0.4, "0 points vs period before"),
+        (None, 0.4, "period before: 40.0%"),
+        (0.5, None, "period before: –"),
+    ],
+)
+def test_a_share_changes_by_points(now: float | None, before: float | None, text: str) -> None:
+    assert formats.points(now, before, is_comparable=True) == text
+    told = f"period before: {formats.percent(before)}"
+    assert formats.points(now, before, is_comparable=False) == told
+
+
+def written(form: str, tick: float) -> str:
+    """What d3 writes for the forms that `amounts` uses."""
+    body = form.lstrip("$")
+    if body != "~s":
+        return f"{tick:{body}}"
+    power = math.floor(math.log10(abs(tick)) / 3) * 3 if tick else 0
+    return f"{tick / 10**power:.6g}e{power}"
+
+
+@given(st.one_of(VALUES, NANOS))
+def test_an_axis_of_amounts_holds_them_all(values: list[float]) -> None:
+    found = amounts(values)
+    low, high = found.domain
+    assert math.isfinite(low) and math.isfinite(high) and low < high
+    room = 1e-8 * (high - low)
+    assert all(low - room <= value <= high + room for value in values)
+    assert 2 <= len(found.ticks) <= 8 and low <= 0 <= high
+    labels = [written(found.form, tick) for tick in found.ticks]
+    assert len(set(labels)) == len(labels), labels
+    assert all(tick == int(tick) for tick in amounts(values, whole=True).ticks)
+
+
+def test_thirty_cents_are_not_written_as_millidollars() -> None:
+    found = amounts([0.3], unit="$")
+    assert found.form == "$,.1f" and found.domain == [0.0, 0.3]
+
+
+@given(st.integers(0, 4_000_000_000_000), st.integers(1000, 40_000_000_000))
+def test_moments_are_few_and_differ(since_ms: int, length_ms: int) -> None:
+    found = times(since_ms, since_ms + length_ms)
+    assert len(found.ticks) <= MAX_TIMES + 1
+    assert all(found.since <= tick <= found.until for tick in found.ticks)
+    labels = [tick.strftime(found.form) for tick in found.ticks]
+    assert all(one != two for one, two in pairwise(labels))
+
+
+@given(st.lists(st.floats(1e-4, 1e7), max_size=20))
+def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
+    found = decades(values)
+    low, high = found.domain
+    assert 0 < low < high and all(low <= value <= high for value in values)
+    assert found.ticks == sorted(set(found.ticks))
 
 
 @pytest.mark.parametrize("chosen", RANGES)
 def test_a_range_ends_after_now_at_a_time_that_all_share(chosen: str) -> None:
     selection = Selection(range=chosen)
     since, until = selection.span(NOW)
-    assert (until - since).total_seconds() == RANGES[chosen]
+    assert (until - since).total_seconds() == RANGES[chosen][0]
     assert NOW < until <= NOW + timedelta(seconds=selection.refresh_seconds)
     assert selection.span(NOW + timedelta(seconds=1)) == (since, until)
 
@@ -36,6 +156,9 @@ def test_a_custom_range_is_what_was_chosen_and_never_empty() -> None:
     assert Selection(range="custom", since=since, until=NOW).span(NOW) == (since, NOW)
     turned = Selection(range="custom", since=NOW, until=since).span(NOW)
     assert turned == (NOW, NOW + timedelta(minutes=1))
+
+
+NO_RATES = HitRates(token_hit_rate=None, cacheable_hit_rate=None, request_hit_rate=None)
 
 
 def usage(*savings: int) -> Usage:
@@ -54,10 +177,10 @@ def usage(*savings: int) -> Usage:
         until_ms=len(savings) * 3_600_000 - 600_000,
         bucket_seconds=3600,
         totals=Totals(),
-        rates=HitRates(),
+        rates=NO_RATES,
         saved_nano=sum(savings),
         before=Totals(),
-        rates_before=HitRates(),
+        rates_before=NO_RATES,
         saved_nano_before=0,
         series=series,
         miss_reasons={},
@@ -66,9 +189,8 @@ def usage(*savings: int) -> Usage:
 
 
 @pytest.mark.parametrize(
-    ("now", "before", "is_comparable"),
+    ("now", "before", "comparable"),
     [
-        (30_000, 2, False),
         (30_000, 2_999, False),
         (30_000, 3_000, True),
         (3, 40, True),
@@ -78,10 +200,10 @@ def usage(*savings: int) -> Usage:
     ],
 )
 def test_a_period_with_hardly_any_requests_is_none_to_compare_with(
-    now: int, before: int, is_comparable: bool
+    now: int, before: int, comparable: bool
 ) -> None:
     seen = structs.replace(usage(), totals=Totals(requests=now), before=Totals(requests=before))
-    assert seen.is_comparable is is_comparable
+    assert is_comparable(seen) is comparable
 
 
 def test_intervals_that_the_range_cuts_are_drawn_as_wide_as_they_are() -> None:
@@ -119,26 +241,210 @@ def test_the_waterfall_hangs_together() -> None:
 
 
 def test_a_cell_that_begins_like_a_formula_is_text() -> None:
-    written = as_csv([{"a": "=1+1", "b": -1, "c": "@x"}, {"a": 'say "no"', "b": None, "c": "\t"}])
-    assert written == 'a,b,c\n\'=1+1,-1,\'@x\n"say ""no""",,\'\t\n'
+    told = as_csv([{"a": "=1+1", "b": -1, "c": "@x"}, {"a": 'say "no"', "b": None, "c": "\t"}])
+    assert told == 'a,b,c\n\'=1+1,-1,\'@x\n"say ""no""",,\'\t\n'
     assert as_csv([]) == ""
 
 
 @pytest.mark.parametrize("palettes", [TOKENS, BLOCKS, HITS, MONEY])
-def test_a_colour_means_one_thing_in_both_themes(
-    palettes: dict[Theme, dict[str, str]],
-) -> None:
+def test_a_colour_means_one_thing_in_both_themes(palettes: dict[Theme, dict[str, str]]) -> None:
     assert list(palettes["light"]) == list(palettes["dark"])
     for palette in palettes.values():
         assert len(set(palette.values())) == len(palette)
 
 
-def test_every_reason_has_its_advice() -> None:
+def test_every_reason_has_its_advice_and_every_page_its_address() -> None:
     known = {*get_args(MissReason), *get_args(DivergenceKind), "engine_restart", "routed_elsewhere"}
     assert known <= ADVICE.keys()
     assert advice("made_up") == UNKNOWN
-
-
-def test_pages_have_addresses_and_titles_of_their_own() -> None:
     assert len({entry.name for entry in entries()}) == len(entries()) == 12
     assert len({entry.title for entry in entries()}) == 12
+
+
+def test_a_ledger_that_cannot_be_read_is_no_bare_status() -> None:
+    """On a damaged ledger every page said that the gateway answers 529."""
+    with serve_fake() as fake:
+        for status, said in (
+            (529, "is busy or can't read its database;"),
+            (500, r"answers 500\.$"),
+        ):
+            fake.status = status
+            with pytest.raises(ClientError, match=f"^The gateway {said}"):
+                AdminClient(fake.url, ADMIN_KEY).get("/admin/v1/usage", dict)
+
+
+def a_turn(read: int = 0, write: int = 0, miss_reason: str | None = None, **changes: Any) -> Turn:
+    row = row_of(1, NOW, read=read, write_5m=write, miss_reason=miss_reason)
+    known = {name: row.get(name) for name in Turn.__struct_fields__}
+    return msgspec.convert(
+        known | {"workspace": "w", "stream": True, "cache_write_30m_tokens": 0} | changes, Turn
+    )
+
+
+def differs(kind: str | None, shared: int) -> TurnDivergence:
+    return TurnDivergence(turn="t", earlier="e", kind=kind, shared_tokens=shared, missed_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("judged", "compared", "title", "is_good", "shows_difference"),
+    [
+        (a_turn(read=100), None, "A hit", True, False),
+        (a_turn(read=100), differs("messages_changed", 100), "A hit", True, False),
+        (a_turn(100, 50), differs(None, 100), "A hit that grew", True, False),
+        (a_turn(100, 50), differs("messages_changed", 150), "A hit that grew", True, False),
+        (a_turn(100, 50), differs("system_changed", 99), "The system prompt", False, True),
+        (a_turn(0, 50, "cold"), differs("system_changed", 0), "The system prompt", False, True),
+        (a_turn(0, 50, "cold"), differs("messages_changed", 50), "First time seen", False, False),
+        (a_turn(0, 50, "cold"), None, "First time seen", False, False),
+        (a_turn(0, 50, "ttl_expired"), differs("messages_changed", 9), "Came after", False, False),
+        (a_turn(), None, "No miss", True, False),
+    ],
+)
+def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
+    judged: Turn,
+    compared: TurnDivergence | None,
+    title: str,
+    is_good: bool,
+    shows_difference: bool,
+) -> None:
+    said = verdict(judged, compared)
+    assert said.said.title.startswith(title)
+    assert said.is_good is is_good
+    assert (said.difference is not None) is shows_difference
+
+
+def test_a_new_conversation_is_not_told_to_change_its_prompt() -> None:
+    said = verdict(a_turn(100, 50), differs("messages_changed", 100)).said.change
+    assert "another conversation" in said and said != ADVICE["messages_changed"].change
+
+
+PARTS = {"input_tokens": 50, "cache_write_1h_tokens": 30}
+TOOL = '{"name": "t", "input_schema": {"type": "object"}}'
+
+
+def test_blocks_make_a_body_and_the_body_makes_the_blocks() -> None:
+    blocks = [
+        Block("user", "Hi"),
+        Block("system", "Be brief.", "1h"),
+        Block("tool", TOOL, "5m"),
+        Block("assistant", "Yes?"),
+        Block("user", "Go on."),
+        Block("user", "Please."),
+    ]
+    body = prompt.body_of(blocks, "m", 8)
+    assert [tool["name"] for tool in body["tools"]] == ["t"]
+    assert body["tools"][0]["cache_control"] == {"type": "ephemeral", "ttl": "5m"}
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+    assert prompt.body_of(prompt.blocks_of(body), "m", 8) == body
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1"])
+def test_a_tool_that_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="tool"):
+        prompt.body_of([Block("tool", text)], "m", 8)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": [{"type": "image"}]}],
+        [{"role": "tool", "content": "x"}],
+        [{"role": "user", "content": "x"}] * 41,
+    ],
+)
+def test_what_blocks_cannot_show_stays_a_body(messages: Any) -> None:
+    with pytest.raises(NotBlocks):
+        prompt.blocks_of({"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "field"),
+    [
+        ("messages", {"messages": [{"role": "user", "content": "Hi"}]}, "messages"),
+        ("responses", {"input": "Hi"}, "input"),
+        ("gemini", {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}]}, "contents"),
+    ],
+)
+def test_a_conversation_is_carried_on(dialect: str, body: dict[str, Any], field: str) -> None:
+    carried = prompt.carried_on(Asked(dialect, body), "Yes?", "More")[field]
+    assert len(carried) == 3 and "Yes?" in str(carried[1]) and "More" in str(carried[2])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answer"),
+    [
+        ("chat", {"choices": [{"message": {"content": "Yes."}}]}),
+        ("completions", {"choices": [{"text": "Yes."}]}),
+        ("gemini", {"candidates": [{"content": {"parts": [{"text": "Yes."}]}}]}),
+        (
+            "responses",
+            {"output": [{"type": "message", "content": [{"type": "output_text", "text": "Yes."}]}]},
+        ),
+    ],
+)
+def test_the_text_of_a_whole_answer(dialect: str, answer: dict[str, Any]) -> None:
+    assert prompt.text_of(dialect, answer) == "Yes." and prompt.text_of(dialect, {}) == ""
+
+
+def test_code_to_copy_is_whole_and_has_no_key() -> None:
+    body = prompt.body_of([Block("user", 'it\'s "quoted" \\ $HOME\nnew line')], "m", 8)
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        compile(prompt.python("http://x", path, body), "code", "exec")
+        assert json.dumps(body["model"]) in prompt.javascript("http://x", path, body)
+    shell = prompt.curl("http://x", "/v1/messages", body).replace("curl ", "printf '%s\\n' ", 1)
+    told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert json.dumps(body, indent=2, ensure_ascii=False) in told.stdout
+
+
+@pytest.mark.parametrize(("automatic", "reused"), [(0, 0), (40, 0), (70, 20), (500, 50)])
+def test_what_was_reused_unmarked_stands_behind_what_was_written(
+    automatic: int, reused: int
+) -> None:
+    counts = prompt.counts_of(a_turn(100, 20, automatic_tokens=automatic, **PARTS))
+    assert counts["Automatically reused"] == reused
+    assert counts["Uncached"] == 50 - reused
+    spans = prompt.prompt_spans(counts)
+    assert sum(counts.values()) == spans[-1]["end"] == 200
+
+
+def test_a_marker_elsewhere_would_have_held_what_is_before_it() -> None:
+    blocks = [Block("system", "a", "1h"), Block("system", "b", "5m"), Block("user", "c")]
+    rows = prompt.part_rows(blocks, prompt.counts_of(a_turn(100, 20, **PARTS)), [100, 150])
+    assert [row["tokens"] for row in rows] == [100, 50, 50]
+    told = prompt.elsewhere_rows(rows)
+    assert [row["A second send reads"] for row in told] == [100, 150, 200]
+    assert [row["Known"] for row in told] == ["exactly"] * 3
+    assert told[-1]["Of the prompt"] == 1.0
+
+
+def test_an_answer_is_followed_to_its_end() -> None:
+    points = {"breakpoints": [{"path": "system.0", "tokens": 9}, {"path": "system.1"}]}
+    events = [
+        {"type": "message_start", "message": {"id": "msg_1", "holdfast": points}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Yes."}},
+        {"type": "error", "error": {"message": "the engine is gone"}},
+    ]
+    answer = prompt.Answer()
+    lines = ["event: x", *(f"data: {json.dumps(event)}" for event in events), ""]
+    assert len(list(prompt.follow(lines, answer))) == 3
+    assert (answer.id, answer.ends, answer.text) == ("msg_1", [9, None], "Yes.")
+    assert answer.problem == "the engine is gone"
+
+
+def sent(seconds: float | None, read: int = 0, cost: int | None = 5_000_000) -> Turn:
+    return a_turn(read, input_tokens=9, first_token_seconds=seconds, cost_nano=cost)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (sent(0.188), sent(0.016, 1930), "12 times as soon**: 188 ms → 16 ms. It read 1,930 of"),
+        (sent(0.1), sent(0.11, 5), "about as soon**: 100 ms → 110 ms"),
+        (sent(0.1), sent(0.3, 5), "answered later**"),
+        (sent(None), sent(0.3), "has no time to first token"),
+        (sent(0.1), sent(0.1, cost=500_000), "and cost $0.000500 instead of $0.005000."),
+        (sent(0.1), sent(0.1, cost=None), "prompt tokens."),
+    ],
+)
+def test_what_a_second_send_gained_is_one_sentence(first: Turn, second: Turn, said: str) -> None:
+    assert said in prompt.gained(first, second)

@@ -9,19 +9,30 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 from pydantic import ValidationError
 
-from dashboard.access.attempts import MAX_ADDRESSES, MAX_FAILED, WINDOW_SECONDS, Attempts
+from dashboard.access import document
 from dashboard.access.login import inside
-from dashboard.access.sessions import COOKIE, MAX_SESSIONS, Sessions
-from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.about import About
+from dashboard.access.sessions import (
+    COOKIE,
+    MAX_ADDRESSES,
+    MAX_FAILED,
+    MAX_SESSIONS,
+    WINDOW_SECONDS,
+    Attempts,
+    Sessions,
+)
+from dashboard.client import AdminClient
 from dashboard.settings import Settings
+from gateway.admin.structs.fleet import About
 from tests.dashboard.conftest import Gateways
+from tests.dashboard.live_answers import about
 from tests.dashboard.page import running_dashboard
 from tests.gateway.serving import ADMIN_KEY, API_KEY
 
+ABOUT = msgspec.convert(about(), About)
 POLICY = re.compile(r"[a-z-]+-src [^;]*(http:|https:|\*)|unsafe-eval")
 
 
@@ -235,7 +246,7 @@ def client_of(key: str) -> AdminClient:
 def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
     now = [0.0]
     sessions = Sessions(100.0, lambda: now[0])
-    first, second = sessions.open(client_of("a"), About()), sessions.open(client_of("a"), About())
+    first, second = sessions.open(client_of("a"), ABOUT), sessions.open(client_of("a"), ABOUT)
     found = [sessions.find(first), sessions.find(second)]
     assert found[0] and found[1] and found[0].client is found[1].client, "one key, one client"
     sessions.close(first)
@@ -243,16 +254,16 @@ def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
     now[0] = 100.0
     assert sessions.find(second) is None
     client = client_of("b")
-    oldest = sessions.open(client, About())
+    oldest = sessions.open(client, ABOUT)
     for _ in range(MAX_SESSIONS):
-        sessions.open(client, About())
+        sessions.open(client, ABOUT)
     assert sessions.find(oldest) is None
     sessions.close_all()
 
 
 def test_a_cookie_of_another_process_is_none() -> None:
     mine, other = Sessions(100.0), Sessions(100.0)
-    cookie = other.open(client_of("a"), About())
+    cookie = other.open(client_of("a"), ABOUT)
     assert mine.find(cookie) is None and mine.find("") is None and mine.find("a.b.c") is None
     tampered = ("B" if cookie[0] == "A" else "A") + cookie[1:]
     assert other.find(cookie) is not None and other.find(tampered) is None
@@ -272,3 +283,30 @@ def test_attempts_are_counted_by_address_and_forgotten() -> None:
     for number in range(MAX_ADDRESSES + 1):
         attempts.failed(str(number))
     assert len(attempts._failed) == MAX_ADDRESSES
+
+
+def test_the_document_names_the_scripts_that_pages_want_and_all_that_these_import() -> None:
+    """Where a version of Streamlit names them otherwise, this fails and pages are only slower."""
+    chunks = document.manifest()
+    found = document.scripts(chunks)
+    for name in document.WANTED:
+        assert any(Path(file).name.startswith(f"{name}.") for file in found), name
+    assert len(found) == len(set(found)) > len(document.WANTED)
+    for chunk in chunks.values():
+        if chunk["file"] in found:
+            assert {chunks[key]["file"] for key in chunk.get("imports", [])} <= set(found)
+    assert not any("PlotlyChart" in file or "EChartsChart" in file for file in found)
+    head = document.document().split("</head>")[0]
+    for file in found:
+        assert (document.FOLDER / file).is_file()
+        assert f'<link rel="modulepreload" href="./{file}">' in head
+
+
+@pytest.mark.parametrize("text", [None, "no json", '{"a.js": {"file": "static/js/a.js"}}'])
+def test_a_streamlit_without_a_manifest_or_these_names_has_no_links(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    monkeypatch.setattr(document, "FOLDER", tmp_path)
+    assert document.scripts(document.manifest()) == []

@@ -17,6 +17,7 @@ from gateway.ledger.database import Ledger, with_ledger
 from tests.dashboard.conftest import Gateways
 from tests.dashboard.fake_admin import ADMIN_KEY as FAKE_KEY
 from tests.dashboard.fake_admin import serve_fake
+from tests.dashboard.live_answers import about
 from tests.dashboard.signed_in import open_page, sign_in
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import week
@@ -136,18 +137,7 @@ def test_hostile_names_stay_text(monkeypatch: pytest.MonkeyPatch, gateways: Gate
 def test_the_page_stands_where_no_advice_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway's answer is of no use: the place of the advice says so, and only that."""
     with serve_fake() as fake:
-        fake.answers["/admin/v1/about"] = {
-            "now_ms": 0,
-            "workspace": None,
-            "sample": False,
-            "may_send": False,
-            "has_placeholder_prices": False,
-            "workspaces": [],
-            "engines": [],
-            "models": [],
-            "served": [],
-            "definitions": {},
-        }
+        fake.answers["/admin/v1/about"] = about()
         sign_in(monkeypatch, fake.url, FAKE_KEY)
         app = open_page("overview")
         deadline = time.monotonic() + WAIT_SECONDS

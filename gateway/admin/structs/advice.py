@@ -144,13 +144,16 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens` are estimated from bytes. `marked` is the request with the markers in place; None
     where nothing is to be marked or the dialect has no markers, and then a policy of the key does
-    it. `blocks` are the first 200."""
+    it. `blocks` are the first 200. `body` is what was read, `as_messages` the same as a body of the
+    Messages API; None where it has more than texts and tools."""
 
     dialect: str
     tokens: int
     blocks: list[Block]
     findings: list[Finding]
     marked: dict[str, Any] | None
+    body: dict[str, Any]
+    as_messages: dict[str, Any] | None
 
 
 class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):

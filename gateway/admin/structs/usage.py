@@ -30,6 +30,16 @@ class Totals(InputUsage, kw_only=True):
     prefill_us: int = 0
 
     @property
+    def is_priced(self) -> bool:
+        """Whether any turn has a price: without one, money is unknown and not 0."""
+        return self.requests > self.unpriced
+
+    @property
+    def computed_input_tokens(self) -> int:
+        """The input tokens that were not reused from memory."""
+        return self.input_tokens - self.automatic_input_tokens
+
+    @property
     def saved_nano(self) -> int:
         """The cost of the same tokens without a cache, less their cost."""
         return self.cost_without_cache_nano - self.cost_nano

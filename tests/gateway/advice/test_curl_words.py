@@ -1,19 +1,17 @@
 """Words of a pasted curl command: those of a shell, in time linear in the text."""
 
-import inspect
 import random
 import shlex
 import time
 
 import pytest
 
-from dashboard.playground import shell as of_dashboard
-from gateway.advice import shell as of_gateway
+from gateway.advice import shell
 
 
 def words(text: str) -> list[str] | None:
     try:
-        return list(of_gateway.words(text))
+        return list(shell.words(text))
     except ValueError:
         return None
 
@@ -39,13 +37,9 @@ def test_a_text_twice_as_long_takes_about_twice_as_long(part: str) -> None:
         text, times = part * count, []
         for _ in range(3):
             began = time.process_time()
-            list(of_gateway.words(text))
+            list(shell.words(text))
             times.append(time.process_time() - began)
         return min(times)
 
     # Quadratic time would be 16 times as long.
     assert seconds(80_000) < 9 * max(seconds(20_000), 0.002)
-
-
-def test_the_dashboards_copy_is_the_same_to_the_letter() -> None:
-    assert inspect.getsource(of_dashboard) == inspect.getsource(of_gateway)

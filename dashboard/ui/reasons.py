@@ -1,9 +1,11 @@
-"""What each reason of a miss is called and means, and what to change. Pure.
+"""What each reason of a miss is called and means, and what to change.
 
 The words are those of the ledger's `miss_reason` and of `GET /admin/v1/turns/{id}/divergence`.
 """
 
 from typing import NamedTuple
+
+import streamlit as st
 
 
 class Advice(NamedTuple):
@@ -12,6 +14,7 @@ class Advice(NamedTuple):
     change: str
 
 
+MAX_REASON = 32
 _CHANGED = "Move what varies behind the last marker, or keep it byte for byte the same."
 ADVICE = {
     "cold": Advice(
@@ -37,7 +40,7 @@ ADVICE = {
     "ttl_expired": Advice(
         "Came after its lease ended",
         "It was there, and its lease ran out before it was read again.",
-        "Use the one-hour TTL where Savings says that it is cheaper, or come sooner.",
+        "Use the one-hour TTL where Savings says that it is cheaper, or send again within the TTL.",
     ),
     "best_effort_evicted": Advice(
         "Had no lease, and made room",
@@ -125,6 +128,25 @@ def reason_title(reason: str) -> str:
     return ADVICE[reason].title if reason in ADVICE else reason
 
 
-def reason_of(title: str) -> str:
-    """The reason that has these plain words; words that are not known here stand for themselves."""
-    return next((reason for reason, each in ADVICE.items() if each.title == title), title)
+def reason_filter(unset: str) -> None:
+    """A choice of miss reasons in plain words; the words stand in the URL as `reason`."""
+    options = ["", *(advice.title for advice in ADVICE.values())]
+    linked = st.query_params.get("reason", "")
+    if linked not in options and len(linked) <= MAX_REASON:
+        options.append(linked)
+    st.selectbox(
+        "Missed because",
+        options,
+        format_func=lambda option: option or unset,
+        key="reason",
+        width=290,
+        bind="query-params",
+    )
+
+
+def chosen_reason() -> str | None:
+    """The reason of the filter, as the ledger has it; None for any. Unknown words stand as they
+    came."""
+    title = st.session_state.get("reason") or ""
+    known = (reason for reason, each in ADVICE.items() if each.title == title)
+    return next(known, title) or None

@@ -1,12 +1,13 @@
 """Client of the gateway's admin API, the dashboard's only source. Knows HTTP, no pictures.
 
-Counts are tokens, money is nano-dollars, times are UTC. The shapes of answers are in `shapes/`.
+Counts are tokens, money is nano-dollars, times are UTC.
 """
 
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ Params = Mapping[str, Any]
 
 
 class ClientError(Exception):
-    """The admin API gave no usable answer; the message is fit to be shown."""
+    """The gateway gave no usable answer; the message is fit to be shown."""
 
 
 class KeyRefused(ClientError):
@@ -49,16 +50,12 @@ class AdminClient:
     """
 
     def __init__(self, gateway_url: str, key: str) -> None:
-        self._asks_as = (gateway_url, key)
+        self.asks_as = (gateway_url, key)
         self._http = httpx.Client(
             base_url=gateway_url, headers={"x-api-key": key}, timeout=TIMEOUT, trust_env=False
         )
         self._kept: OrderedDict[tuple[Any, ...], tuple[float, Any]] = OrderedDict()
         self._lock = threading.Lock()
-
-    def is_same(self, other: "AdminClient") -> bool:
-        """Whether both ask the same gateway with the same key."""
-        return self._asks_as == other._asks_as
 
     def get(
         self,
@@ -77,7 +74,7 @@ class AdminClient:
         if kept is not None and time.monotonic() - kept[0] < fresh:
             answer: Reply = kept[1]
             return answer
-        answer = decoded(self.send("GET", path, asked, timeout=timeout), shape)
+        answer = decoded(self._send("GET", path, asked, timeout=timeout).content, shape)
         with self._lock:
             self._kept[about] = time.monotonic(), answer
             self._kept.move_to_end(about)
@@ -96,9 +93,14 @@ class AdminClient:
         """POST or DELETE. Kept answers are forgotten."""
         with self._lock:
             self._kept.clear()
-        return decoded(self.send(method, path, params, body), shape)
+        return decoded(self._send(method, path, params, body).content, shape)
 
-    def send(
+    def ask(self, path: str, shape: type[Reply], body: Mapping[str, Any]) -> Reply:
+        """A question that is too long for a URL; fields that are None are left out."""
+        asked = {name: value for name, value in body.items() if value is not None}
+        return decoded(self._send("POST", path, body=asked).content, shape)
+
+    def _send(
         self,
         method: str,
         path: str,
@@ -107,12 +109,8 @@ class AdminClient:
         timeout: httpx.Timeout = TIMEOUT,
     ) -> httpx.Response:
         """The response, if it is a success."""
-        try:
+        with _answering():
             reply = self._http.request(method, path, params=params, json=body, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
-        except RuntimeError:
-            raise ClientError("The session has ended.") from None  # its client is closed
         match reply.status_code:
             case 401 | 403:
                 raise KeyRefused("The gateway refuses this key: sign in again with another one.")
@@ -128,41 +126,57 @@ class AdminClient:
                 raise ClientError(f"The gateway answers {status}.")
         return reply
 
-    def call(
-        self, path: str, body: Any, headers: Mapping[str, str]
-    ) -> tuple[dict[str, Any], str | None]:
+    def call(self, path: str, body: Any) -> tuple[dict[str, Any], str | None]:
         """A whole answer of a model API, and the id of its request. Raise ClientError with the
         gateway's own words for a refusal."""
-        try:
-            reply = self._http.post(path, json=body, headers=dict(headers), timeout=CALL_TIMEOUT)
-        except (httpx.HTTPError, RuntimeError) as error:
-            raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
+        with _answering():
+            reply = self._http.post(path, json=body, timeout=CALL_TIMEOUT)
         if reply.status_code != 200:
             raise ClientError(refusal(reply))
         found = reply.headers.get("request-id") or reply.headers.get("x-request-id")
-        return decoded(reply, dict[str, Any]), found
+        return decoded(reply.content, dict[str, Any]), found
 
     def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> Iterator[str]:
         """The lines of a streamed answer. Raise ClientError with the gateway's own words for a
         refusal, and where it breaks off."""
-        try:
-            with self._http.stream(
+        with (
+            _answering(),
+            self._http.stream(
                 "POST", path, json=body, headers=dict(headers), timeout=STREAM_TIMEOUT
-            ) as reply:
-                if reply.status_code != 200:
-                    reply.read()
-                    raise ClientError(refusal(reply))
-                yield from reply.iter_lines()
-        except httpx.HTTPError as error:
-            raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
+            ) as reply,
+        ):
+            if reply.status_code != 200:
+                reply.read()
+                raise ClientError(refusal(reply))
+            yield from reply.iter_lines()
 
     def close(self) -> None:
         self._http.close()
 
 
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
+    except RuntimeError as error:
+        if "closed" not in str(error):
+            raise
+        raise ClientError("The session has ended.") from None  # its client is closed
+
+
 def segment(text: str) -> str:
     """Any text as one segment of a path."""
     return quote(text, safe="").replace(".", "%2E") or "-"
+
+
+class _Problem(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Problem
 
 
 def refusal(reply: httpx.Response) -> str:
@@ -174,17 +188,9 @@ def refusal(reply: httpx.Response) -> str:
     return f"The gateway answers {reply.status_code}: {body.error.message}"
 
 
-class _Problem(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    error: _Problem
-
-
-def decoded(reply: httpx.Response, shape: type[Reply]) -> Reply:
+def decoded(content: bytes | str, shape: type[Reply]) -> Reply:
     try:
-        return msgspec.json.decode(reply.content, type=shape)
+        return msgspec.json.decode(content, type=shape)
     except msgspec.MsgspecError:
         raise ClientError(
             "The gateway's answer has another shape: are both of one version?"

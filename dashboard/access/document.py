@@ -1,0 +1,74 @@
+"""The document of every page: Streamlit's own, with the address of its server and preload links.
+
+Without the address, a page that is opened as `/savings` asks for `/savings/_stcore/health`, and the
+browser logs an error. Streamlit loads the script of an element when the element comes, then what
+that one imports: round trips while nothing is shown. The links name these scripts at once; Vite's
+manifest in Streamlit's build (https://vite.dev/guide/backend-integration) says which they are.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import streamlit
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.routing import Route
+
+FOLDER = Path(streamlit.__file__).parent / "static"
+# What cards, charts, tables, filters and words are drawn by, as Streamlit's build names it.
+WANTED = (
+    *("Html", "StreamlitMarkdown", "remark-emoji", "ButtonGroup", "Selectbox", "Metric"),
+    *("ArrowVegaLiteChart", "embed", "vega-interpreter", "DataFrame", "DownloadButton"),
+)
+_BASE = "<script>window.__streamlit={BACKEND_BASE_URL:location.origin+'/'}</script>"
+
+
+@cache
+def document() -> str:
+    text = (FOLDER / "index.html").read_text("utf-8")
+    text = text.replace("<title>Streamlit</title>", "<title>Holdfast</title>")
+    links = (f'<link rel="modulepreload" href="./{file}">' for file in scripts(manifest()))
+    text = text.replace("<head>", f"<head>{_BASE}", 1)
+    return text.replace("</head>", f"{''.join(links)}</head>", 1)
+
+
+def manifest() -> dict[str, Any]:
+    """Streamlit's chunks by key; none where a version ships no manifest."""
+    try:
+        found: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def scripts(chunks: dict[str, Any]) -> list[str]:
+    """The files of `WANTED` and those that they import, directly or not.
+
+    A chunk's `dynamicImports` are left out: they are asked for when somebody edits or exports.
+    """
+    waiting = [key for name in WANTED for key, chunk in chunks.items() if chunk.get("name") == name]
+    found: dict[str, str] = {}
+    while waiting:
+        key = waiting.pop(0)
+        if key not in found and key in chunks:
+            found[key] = chunks[key]["file"]
+            waiting += chunks[key].get("imports", [])
+    return [file for file in found.values() if file.endswith(".js")]
+
+
+async def _show(request: Request) -> HTMLResponse:
+    return HTMLResponse(document(), headers={"cache-control": "no-store"})
+
+
+async def _start(request: Request) -> RedirectResponse:
+    """The first page has no address of its own in Streamlit."""
+    query = request.url.query
+    return RedirectResponse(f"/?{query}" if query else "/", 307)
+
+
+def routes(first: str, others: list[str]) -> list[Route]:
+    """The routes of the start, of the first page, and of each other page."""
+    shown = [Route(f"/{name}", _show, methods=["GET"]) for name in ("", *others)]
+    return [*shown, Route(f"/{first}", _start, methods=["GET"])]

@@ -1,0 +1,367 @@
+"""What the playground sends and shows: a prompt of blocks, its answer, what became of its tokens,
+and the request as code. Pure."""
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dashboard.ui import formats
+from dashboard.ui.charts import TOKENS, Row
+from engine import protocol
+from gateway.admin.structs.usage import Turn
+
+Kind = Literal["tool", "system", "user", "assistant"]
+KINDS: tuple[Kind, ...] = ("tool", "system", "user", "assistant")
+TTLS = {"No marker": None, "5 minutes": "5m", "1 hour": "1h"}
+MAX_BLOCKS = 40
+KEY = "HOLDFAST_API_KEY"
+CLASSES = tuple(TOKENS["light"])
+DIALECTS = {
+    "messages": "Anthropic Messages",
+    "chat": "OpenAI Chat Completions",
+    "completions": "OpenAI Completions",
+    "responses": "OpenAI Responses",
+    "gemini": "Google generateContent",
+}
+_PATHS = {
+    "messages": "/v1/messages",
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+}
+_CLOSE = 1.2
+"""Times that differ by less are told to be the same: both are measured once."""
+
+
+class NotBlocks(ValueError):
+    """The body has what blocks of text can't show: it is sent as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`text` is a tool's JSON, or a text. `ttl` None has no marker at its end."""
+
+    kind: Kind
+    text: str
+    ttl: str | None = None
+
+    @property
+    def name(self) -> str:
+        if self.kind != "tool":
+            return self.kind.capitalize()
+        try:
+            return f"Tool {json.loads(self.text)['name']}"
+        except (ValueError, KeyError, TypeError):
+            return "Tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of one of `DIALECTS`."""
+
+    dialect: str
+    body: dict[str, Any]
+
+    def path(self, model: str) -> str:
+        """Where it is sent. Google's dialect has the model in the path."""
+        return _PATHS.get(self.dialect, f"/v1beta/models/{model}:generateContent")
+
+    def for_model(self, model: str) -> "Asked":
+        """The same for one answer in one piece, with a model that is served here."""
+        body = {name: value for name, value in self.body.items() if name != "stream"}
+        return Asked(self.dialect, body if self.dialect == "gemini" else {**body, "model": model})
+
+
+def in_order(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks that have text, as the prompt has them: tools, system, then the messages."""
+    ranks = {"tool": 0, "system": 1}
+    told = [block for block in blocks if block.text.strip()]
+    return sorted(told, key=lambda block: ranks.get(block.kind, 2))
+
+
+def body_of(blocks: Sequence[Block], model: str, max_tokens: int) -> dict[str, Any]:
+    """The body of a Messages request. Raise ValueError for a tool that is no JSON object.
+
+    Neighbours of one role are one message.
+    """
+    tools, system = [], []
+    messages: list[dict[str, Any]] = []
+    for block in in_order(blocks):
+        marker = {"cache_control": {"type": "ephemeral", "ttl": block.ttl}} if block.ttl else {}
+        text = {"type": "text", "text": block.text, **marker}
+        if block.kind == "tool":
+            tools.append(_tool(block.text) | marker)
+        elif block.kind == "system":
+            system.append(text)
+        elif messages and messages[-1]["role"] == block.kind:
+            messages[-1]["content"].append(text)
+        else:
+            messages.append({"role": block.kind, "content": [text]})
+    sections = {"tools": tools, "system": system}
+    told = {name: section for name, section in sections.items() if section}
+    return {"model": model, "max_tokens": max_tokens, **told, "messages": messages}
+
+
+def _tool(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ValueError("A tool is not valid JSON.") from None
+    if not isinstance(found, dict):
+        raise ValueError("A tool must be a JSON object with name, description and input_schema.")
+    return found
+
+
+def blocks_of(body: Mapping[str, Any]) -> list[Block]:
+    """Take a Messages body apart. Raise NotBlocks where it has more than text and tools."""
+    found: list[Block] = []
+    for tool in body.get("tools") or []:
+        plain = {name: value for name, value in tool.items() if name != "cache_control"}
+        found.append(Block("tool", json.dumps(plain, indent=2), _ttl(tool)))
+    told: list[tuple[Kind, Any]] = [("system", body.get("system"))]
+    for message in body.get("messages") or []:
+        if message.get("role") not in ("user", "assistant"):
+            raise NotBlocks(f"a message of the role {message.get('role')!r:.20}")
+        told.append((message["role"], message.get("content")))
+    for kind, content in told:
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        for each in texts:
+            if each.get("type") != "text":
+                raise NotBlocks("content other than text")
+            found.append(Block(kind, str(each.get("text", "")), _ttl(each)))
+    if len(found) > MAX_BLOCKS:
+        raise NotBlocks(f"more than {MAX_BLOCKS} blocks")
+    return found
+
+
+def _ttl(each: Mapping[str, Any]) -> str | None:
+    marker = each.get("cache_control")
+    return str(marker.get("ttl", "5m")) if isinstance(marker, dict) else None
+
+
+def carried_on(asked: Asked, answer: str, question: str) -> dict[str, Any]:
+    """The body with the answer and the next question behind it; unchanged where the API has no
+    conversations."""
+    said: list[dict[str, Any]] = [
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": question},
+    ]
+    name = {"responses": "input", "gemini": "contents", "completions": None}.get(
+        asked.dialect, "messages"
+    )
+    if name is None:
+        return asked.body
+    before = asked.body.get(name, [])
+    if isinstance(before, str):
+        before = [{"role": "user", "content": before}]
+    if asked.dialect == "gemini":
+        said = [
+            {"role": "model", "parts": [{"text": answer}]},
+            {"role": "user", "parts": [{"text": question}]},
+        ]
+    return {**asked.body, name: [*before, *said]}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come so far. `ends` are the tokens up to each marker, as the engine tells them;
+    `problem` is the gateway's own word for why it ended badly."""
+
+    text: str = ""
+    id: str | None = None
+    ends: list[int | None] = field(default_factory=list)
+    problem: str | None = None
+
+
+def follow(lines: Iterable[str], answer: Answer) -> Iterator[None]:
+    """Read the events of a Messages stream into `answer`, one at a time."""
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        event: Mapping[str, Any] = json.loads(line.removeprefix("data:"))
+        match event.get("type"):
+            case "message_start":
+                answer.id = event["message"]["id"]
+                told = event["message"].get("holdfast", {}).get("breakpoints", [])
+                answer.ends = [each.get("tokens") for each in told]
+            case "content_block_delta":
+                answer.text += event["delta"].get("text", "")
+            case "error":
+                answer.problem = str(event.get("error", {}).get("message", "the stream broke off"))
+        yield
+
+
+def text_of(dialect: str, answer: Mapping[str, Any]) -> str:
+    """The text of a whole answer; empty where it has none."""
+    first = (answer.get("choices") or answer.get("candidates") or [{}])[0]
+    match dialect:
+        case "chat":
+            return str((first.get("message") or {}).get("content") or "")
+        case "completions":
+            return str(first.get("text") or "")
+        case "gemini":
+            found = (first.get("content") or {}).get("parts") or []
+        case _:
+            items = [item for item in answer.get("output") or [] if item.get("type") == "message"]
+            found = [part for item in items for part in item.get("content") or []]
+    return "".join(str(part.get("text") or "") for part in found)
+
+
+def counts_of(turn: Turn) -> dict[str, int]:
+    """A prompt's tokens by class, in their order in it.
+
+    Tokens that were read come first, then those that were written, then those that were in memory
+    all the same, then the rest. Longer TTLs come first: the contract asks for that order.
+    """
+    plain = turn.input_tokens
+    reused = min(max(turn.automatic_tokens - turn.written_tokens, 0), plain)
+    writes = reversed(turn.writes.items())
+    return {
+        "Read from cache": turn.cache_read_tokens,
+        **{f"Written, {protocol.TTLS[ttl].words}": tokens for ttl, tokens in writes},
+        "Automatically reused": reused,
+        "Uncached": plain - reused,
+    }
+
+
+def prompt_spans(counts: Mapping[str, int]) -> list[Row]:
+    """The prompt from its first token to its last, by class."""
+    start = 0
+    rows: list[Row] = []
+    for name, tokens in counts.items():
+        if tokens:
+            rows.append({"class": name, "start": start, "end": start + tokens, "tokens": tokens})
+            start += tokens
+    return rows
+
+
+def part_rows(
+    blocks: Sequence[Block], counts: Mapping[str, int], told: Sequence[int | None]
+) -> list[dict[str, Any]]:
+    """Each block of the prompt with its tokens by class, and where it ends.
+
+    `told` is where marked blocks end. Between two ends tokens are divided among the blocks
+    by their length in characters; `is_exact` is false for these.
+    """
+    spans, total = prompt_spans(counts), sum(counts.values())
+    rows, start = [], 0
+    known = _ends(blocks, told, total)
+    for block, (end, is_exact, ends_exactly) in zip(blocks, known, strict=True):
+        row: dict[str, Any] = {
+            "part": block,
+            "tokens": end - start,
+            "end": end,
+            "is_exact": is_exact,
+            "ends_exactly": ends_exactly,
+        }
+        for span in spans:
+            overlap = min(end, span["end"]) - max(start, span["start"])
+            if overlap > 0:
+                row[span["class"]] = overlap
+        rows.append(row)
+        start = end
+    return rows
+
+
+def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
+    """What a second send would read, had the last marker stood at the end of each block."""
+    total = parts[-1]["end"] if parts else 0
+    return [
+        {
+            "Marker at the end of": f"{number}. {row['part'].name}",
+            "A second send reads": row["end"],
+            "Of the prompt": row["end"] / total if total else None,
+            "Computes again": total - row["end"],
+            "Known": "exactly" if row["ends_exactly"] else "about",
+            "Marked now": row["part"].ttl or "no",
+        }
+        for number, row in enumerate(parts, 1)
+    ]
+
+
+def _ends(
+    blocks: Sequence[Block], told: Sequence[int | None], total: int
+) -> list[tuple[int, bool, bool]]:
+    """Where each block ends; whether its tokens, and whether its end, are known exactly."""
+    marked = (number for number, block in enumerate(blocks) if block.ttl is not None)
+    exact = {n: tokens for n, tokens in zip(marked, told, strict=False) if tokens}
+    exact[len(blocks) - 1] = total
+    ends: list[tuple[int, bool, bool]] = []
+    first, start = 0, 0
+    for last in sorted(exact):
+        group = blocks[first : last + 1]
+        weight, done = max(sum(len(block.text) for block in group), 1), 0
+        for block in group:
+            done += len(block.text)
+            end = start + round((exact[last] - start) * done / weight)
+            ends.append((end, len(group) == 1, block is group[-1]))
+        first, start = last + 1, exact[last]
+    return ends
+
+
+def gained(first: Turn, second: Turn) -> str:
+    """A second send against the first, in one sentence: time to first token, tokens read, and
+    cost. Numbers alone stand in it, no text of users."""
+    before, now = first.first_token_seconds, second.first_token_seconds
+    both = f"{formats.seconds(before)} → {formats.seconds(now)}"
+    if not before or not now:
+        sooner = "**The second send** has no time to first token."
+    elif before / now >= _CLOSE:
+        sooner = f"**The second send answered {before / now:.2g} times as soon**: {both}."
+    elif now / before >= _CLOSE:
+        sooner = f"**The second send answered later**: {both}."
+    else:
+        sooner = f"**Both sends answered about as soon**: {both}."
+    read, prompt = second.cache_read_tokens, second.prompt_tokens
+    paid = ""
+    if first.cost_nano is not None and second.cost_nano is not None:
+        cost, once = formats.dollars(second.cost_nano), formats.dollars(first.cost_nano)
+        paid = f" and cost {cost} instead of {once}"
+    return f"{sooner} It read {read:,} of its {prompt:,} prompt tokens{paid}."
+
+
+def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
+    """The key is never in it, nor in the code below."""
+    written = shlex.quote(json.dumps(body, indent=2, ensure_ascii=False))
+    return (
+        f'curl {shlex.quote(url + path)} \\\n  -H "x-api-key: ${KEY}" \\\n'
+        '  -H "anthropic-version: 2023-06-01" -H "content-type: application/json" \\\n'
+        f"  -d {written}"
+    )
+
+
+def python(url: str, path: str, body: Mapping[str, Any]) -> str:
+    """Anthropic's SDK for its own API; plain HTTP for the others."""
+    if path == "/v1/messages":
+        fields = "".join(f"    {name}={value!r},\n" for name, value in body.items())
+        return (
+            "import os\n\nfrom anthropic import Anthropic\n\n"
+            f'client = Anthropic(base_url={url!r}, api_key=os.environ["{KEY}"])\n'
+            f"answer = client.messages.create(\n{fields})\nprint(answer.usage)\n"
+        )
+    return (
+        "import os\n\nimport httpx\n\n"
+        f"body = {body!r}\n"
+        f"answer = httpx.post(\n    {url + path!r},\n    json=body,\n"
+        f'    headers={{"x-api-key": os.environ["{KEY}"]}},\n    timeout=600,\n)\n'
+        "print(answer.json())\n"
+    )
+
+
+def javascript(url: str, path: str, body: Mapping[str, Any]) -> str:
+    written = json.dumps(body, indent=2, ensure_ascii=False)
+    if path == "/v1/messages":
+        return (
+            'import Anthropic from "@anthropic-ai/sdk";\n\n'
+            f"const client = new Anthropic({{\n  baseURL: {json.dumps(url)},\n"
+            f"  apiKey: process.env.{KEY},\n}});\n"
+            f"const answer = await client.messages.create({written});\n"
+            "console.log(answer.usage);\n"
+        )
+    return (
+        f'const answer = await fetch({json.dumps(url + path)}, {{\n  method: "POST",\n'
+        f'  headers: {{ "x-api-key": process.env.{KEY}, "content-type": "application/json" }},\n'
+        f"  body: JSON.stringify({written}),\n}});\nconsole.log(await answer.json());\n"
+    )

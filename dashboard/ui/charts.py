@@ -1,0 +1,192 @@
+"""What charts have in common: the meaning of colours, legends, sizes, and time. Pure.
+
+Neighbours in a stack differ in lightness too, for readers with a colour vision deficiency.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import altair as alt
+import pandas as pd  # type: ignore[import-untyped]
+
+from dashboard.ui.axes import Times, amounts
+
+Theme = Literal["light", "dark"]
+Palette = dict[str, str]
+Row = Mapping[str, Any]
+"""Values by column: a title that a table shows, or a field that a chart draws."""
+Rows = Sequence[Row]
+
+
+def _themes(colours: Mapping[str, tuple[str, str]]) -> dict[Theme, Palette]:
+    """The colours of words on a light and on a dark ground."""
+    return {
+        "light": {word: pair[0] for word, pair in colours.items()},
+        "dark": {word: pair[1] for word, pair in colours.items()},
+    }
+
+
+TOKENS = _themes(
+    {
+        "Read from cache": ("#0f766e", "#2dd4bf"),
+        "Written, 5 minutes": ("#d97706", "#fbbf24"),
+        "Written, 30 minutes": ("#b45309", "#fb923c"),
+        "Written, 1 hour": ("#9a3412", "#f97316"),
+        "Automatically reused": ("#a8c3c8", "#4d6b73"),
+        "Uncached": ("#64748b", "#8595a8"),
+    }
+)
+BLOCKS = _themes(
+    {
+        "Active": ("#2563eb", "#60a5fa"),
+        "Leased": ("#0f766e", "#2dd4bf"),
+        "Shared": ("#7c3aed", "#a78bfa"),
+        "Best effort": ("#7dc4b8", "#1d6f66"),
+        "Cached": ("#94a3b8", "#64748b"),
+        "Free": ("#e2e8f0", "#263240"),
+    }
+)
+HITS = _themes({"Hit": ("#0f766e", "#2dd4bf"), "Miss": ("#b45309", "#fbbf24")})
+# Where a hit was lost on its way.
+STAGES = _themes(
+    {
+        "Available": ("#94a3b8", "#64748b"),
+        "Captured": ("#2563eb", "#60a5fa"),
+        "Delivered": ("#0f766e", "#2dd4bf"),
+    }
+)
+# What was paid, what was saved, what was lost.
+MONEY = _themes(
+    {
+        "Cost": ("#475569", "#94a3b8"),
+        "Saved": ("#0f766e", "#2dd4bf"),
+        "Lost": ("#b42318", "#ff8a7a"),
+    }
+)
+# What a plan read, what it reused in all, and what one memory without leases would have.
+PLANS = _themes(
+    {
+        "LRU, no leases (exact)": ("#64748b", "#94a3b8"),
+        "Read (simulated)": ("#0f766e", "#2dd4bf"),
+        "Reused (simulated)": ("#b45309", "#fbbf24"),
+    }
+)
+WAITS = _themes({"p50": ("#0f766e", "#2dd4bf"), "p95": ("#b45309", "#fbbf24")})
+# Marks without a meaning of their own.
+PLAIN: dict[Theme, str] = {"light": "#2563eb", "dark": "#60a5fa"}
+TEXT: dict[Theme, str] = {"light": "#17212b", "dark": "#e6edf3"}
+_SOFT_TEXT: dict[Theme, str] = {"light": "#4a5866", "dark": "#a9b7c4"}
+_GRID: dict[Theme, str] = {"light": "#dfe4ea", "dark": "#2a3642"}
+
+CHART_HEIGHT = 300
+"""Pixels of a chart over time."""
+BAR_HEIGHT = 34
+"""Pixels that one bar of a bar chart takes."""
+SHARES = alt.Scale(domain=[0, 1], nice=False)
+"""The scale of an axis of shares, from none to all."""
+FROM = alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc")
+
+
+def frame(rows: Rows) -> Any:
+    return pd.DataFrame(list(rows))
+
+
+def scale(colours: Palette) -> alt.Scale:
+    """The colour of each word. The legend shows all words, also those that are not drawn."""
+    return alt.Scale(domain=list(colours), range=list(colours.values()))
+
+
+def legend(columns: int = 0) -> alt.Legend:
+    """Above the chart; in so many columns where one line is too long for it."""
+    found = alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
+    if columns:
+        found.columns = columns
+    return found
+
+
+def colour(field: str, colours: Palette, columns: int = 0, **options: Any) -> alt.Color:
+    return alt.Color(field, scale=scale(colours), legend=legend(columns), **options)
+
+
+def tips(*told: str) -> list[alt.Tooltip]:
+    """What a mark says: each `field:type=Title`, or `field:type=Title|format`."""
+    found = []
+    for each in told:
+        field, _, title = each.partition("=")
+        title, _, form = title.partition("|")
+        found.append(alt.Tooltip(field, title=title, format=form or alt.Undefined))
+    return found
+
+
+def share_axis(title: str) -> alt.X:
+    axis = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1])
+    return alt.X("share:Q", title=title, scale=SHARES, axis=axis)
+
+
+def styled(drawn: Any, theme: Theme) -> Any:
+    """Words and lines in colours that can be read: Streamlit's own are too faint for small text."""
+    words, lines = _SOFT_TEXT[theme], _GRID[theme]
+    return (
+        drawn.configure_axis(
+            labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
+        )
+        # The first and the last label stay within the chart.
+        .configure_axisX(labelFlush=True)
+        .configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
+    )
+
+
+def moment(field: str, span: Times) -> alt.X:
+    """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range."""
+    axis = alt.Axis(
+        grid=False,
+        values=[_utc(tick) for tick in span.ticks],
+        format=span.form,
+        labelOverlap=True,
+        title="Time (UTC)",
+    )
+    ends = [_utc(span.since), _utc(span.until)]
+    return alt.X(f"{field}:T", axis=axis, scale=alt.Scale(type="utc", domain=ends, nice=False))
+
+
+def _utc(each: datetime) -> alt.DateTime:
+    day = {"year": each.year, "month": each.month, "date": each.day}
+    return alt.DateTime(**day, hours=each.hour, minutes=each.minute, seconds=each.second, utc=True)
+
+
+def per_bucket(bucket_seconds: int) -> str:
+    """The unit of what one bar counts: per minute, per 5 minutes, per hour."""
+    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if bucket_seconds >= size:
+            count = bucket_seconds // size
+            return f"per {unit}" if count == 1 else f"per {count} {unit}s"
+    return "per second" if bucket_seconds == 1 else f"per {bucket_seconds} seconds"
+
+
+def bars_over_time(
+    rows: Rows, colours: Palette, *, title: str, span: Times, unit: str = "", height: int
+) -> alt.Chart:
+    """Rectangles from `bottom` to `top`, one for each interval and class; a pause is a gap.
+
+    Rows have `start`, `end`, `class`, `bottom`, `top`, `said` (the amount in words) and `part`: a
+    note on an interval that the range cuts. It is drawn paler, as it looks low without being so.
+    `unit` is `$`, or empty for what is counted.
+    """
+    axis = amounts((row["top"] for row in rows), unit=unit, whole=not unit)
+    drawn: alt.Chart = (
+        # A rectangle of no height is no mark.
+        alt.Chart(frame([row for row in rows if row["top"] != row["bottom"]]))
+        .mark_rect(strokeWidth=0)
+        .encode(
+            x=moment("start", span),
+            x2=alt.X2("end:T"),
+            y=alt.Y("bottom:Q", title=title, scale=axis.scale(), axis=axis.axis()),
+            y2=alt.Y2("top:Q"),
+            color=colour("class:N", colours, 2 if len(colours) > 2 else 0, sort=None),
+            opacity=alt.condition("datum.part != ''", alt.value(0.55), alt.value(1)),
+            tooltip=[FROM, *tips("class:N=Class", "said:N=Amount", "part:N=Note")],
+        )
+        .properties(height=height)
+    )
+    return drawn
