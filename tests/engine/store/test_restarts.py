@@ -54,7 +54,7 @@ def test_no_lease_is_told_as_stored_before_its_line_is_in_the_journal(
     engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine.store is not None
-    directory, may_append = engine.store.files, threading.Event()
+    directory, may_append = engine.store.directory, threading.Event()
     append = directory.append_journal
 
     def append_late(lines: bytes) -> None:
