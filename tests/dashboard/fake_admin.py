@@ -15,10 +15,11 @@ ADMIN_KEY = "admin-key-of-the-tests"
 
 @dataclass
 class FakeAdmin:
-    """The answers by path. Tests change them."""
+    """The answers by path. Tests change them. `refused` are paths that are answered with 400."""
 
     url: str = ""
     status: int = 200
+    refused: set[str] = field(default_factory=set)
     answers: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
@@ -30,8 +31,10 @@ def serve_fake() -> Iterator[FakeAdmin]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             fake.asked.append(self.path)
-            status = fake.status if self.headers["x-api-key"] == ADMIN_KEY else 401
-            body = json.dumps(fake.answers.get(urlsplit(self.path).path)).encode()
+            path = urlsplit(self.path).path
+            status = 400 if path in fake.refused else fake.status
+            status = status if self.headers["x-api-key"] == ADMIN_KEY else 401
+            body = json.dumps(fake.answers.get(path)).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))

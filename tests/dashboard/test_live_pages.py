@@ -264,7 +264,7 @@ def test_what_the_gateway_reads_in_a_paste_is_taken_apart_into_blocks(
 def test_what_is_no_request_is_said_and_not_sent(show: Any, admin: FakeAdmin) -> None:
     app = playground(show)
     app.segmented_control(key="playground_mode").set_value("JSON or curl").run()
-    admin.status = 400
+    admin.refused.add("/admin/v1/advise")
     app.text_area(key="playground_pasted").set_value("curl -d @file.json http://x").run()
     assert app.error and app.button(key="send").disabled
 
