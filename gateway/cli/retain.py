@@ -7,7 +7,7 @@ from gateway.base.clock import Clock
 from gateway.cli.arguments import UNITS_MS, Commands, age_ms
 from gateway.cli.in_ledger import now_ms, run_long_in_ledger
 from gateway.ledger.upkeep import retain
-from gateway.limits.admission import month_of
+from gateway.limits.accounts import month_of
 
 _MIN_TURNS_MS = 2 * UNITS_MS["d"]
 

@@ -6,7 +6,7 @@ The first row of a prefix runs alone: it writes what the others read.
 
 A gateway works on WORKING batches of a workspace at one time; the others stay free for other
 gateways. Of each workspace it brings as many rows to the gate as it may have at engines in all. The
-gate (`turn/gate.py`) lets them in when engines have idle room, and workspaces take turns there. A
+queue (`limits/queue.py`) lets them in when engines have idle room, and workspaces take turns there. A
 row that is refused for now keeps no place while it waits to be tried again.
 """
 
