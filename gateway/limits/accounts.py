@@ -25,10 +25,9 @@ from gateway.admin.structs.fleet import Workspace
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, Overloaded, RateLimited, SpendLimitReached
-from gateway.base.grants import NO_LIMITS, Limits
+from gateway.base.grants import NO_LIMITS, Limits, RateStatus, RateStatuses
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
-from gateway.base.standing import Standing, Standings
 from gateway.ledger.access import Workspaces
 from gateway.limits.bucket import TokenBucket
 from gateway.limits.fair_queue import MAX_TURNS
@@ -157,11 +156,11 @@ class WorkspaceLimits:
             if account.month == month:
                 account.spent = max(account.spent, amount)
 
-    def rates(self, principal: Principal) -> Standings:
+    def rates(self, principal: Principal) -> RateStatuses:
         """How much of its limits the workspace has left; None for a limit that it does not have."""
         now = self._monotonic()
         account = self._account(principal.workspace, principal.limits)
-        return Standings(_rate(account.requests, now), _rate(account.tokens, now))
+        return RateStatuses(_rate(account.requests, now), _rate(account.tokens, now))
 
     def _put_right(self, turn_id: str, counted: int) -> None:
         """Replace a turn's reservation by its counted tokens. A second call does nothing."""
@@ -250,7 +249,7 @@ def _resized(bucket: TokenBucket | None, limit: int | None, now: float) -> Token
     return bucket
 
 
-def _rate(bucket: TokenBucket | None, now: float) -> Standing | None:
+def _rate(bucket: TokenBucket | None, now: float) -> RateStatus | None:
     if bucket is None:
         return None
-    return Standing(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))
+    return RateStatus(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))

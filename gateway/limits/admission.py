@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from gateway.base.standing import Standings
+from gateway.base.grants import RateStatuses
 from gateway.limits.accounts import WorkspaceLimits
 from gateway.limits.queue import EngineQueue, Passage
 from gateway.prompt.ask import Ask, Principal
@@ -93,7 +93,7 @@ class Admission:
     def crowded(self) -> list[str]:
         return self.queue.crowded()
 
-    def rates(self, principal: Principal) -> Standings:
+    def rates(self, principal: Principal) -> RateStatuses:
         """How much of its limits the workspace has left; None for a limit that it does not have."""
         return self.limits.rates(principal)
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
-from gateway.base.metrics import QueueMetrics
+from gateway.base.metrics import Metrics
 from gateway.limits.accounts import MAX_IN_FLIGHT
 from gateway.limits.congestion import CongestionWindows
 from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
@@ -114,7 +114,7 @@ class EngineQueue:
     def __init__(
         self,
         engines: Sequence[Engine],
-        metrics: QueueMetrics,
+        metrics: Metrics,
         monotonic: Callable[[], float],
         in_flight: Callable[[], int],
         *,
