@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -37,13 +37,14 @@ from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger, open_ledgers
 from gateway.ledger.reads.sums import Queries
-from gateway.limits.admission import Admission
+from gateway.limits.accounts import SpendWatch, WorkspaceLimits
+from gateway.limits.admission import Admission, RowAdmission
 from gateway.limits.bodies import BodyBytes
 from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
 from gateway.limits.large_bodies import LargeBodies
+from gateway.limits.queue import EngineQueue
 from gateway.limits.reading import read_limits
-from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
@@ -51,8 +52,6 @@ from gateway.routing.fleet import Fleet, open_fleet, weights_of
 from gateway.routing.router import Router
 from gateway.turn.diagnostics import PromptComparer
 from gateway.turn.dispatch import Dispatcher
-from gateway.turn.gate import gate_of
-from gateway.turn.ids import Ids
 from gateway.turn.sweep import Sweep
 from gateway.turn.tracing import tracing_of
 from gateway.turn.turn import TurnService
@@ -103,7 +102,7 @@ def create_app(
         list(CONTROLLERS),
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
-        state=State({"stopping": asyncio.Event(), "ids": Ids(), "refusals": Refusals()}),
+        state=State({"stopping": asyncio.Event(), "refusals": Refusals()}),
         middleware=[
             DefineMiddleware(
                 BodyDeadline,
@@ -141,10 +140,10 @@ async def _start(
     ledgers = open_ledgers(stack, settings.ledger_url)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
     keyring = make_keyring(keys, settings, clock)
-    admission = Admission(clock.monotonic, clock.wall)
-    spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
+    limits = WorkspaceLimits(clock.monotonic, clock.wall)
+    spend = SpendWatch(workspaces, lambda: keyring.workspaces, limits, clock)
     fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic)
-    billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
+    billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
     reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.store, fleet, keyring, catalogue, clock)
@@ -152,10 +151,41 @@ async def _start(
     get_logger("gateway").info(
         "started", instance=journal.instance, recovered_turns=len(reconciler.pending)
     )
-    dispatcher = _dispatcher(settings, base, fleet, reconciler, admission, journal)
+    queue = EngineQueue(
+        fleet.engines,
+        metrics,
+        clock.monotonic,
+        lambda: limits.in_flight,
+        wait_seconds=settings.queue_seconds,
+        queue_tokens=settings.engine_queue_tokens,
+        num_rows=settings.batch_concurrency,
+    )
+    dispatcher = Dispatcher(
+        fleet=fleet,
+        queue=queue,
+        router=Router(weights_of(settings)),
+        journal=journal,
+        reconciler=reconciler,
+        metrics=metrics,
+        clock=clock,
+    )
     queries = Queries(ledgers.reads)
-    turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
-    runner = make_runner(settings, ledgers.store, turns, keyring, _workers(stack), catalogue)
+    background = _background(stack)
+    turns = TurnService(
+        dispatcher=dispatcher,
+        journal=journal,
+        reconciler=reconciler,
+        admission=Admission(limits, queue),
+        billing=billing,
+        metrics=metrics,
+        background=background,
+        diagnostics=PromptComparer(queries.fingerprint, background),
+        residency=LastHolders(fleet.epoch_of),
+        clock=clock,
+        begin_trace=tracing_of(base.traces, clock.monotonic),
+    )
+    rows = replace(turns, admission=RowAdmission(limits, queue))
+    runner = make_runner(settings, ledgers.store, rows, keyring, _workers(stack), catalogue)
     _run_beside(stack, base.supervisor, "cached_contents", sweep.run)
     _run_beside(stack, base.supervisor, "batches", runner.run)
     reads = read_limits()
@@ -190,25 +220,6 @@ async def _start(
     )
 
 
-def _dispatcher(
-    settings: Settings,
-    base: Foundation,
-    fleet: Fleet,
-    reconciler: Reconciler,
-    admission: Admission,
-    journal: Journal,
-) -> Dispatcher:
-    return Dispatcher(
-        fleet=fleet,
-        gate=gate_of(settings, fleet, base.metrics, base.clock.monotonic, admission),
-        router=Router(weights_of(settings)),
-        journal=journal,
-        reconciler=reconciler,
-        metrics=base.metrics,
-        clock=base.clock,
-    )
-
-
 def _sweep(
     settings: Settings,
     ledger: Ledger,
@@ -234,29 +245,6 @@ async def _settlers(
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known)
     await reconciler.recover()
     return reconciler, drain
-
-
-def _turn_service(
-    dispatcher: Dispatcher,
-    admission: Admission,
-    billing: Billing,
-    queries: Queries,
-    background: Background,
-    base: Foundation,
-) -> TurnService:
-    return TurnService(
-        dispatcher=dispatcher,
-        journal=dispatcher.journal,
-        reconciler=dispatcher.reconciler,
-        admission=admission,
-        billing=billing,
-        metrics=dispatcher.metrics,
-        background=background,
-        diagnostics=PromptComparer(queries.fingerprint, background),
-        residency=LastHolders(dispatcher.fleet.epoch_of),
-        clock=dispatcher.clock,
-        tracing=tracing_of(base.traces, dispatcher.clock.monotonic),
-    )
 
 
 def _workers(stack: AsyncExitStack) -> Workers:

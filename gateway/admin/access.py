@@ -36,7 +36,7 @@ from gateway.ledger.access import (
     ApiKey,
     new_key,
 )
-from gateway.limits.admission import month_of
+from gateway.limits.accounts import month_of
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")

@@ -1,6 +1,7 @@
-"""What a key may do, and how much a workspace may use. Plain values."""
+"""What a key may do, how much a workspace may use, and how much of that is left. Plain values."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, Workspace
 
@@ -20,6 +21,21 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+
+
+class RateStatus(NamedTuple):
+    """One limit. After `reset_seconds` without use, all of `limit` is there again."""
+
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+class RateStatuses(NamedTuple):
+    """A workspace's limits per minute; None for one that it does not have."""
+
+    requests: RateStatus | None
+    tokens: RateStatus | None
 
 
 def limits_of(workspace: Workspace) -> Limits:

@@ -20,7 +20,7 @@ from gateway.advice.stream import advise_stream
 from gateway.base.clock import Clock
 from gateway.base.settings import load_price_files
 from gateway.cli.arguments import Commands, count, moment_ms
-from gateway.cli.in_ledger import now_ms, run_long_in_ledger
+from gateway.cli.upkeep import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import observed

@@ -34,9 +34,9 @@ def add_auto_cache(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given_auto_cache(options: argparse.Namespace) -> dict[str, Any]:
-    """The columns that these options name. `none` is None; a missing option is left out."""
-    found = {"auto_cache": options.auto_cache, "auto_cache_ttl": options.auto_cache_ttl}
+def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The columns of these options. `none` is None; a missing option is left out."""
+    found = {name: getattr(options, name) for name in names}
     return {
         name: None if value == NONE else value for name, value in found.items() if value is not None
     }
@@ -55,22 +55,20 @@ def count(text: str) -> int:
 
 
 def share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 1")
-    return value
+    return _number(text, 1.0, "a number from 0 to 1")
 
 
 def seconds(text: str) -> float:
+    return _number(text, 31_536_000.0, "a number of seconds up to a year")
+
+
+def _number(text: str, most: float, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value <= 31_536_000:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds up to a year")
+    if not 0 <= value <= most:
+        raise argparse.ArgumentTypeError(f"`{text}` is not {what}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The command line of the gateway: a module beside this one for each command."""
+"""The command line of the gateway."""
 
 import argparse
 import sys
@@ -11,23 +11,18 @@ from gateway.base.errors import GatewayError
 from gateway.base.settings import SettingsError
 from gateway.prices.files import PriceError
 
-# Each is a module beside this one, and is imported where it is asked for: all of them take twice as
-# long as what the schema or a key needs.
-_COMMANDS = (
-    "serve",
-    "migrate",
-    "recover",
-    "keys",
-    "workspaces",
-    "prices",
-    "retain",
-    "rollups",
-    "export",
-    "advise",
-    "plan",
-    "journal",
-    "ledger",
-)
+# The module beside this one of each command. It is imported where it is asked for: all of them take
+# twice as long as what the schema or a key needs.
+_COMMANDS = {
+    "serve": "serve",
+    "migrate": "migrate",
+    "recover": "recover",
+    "keys": "access",
+    "workspaces": "access",
+    "advise": "advise",
+    "plan": "plan",
+    **dict.fromkeys(("prices", "retain", "rollups", "export", "journal", "ledger"), "upkeep"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +43,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Of the command that the words begin with; of all commands where they begin with none."""
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Holdfast's gateway")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
+    asked = [_COMMANDS[words[0]]] if words and words[0] in _COMMANDS else _COMMANDS.values()
+    for name in dict.fromkeys(asked):
         import_module(f"gateway.cli.{name}").add_commands(commands)
     return parser

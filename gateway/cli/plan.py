@@ -14,7 +14,7 @@ from gateway.admin.structs.advice import Plan, Planned, Point
 from gateway.base.errors import InvalidRequest
 from gateway.base.settings import load_price_files
 from gateway.cli.arguments import Commands, moment_ms
-from gateway.cli.in_ledger import now_ms, run_long_in_ledger
+from gateway.cli.upkeep import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.turns import observed
 from gateway.planning.asked import (

@@ -8,8 +8,6 @@ workspace and the tokens, but without the key and the exact time.
 
 import argparse
 import asyncio
-import os
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -48,16 +46,12 @@ def add_commands(commands: Commands) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--journal", type=Path, help="the directory of its journal")
     which.add_argument("--instance", help="its id, where the journal is lost too")
-    # A gateway's parent that is gone leaves no process behind that has the journal.
-    parser.add_argument("--ends-with-input", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=_recover)
 
 
 def _recover(options: argparse.Namespace) -> int:
     settings = load()
     configure(settings.log_level)
-    if options.ends_with_input:
-        threading.Thread(target=_end_with_input, name="input", daemon=True).start()
     if options.journal is not None:
         found = asyncio.run(recover_journal(settings, options.journal))
         print(f"{found.turns} turns, {found.closed} of them open; {found.left} left")
@@ -68,13 +62,6 @@ def _recover(options: argparse.Namespace) -> int:
     for instance, count in sorted(asyncio.run(count_open_turns(settings)).items()):
         print(instance, count)
     return 0
-
-
-def _end_with_input() -> None:
-    """A journal is as safe here as under any kill."""
-    while os.read(0, 1):
-        pass
-    os._exit(os.EX_TEMPFAIL)
 
 
 @dataclass(frozen=True, slots=True)

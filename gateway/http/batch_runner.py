@@ -5,8 +5,8 @@ Rows whose result is not kept yet then run again; their first turn is in the led
 The first row of a prefix runs alone: it writes what the others read.
 
 A gateway works on WORKING batches of a workspace at one time; the others stay free for other
-gateways. Of each workspace it brings as many rows to the gate as it may have at engines in all. The
-gate (`turn/gate.py`) lets them in when engines have idle room, and workspaces take turns there. A
+gateways. Of each workspace it brings as many rows to the queue (`limits/queue.py`) as it may have
+at engines in all. They are let in when engines have idle room, and workspaces take turns there. A
 row that is refused for now keeps no place while it waits to be tried again.
 """
 

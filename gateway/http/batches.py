@@ -1,6 +1,7 @@
 """/v1/messages/batches: create, list, get, cancel, delete, and results as JSON lines."""
 
 import asyncio
+import secrets
 import zlib
 from collections.abc import AsyncGenerator
 from datetime import timedelta
@@ -120,7 +121,7 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
     )
     now = services.clock.wall()
     batch = Batch(
-        id=f"msgbatch_{services.turns.ids.hex(12)}",
+        id=f"msgbatch_{secrets.token_hex(12)}",
         workspace_id=principal.workspace,
         key_id=principal.key_id,
         version=version,

@@ -6,6 +6,7 @@ The row in the database outlives gateways and engines. Where an engine has lost 
 request behind it writes it again, for the time that is left.
 """
 
+import secrets
 import zlib
 from dataclasses import dataclass
 from datetime import timedelta
@@ -149,7 +150,7 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         await services.cached_contents.check_room(workspace, num_bytes, now)
     kept = await _hold(request, services, model, prompted, num_bytes, expires - now)
     content = CachedContent(
-        id=services.turns.ids.hex(12),
+        id=secrets.token_hex(12),
         workspace_id=workspace,
         model=model.id,
         display_name=given.display_name,

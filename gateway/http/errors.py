@@ -56,7 +56,7 @@ def request_id(scope: Scope) -> str:
     """The id of this request. It is made at the first call, and is in every log line after it."""
     state: dict[str, Any] = scope["state"]
     if "request_id" not in state:
-        state["request_id"] = f"req_{scope['litestar_app'].state.ids.hex(12)}"
+        state["request_id"] = f"req_{secrets.token_hex(12)}"
         bind_request_id(state["request_id"])
     made: str = state["request_id"]
     return made

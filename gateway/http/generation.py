@@ -18,7 +18,8 @@ from gateway.http.services import Services
 from gateway.http.speaking import header_of
 from gateway.limits.workers import INLINE_BYTES
 from gateway.prompt.ask import Ask, Principal, TurnId
-from gateway.turn.turn import Findings, Taken
+from gateway.turn.state import Findings
+from gateway.turn.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
 Items = AsyncGenerator[Taken | list[Frame], None]

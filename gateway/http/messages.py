@@ -48,7 +48,7 @@ from gateway.http.presence import while_present
 from gateway.http.services import services_of
 from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Compared, TurnId
-from gateway.turn.turn import Findings
+from gateway.turn.state import Findings
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
 

@@ -48,7 +48,7 @@ from gateway.http.generation import (
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
 from gateway.prompt.ask import Ask, TurnId
-from gateway.turn.turn import Findings
+from gateway.turn.state import Findings
 
 
 class ResponsesController(Controller):

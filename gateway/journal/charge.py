@@ -1,9 +1,7 @@
 """A turn's tokens and cost, from the engine's counts. The counts are never adjusted."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from engine.protocol import Done, Finished, Started
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.prices.book import PriceBook
@@ -52,31 +50,3 @@ class Billing:
         """
         model = (record.price or record.model).split("@")[0]
         return self._prices.find(model, record.opened_at.date())
-
-
-@dataclass(slots=True)
-class Meter:
-    """Follows one turn's frames and keeps its record up to date."""
-
-    record: TurnRecord
-    finished: list[Finished] = field(default_factory=list)
-
-    def started(self, frame: Started, seconds: float) -> None:
-        """The answer begins, at the first engine or anew at another."""
-        self.finished.clear()
-        self.record.epoch = frame.epoch
-        self.record.miss_reason = frame.miss_reason
-        self.record.first_token_seconds = seconds
-        self.record.queue_seconds = frame.queue_seconds
-        self.record.prefill_seconds = frame.prefill_seconds
-        self.record.take_usage(frame.usage)
-
-    def finish(self, frame: Finished) -> None:
-        self.finished.append(frame)
-        self.record.thinking_tokens += frame.thinking_tokens
-
-    def done(self, frame: Done) -> None:
-        self.record.output_tokens = frame.output_tokens
-        self.record.decode_seconds = frame.decode_seconds
-        self.record.stop_reason = self.finished[0].reason if self.finished else "stop"
-        self.record.outcome = self.record.stop_reason

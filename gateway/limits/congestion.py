@@ -20,14 +20,12 @@ Pure, on a clock that is handed in. Each gateway has its own windows.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
 
 IDLE_SECONDS = 5.0
 NEIGHBOUR_SECONDS = 60.0
 """How long after its last turn began a workspace counts as a neighbour."""
 MOST = 2000
-"""As many as a gateway has at engines in all (`admission.py`)."""
+"""As many as a gateway has at engines in all (`accounts.py`)."""
 _MAX_WORKSPACES = 10_000
 
 
@@ -47,58 +45,6 @@ class _Account:
         return widened if widened < MOST else None
 
 
-class Windows(Protocol):
-    """The methods of windows that a turn's place calls."""
-
-    def answered(self, workspace: str) -> None: ...
-    def halve(self, workspace: str) -> None: ...
-    def take_out(self, workspace: str) -> None: ...
-
-
-class Unanswered:
-    """One turn in its workspace's window, until it is answered, or over.
-
-    The context is the turn's time at engines. It takes the turn out of the window at its end,
-    unless it was `abandoned`. Then `ended` does, once its engine works on it no more.
-    """
-
-    def __init__(self, windows: Windows, workspace: str) -> None:
-        self._windows = windows
-        self._workspace = workspace
-        self._is_counted = True
-        self._is_abandoned = False
-
-    def answered(self) -> None:
-        """The turn has its first token."""
-        if self._is_counted:
-            self._is_counted = False
-            self._windows.answered(self._workspace)
-
-    def abandoned(self) -> None:
-        """Its client left, and an engine may still work on it. An answered turn is none."""
-        if self._is_counted and not self._is_abandoned:
-            self._is_abandoned = True
-            self._windows.halve(self._workspace)
-
-    def ended(self) -> None:
-        """No engine works on it. A second call does nothing."""
-        if self._is_counted:
-            self._is_counted = False
-            self._windows.take_out(self._workspace)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._is_abandoned:
-            self.ended()
-
-
 class CongestionWindows:
     def __init__(
         self,
@@ -114,8 +60,6 @@ class CongestionWindows:
         self._on_room = on_room
         self._least = least
         self._accounts: dict[str, _Account] = {}
-        # Workspaces with a window, and some that had one.
-        self._bounded: set[str] = set()
         # The last two workspaces that had turns, and when: one of them is not the workspace asked.
         self._last: dict[str, float] = {}
 
@@ -124,12 +68,6 @@ class CongestionWindows:
         """How many workspaces have a window."""
         now = self._monotonic()
         return sum(one.window_at(now) is not None for one in self._accounts.values())
-
-    @property
-    def is_any_bounded(self) -> bool:
-        """Whether a workspace has a window. This looks at few workspaces only."""
-        self._bounded = {name for name in self._bounded if self.window_of(name) is not None}
-        return bool(self._bounded)
 
     def window_of(self, workspace: str) -> int | None:
         """How many unanswered turns the workspace may have at engines; None for any number."""
@@ -143,22 +81,33 @@ class CongestionWindows:
             return True
         now = self._monotonic()
         window = account.window_at(now)
-        return window is None or account.num < window or self._is_alone(workspace, now)
+        if window is None or account.num < window:
+            return True
+        others = (at for name, at in self._last.items() if name != workspace)
+        return all(now - at > NEIGHBOUR_SECONDS for at in others)
 
-    def enter(self, workspace: str) -> Unanswered:
-        """Count a turn that goes to an engine now, also beyond the window."""
+    def enter(self, workspace: str) -> None:
+        """Count a turn that goes to an engine now, also beyond the window.
+
+        It counts until `answered` or `take_out`, of which the caller calls one, once.
+        """
+        now = self._monotonic()
         self._last.pop(workspace, None)
-        self._last[workspace] = self._monotonic()
+        self._last[workspace] = now
         if len(self._last) > 2:
             del self._last[next(iter(self._last))]
         account = self._accounts.get(workspace)
         if account is None:
-            self._make_room()
+            if len(self._accounts) >= _MAX_WORKSPACES:
+                self._accounts = {
+                    name: one
+                    for name, one in self._accounts.items()
+                    if one.num or one.window_at(now) is not None
+                }
             account = self._accounts[workspace] = _Account()
         elif not account.num:
-            account.window = account.window_at(self._monotonic())
+            account.window = account.window_at(now)
         account.num += 1
-        return Unanswered(self, workspace)
 
     def answered(self, workspace: str) -> None:
         """A turn reached its first token: widen the window, and take the turn out."""
@@ -172,7 +121,6 @@ class CongestionWindows:
         account = self._accounts[workspace]
         used = account.num if account.window is None else min(account.window, account.num)
         account.window = max(used // 2, self._least(), 1)
-        self._bounded.add(workspace)
 
     def take_out(self, workspace: str) -> None:
         account = self._accounts[workspace]
@@ -182,20 +130,3 @@ class CongestionWindows:
             self._on_room()
         elif not account.num:
             del self._accounts[workspace]
-
-    def _is_alone(self, workspace: str, now: float) -> bool:
-        others = (at for name, at in self._last.items() if name != workspace)
-        return all(now - at > NEIGHBOUR_SECONDS for at in others)
-
-    def _make_room(self) -> None:
-        """Forget workspaces whose windows are over, while there are too many."""
-        if len(self._accounts) < _MAX_WORKSPACES:
-            return
-        now = self._monotonic()
-        over = [
-            name
-            for name, one in self._accounts.items()
-            if not one.num and one.window_at(now) is None
-        ]
-        for name in over:
-            del self._accounts[name]

@@ -1,4 +1,6 @@
-"""The engines that one turn, or one count, was sent to, and whether one may be asked again. Pure.
+"""The engines that one turn, or one count, was sent to, and what the failure of an attempt means.
+
+Pure.
 
 An engine whose connection broke is asked once more when it has answered a poll since: the fleet may
 have no other, and its new process knows nothing of the turn.
@@ -9,7 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.base.errors import EngineLost, GatewayError
+from gateway.base.errors import (
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    GatewayError,
+    NotServed,
+    Overloaded,
+)
 from gateway.routing.client import CannotConnect
 
 MAX_ATTEMPTS = 3
@@ -81,3 +90,28 @@ class Attempts:
     def _is_awaited(self, engine: Returning) -> bool:
         is_lost = engine.url in self.lost and not engine.is_draining
         return is_lost and self.sent.get(engine.url, 0) < _MAX_AT_ONE
+
+
+def is_unsure(error: GatewayError) -> bool:
+    """Whether the engine may have taken the turn although no answer came."""
+    return isinstance(error, EngineLost | EngineTimeout)
+
+
+def is_breakdown(error: GatewayError) -> bool:
+    """Whether the error counts against the engine: it was lost, was silent, or failed."""
+    return is_unsure(error) or isinstance(error, EngineFailed)
+
+
+def is_retried(error: GatewayError) -> bool:
+    """Whether another engine may succeed. An error of the prompt itself would come from it too."""
+    return is_breakdown(error) or isinstance(error, Overloaded)
+
+
+def told(error: GatewayError) -> GatewayError:
+    """The error for a client that has had nothing of the answer."""
+    return NotServed() if isinstance(error, EngineLost) else error
+
+
+def reason_of(error: GatewayError) -> str:
+    kinds = {EngineTimeout: "timeout", EngineLost: "lost", EngineFailed: "failed"}
+    return next((name for kind, name in kinds.items() if isinstance(error, kind)), "refused")

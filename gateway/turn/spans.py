@@ -16,7 +16,7 @@ from gateway.base.errors import ClientGone, GatewayError
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.prompt.ask import Ask
 from gateway.prompt.origin import Origin
-from gateway.turn.tracing import TracedTurn
+from gateway.turn.tracing import TurnTrace
 
 OPERATION, PROVIDER = "chat", "holdfast"
 _RANKS = ("leased", "best_effort", "none")
@@ -52,7 +52,7 @@ class Spans:
         return SpannedTurn(self._traces, span, model)
 
 
-class SpannedTurn(TracedTurn):
+class SpannedTurn(TurnTrace):
     __slots__ = ("_below", "_call", "_model", "_record", "_span", "_traces")
 
     def __init__(self, traces: Traces, span: Span, model: str) -> None:

@@ -1,7 +1,6 @@
 """What a turn tells to its trace. Where nothing is traced, every call does nothing."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from engine.protocol import Started
 from engine.traces import Traces
@@ -16,7 +15,7 @@ class TurnTrace:
 
     `opened` has the turn's record, which is filled in until `ended`. `sent` begins the call of an
     engine and returns the headers with which the engine continues the trace; the call ends with
-    `failed` or `left`.
+    `failed` or `left`. `ended` comes last; `error` ended the turn before its answer was whole.
     """
 
     __slots__ = ()
@@ -26,29 +25,17 @@ class TurnTrace:
     def started(self, frame: Started) -> None: ...
     def failed(self, error: GatewayError) -> None: ...
     def left(self) -> None: ...
-
-
-NO_TRACE = TurnTrace()
-
-
-class TracedTurn(TurnTrace):
-    """A turn that is traced. `ended` comes last; `error` ended it before its answer was whole."""
-
-    __slots__ = ()
-
     def ended(self, error: GatewayError | None) -> None: ...
 
 
-class Tracing(Protocol):
-    """Begins the traces of turns."""
-
-    def begin(self, ask: Ask, turn_id: str, origin: Origin) -> TracedTurn: ...
+NO_TRACE = TurnTrace()
+BeginTrace = Callable[[Ask, str, Origin], TurnTrace]
 
 
-def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> Tracing | None:
-    """The spans of turns. OpenTelemetry is imported only where there are traces."""
+def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> BeginTrace | None:
+    """What begins the trace of a turn. OpenTelemetry is imported only where there are traces."""
     if traces is None:
         return None
     from gateway.turn.spans import Spans
 
-    return Spans(traces, monotonic)
+    return Spans(traces, monotonic).begin

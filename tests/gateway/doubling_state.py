@@ -18,7 +18,7 @@ from gateway.base.record import TurnRecord
 from gateway.http.admitted import Connections
 from gateway.http.query import query_problems
 from gateway.journal.store import Journal
-from gateway.limits.admission import Admission
+from gateway.limits.accounts import WorkspaceLimits
 from gateway.limits.fair_queue import FairQueue, Waiting
 from gateway.prompt.ask import Principal
 from gateway.routing.held import PrefixEnd, ResidencyIndex
@@ -68,13 +68,13 @@ def _queued(size: int) -> Work:
 
 def _admitted(size: int) -> Work:
     """One turn from its admission to its close, among as many workspaces."""
-    admission = Admission(lambda: 0.0, lambda: NOW)
+    limits = WorkspaceLimits(lambda: 0.0, lambda: NOW)
 
     def turn(workspace: str) -> None:
         principal = Principal(workspace, "k", "s", limits=Limits(requests_per_minute=10**9))
-        with admission.admitted("t", principal, 1, 0) as place:
-            place.is_open = True
-        admission.count_used(_record("t", workspace))
+        limits.take("t", principal, 1, 0)
+        limits.leave("t", workspace, is_open=True)
+        limits.count_used(_record("t", workspace))
 
     for number in range(size):
         turn(f"w{number}")

@@ -29,7 +29,7 @@ from engine.protocol import (
     ToolUseStart,
 )
 from gateway.base.errors import EngineFailed
-from gateway.base.standing import Standings
+from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Writer, partial_json
 from gateway.dialects.extension import Holdfast, extension_of
 
@@ -378,7 +378,7 @@ def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int = 0) ->
     )
 
 
-def limit_headers(rates: Standings, now: datetime) -> Iterator[tuple[str, str]]:
+def limit_headers(rates: RateStatuses, now: datetime) -> Iterator[tuple[str, str]]:
     """`reset` is the time, RFC 3339, at which all of a limit is there again.
 
     There is one limit for all tokens. Input and output each end where it ends, so clients that

@@ -26,7 +26,7 @@ from engine.protocol import (
 )
 from engine.protocol import FinishReason as EngineReason
 from gateway.base.errors import EngineFailed
-from gateway.base.standing import Standings
+from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Writer
 from gateway.dialects.extension import Holdfast
 
@@ -220,7 +220,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
-def limit_headers(rates: Standings) -> Iterator[tuple[str, str]]:
+def limit_headers(rates: RateStatuses) -> Iterator[tuple[str, str]]:
     """`reset` is how long until all of a limit is there again, such as `6m0s`."""
     for kind, rate in (("requests", rates.requests), ("tokens", rates.tokens)):
         if rate is not None:

@@ -31,7 +31,7 @@ from gateway.ledger.schema import (
     TurnRow,
 )
 from gateway.ledger.upkeep import rebuild, retain
-from gateway.limits.admission import month_of
+from gateway.limits.accounts import month_of
 from gateway.prices.price import PROMPT_BANDS
 from tests.postgres import new_database
 

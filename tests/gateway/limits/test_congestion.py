@@ -1,6 +1,8 @@
 """The window of a workspace's unanswered turns, on a clock that the tests move."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +14,24 @@ from gateway.limits.congestion import (
     MOST,
     NEIGHBOUR_SECONDS,
     CongestionWindows,
-    Unanswered,
 )
+from gateway.limits.queue import Passage
+
+
+class Turn(Passage):
+    """One turn in its workspace's window. Its context is its time at engines."""
+
+    def __init__(self, windows: CongestionWindows, workspace: str) -> None:
+        ask: Any = SimpleNamespace(principal=SimpleNamespace(workspace=workspace))
+        queue: Any = SimpleNamespace(windows=windows)
+        super().__init__(ask, queue, is_counted=True)
+        windows.enter(workspace)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_left:
+            self.ended()
 
 
 @dataclass
@@ -22,7 +40,7 @@ class Case:
 
     seconds: float = 0.0
     num_rooms: int = 0
-    turns: list[Unanswered] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     windows: CongestionWindows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -34,10 +52,10 @@ class Case:
 
     def meet_neighbour(self) -> None:
         """Another workspace has a turn at this moment."""
-        self.windows.enter("neighbour").ended()
+        Turn(self.windows, "neighbour").ended()
 
-    def enter(self, number: int = 1, workspace: str = "w") -> list[Unanswered]:
-        entered = [self.windows.enter(workspace) for _ in range(number)]
+    def enter(self, number: int = 1, workspace: str = "w") -> list[Turn]:
+        entered = [Turn(self.windows, workspace) for _ in range(number)]
         self.turns += entered
         return entered
 
@@ -45,7 +63,7 @@ class Case:
         """As many turns at once, which all are left."""
         for turn in self.enter(number):
             with turn:
-                turn.abandoned()
+                turn.left()
         for turn in self.turns:
             turn.ended()
 
@@ -72,7 +90,7 @@ def test_each_turn_that_is_left_halves_the_window_down_to_one() -> None:
     turns = case.enter(40)
     seen = []
     for turn in turns[:7]:
-        turn.abandoned()
+        turn.left()
         seen.append(case.window)
     assert seen == [20, 10, 5, 2, 1, 1, 1]
 
@@ -83,7 +101,7 @@ def test_a_turn_that_was_left_counts_until_its_engine_has_ended_it() -> None:
     assert case.window == 1
     [turn] = case.enter()
     with turn:
-        turn.abandoned()
+        turn.left()
     assert not case.windows.is_open("w")
     before = case.num_rooms
     turn.ended()
@@ -97,7 +115,7 @@ def test_each_answered_turn_widens_the_window_by_one_until_there_is_none() -> No
     for expected in range(2, MOST):
         [turn] = case.enter()
         turn.answered()
-        turn.abandoned()
+        turn.left()
         assert case.window == expected, "a client may leave an answered turn"
     [turn] = case.enter()
     turn.answered()
@@ -152,8 +170,8 @@ def test_a_window_binds_while_another_workspace_has_turns() -> None:
 
 def test_no_window_becomes_smaller_than_half_of_the_engines() -> None:
     windows = CongestionWindows(lambda: 0.0, least=lambda: 7 // 2)
-    for turn in [windows.enter("w") for _ in range(40)]:
-        turn.abandoned()
+    for turn in [Turn(windows, "w") for _ in range(40)]:
+        turn.left()
     assert windows.window_of("w") == 3
 
 
@@ -165,13 +183,13 @@ def test_a_workspace_with_few_turns_that_are_left_keeps_a_wide_window(
     case = Case()
     case.abandon(8)
     seen = []
-    turns: list[Unanswered] = []
+    turns: list[Turn] = []
     for number in range(20_000):
         while case.windows.is_open("w"):
-            turns += [case.windows.enter("w")]
+            turns += [Turn(case.windows, "w")]
         turn = turns.pop(0)
         if number % every == 0:
-            turn.abandoned()
+            turn.left()
             turn.ended()
         else:
             turn.answered()
@@ -187,21 +205,21 @@ def test_accounts_are_forgotten_when_their_windows_are_over(
     case = Case()
     for number in range(10):
         [turn] = case.enter(workspace=f"w{number}")
-        turn.abandoned()
+        turn.left()
         turn.ended()
     case.seconds += 12 * IDLE_SECONDS
     case.enter(workspace="new")
     assert list(case.windows._accounts) == ["new"]
 
 
-STEPS = st.sampled_from(["enter", "answered", "abandoned", "ended", "fail", "wait"])
+STEPS = st.sampled_from(["enter", "answered", "left", "ended", "fail", "wait"])
 
 
 @given(st.lists(st.tuples(STEPS, st.integers(0, 7), st.sampled_from("ab")), max_size=80))
 def test_windows_count_exactly_what_is_at_engines(steps: list[tuple[str, int, str]]) -> None:
     """Whatever happens in whatever order, also twice."""
     case = Case()
-    at_engines: dict[str, list[Unanswered]] = {"a": [], "b": []}
+    at_engines: dict[str, list[Turn]] = {"a": [], "b": []}
     left: set[int] = set()
     for step, number, workspace in steps:
         case.meet_neighbour()
@@ -220,6 +238,6 @@ def test_windows_count_exactly_what_is_at_engines(steps: list[tuple[str, int, st
                     pass
             else:
                 getattr(turn, step)()
-            left |= {id(turn)} if step == "abandoned" else set()
+            left |= {id(turn)} if step == "left" else set()
             if step in ("answered", "ended") or (step == "fail" and id(turn) not in left):
                 turns.remove(turn)

@@ -5,7 +5,7 @@ import pytest
 from engine.protocol import STATUS_OF, ErrorReply
 from gateway.base.errors import InvalidRequest, Overloaded
 from gateway.routing.engine import refusal
-from gateway.turn.failures import is_retried
+from gateway.turn.attempts import is_retried
 
 
 def test_what_is_too_costly_is_the_clients_mistake_and_is_not_retried() -> None:

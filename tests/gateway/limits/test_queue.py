@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.limits import congestion
-from gateway.turn import gate
-from gateway.turn.gate import Pace
+from gateway.limits import congestion, queue
+from gateway.limits.queue import Pace
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine, say
@@ -226,7 +225,7 @@ def test_a_turn_that_its_window_alone_holds_is_not_refused(tmp_path: Path) -> No
 def test_a_held_turn_does_not_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "HELD_SECONDS", 1.0)
+    monkeypatch.setattr(queue, "HELD_SECONDS", 1.0)
     engine = ScriptedEngine(holds=True)
     with served(tmp_path, engine, queue_seconds=0.2) as one:
         meet_neighbour(one)

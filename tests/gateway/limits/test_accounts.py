@@ -1,8 +1,10 @@
-"""Admission with clocks that the tests move: who may start, what is reserved, what is settled."""
+"""Limits of workspaces, on clocks that the tests move: what is reserved, and what is counted."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,8 +13,8 @@ from hypothesis import strategies as st
 from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
-from gateway.limits import admission as module
-from gateway.limits.admission import Admission
+from gateway.limits import accounts as module
+from gateway.limits.accounts import WorkspaceLimits
 from gateway.prompt.ask import Principal
 
 START = datetime(2026, 11, 30, 23, 0, tzinfo=UTC)
@@ -20,16 +22,16 @@ START = datetime(2026, 11, 30, 23, 0, tzinfo=UTC)
 
 @dataclass
 class Gate:
-    """An Admission, its clocks, and turns of one workspace."""
+    """Limits, their clocks, and turns of one workspace."""
 
     limits: Limits
     workspace: str = "w"
     seconds: float = 0.0
     count: int = 0
-    admission: Admission = field(init=False)
+    limits_of: WorkspaceLimits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(
+        self.limits_of = WorkspaceLimits(
             lambda: self.seconds, lambda: START + timedelta(seconds=self.seconds)
         )
 
@@ -37,13 +39,25 @@ class Gate:
     def principal(self) -> Principal:
         return Principal(self.workspace, "k", "s", limits=self.limits)
 
+    @contextmanager
+    def taken(
+        self, turn_id: str, principal: Principal, estimate: int, backlog: int
+    ) -> Iterator[SimpleNamespace]:
+        """A turn's place while the block runs. Set `is_open` once the turn is in the journal."""
+        place = SimpleNamespace(is_open=False)
+        self.limits_of.take(turn_id, principal, estimate, backlog)
+        try:
+            yield place
+        finally:
+            self.limits_of.leave(turn_id, principal.workspace, is_open=place.is_open)
+
     def turn(self, estimate: int = 1, **counts: int) -> None:
         """One turn from its admission to its close."""
         self.count += 1
         turn_id = f"t{self.count}"
-        with self.admission.admitted(turn_id, self.principal, estimate, 0) as place:
+        with self.taken(turn_id, self.principal, estimate, 0) as place:
             place.is_open = True
-        self.admission.count_used(self.record(turn_id, **counts))
+        self.limits_of.count_used(self.record(turn_id, **counts))
 
     def record(self, turn_id: str, **counts: int) -> TurnRecord:
         return TurnRecord(
@@ -58,7 +72,7 @@ class Gate:
         )
 
     def remaining(self) -> int:
-        rate = self.admission.rates(self.principal).tokens
+        rate = self.limits_of.rates(self.principal).tokens
         assert rate is not None
         return rate.remaining
 
@@ -84,14 +98,14 @@ def test_a_refused_request_takes_nothing() -> None:
     for _ in range(20):
         with pytest.raises(RateLimited, match="100 tokens per minute"):
             gate.turn(50)
-    requests = gate.admission.rates(gate.principal).requests
+    requests = gate.limits_of.rates(gate.principal).requests
     assert requests is not None and requests.remaining == 9
-    assert gate.admission.in_flight == 0
+    assert gate.limits_of.in_flight == 0
 
 
 def test_the_close_replaces_the_estimate_by_what_counted() -> None:
     gate = Gate(Limits(tokens_per_minute=1000))
-    with gate.admission.admitted("t", gate.principal, 400, 0) as place:
+    with gate.taken("t", gate.principal, 400, 0) as place:
         place.is_open = True
         assert gate.remaining() == 600
     record = gate.record(
@@ -102,9 +116,9 @@ def test_the_close_replaces_the_estimate_by_what_counted() -> None:
         cache_write_1h_tokens=30,
         output_tokens=40,
     )
-    gate.admission.count_used(record)
+    gate.limits_of.count_used(record)
     assert gate.remaining() == 900
-    gate.admission.count_used(record)
+    gate.limits_of.count_used(record)
     assert gate.remaining() == 900, "settled twice"
 
 
@@ -136,7 +150,7 @@ def test_a_turn_that_was_never_opened_gives_everything_back() -> None:
     gate = Gate(Limits(tokens_per_minute=1000, max_concurrency=1))
     with (
         pytest.raises(ConnectionError),
-        gate.admission.admitted("t", gate.principal, 400, 0),
+        gate.taken("t", gate.principal, 400, 0),
     ):
         raise ConnectionError
     assert gate.remaining() == 1000
@@ -148,13 +162,13 @@ def test_concurrency_is_of_one_workspace_and_ends_with_the_turn() -> None:
     other = Principal("other", "k", "s", limits=gate.limits)
     with ExitStack() as stack:
         for number in range(2):
-            stack.enter_context(gate.admission.admitted(f"a{number}", gate.principal, 1, 0))
+            stack.enter_context(gate.taken(f"a{number}", gate.principal, 1, 0))
         with pytest.raises(RateLimited, match="2 concurrent requests") as refused:
             gate.turn()
         assert refused.value.retry_after == 1
-        stack.enter_context(gate.admission.admitted("b", other, 1, 0))
+        stack.enter_context(gate.taken("b", other, 1, 0))
     gate.turn()
-    assert gate.admission.in_flight == 0
+    assert gate.limits_of.in_flight == 0
 
 
 def test_the_month_ends_a_spend_limit() -> None:
@@ -191,7 +205,7 @@ def test_an_account_keeps_few_months() -> None:
         gate.turn(cost=1)
     gate.seconds = 0.0
     gate.turn()
-    gate.admission.learn_spend(module.month_of(START), {"w": 100})
+    gate.limits_of.learn_spend(module.month_of(START), {"w": 100})
     with pytest.raises(SpendLimitReached):
         gate.turn()
 
@@ -206,15 +220,15 @@ def test_the_ledgers_spend_and_ours_never_count_a_turn_twice() -> None:
     gate = Gate(Limits(monthly_spend=100))
     month = module.month_of(START)
     gate.turn(cost=40)
-    gate.admission.learn_spend(month, {"w": 40})
+    gate.limits_of.learn_spend(month, {"w": 40})
     gate.turn(cost=40)
-    gate.admission.learn_spend(month, {"w": 80})
+    gate.limits_of.learn_spend(month, {"w": 80})
     gate.turn()
-    gate.admission.learn_spend(month, {"w": 130})
+    gate.limits_of.learn_spend(month, {"w": 130})
     with pytest.raises(SpendLimitReached):
         gate.turn()
     gate.seconds += 3600
-    gate.admission.learn_spend(month, {"w": 130})
+    gate.limits_of.learn_spend(month, {"w": 130})
     gate.turn()
 
 
@@ -222,11 +236,11 @@ def test_the_gateways_own_bounds_come_first(monkeypatch: pytest.MonkeyPatch) -> 
     gate = Gate(Limits())
     with (
         pytest.raises(Overloaded),
-        gate.admission.admitted("t", gate.principal, 1, module.MAX_BACKLOG),
+        gate.taken("t", gate.principal, 1, module.MAX_BACKLOG),
     ):
         pass
     monkeypatch.setattr(module, "MAX_ADMITTED", 1)
-    with gate.admission.admitted("a", gate.principal, 1, 0), pytest.raises(Overloaded):
+    with gate.taken("a", gate.principal, 1, 0), pytest.raises(Overloaded):
         gate.turn()
     gate.turn()
 
@@ -236,8 +250,8 @@ def test_memory_is_bounded_and_who_is_limited_stays(monkeypatch: pytest.MonkeyPa
     gate = Gate(Limits(requests_per_minute=1))
     gate.turn()
     for number in range(100):
-        gate.admission.rates(Principal(f"w{number}", "k", "s"))
-    assert len(gate.admission._accounts) <= 10
+        gate.limits_of.rates(Principal(f"w{number}", "k", "s"))
+    assert len(gate.limits_of._accounts) <= 10
     with pytest.raises(RateLimited):
         gate.turn()
 
@@ -260,12 +274,12 @@ def test_what_is_taken_is_what_was_counted(steps: list[tuple[str, int, int]]) ->
     counted = 0
     for number, (step, estimate, used) in enumerate(steps):
         if step == "admit":
-            with gate.admission.admitted(f"t{number}", gate.principal, estimate, 0) as place:
+            with gate.taken(f"t{number}", gate.principal, estimate, 0) as place:
                 place.is_open = True
             opened.append(f"t{number}")
         elif step == "close" and opened:
-            gate.admission.count_used(gate.record(opened.pop(0), input_tokens=used))
+            gate.limits_of.count_used(gate.record(opened.pop(0), input_tokens=used))
             counted += used
     for turn_id in opened:
-        gate.admission.count_used(gate.record(turn_id))
+        gate.limits_of.count_used(gate.record(turn_id))
     assert gate.remaining() == 1_000_000_000 - counted

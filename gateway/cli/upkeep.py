@@ -1,0 +1,223 @@
+"""python -m gateway journal | ledger | rollups | retain | export | prices: the operator's upkeep
+
+An export's rows are read into a temporary file first. So the database is held for a bounded time,
+however slowly the output is read, and an export that fails prints nothing.
+"""
+
+import argparse
+import asyncio
+import shutil
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any, TypeVar
+
+from gateway.base.clock import Clock
+from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUnavailable, NotFound
+from gateway.base.settings import load_database, load_price_files
+from gateway.cli.arguments import UNITS_MS, Commands, add_actions, age_ms, moment_ms
+from gateway.journal.store import ASIDE, has_journal, rows_in
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.export import EXPORT_SECONDS, turn_lines, usage_lines
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.upkeep import problems, rebuild, retain
+from gateway.limits.accounts import month_of
+from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
+from gateway.prices.money import per_million
+from gateway.prices.sheets import PriceSheets
+
+Result = TypeVar("Result")
+_MIN_TURNS_MS = 2 * UNITS_MS["d"]
+_STEPS = {"hours": 3600, "days": 86_400}
+_MEMORY_BYTES = 16 << 20
+
+
+def add_commands(commands: Commands) -> None:
+    journal = add_actions(commands, "journal", "the journal of this gateway")
+    listed = journal.add_parser("list", help="turns that were set aside, with why")
+    listed.add_argument("--journal", type=Path, help="its directory; default: of HOLDFAST_DATA")
+    listed.set_defaults(run=_list)
+    ledger = add_actions(commands, "ledger", "the database")
+    check = ledger.add_parser("check", help="look for damage: structure, turns against sums")
+    check.set_defaults(run=_check)
+    sums = add_actions(commands, "rollups", "sums of the ledger")
+    sums.add_parser("rebuild", help="make all sums again from the turns").set_defaults(run=_rebuild)
+    keep = commands.add_parser("retain", help="delete what is older, safe beside a running gateway")
+    keep.add_argument(
+        "--turns", type=age_ms, required=True, metavar="AGE", help="like 90d, 12w, 1y"
+    )
+    keep.add_argument("--rollups", type=age_ms, required=True, metavar="AGE", help="like 2y")
+    keep.set_defaults(run=_retain)
+    export = commands.add_parser("export", help="print usage as CSV")
+    export.add_argument("--since", type=moment_ms, required=True, metavar="TIME", help="RFC 3339")
+    export.add_argument("--until", type=moment_ms, metavar="TIME", help="default: now")
+    export.add_argument("--rows", choices=("hours", "days", "turns"), default="hours")
+    export.add_argument("--workspace")
+    export.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=EXPORT_SECONDS,
+        help="for reading the database, at most (default: %(default)g)",
+    )
+    export.set_defaults(run=_export)
+    prices = add_actions(commands, "prices", "check and list price sheets")
+    check = prices.add_parser("check", help="read price files and say what is wrong")
+    check.add_argument("files", nargs="*", type=Path, help="default: those the settings name")
+    check.set_defaults(run=_check_prices)
+    prices.add_parser("list", help="print today's prices").set_defaults(run=_list_prices)
+
+
+def run_in_ledger(work: Callable[[Ledger], Coroutine[Any, Any, Result]]) -> Result:
+    """Run one piece of work with the deadlines of requests."""
+
+    async def run() -> Result:
+        ledger = Ledger(_ledger_url())
+        try:
+            return await work(ledger)
+        finally:
+            await ledger.close()
+
+    return asyncio.run(run())
+
+
+def run_long_in_ledger(work: Callable[[Ledger], Coroutine[Any, Any, Result]]) -> Result:
+    """Run one piece of work with the longer deadlines of commands."""
+    return asyncio.run(with_ledger(_ledger_url(), work))
+
+
+def _ledger_url() -> str:
+    """Raise LedgerNotMigrated where the settings name a file that is not there."""
+    settings = load_database()
+    path = settings.sqlite_path
+    # A URL may also have options behind the path, or be SQLite's own `file:`.
+    if path is not None and not {"?", ":"} & set(str(path)) and not path.exists():
+        raise LedgerNotMigrated(
+            f"there is no database at `{path}`: run `python -m gateway migrate` with the settings"
+            " of `serve`"
+        )
+    return settings.ledger_url
+
+
+def now_ms() -> int:
+    return int(Clock().wall().timestamp() * 1000)
+
+
+def _list(options: argparse.Namespace) -> int:
+    directory = options.journal or load_database().data / "journal"
+    if not has_journal(directory):
+        raise NotFound(f"no journal in `{directory}`")
+    try:
+        rows = [row for row in rows_in(directory) if row.state == ASIDE]
+    except (OSError, sqlite3.Error) as error:
+        raise JournalUnavailable(f"journal `{directory}`: {error}") from None
+    for row in sorted(rows):
+        print(row.id, row.at, row.reason, f"{len(row.record or b'')} bytes kept")
+    return 0
+
+
+def _check(_: argparse.Namespace) -> int:
+    found = run_long_in_ledger(problems)
+    for each in found:
+        print(each)
+    if found:
+        print(
+            "restore a backup; sums alone are made again by `python -m gateway rollups rebuild`",
+            file=sys.stderr,
+        )
+    return 1 if found else 0
+
+
+def _rebuild(_: argparse.Namespace) -> int:
+    print(f"made the sums of {run_long_in_ledger(rebuild)} days again")
+    return 0
+
+
+def _retain(options: argparse.Namespace) -> int:
+    if options.rollups < options.turns:
+        print("--rollups: must be at least as long as --turns", file=sys.stderr)
+        return 2
+    if options.turns < _MIN_TURNS_MS:
+        # A killed gateway repeats its last inserts. The rows of the first time must still be there.
+        print("--turns: must be at least 2d", file=sys.stderr)
+        return 2
+    now, month = now_ms(), int(month_of(Clock().wall()).timestamp() * 1000)
+    deleted = run_long_in_ledger(
+        lambda ledger: retain(ledger, now - options.turns, now - options.rollups, month)
+    )
+    print(f"deleted {deleted.turns} turns and {deleted.rollups} sums")
+    if now - options.rollups > month:
+        print("sums of the running month stay: spend limits are counted from them")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError("must be above 0 and at most 86400")
+    return seconds
+
+
+def _export(options: argparse.Namespace) -> int:
+    until = now_ms() if options.until is None else options.until
+    if options.since >= until:
+        print("--since: must be before --until", file=sys.stderr)
+        return 2
+    of = Range(since_ms=options.since, until_ms=until, workspace=options.workspace)
+    rows, seconds = options.rows, options.seconds
+    with SpooledTemporaryFile(_MEMORY_BYTES, "w+", encoding="utf-8", newline="") as read:
+
+        async def collect(ledger: Ledger) -> None:
+            if rows == "turns":
+                lines = turn_lines(ledger, of, seconds)
+            else:
+                lines = usage_lines(ledger, of, _STEPS[rows], seconds)
+            async for line in lines:
+                read.write(line)
+
+        begun = time.monotonic()
+        try:
+            run_long_in_ledger(collect)
+        except LedgerUnavailable as error:
+            if type(error) is not LedgerUnavailable or time.monotonic() - begun < seconds:
+                raise
+            print(
+                f"reading took more than {seconds:g} seconds and was ended: ask for a shorter"
+                " range, or for more with --seconds",
+                file=sys.stderr,
+            )
+            return 1
+        read.seek(0)
+        shutil.copyfileobj(read, sys.stdout)
+    return 0
+
+
+def _check_prices(options: argparse.Namespace) -> int:
+    files = load_price_files()
+    for path in options.files or [files.prices or SHIPPED, files.hosted_prices or HOSTED]:
+        print(f"{path}: {len(load_prices(path).all)} prices, no problem")
+    return 0
+
+
+def _list_prices(_: argparse.Namespace) -> int:
+    files = load_price_files()
+    print("own prices, dollars per million tokens")
+    _print_sheet(load_prices(files.prices or SHIPPED))
+    published = load_prices(files.hosted_prices or HOSTED)
+    print(f"\npublished prices, for comparison only ({published.source}, {published.as_of})")
+    _print_sheet(published)
+    return 0
+
+
+def _print_sheet(sheets: PriceSheets) -> None:
+    names = ("input", *WRITES, "read", "output")
+    print(f"{'id':48}", *(f"{name:>9}" for name in names))
+    for price in sheets.current(Clock().wall().date()):
+        bands = [("", price.rates)]
+        bands += [(f" above {band.above_prompt_tokens:,}", band.rates) for band in price.bands]
+        for label, rates in bands:
+            writes = (rates.write(ttl) for ttl in WRITES.values())
+            shown = map(per_million, (rates.input, *writes, rates.read, rates.output))
+            print(f"{price.id + label:48}", *(f"{each:>9}" for each in shown))

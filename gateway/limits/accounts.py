@@ -1,0 +1,255 @@
+"""The limits of workspaces: requests and tokens a minute, turns at one time, money a month.
+
+Pure, with injected clocks. A turn's tokens are known when it ends. So its beginning reserves an
+estimate, and `count_used` corrects it with the engine's counts:
+
+- The estimate begins as the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`).
+- It is multiplied by the share of their estimates that this workspace's turns lately used. Cache
+  reads do not count, so a workspace that mostly reads reserves less.
+- It is at most the whole bucket, so a prompt of any length can start when the bucket is full.
+
+A turn that used more than it reserved leaves the bucket in debt, and later turns wait for that. So
+one minute may see more than the limit, but the long run does not. Each gateway has its own buckets,
+and only the spend is shared by gateways, through the ledger (`SpendWatch`).
+"""
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from gateway.admin.structs.fleet import Workspace
+from gateway.base.background import pause
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError, Overloaded, RateLimited, SpendLimitReached
+from gateway.base.grants import NO_LIMITS, Limits, RateStatus, RateStatuses
+from gateway.base.logs import get_logger
+from gateway.base.record import TurnRecord
+from gateway.ledger.access import Workspaces
+from gateway.limits.bucket import TokenBucket
+from gateway.limits.fair_queue import MAX_TURNS
+from gateway.prompt.ask import Principal
+
+MAX_IN_FLIGHT = 2000
+"""The most turns at engines. Further turns may wait in the queue (`queue.py`)."""
+MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
+MAX_BACKLOG = 1_000_000
+MAX_ACCOUNTS = 10_000
+SPEND_POLL_SECONDS = 30.0
+_SPEND_TICK_SECONDS = 2.0
+_LEARNING = 0.25
+_MAX_MONTHS = 3
+"""A wall clock that jumps ahead and back, or to and fro at a month's end, forgets no cost."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """One workspace: its buckets, its turns in flight, and the cost of `month` so far.
+
+    `other_months` has the costs of months that the wall clock told before.
+    """
+
+    limits: Limits = NO_LIMITS
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
+    in_flight: int = 0
+    num_uncounted: int = 0
+    counted_share: float = 1.0
+    month: datetime | None = None
+    spent: int = 0
+    other_months: dict[datetime, int] = field(default_factory=dict)
+
+    def turn_to(self, month: datetime) -> None:
+        if month == self.month:
+            return
+        if self.month is not None:
+            self.other_months[self.month] = self.spent
+        self.month, self.spent = month, self.other_months.pop(month, 0)
+        while len(self.other_months) >= _MAX_MONTHS:
+            del self.other_months[next(iter(self.other_months))]
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a new account would be equal."""
+        buckets = (self.requests, self.tokens)
+        busy = self.in_flight or self.num_uncounted or self.limits.monthly_spend is not None
+        return not busy and all(b is None or b.full_in(now) == 0 for b in buckets)
+
+
+class _Reservation(NamedTuple):
+    workspace: str
+    estimate: int
+    tokens: int
+
+
+class WorkspaceLimits:
+    def __init__(self, monotonic: Callable[[], float], wall: Callable[[], datetime]) -> None:
+        self.in_flight = 0
+        self._monotonic = monotonic
+        self._wall = wall
+        self._month = month_of(wall())
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self._reservations: dict[str, _Reservation] = {}
+
+    def take(self, turn_id: str, principal: Principal, estimate: int, backlog: int) -> None:
+        """Take a turn's place until `leave`. `estimate` is in tokens, `backlog` is the journal's.
+
+        Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
+        """
+        if self.in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
+            raise Overloaded
+        workspace, limits, now = principal.workspace, principal.limits, self._monotonic()
+        account, estimate, reserved = self._account(workspace, limits), max(1, estimate), 0
+        if limits.tokens_per_minute is not None:
+            expected = math.ceil(estimate * account.counted_share)
+            reserved = min(max(1, expected), limits.tokens_per_minute)
+        most = limits.monthly_spend
+        if most is not None and self._this_months(account).spent >= most:
+            raise SpendLimitReached
+        if limits.max_concurrency is not None and account.in_flight >= limits.max_concurrency:
+            raise RateLimited("concurrent requests", limits.max_concurrency, 1)
+        wanted = [
+            (what, bucket, amount)
+            for what, bucket, amount in (
+                ("requests per minute", account.requests, 1),
+                ("tokens per minute", account.tokens, reserved),
+            )
+            if bucket is not None
+        ]
+        waits = [(bucket.wait(n, now), what, bucket.per_minute) for what, bucket, n in wanted]
+        seconds, what, limit = max(waits, default=(0.0, "", 0))
+        if seconds > 0:
+            raise RateLimited(what, limit, max(1, math.ceil(seconds)))
+        for _, bucket, amount in wanted:
+            bucket.take(amount, now)
+        self._reservations[turn_id] = _Reservation(workspace, estimate, reserved)
+        self.in_flight += 1
+        account.in_flight += 1
+        account.num_uncounted += 1
+
+    def leave(self, turn_id: str, workspace: str, *, is_open: bool) -> None:
+        """Give a place back. The close of a turn that is in the journal counts its use."""
+        self.in_flight -= 1
+        self._account(workspace).in_flight -= 1
+        if not is_open:
+            self._put_right(turn_id, 0)
+
+    def count_used(self, record: TurnRecord) -> None:
+        """Count the use and the cost of a closed turn, also of an earlier run's turn."""
+        used = record.input_tokens + record.written_tokens + record.output_tokens
+        self._put_right(record.id, used)
+        if record.cost:
+            account = self._this_months(self._account(record.workspace))
+            if account.month == month_of(record.opened_at):
+                account.spent += record.cost
+
+    def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
+        """Take in the ledger's costs of this month: all gateways', by workspace, in nano-dollars.
+
+        The larger number counts. Ours has turns that are not in the ledger yet. The ledger's has
+        turns of other gateways and of earlier runs. So no turn counts twice.
+        """
+        for workspace, amount in spent.items():
+            account = self._this_months(self._account(workspace))
+            if account.month == month:
+                account.spent = max(account.spent, amount)
+
+    def rates(self, principal: Principal) -> RateStatuses:
+        """How much of its limits the workspace has left; None for a limit that it does not have."""
+        now = self._monotonic()
+        account = self._account(principal.workspace, principal.limits)
+        return RateStatuses(_rate(account.requests, now), _rate(account.tokens, now))
+
+    def _put_right(self, turn_id: str, counted: int) -> None:
+        """Replace a turn's reservation by its counted tokens. A second call does nothing."""
+        if (reservation := self._reservations.pop(turn_id, None)) is None:
+            return
+        account = self._account(reservation.workspace)
+        account.num_uncounted -= 1
+        if account.tokens is not None:
+            account.tokens.take(counted - reservation.tokens, self._monotonic())
+        if counted:
+            share = min(1.0, counted / reservation.estimate)
+            account.counted_share += _LEARNING * (share - account.counted_share)
+
+    def _account(self, workspace: str, limits: Limits | None = None) -> _Account:
+        account, now = self._accounts.get(workspace), self._monotonic()
+        if account is None:
+            surplus = len(self._accounts) + 1 - MAX_ACCOUNTS
+            if surplus > 0:  # forget idle ones, longest unused first
+                idle = [name for name, one in self._accounts.items() if one.is_idle(now)]
+                for name in idle[:surplus]:
+                    del self._accounts[name]
+            account = self._accounts[workspace] = _Account()
+        self._accounts.move_to_end(workspace)
+        if limits is not None and limits != account.limits:
+            account.limits = limits
+            account.requests = _resized(account.requests, limits.requests_per_minute, now)
+            account.tokens = _resized(account.tokens, limits.tokens_per_minute, now)
+        return account
+
+    def _this_months(self, account: _Account) -> _Account:
+        """The account, whose cost is of this month. Nobody else may read or change the cost."""
+        now = self._wall()
+        if (now.year, now.month) != (self._month.year, self._month.month):
+            self._month = month_of(now)
+        account.turn_to(self._month)
+        return account
+
+
+class SpendWatch:
+    """Reads from the ledger, in the background, how much workspaces with a spend limit have spent.
+
+    So the limit survives a restart, and it counts the turns that other gateways have drained.
+    """
+
+    def __init__(
+        self,
+        workspaces: Workspaces,
+        known: Callable[[], Mapping[str, Workspace]],
+        limits: WorkspaceLimits,
+        clock: Clock,
+    ) -> None:
+        self._workspaces = workspaces
+        self._known = known
+        self._limits = limits
+        self._clock = clock
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Read every half minute, and at once when a workspace gets a limit."""
+        watched: set[str] = set()
+        read = -SPEND_POLL_SECONDS
+        while not stopping.is_set():
+            now, known = self._clock.monotonic(), self._known().values()
+            limited = {one.id for one in known if one.monthly_spend_nano is not None}
+            if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
+                month = month_of(self._clock.wall())
+                try:
+                    spent = await self._workspaces.spent(sorted(limited), month)
+                    self._limits.learn_spend(month, spent)
+                    watched, read = limited, now
+                except GatewayError as error:
+                    get_logger("spend").warning("spend_read_failed", error=str(error))
+            await pause(stopping, _SPEND_TICK_SECONDS)
+
+
+def month_of(moment: datetime) -> datetime:
+    """The first moment of the month, in UTC."""
+    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def _resized(bucket: TokenBucket | None, limit: int | None, now: float) -> TokenBucket | None:
+    if limit is None:
+        return None
+    if bucket is None:
+        return TokenBucket.full(limit, now)
+    bucket.resize(limit, now)
+    return bucket
+
+
+def _rate(bucket: TokenBucket | None, now: float) -> RateStatus | None:
+    if bucket is None:
+        return None
+    return RateStatus(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))
