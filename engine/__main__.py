@@ -17,8 +17,8 @@ from uvicorn.config import STARTUP_FAILURE
 from engine.backends.base import Backend, Parts, Progress
 from engine.backends.looped import LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
+from engine.serve.connections import Server
 from engine.serve.health import ServedEngine
-from engine.serve.process import Server
 from engine.serve.server import create_app
 from engine.settings import Settings, misspelt, problems_of
 from engine.traces import TracesError, open_traces

@@ -11,13 +11,17 @@ The lifecycle, in this order; the server keeps it and every backend MUST:
 6. `stop` ends everything; it may come at any time, also after a failed `load`.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
+from engine.errors import InvalidRequest
 from engine.protocol import (
+    Capability,
     CountReply,
     CountRequest,
     Description,
@@ -28,6 +32,7 @@ from engine.protocol import (
     FinalCounts,
     Frame,
     GenerateRequest,
+    Guarantee,
     KeptRecord,
     Memory,
     Prompt,
@@ -39,9 +44,9 @@ from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner
 from engine.text.rendered import KnownDays, RenderedPrompt
 
+T = TypeVar("T")
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
-
 
 Body = bytes | GenerateRequest | CountRequest
 """A request's JSON as it came, or one that this process made itself."""
@@ -57,12 +62,14 @@ class Generation(Protocol):
 
 @runtime_checkable  # Litestar checks dependencies by isinstance
 class Backend(Protocol):
+    """`scope` is that of a body in bytes, as its header tells: by it workers are shared fairly."""
+
     def load(self, progress: Progress) -> None: ...
     async def stop(self) -> None: ...
     def describe(self) -> Description: ...
-    async def open(self, body: Body) -> Generation: ...
+    async def open(self, body: Body, scope: str = ...) -> Generation: ...
     async def cancel(self, request_id: str) -> bool: ...
-    async def count(self, body: Body) -> CountReply: ...
+    async def count(self, body: Body, scope: str = ...) -> CountReply: ...
     def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]: ...
     def end_events(self) -> None: ...
     async def snapshot(self) -> Snapshot: ...
@@ -114,3 +121,34 @@ class Parts:
     worker: WorkerSpec | None = None
     facts: Mapping[str, str] | None = None
     new_drafter: Callable[[], Drafter] | None = None
+
+
+def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:
+    """Of engines whose blocks are their own, or are leased inside vLLM."""
+    forced = "forced_tools" in capabilities
+    return [
+        Guarantee("exact_read", True, "from its blocks"),
+        Guarantee("exact_write", True, "from its blocks"),
+        Guarantee("hold", True, "leases"),
+        Guarantee("isolation", True, "blocks are found by scope"),
+        Guarantee("events", True, "leases and names"),
+        Guarantee("forced_tools", forced, "grammars" if forced else "not for this template"),
+    ]
+
+
+def decoder_of(kind: type[T]) -> Callable[[bytes], T]:
+    """A decoder of JSON bodies; whatever the bytes are, its only error is InvalidRequest.
+
+    msgspec lets invalid UTF-8 and very deep nesting out as errors of their own.
+    """
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(body: bytes) -> T:
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(str(error)) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise InvalidRequest("the body is not valid JSON") from None
+
+    return decode

@@ -1,4 +1,7 @@
-"""A backend over our own engine loop: native and synthetic differ only in the parts they load."""
+"""What every engine is made of: workers that prepare, books, a loop that computes, reports.
+
+`LoopedBackend` computes on our own loop: native and synthetic differ only in the parts they load.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,19 +16,14 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from engine.backends.base import Body, Parts, Progress, Renderer
+from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
 from engine.backends.events import EventLog
-from engine.backends.generation import QueuedGeneration
-from engine.backends.guarantees import own_guarantees
-from engine.backends.memory import MemoryScan
-from engine.backends.prepare.composition import as_json, decode_prepared, new_preparation
-from engine.backends.prepare.pool import PreparePool
-from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
+from engine.backends.prepare.pool import PreparePool, new_pool
+from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
 from engine.backends.prepare.preparer import may_compile
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
-from engine.backends.reports import SnapshotScan, entry_infos
-from engine.backends.scheduling import new_scheduler
+from engine.backends.reports import MemoryScan, SnapshotScan, entry_infos
 from engine.backends.scope_threads import ScopeThreads
 from engine.backends.storing import EngineMemory, OpenStore, new_memory
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
@@ -37,18 +35,21 @@ from engine.protocol import (
     TTLS,
     CountReply,
     Description,
+    Done,
     DropReply,
     DropRequest,
     EntryInfo,
     EventFrame,
+    Failed,
     FinalCounts,
+    Frame,
     GenerateRequest,
     KeptRecord,
     Memory,
     Snapshot,
     Stats,
 )
-from engine.schedule.books import Books, block_stats, lease_stats
+from engine.schedule.books import Books, lease_stats, pool_stats
 from engine.schedule.lifecycle import Lifecycle, Publish, SequenceQueue
 from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import step_back
@@ -56,6 +57,7 @@ from engine.schedule.output import OutputParser
 from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.speculation import Speculation
 from engine.settings import Settings
 
 T = TypeVar("T")
@@ -63,12 +65,14 @@ log = structlog.get_logger()
 
 STORE_FLUSH_SECONDS = 5.0
 """Seconds that a planned end may take to write what the store still lacks."""
+HEARTBEAT_SECONDS = 5.0
 MAX_DROP_SECONDS = 10.0
 """Seconds that a drop waits until its files are deleted."""
 MAX_THREADS = 4
 """Threads for work whose size the context bounds."""
 MAX_COMPILERS = 2
 """Threads for grammars that a worker has compiled before."""
+_decode = msgspec.json.Decoder(GenerateRequest)
 
 
 class Loop(Protocol):
@@ -79,8 +83,29 @@ class Loop(Protocol):
     def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]": ...
 
 
-class LoopedBackend:
-    """`load_parts` builds the model and what goes with it; called once, in a thread.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The parts of an engine that is up. `loop` owns all but the first three."""
+
+    description: Description
+    renderer: Renderer
+    preparation: PreparePool
+    memory: EngineMemory
+    books: Books
+    lifecycle: Lifecycle
+    loop: Loop
+
+    @property
+    def cache(self) -> PrefixCache:
+        return self.memory.cache
+
+    @property
+    def store(self) -> OpenStore | None:
+        return self.memory.store
+
+
+class EngineBackend:
+    """`engine.backends.base.Backend` but for `load`, `stats` and `memory`.
 
     `today` is the day that a template writes into what was not written before.
     """
@@ -89,13 +114,11 @@ class LoopedBackend:
         self,
         settings: Settings,
         clock: Clock,
-        load_parts: Callable[[Settings, Progress], Parts],
         on_crash: Callable[[BaseException], None],
         today: Callable[[], date] = date.today,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._load_parts = load_parts
         self._on_crash = on_crash
         self._events = EventLog(epoch=uuid4().hex)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="request")
@@ -107,14 +130,6 @@ class LoopedBackend:
         longest += ARRIVAL_GRACE_SECONDS
         self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
-        self._scheduler: Scheduler | None = None
-
-    # Life.
-
-    def load(self, progress: Progress) -> None:
-        parts = self._load_parts(self._settings, progress)
-        self._loaded = self._assemble(parts, self._whole(parts.description))
-        self._loaded.loop.start(self._on_crash)
 
     async def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -127,12 +142,12 @@ class LoopedBackend:
 
     # Generation.
 
-    async def open(self, body: Body) -> QueuedGeneration:
+    async def open(self, body: Body, scope: str = "") -> "QueuedGeneration":
         loaded = self._ready()
         received_at = self._clock.now()
-        answer = await loaded.preparation.run(GENERATE, as_json(body))
+        answer = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
         assert isinstance(answer, Prepared)
-        request = decode_prepared(answer)
+        request = _decode.decode(answer.request)
         query = await self._in_thread(
             partial(
                 query_of,
@@ -161,18 +176,12 @@ class LoopedBackend:
         generation.is_open = True
         return generation
 
-    async def _parsers(self, loaded: "Loaded", request: GenerateRequest) -> Sequence[OutputParser]:
-        make = partial(loaded.renderer.parsers, request)
-        if may_compile(request):
-            return await self._compilers.run(request.scope, make)
-        return await self._in_thread(make)
-
     async def cancel(self, request_id: str) -> bool:
         loaded = self._ready()
         return await self._call(loaded, partial(loaded.lifecycle.cancel, request_id))
 
-    async def count(self, body: Body) -> CountReply:
-        answer = await self._ready().preparation.run(COUNT, as_json(body))
+    async def count(self, body: Body, scope: str = "") -> CountReply:
+        answer = await self._ready().preparation.run(COUNT, *_prepared_as(body, scope))
         assert isinstance(answer, Counted)
         return answer.reply
 
@@ -201,16 +210,14 @@ class LoopedBackend:
         loaded = self._ready()
         return await self._call(loaded, partial(entry_infos, loaded.cache, self._clock.now, scope))
 
-    async def stats(self) -> Stats:
-        loaded = self._ready()
-        return await self._call(loaded, partial(self._stats, loaded))
-
     async def memory(self) -> Memory:
-        """A part of the pool between two steps, so that none waits long for it."""
-        loaded, scan = self._ready(), MemoryScan(self._ready().cache)
-        while not scan.is_done:
-            await self._call(loaded, scan.advance)
-        return await self._call(loaded, partial(scan.report, loaded.description.epoch))
+        """Without a map: our books mirror only the blocks that entries and names stand on."""
+        loaded = self._ready()
+        return Memory(
+            epoch=loaded.description.epoch,
+            block_size=loaded.description.block_size,
+            lifetimes=loaded.cache.entries.lifetimes.report(),
+        )
 
     async def drop(self, request: DropRequest) -> DropReply:
         loaded = self._ready()
@@ -257,29 +264,10 @@ class LoopedBackend:
 
     # Inside.
 
-    def _assemble(self, parts: Parts, description: Description) -> "Loaded":
-        """The composition of one engine."""
-        settings = self._settings
-        memory = new_memory(settings, parts, description, self._clock)
-        cache, store = memory.cache, memory.store
-        scheduler = new_scheduler(settings, parts, description, cache)
-        books = Books()
-        lifecycle = self._new_lifecycle(
-            cache,
-            scheduler,
-            books,
-            description,
-            lambda events: self._to_event_loop(partial(self._events.publish, events)),
-        )
-        self._scheduler = scheduler
-        disk = store.disk if store is not None else None
-        loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock, store=disk)
-        if store is not None:
-            store.wake_by(lambda: _wake(loop))
-        preparation = new_preparation(
-            parts.renderer, parts.worker, description, settings, self._days
-        )
-        return Loaded(description, parts.renderer, preparation, memory, books, lifecycle, loop)
+    def _new_pool(
+        self, renderer: Renderer, worker: WorkerSpec | None, description: Description
+    ) -> PreparePool:
+        return new_pool(renderer, worker, description, self._settings, self._days)
 
     def _new_lifecycle(
         self,
@@ -314,7 +302,7 @@ class LoopedBackend:
             guarantees=description.guarantees or own_guarantees(capabilities),
         )
 
-    def _ready(self) -> "Loaded":
+    def _ready(self) -> Loaded:
         if self._loaded is None:
             raise NotReady("the model is loading")
         return self._loaded
@@ -323,8 +311,14 @@ class LoopedBackend:
         """Work of a bounded size that frees the interpreter's lock, or does so every few ms."""
         return await self._event_loop.run_in_executor(self._threads, function)
 
+    async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:
+        make = partial(loaded.renderer.parsers, request)
+        if may_compile(request):
+            return await self._compilers.run(request.scope, make)
+        return await self._in_thread(make)
+
     async def _submit(
-        self, loaded: "Loaded", state: RequestState, samples: list[SampleParams]
+        self, loaded: Loaded, state: RequestState, samples: list[SampleParams]
     ) -> None:
         """Hand the request over; one that was cancelled on the way ends here or there."""
         is_urgent = state.request.service_class == "interactive"
@@ -336,64 +330,160 @@ class LoopedBackend:
             future.add_done_callback(partial(self._take_back, loaded, state.request_id))
             raise
 
-    def _take_back(self, loaded: "Loaded", request_id: str, submitted: "Future[None]") -> None:
+    def _take_back(self, loaded: Loaded, request_id: str, submitted: "Future[None]") -> None:
         if not submitted.cancelled() and submitted.exception() is None:
             self._cancel_soon(loaded, request_id)
 
-    async def _call(self, loaded: "Loaded", function: Callable[[], T]) -> T:
+    async def _call(self, loaded: Loaded, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(loaded.loop.call(function))
 
-    def _cancel_soon(self, loaded: "Loaded", request_id: str) -> None:
+    def _cancel_soon(self, loaded: Loaded, request_id: str) -> None:
         future: Future[bool] = loaded.loop.call(partial(loaded.lifecycle.cancel, request_id))
         future.add_done_callback(_log_failure)
+
+
+class LoopedBackend(EngineBackend):
+    """`load_parts` builds the model and what goes with it; called once, in a thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        load_parts: Callable[[Settings, Progress], Parts],
+        on_crash: Callable[[BaseException], None],
+        today: Callable[[], date] = date.today,
+    ) -> None:
+        super().__init__(settings, clock, on_crash, today)
+        self._load_parts = load_parts
+        self._scheduler: Scheduler | None = None
+
+    def load(self, progress: Progress) -> None:
+        parts = self._load_parts(self._settings, progress)
+        self._loaded = self._assemble(parts, self._whole(parts.description))
+        self._loaded.loop.start(self._on_crash)
+
+    async def stats(self) -> Stats:
+        loaded = self._ready()
+        return await self._call(loaded, partial(self._stats, loaded))
+
+    async def memory(self) -> Memory:
+        """A part of the pool between two steps, so that none waits long for it."""
+        loaded, scan = self._ready(), MemoryScan(self._ready().cache)
+        while not scan.is_done:
+            await self._call(loaded, scan.advance)
+        return await self._call(loaded, partial(scan.report, loaded.description.epoch))
+
+    def _assemble(self, parts: Parts, description: Description) -> Loaded:
+        """The composition of one engine."""
+        settings = self._settings
+        memory = new_memory(settings, parts, description, self._clock)
+        cache, store = memory.cache, memory.store
+        max_step_tokens = settings.max_step_tokens or parts.step_tokens
+        speculation = None
+        if parts.new_drafter is not None:
+            speculation = Speculation(
+                parts.new_drafter,
+                max_step_tokens=max_step_tokens,
+                max_context_tokens=description.max_context_tokens,
+            )
+        self._scheduler = scheduler = Scheduler(
+            cache,
+            max_step_tokens=max_step_tokens,
+            max_running=settings.max_running,
+            speculation=speculation,
+        )
+        books = Books()
+        lifecycle = self._new_lifecycle(
+            cache,
+            scheduler,
+            books,
+            description,
+            lambda events: self._to_event_loop(partial(self._events.publish, events)),
+        )
+        disk = store.disk if store is not None else None
+        loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock, store=disk)
+        if store is not None:
+            # Let the engine's thread take what the store's threads did.
+            store.wake_by(lambda: _wake(loop))
+        pool = self._new_pool(parts.renderer, parts.worker, description)
+        return Loaded(description, parts.renderer, pool, memory, books, lifecycle, loop)
 
     def _to_event_loop(self, function: Callable[[], None]) -> None:
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(function)
 
-    def _stats(self, loaded: "Loaded") -> Stats:
-        scheduler, cache = self._scheduler, loaded.cache
+    def _stats(self, loaded: Loaded) -> Stats:
+        scheduler, cache, books = self._scheduler, loaded.cache, loaded.books
         assert scheduler is not None
         return Stats(
             epoch=loaded.description.epoch,
             uptime_seconds=self._clock.now() - self._born_at,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            blocks=block_stats(cache),
-            counters=loaded.books.counters(cache, scheduler),
+            blocks=pool_stats(cache.pool),
+            counters=books.counters(cache, scheduler),
             leases=lease_stats(cache),
             num_entries=len(cache.entries),
             num_leases=cache.entries.num_leases,
-            unacknowledged=loaded.books.num_unacknowledged,
-            prefill_seconds=loaded.books.prefill_seconds,
-            distributions=loaded.books.distributions.report(),
+            unacknowledged=books.num_unacknowledged,
+            prefill_seconds=books.prefill_seconds,
+            distributions=books.distributions.report(),
             host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,
             host_blocks_used=cache.host.num_used if cache.host is not None else 0,
             store=loaded.memory.store_stats,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    description: Description
-    renderer: Renderer
-    preparation: PreparePool
-    memory: EngineMemory
-    books: Books
-    lifecycle: Lifecycle
-    loop: Loop
+class QueuedGeneration:
+    """An async iterator of frames, None for a heartbeat.
 
-    @property
-    def cache(self) -> PrefixCache:
-        return self.memory.cache
+    `max_tokens` or the context bounds the number of frames, so the queue has no bound of its own.
+    When the reader goes away (cancelled, closed, or without reading a frame), the request is
+    cancelled.
+    """
 
-    @property
-    def store(self) -> OpenStore | None:
-        return self.memory.store
+    def __init__(self, event_loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> None:
+        self._event_loop = event_loop
+        self._cancel = cancel
+        self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self.is_open = False
+
+    def emit(self, frame: Frame) -> None:
+        """Called from the engine's thread."""
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._frames.put_nowait, frame)
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._cancel()
+
+    def __aiter__(self) -> "QueuedGeneration":
+        return self
+
+    async def __anext__(self) -> Frame | None:
+        if not self.is_open:
+            raise StopAsyncIteration
+        try:
+            frame = await asyncio.wait_for(self._frames.get(), HEARTBEAT_SECONDS)
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if isinstance(frame, Done | Failed):
+            self.is_open = False
+        return frame
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _prepared_as(body: Body, scope: str) -> tuple[bytes, str]:
+    return (body, scope) if isinstance(body, bytes) else (msgspec.json.encode(body), body.scope)
 
 
 def _wake(loop: Loop) -> None:
-    """Let the engine's thread take what the store's threads did."""
     loop.call(lambda: None)
 
 

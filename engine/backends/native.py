@@ -7,8 +7,7 @@ from pathlib import Path
 import structlog
 
 from engine.backends.base import Parts, Progress
-from engine.backends.prepare.composition import chat_worker
-from engine.backends.prepare.renderers import chat_renderer
+from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.compute.loading import LoadedModel, load_model, model_facts
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import Capability, Description
@@ -63,7 +62,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             num_blocks=num_blocks,
             granularity=1,
             min_cache_tokens=settings.min_cache_tokens,
-            capabilities=_capabilities(renderer),
+            capabilities=capabilities_of(renderer, _capabilities(renderer)),
             prefix_order=renderer.prefix_order,
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
@@ -100,24 +99,17 @@ def _facts(loaded: LoadedModel, renderer: ChatRenderer, settings: Settings) -> d
     }
 
 
-def _capabilities(renderer: ChatRenderer) -> list[Capability]:
-    """Calls and thinking can be parsed only where the template's formats are known."""
-    has_tools = renderer.tool_format is not None
-    declared: dict[Capability, bool] = {
+def _capabilities(renderer: ChatRenderer) -> dict[Capability, bool]:
+    return {
         "copy_on_write": True,
         "block_map": True,
         "multiple_choices": True,
         "own_template": True,
-        "tools": has_tools,
-        "forced_tools": has_tools and renderer.can_constrain,
-        "strict_tools": has_tools and renderer.can_trigger,
-        "structured_output": renderer.can_constrain,
         "penalties": True,
         "logprobs": True,
         "service_class": True,
-        "thinking": renderer.reasoning_format is not None,
+        "strict_tools": renderer.tool_format is not None and renderer.can_trigger,
     }
-    return [capability for capability, is_there in declared.items() if is_there]
 
 
 def _affordable_blocks(loaded: LoadedModel, block_size: int) -> int:

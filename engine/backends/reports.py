@@ -1,14 +1,25 @@
-"""What an engine reports of what it holds: entries and names, as the protocol says them."""
+"""What an engine reports of what it holds: entries, names, and a map of the pool's blocks."""
 
+from collections import Counter
 from collections.abc import Callable
 
-from engine.backends.memory import MAX_BLOCKS_A_STEP
 from engine.cache.block import Block, Entry
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
-from engine.protocol import ChainHeld, EntryInfo, HeldName, Snapshot
+from engine.protocol import (
+    MAX_CELLS,
+    BlockCell,
+    ChainHeld,
+    EntryInfo,
+    HeldName,
+    Memory,
+    Snapshot,
+)
+from engine.schedule.books import pool_stats
 from engine.schedule.lifecycle import Lifecycle
 
+MAX_BLOCKS_A_STEP = 8192
+"""The most blocks that are looked at between two steps; it takes some milliseconds."""
 MAX_NAMES_A_STEP = 4096
 """The most names that are copied between two steps; it takes some milliseconds."""
 
@@ -109,3 +120,57 @@ def _entry_info(entry: Entry, now: float, block_size: int) -> EntryInfo:
         is_stored=entry.outlives_restarts,
         shared_by=deepest.ref_count - deepest.lease_count,
     )
+
+
+class MemoryScan:
+    """Looks at a pool piece by piece: `advance` until `is_done`, each between two steps."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._pool = cache.pool
+        self._blocks_per_cell = -(-cache.pool.num_blocks // MAX_CELLS)
+        self._cells: list[BlockCell] = []
+        self._num_seen = self._num_referenced = self._unused_tokens = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._num_seen == self._pool.num_blocks
+
+    def advance(self) -> None:
+        width, pool = self._blocks_per_cell, self._pool
+        until = self._num_seen + max(MAX_BLOCKS_A_STEP // width, 1) * width
+        until = min(until, pool.num_blocks)
+        while self._num_seen < until:
+            end = min(self._num_seen + width, until)
+            blocks = pool.blocks[self._num_seen : end]
+            referenced = [block for block in blocks if block.ref_count]
+            states = Counter(state_of(block) for block in blocks)
+            shared = sum(block.ref_count > 1 for block in referenced)
+            self._cells.append(BlockCell(**states, shared=shared))
+            self._num_referenced += len(referenced)
+            self._unused_tokens += sum(pool.block_size - pool.num_tokens(b) for b in referenced)
+            self._num_seen = end
+
+    def report(self, epoch: str) -> Memory:
+        host = self._cache.host
+        return Memory(
+            epoch=epoch,
+            block_size=self._pool.block_size,
+            blocks_per_cell=self._blocks_per_cell,
+            cells=self._cells,
+            referenced_blocks=self._num_referenced,
+            unused_tokens=self._unused_tokens,
+            host=None if host is None else pool_stats(host.pool),
+            lifetimes=self._cache.entries.lifetimes.report(),
+        )
+
+
+def state_of(block: Block) -> str:
+    """The field of `BlockStats` that counts the block."""
+    if block.ref_count > block.lease_count:
+        return "active"
+    if block.lease_count:
+        return "leased"
+    if any(not entry.is_idle for entry in block.dependents):
+        return "best_effort"
+    return "cached" if block.has_content else "free"

@@ -5,19 +5,13 @@ own.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 Result = TypeVar("Result")
-
-
-@dataclass(slots=True)
-class _Line:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_users: int = 0
 
 
 class ScopeThreads:
@@ -25,7 +19,8 @@ class ScopeThreads:
 
     def __init__(self, num_threads: int, name: str, begin: Callable[[], None]) -> None:
         self._threads = ThreadPoolExecutor(num_threads, name, initializer=begin)
-        self._lines: dict[str, _Line] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
 
     async def run(self, scope: str, work: Callable[[], Result]) -> Result:
         """Run `work` in a thread when the scope's earlier work has ended; raise its error.
@@ -33,27 +28,26 @@ class ScopeThreads:
         Work that a thread has begun keeps the scope's turn until its end, also where its client
         has left.
         """
-        loop = asyncio.get_running_loop()
-        line = self._lines.setdefault(scope, _Line())
-        line.num_users += 1
+        loop, lock = asyncio.get_running_loop(), self._locks.setdefault(scope, asyncio.Lock())
+        self._users[scope] += 1
         try:
-            await line.lock.acquire()
+            await lock.acquire()
         except asyncio.CancelledError:
-            self._leave(scope, line)
+            self._leave(scope)
             raise
 
-        def left() -> None:
-            line.lock.release()
-            self._leave(scope, line)
+        def release() -> None:
+            lock.release()
+            self._leave(scope)
 
         def ended(_: object) -> None:
             with suppress(RuntimeError):  # the event loop has ended before
-                loop.call_soon_threadsafe(left)
+                loop.call_soon_threadsafe(release)
 
         try:
             running = self._threads.submit(work)
         except RuntimeError:  # it is closed
-            left()
+            release()
             raise
         running.add_done_callback(ended)
         return await asyncio.wrap_future(running)
@@ -61,7 +55,7 @@ class ScopeThreads:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _leave(self, scope: str, line: _Line) -> None:
-        line.num_users -= 1
-        if not line.num_users:
-            self._lines.pop(scope, None)
+    def _leave(self, scope: str) -> None:
+        self._users[scope] -= 1
+        if not self._users[scope]:
+            del self._users[scope], self._locks[scope]

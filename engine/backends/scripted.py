@@ -8,15 +8,14 @@ the model `scripted`.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+
+import msgspec
 
 from engine.backends.base import Parts
-from engine.backends.prepare.renderers import clock_of
+from engine.backends.prepare.renderers import capabilities_of, clock_of
 from engine.cache.ids import TokenId
 from engine.protocol import (
-    Capability,
     Delta,
-    Description,
     FinishReason,
     GenerateRequest,
     Prompt,
@@ -37,30 +36,22 @@ def with_script(parts: Parts, settings: Settings) -> Parts:
         FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
         clock_of(settings.template_date),
     )
-    declared: dict[Capability, bool] = {
-        "tools": renderer.tool_format is not None,
-        "forced_tools": renderer.tool_format is not None and renderer.can_constrain,
-        "strict_tools": renderer.tool_format is not None and renderer.can_trigger,
-        "structured_output": renderer.can_constrain,
-        "thinking": renderer.reasoning_format is not None,
-    }
-    capabilities: list[Capability] = [c for c in parts.description.capabilities if c != "tools"]
-    capabilities += [capability for capability, is_there in declared.items() if is_there]
-    fields: dict[str, Any] = {
-        name: getattr(parts.description, name) for name in Description.__struct_fields__
-    }
-    fields |= {
-        "model": "scripted",
-        "capabilities": capabilities,
-        "prefix_order": renderer.prefix_order,
-        "tool_format": renderer.tool_format,
-        "reasoning_format": renderer.reasoning_format,
-    }
+    own = [one for one in parts.description.capabilities if one != "tools"]
+    has_strict = renderer.tool_format is not None and renderer.can_trigger
+    capabilities = [*own, *capabilities_of(renderer, {"strict_tools": has_strict})]
+    description = msgspec.structs.replace(
+        parts.description,
+        model="scripted",
+        capabilities=capabilities,
+        prefix_order=renderer.prefix_order,
+        tool_format=renderer.tool_format,
+        reasoning_format=renderer.reasoning_format,
+    )
     return replace(
         parts,
         renderer=ScriptedRenderer(renderer, settings.synthetic_script),
         worker=None,
-        description=Description(**fields),
+        description=description,
     )
 
 
@@ -112,33 +103,12 @@ class ScriptedParser:
     """Allows one token at a time: the script's next one."""
 
     def __init__(self, inner: OutputParser, token_ids: Sequence[TokenId]) -> None:
+        self.finish: FinishReason | None = None
+        self.stop_sequence: str | None = None
+        self.thinking_tokens = 0
         self._inner = inner
         self._token_ids = token_ids
         self._at = 0
-
-    @property
-    def finish(self) -> FinishReason | None:
-        return self._inner.finish
-
-    @finish.setter
-    def finish(self, reason: FinishReason | None) -> None:
-        self._inner.finish = reason
-
-    @property
-    def stop_sequence(self) -> str | None:
-        return self._inner.stop_sequence
-
-    @stop_sequence.setter
-    def stop_sequence(self, found: str | None) -> None:
-        self._inner.stop_sequence = found
-
-    @property
-    def thinking_tokens(self) -> int:
-        return self._inner.thinking_tokens
-
-    @thinking_tokens.setter
-    def thinking_tokens(self, count: int) -> None:
-        self._inner.thinking_tokens = count
 
     @property
     def mask(self) -> Mask | None:
@@ -154,8 +124,11 @@ class ScriptedParser:
         return bytes(mask)
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]:
-        self._at += 1
-        return self._inner.feed(token_id)
+        inner, self._at = self._inner, self._at + 1
+        deltas = inner.feed(token_id)
+        self.finish, self.stop_sequence = inner.finish, inner.stop_sequence
+        self.thinking_tokens = inner.thinking_tokens
+        return deltas
 
     def close(self) -> Sequence[Delta]:
         return self._inner.close()

@@ -15,9 +15,8 @@ import structlog
 from pydantic import ValidationError
 
 from engine.backends.base import Progress
+from engine.backends.vllm.arguments import NAME, lease_shares
 from engine.backends.vllm.backend import VllmBackend, VllmParts, parts_of
-from engine.backends.vllm.names import NAME
-from engine.backends.vllm.shares import lease_shares
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.mount.logs import send_logs_to_vllm
 from engine.mount.model_files import renderer_of

@@ -9,8 +9,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from engine.backends.vllm.names import NAME
-from engine.backends.vllm.stat_logger import find_counts
+from engine.backends.vllm.arguments import NAME
+from engine.backends.vllm.metrics import find_counts
 
 WANTED = f'--kv-transfer-config \'{{"kv_connector":"{NAME}","kv_role":"kv_producer"}}\''
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"

@@ -3,6 +3,8 @@
 from typing import Literal, NamedTuple
 
 PROTOCOL_VERSION = 1
+SCOPE_HEADER = "x-scope"
+"""Has the scope of a generation or a count: workers are shared fairly before a body is read."""
 MAX_NAMES = 512
 MAX_BREAKPOINTS = 4
 MAX_CELLS = 2048

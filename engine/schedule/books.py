@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.cache.leases import EndReason
 from engine.cache.lifetimes import ValueCounts
+from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import (
     SECONDS_PER_TOKEN,
@@ -146,10 +147,10 @@ class Books:
         self.totals[name] = self.totals.get(name, 0) + amount
 
 
-def block_stats(cache: PrefixCache) -> BlockStats:
-    counts = cache.pool.counts()
+def pool_stats(pool: BlockPool) -> BlockStats:
+    counts = pool.counts()
     return BlockStats(
-        total=cache.pool.num_blocks,
+        total=pool.num_blocks,
         free=counts.free,
         active=counts.active,
         leased=counts.leased,

@@ -1,4 +1,4 @@
-"""Bounds on what a connection may bring, before any call of the protocol sees it.
+"""The engine's uvicorn, with bounds on what a connection may bring, and how it comes to an end.
 
 uvicorn bounds neither heads nor the number of a body's chunks nor the requests that wait behind
 another one nor the connections, waits for a request for ever, and does not ask for the secret. A
@@ -7,13 +7,19 @@ chunk of one byte costs the event loop as much as one of a thousand.
 
 import asyncio
 import resource
+import socket
 import sys
 
 import httptools
 import msgspec
+import uvicorn
+from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from engine.protocol import ErrorReply
+from engine.serve.calls import AccessLog
+from engine.serve.health import ServedEngine
+from engine.settings import Settings
 
 MAX_HEAD_BYTES = 64 * 1024
 FREE_PIECES = 1024
@@ -28,6 +34,8 @@ HEAD_SECONDS = 30.0
 """A head is whole so long after its connection began, or after its first byte on a used one."""
 BODY_SECONDS = 60.0
 """Between two bytes of a body. Looked at every HEAD_SECONDS, as is the head's time."""
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than a gateway keeps idle connections (30 s), since it must be the one who closes."""
 DESCRIPTORS_SHARE = 0.75
 """Of the process's descriptors, for connections. The store and workers need some too."""
 
@@ -137,3 +145,31 @@ class BoundedProtocol(HttpToolsProtocol):
                 STATUS_LINE[400] + head + b"connection: close\r\n\r\n" + body,
             )
         self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """`host` is the one that `app` was made with.
+
+    On SIGTERM or SIGINT nothing new is accepted. Event streams end at once, since they would never
+    end by themselves. Running generations have `grace_seconds`; then they are cut off.
+    """
+
+    def __init__(self, app: Litestar, host: ServedEngine, settings: Settings) -> None:
+        self._engine = host
+        raise_descriptor_limit()
+        super().__init__(
+            uvicorn.Config(
+                AccessLog(app) if settings.access_log else app,
+                host=settings.host,
+                port=settings.port,
+                http=BoundedProtocol,
+                log_level="warning",
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=settings.grace_seconds,
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._engine.end_events()
+        await super().shutdown(sockets)

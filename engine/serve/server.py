@@ -3,9 +3,9 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import structlog
@@ -19,10 +19,10 @@ from litestar.params import FromQuery, QueryParameter, RawBody
 from litestar.response import Stream
 
 from engine import metrics
-from engine.backends.base import Backend, Generation
-from engine.backends.bodies import decoder_of
+from engine.backends.base import Backend, Generation, decoder_of
 from engine.errors import EngineError, Unauthorized
 from engine.protocol import (
+    SCOPE_HEADER,
     STATUS_OF,
     AckRequest,
     CancelReply,
@@ -47,15 +47,15 @@ from engine.protocol import (
 )
 from engine.serve.calls import with_request_id
 from engine.serve.health import ServedEngine
-from engine.serve.lines import snapshot_pieces
-from engine.serve.presence import CallerLeft, while_connected
 from engine.supervisor import trace_of
 from engine.traces import NO_SPANS, Traces, trace_headers
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 NDJSON = "application/x-ndjson"
 MAX_BODY_BYTES = 64 * 1024 * 1024
+NAMES_A_PIECE = 4096
 REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
 """Levels of the lines of refusals that come in floods; the other refusals' is `info`."""
 
@@ -75,7 +75,7 @@ async def generate(
 ) -> Stream:
     traces: Traces | None = state.traces
     if traces is None:
-        generation = await while_connected(request, backend.open(body))
+        generation = await while_connected(request, backend.open(body, _scope_of(request)))
     else:
         generation = await _spanned(traces, request, backend, body)
     return Stream(_frame_lines(generation), media_type=NDJSON)
@@ -85,7 +85,7 @@ async def generate(
 async def count(
     body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend
 ) -> CountReply:
-    return await while_connected(request, backend.count(body))
+    return await while_connected(request, backend.count(body, _scope_of(request)))
 
 
 @post("/cancel", status_code=200)
@@ -179,6 +179,38 @@ async def render_metrics(
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+def _scope_of(request: Request[Any, Any, Any]) -> str:
+    """For fairness before anybody reads the body. Requests without it take turns as one scope."""
+    return request.headers.get(SCOPE_HEADER, "")
+
+
+class CallerLeft(Exception):
+    """Nobody is left to read the answer."""
+
+
+async def while_connected(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
+    """Return the work's result. If the caller hangs up first, cancel the work and raise CallerLeft.
+
+    The request's body must have been read already, so that the next message is the end of the
+    connection.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise CallerLeft
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+
+
+async def _left(request: Request[Any, Any, Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
 async def _spanned(
     traces: Traces, request: Request[Any, Any, Any], backend: Backend, body: bytes
 ) -> Generation:
@@ -187,7 +219,7 @@ async def _spanned(
 
     call = Call(traces, trace_headers(request.scope["headers"]))
     try:
-        generation = await while_connected(request, backend.open(body))
+        generation = await while_connected(request, backend.open(body, _scope_of(request)))
         call.opened(backend.describe())
         return SpannedGeneration(generation, call)
     except EngineError as error:
@@ -219,6 +251,21 @@ async def _event_lines(frames: AsyncIterator[EventFrame]) -> AsyncIterator[bytes
             yield b"\n"
         else:
             yield encoder.encode(frame) + b"\n"
+
+
+def snapshot_pieces(snapshot: Snapshot) -> Iterator[bytes]:
+    """A snapshot as JSON in pieces of about NAMES_A_PIECE names, a millisecond each."""
+    head = msgspec.json.encode(msgspec.structs.replace(snapshot, chains=[]))
+    assert head.endswith(b"[]}"), "the chains are the last field"
+    yield head[:-2]
+    separator = b""
+    begin = num_names = 0
+    for end, chain in enumerate(snapshot.chains, 1):
+        num_names += len(chain.names)
+        if num_names >= NAMES_A_PIECE or end == len(snapshot.chains):
+            yield separator + msgspec.json.encode(snapshot.chains[begin:end])[1:-1]
+            separator, begin, num_names = b",", end, 0
+    yield b"]}"
 
 
 async def _one_by_one(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

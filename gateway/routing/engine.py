@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from engine.protocol import (
+    SCOPE_HEADER,
     AckRequest,
     CancelReply,
     CancelRequest,
@@ -122,14 +123,15 @@ class Engine:
 
         With `headers` the engine continues the turn's trace.
         """
-        body = _encode(request)
-        response = await self._send("POST", "/v1/generate", body, _STREAM, headers)
+        sent = {SCOPE_HEADER: request.scope, **(headers or {})}
+        response = await self._send("POST", "/v1/generate", _encode(request), _STREAM, sent)
         if response.status != 200:
             await self._refuse(response)
         return Generation(response, request.request_id)
 
     async def count(self, request: CountRequest) -> CountReply:
-        return await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT)
+        sent = {SCOPE_HEADER: request.scope}
+        return await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT, sent)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request; return whether it was running.
@@ -341,8 +343,9 @@ class Engine:
         kind: type[Reply],
         body: bytes | None = None,
         timeout: aiohttp.ClientTimeout = _CONTROL,
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        response = await self._send(method, path, body, timeout)
+        response = await self._send(method, path, body, timeout, headers)
         if response.status != 200:
             await self._refuse(response)
         try:

@@ -22,12 +22,11 @@ from litestar.response import Stream
 
 from engine import protocol
 from engine.__main__ import backend_factory
-from engine.backends.base import Backend
-from engine.backends.bodies import decoder_of
+from engine.backends.base import Backend, decoder_of
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.errors import EngineError
+from engine.serve.connections import Server
 from engine.serve.health import ServedEngine
-from engine.serve.process import Server
 from engine.serve.server import create_app, guard
 from engine.settings import Settings
 

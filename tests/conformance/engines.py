@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 from engine.protocol import (
+    SCOPE_HEADER,
     Breakpoint,
     CancelReply,
     ClockReply,
@@ -192,7 +194,9 @@ class Engine:
         return msgspec.json.decode(response.content, type=kind)
 
     def post(self, path: str, body: Any, kind: type[T]) -> T:
-        response = self.client.post(f"/v1/{path}", content=msgspec.json.encode(body))
+        headers = {SCOPE_HEADER: quote(body.scope)} if isinstance(body, CountRequest) else {}
+        content = msgspec.json.encode(body)
+        response = self.client.post(f"/v1/{path}", content=content, headers=headers)
         assert response.status_code == 200, response.text
         return msgspec.json.decode(response.content, type=kind)
 
@@ -243,8 +247,8 @@ class Engine:
 
     @contextmanager
     def stream(self, request: GenerateRequest) -> Iterator[Stream]:
-        body = msgspec.json.encode(request)
-        with self.client.stream("POST", "/v1/generate", content=body) as response:
+        body, headers = msgspec.json.encode(request), {SCOPE_HEADER: quote(request.scope)}
+        with self.client.stream("POST", "/v1/generate", content=body, headers=headers) as response:
             if response.status_code != 200:
                 raise Refused(response.status_code, response.read())
             yield Stream(request.request_id, response, frames_of(response.iter_lines()))

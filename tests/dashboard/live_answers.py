@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine.backends.guarantees import own_guarantees
+from engine.backends.base import own_guarantees
 
 START_MS = 1_767_322_800_000
 HOUR_MS = 3_600_000

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.backends.prepare.composition import decode_prepared
 from engine.backends.prepare.prepared import Prepared, RequestLimits
 from engine.backends.prepare.preparer import Preparer
 from engine.backends.queries import new_samples, query_of
@@ -99,7 +98,7 @@ class OneEngine:
         loop = EngineLoop(scheduler, lifecycle, runner, clock)
         answer = self._preparer.generate(body)
         assert isinstance(answer, Prepared), answer
-        request = decode_prepared(answer)
+        request = msgspec.json.decode(answer.request, type=GenerateRequest)
         query = query_of(request, answer, cache, self.description, arrived_at=0.0)
         frames: list[Frame] = []
         state = RequestState(

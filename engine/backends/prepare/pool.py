@@ -1,28 +1,65 @@
-"""A few workers prepare requests. Scopes share them fairly.
+"""A few workers prepare requests: processes that are started when needed and replaced when lost.
 
 Scopes take turns. One scope has at most all workers but one, so that a long request does not delay
-other scopes. The number of its waiting requests is bounded. A cancelled request leaves at once,
-waiting or not. A request that waits too long is refused as `overloaded`, since another engine may
-have room. One that takes too long is refused as `too_costly`, since every engine would take as
-long.
+other scopes. A cancelled request leaves at once, waiting or not. A request that waits too long is
+refused as `overloaded`, since another engine may have room.
 """
 
 import asyncio
-import re
+import os
+import signal
+import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
-from engine.backends.prepare.prepared import Answer, Kind, Prepared, Refused
+import msgspec
+import structlog
+
+from engine.backends.base import Renderer
+from engine.backends.prepare.prepared import (
+    DAYS,
+    GENERATE,
+    LENGTH_BYTES,
+    START,
+    Answer,
+    Kind,
+    Prepared,
+    Refused,
+    RequestLimits,
+    Start,
+    WorkerSpec,
+)
+from engine.backends.prepare.preparer import Preparer
 from engine.backends.prepare.session_days import SessionDays
-from engine.errors import Overloaded, rebuilt
+from engine.errors import EngineError, NotReady, Overloaded, TooCostly, rebuilt
+from engine.protocol import Description
+from engine.settings import Settings
 from engine.text.rendered import KnownDays
 
+MAX_DEFAULT_WORKERS = 4
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Bytes of waiting bodies, of all scopes together. One scope may have half of it."""
-_HEAD_BYTES = 4096
-_SCOPE = re.compile(rb'"scope":\s*"([^"\\]{1,64})"')
+PREPARE_SECONDS = 8.0
+"""Seconds that preparing one prompt may take; then it is tried once more, and refused."""
+WAIT_SECONDS = 5.0
+"""Seconds that a prompt may wait for a worker."""
+MEMORY_BYTES = 2 * 2**30
+"""Memory that preparing one prompt may take."""
+LIMITS = RequestLimits()
+"""Of one request: tools, system blocks and message parts; stop strings; and the schemas that one
+output is bound to, by their JSON and their properties."""
+START_SECONDS = 60.0
+GIVE_UP_SECONDS = 0.5
+"""A request that is left may end by itself for so long; then its process is ended."""
+
+_answer = msgspec.msgpack.Decoder(Answer)
+log = structlog.get_logger()
 
 
 class Worker(Protocol):
@@ -38,18 +75,9 @@ class Worker(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    scope: bytes
+    scope: str
     num_bytes: int
     granted: "asyncio.Future[Worker]"
-
-
-@dataclass(slots=True)
-class _Load:
-    """What waits and runs. `lines` are in the order of their turns, none is empty."""
-
-    lines: "OrderedDict[bytes, deque[_Job]]" = field(default_factory=OrderedDict)
-    running: Counter[bytes] = field(default_factory=Counter)
-    waiting_bytes: Counter[bytes] = field(default_factory=Counter)
 
 
 class PreparePool:
@@ -73,36 +101,39 @@ class PreparePool:
         self._max_waiting = max_waiting
         self._wait_seconds = wait_seconds
         self._days = days
-        self._load = _Load()
-        self._idle: list[tuple[Worker, bytes]] = []
+        # In the order of their turns; no line is empty.
+        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._running: Counter[str] = Counter()
+        self._waiting_bytes: Counter[str] = Counter()
+        self._idle: list[tuple[Worker, str]] = []
         self._workers: list[Worker] = []
         self._recovering: set[asyncio.Task[None]] = set()
 
     @property
     def num_waiting(self) -> int:
-        return sum(map(len, self._load.lines.values()))
+        return sum(map(len, self._lines.values()))
 
-    async def run(self, kind: Kind, body: bytes) -> Answer:
+    async def run(self, kind: Kind, body: bytes, scope: str) -> Answer:
         """The answer of a worker. Raises Overloaded, TooCostly and what the worker refuses."""
-        job = _Job(scope_of(body), len(body), asyncio.get_running_loop().create_future())
+        job = _Job(scope, len(body), asyncio.get_running_loop().create_future())
         worker = await self._wait(job)
+        days = None if self._days is None else self._days.known(scope)
         is_left = False
-        days = None if self._days is None else self._days.known(job.scope)
         try:
             answer = await worker.run(kind, body, days)
         except asyncio.CancelledError:
             is_left = True
-            task = asyncio.create_task(self._recover(worker, job.scope))
+            task = asyncio.create_task(self._recover(worker, scope))
             self._recovering.add(task)
             task.add_done_callback(self._recovering.discard)
             raise
         finally:
             if not is_left:
-                self._give_back(worker, job.scope)
+                self._give_back(worker, scope)
         if isinstance(answer, Refused):
             raise rebuilt(answer.code, answer.message, is_public=answer.is_public)
         if self._days is not None and isinstance(answer, Prepared) and answer.dated is not None:
-            self._days.note(job.scope, answer.dated, answer.own_seconds)
+            self._days.note(scope, answer.dated, answer.own_seconds)
         return answer
 
     async def close(self) -> None:
@@ -113,14 +144,15 @@ class PreparePool:
 
     async def _wait(self, job: _Job) -> Worker:
         """A worker for this job; whoever is cancelled or refused here has none."""
-        load, scope = self._load, job.scope
-        line = load.lines.setdefault(scope, deque())
-        if len(line) >= self._max_waiting or self._is_full(job):
-            if not line:
-                del load.lines[scope]
+        scope, waiting = job.scope, self._waiting_bytes
+        of_scope, of_all = waiting[scope] + job.num_bytes, waiting.total() + job.num_bytes
+        is_full = of_scope > MAX_WAITING_BYTES // 2 or of_all > MAX_WAITING_BYTES
+        # A body that is larger than the bounds waits where nothing else does.
+        is_full = is_full and of_all > job.num_bytes
+        if is_full or len(self._lines.get(scope, ())) >= self._max_waiting:
             raise Overloaded("too many requests of one scope wait to be prepared")
-        line.append(job)
-        load.waiting_bytes[scope] += job.num_bytes
+        self._lines.setdefault(scope, deque()).append(job)
+        waiting[scope] = of_scope
         self._grant()
         has_worker = False
         try:
@@ -137,70 +169,236 @@ class PreparePool:
                 self._take_out(job)
                 job.granted.cancel()
 
-    def _is_full(self, job: _Job) -> bool:
-        waiting = self._load.waiting_bytes
-        mine = waiting[job.scope] + job.num_bytes
-        return bool(waiting.total()) and (
-            mine > MAX_WAITING_BYTES // 2 or waiting.total() + job.num_bytes > MAX_WAITING_BYTES
-        )
-
     def _grant(self) -> None:
         """Give free workers to those whose turn it is."""
-        while (scope := self._next_scope()) is not None:
-            worker = self._take_worker(scope)
-            if worker is None:
+        most = max(self._max_workers - 1, 1)
+        while True:
+            scope = next((each for each in self._lines if self._running[each] < most), None)
+            worker = None if scope is None else self._take_worker(scope)
+            if scope is None or worker is None:
                 return
-            job = self._load.lines[scope][0]
+            job = self._lines[scope][0]
             self._take_out(job)
-            if scope in self._load.lines:
-                self._load.lines.move_to_end(scope)
-            self._load.running[scope] += 1
+            if scope in self._lines:
+                self._lines.move_to_end(scope)
+            self._running[scope] += 1
             job.granted.set_result(worker)
 
-    def _next_scope(self) -> bytes | None:
-        most = max(self._max_workers - 1, 1)
-        running = self._load.running
-        return next((scope for scope in self._load.lines if running[scope] < most), None)
-
-    def _take_worker(self, scope: bytes) -> Worker | None:
+    def _take_worker(self, scope: str) -> Worker | None:
         """Take a free worker, preferably one that has this scope's tokenized text in its cache."""
         if self._idle:
             mine = [i for i, (_, last) in enumerate(self._idle) if last == scope]
             return self._idle.pop(mine[-1] if mine else 0)[0]
         if len(self._workers) >= self._max_workers:
             return None
-        worker = self._new_worker()
-        self._workers.append(worker)
-        return worker
+        self._workers.append(self._new_worker())
+        return self._workers[-1]
 
     def _take_out(self, job: _Job) -> None:
-        load = self._load
-        line = load.lines[job.scope]
+        line = self._lines[job.scope]
         line.remove(job)
+        self._waiting_bytes[job.scope] -= job.num_bytes
         if not line:
-            del load.lines[job.scope]
-        load.waiting_bytes[job.scope] -= job.num_bytes
-        if not load.waiting_bytes[job.scope]:
-            del load.waiting_bytes[job.scope]
+            del self._lines[job.scope], self._waiting_bytes[job.scope]
 
-    def _give_back(self, worker: Worker, scope: bytes) -> None:
-        self._load.running[scope] -= 1
-        if not self._load.running[scope]:
-            del self._load.running[scope]
+    def _give_back(self, worker: Worker, scope: str) -> None:
+        self._running[scope] -= 1
+        if not self._running[scope]:
+            del self._running[scope]
         self._idle.append((worker, scope))
         self._grant()
 
-    async def _recover(self, worker: Worker, scope: bytes) -> None:
+    async def _recover(self, worker: Worker, scope: str) -> None:
         try:
             await worker.recover()
         finally:
             self._give_back(worker, scope)
 
 
-def scope_of(body: bytes) -> bytes:
-    """The request's scope, from the body's beginning, where gateways write it; for fairness only.
+def new_pool(
+    renderer: Renderer,
+    spec: WorkerSpec | None,
+    description: Description,
+    settings: Settings,
+    days: SessionDays,
+) -> PreparePool:
+    """Worker processes, or one thread where the renderer can't be loaded by another process."""
+    new_worker: Callable[[], Worker]
+    if spec is None:
+        max_workers = 1
+        new_worker = partial(WorkerThread, Preparer(renderer, description, LIMITS))
+    else:
+        # One for each core, two at least: one scope may have all but one of them.
+        cores = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS)
+        max_workers = settings.prepare_workers or max(2, cores)
+        start = Start(
+            spec=spec,
+            description=description,
+            limits=LIMITS,
+            memory_bytes=MEMORY_BYTES,
+            seconds=PREPARE_SECONDS,
+        )
+        new_worker = partial(WorkerProcess, start)
+    keeps_days = renderer.writes_date and settings.template_date == "session"
+    return PreparePool(
+        new_worker,
+        max_workers=max_workers,
+        max_waiting=settings.max_waiting,
+        wait_seconds=WAIT_SECONDS,
+        days=days if keeps_days else None,
+    )
 
-    Only the worker reads the whole body. A scope that is not found takes turns as an empty one.
+
+class WorkerThread:
+    """Nothing ends it: a request that takes long is waited for. Benchmarks and scripts use it."""
+
+    def __init__(self, preparer: Preparer) -> None:
+        self._preparer = preparer
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        self._work: asyncio.Future[Answer] | None = None
+
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
+        prepare = self._preparer.generate if kind == GENERATE else self._preparer.count
+        loop = asyncio.get_running_loop()
+        self._work = loop.run_in_executor(self._thread, prepare, body, days)
+        return await asyncio.shield(self._work)
+
+    async def recover(self) -> None:
+        if self._work is not None:
+            with suppress(EngineError):
+                await self._work
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class WorkerProcess:
+    """Works on one message at a time. Nothing here is safe for two callers at once.
+
+    A start goes on when its request leaves. It costs a quarter of a second of processor, and
+    clients that leave early would cost a start each.
     """
-    found = _SCOPE.search(body, 0, _HEAD_BYTES)
-    return found[1] if found else b""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+        self._is_asked = False
+        self.num_started = 0
+
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
+        """The worker's answer. Raises TooCostly where two processes ended over it or were late.
+
+        What happens once may be the process's fault, so a new one prepares the request again.
+        Cancelled, it makes the worker stop; `recover` must be called before the next `run`.
+        """
+        for _ in range(2):
+            process = await self._ready()
+            self._is_asked = True
+            try:
+                async with asyncio.timeout(self._start.seconds):
+                    if days is not None:
+                        _write(process, DAYS, msgspec.msgpack.encode(days))
+                    await _send(process, kind, body)
+                    answer = await _receive(process)
+                    self._is_asked = False
+                    return answer
+            except TimeoutError:
+                why = f"more than {self._start.seconds:g} seconds"
+            except (asyncio.IncompleteReadError, ConnectionError):
+                why = "memory"
+            await self._end()
+            log.error("a worker was lost over a request", why=why, status=process.returncode)
+        raise TooCostly(why)
+
+    async def recover(self) -> None:
+        """After a cancelled `run`: the worker is free again when this returns."""
+        if self._starting is not None:
+            with suppress(NotReady):
+                await asyncio.shield(self._starting)
+        process = self._process
+        if process is None or not self._is_asked:
+            return
+        try:
+            process.send_signal(signal.SIGUSR1)
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await _receive(process)
+            self._is_asked = False
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ProcessLookupError):
+            await self._end()
+
+    async def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await self._end()
+
+    async def _ready(self) -> asyncio.subprocess.Process:
+        if self._starting is None:
+            if self._process is not None and self._process.returncode is None:
+                return self._process
+            self._starting = asyncio.create_task(self._begin())
+        return await asyncio.shield(self._starting)
+
+    async def _begin(self) -> asyncio.subprocess.Process:
+        try:
+            self._process = process = await _spawn()
+            self.num_started += 1
+            async with asyncio.timeout(START_SECONDS):
+                await _send(process, START, msgspec.msgpack.encode(self._start))
+                await _receive(process)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await self._end()
+            log.error("a worker did not start", status=process.returncode)
+            raise NotReady("a worker did not start") from None
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        finally:
+            self._starting = None
+        return process
+
+    async def _end(self) -> None:
+        process, self._process, self._is_asked = self._process, None, False
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _spawn() -> asyncio.subprocess.Process:
+    root = str(Path(__file__).resolve().parents[3])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        f"{__package__}.worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            # The working directory may have packages of our libraries' names.
+            "PYTHONSAFEPATH": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+    )
+
+
+async def _send(process: asyncio.subprocess.Process, kind: Kind, body: bytes) -> None:
+    _write(process, kind, body)
+    assert process.stdin is not None
+    await process.stdin.drain()
+
+
+def _write(process: asyncio.subprocess.Process, kind: Kind, body: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big") + kind)
+    process.stdin.write(body)
+
+
+async def _receive(process: asyncio.subprocess.Process) -> Answer:
+    assert process.stdout is not None
+    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+    answer: Answer = _answer.decode(await process.stdout.readexactly(length))
+    return answer

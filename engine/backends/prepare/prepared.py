@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.cache.lookup import SegmentKind
+from engine.cache.lookup import Segment
 from engine.protocol import CountReply, Description, ErrorCode, HeldName, UnheldTool
 from engine.text.rendered import DatedBeginning
 
@@ -71,27 +71,20 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class PreparedSegment(msgspec.Struct, frozen=True, array_like=True):
-    """As `engine.cache.lookup.Segment`: `end` in tokens, floored to the engine's granularity."""
-
-    kind: SegmentKind
-    end: int | None
-    turn: int | None = None
-
-
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """A rendered request. `request`, as JSON, lacks the prompt's texts: nobody reads them any more.
 
     It still has the tools' names and schemas, where calls are parsed, and what kinds of parts the
     last message has. `token_ids` are native 32-bit words. `unheld` are the strict tools whose calls
     no grammar holds, `folded` the segments that are told in the user's turn, `inexact` those
-    breakpoints' segments whose end in the tokens lies before their text's end. `dated` is the day
+    breakpoints' segments whose end in the tokens lies before their text's end. A segment's `end` is
+    floored to the engine's granularity. `dated` is the day
     that the template wrote; the longest of the breakpoints' own lifetimes is `own_seconds`.
     """
 
     request: bytes
     token_ids: bytes
-    segments: list[PreparedSegment]
+    segments: list[Segment]
     names: list[HeldName]
     unheld: list[UnheldTool] = []
     folded: list[int] = []

@@ -2,20 +2,35 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from engine.backends.bodies import decoder_of
-from engine.backends.prepare.bounds import check_demand, check_length, check_size, check_strict
-from engine.backends.prepare.prepared import Answer, Counted, Prepared, Refused, RequestLimits
-from engine.backends.queries import check_prompt, check_request, prepare
-from engine.errors import EngineError, InvalidRequest, SchemaRefused, TooCostly
+from engine.backends.base import decoder_of
+from engine.backends.prepare.checks import (
+    check_demand,
+    check_length,
+    check_prompt,
+    check_request,
+    check_size,
+    check_strict,
+)
+from engine.backends.prepare.prepared import (
+    Answer,
+    Counted,
+    Prepared,
+    Refused,
+    RequestLimits,
+)
+from engine.cache.digests import pack
+from engine.cache.lookup import Segment
+from engine.errors import EngineError, InvalidRequest, PromptTooLong, SchemaRefused, TooCostly
 from engine.protocol import (
     CountReply,
     CountRequest,
     Description,
     GenerateRequest,
+    HeldName,
     Message,
     Part,
     Prompt,
@@ -23,12 +38,19 @@ from engine.protocol import (
     ThinkingPart,
     Tool,
     ToolResultPart,
+    ToolUsePart,
     UnheldTool,
 )
 from engine.schedule.output import OutputParser
 from engine.text.grammar import is_free
-from engine.text.rendered import KnownDays, RenderedPrompt
+from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
+Request = TypeVar("Request")
+
+SPARE_BLOCKS = 2
+"""What a prompt must leave of the pool: its next token's block, and one for copy-on-write."""
+CHAT_KINDS = ("openai", "sglang", "trtllm", "tgi")
+"""Kinds of upstream servers that take conversations."""
 _decode_generate = decoder_of(GenerateRequest)
 _decode_count = decoder_of(CountRequest)
 
@@ -40,10 +62,6 @@ class PromptRenderer(Protocol):
         self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
     ) -> RenderedPrompt: ...
     def parser(self, request: GenerateRequest) -> OutputParser: ...
-
-
-CHAT_KINDS = ("openai", "sglang", "trtllm", "tgi")
-"""Kinds of upstream servers that take conversations."""
 
 
 class Preparer:
@@ -58,57 +76,46 @@ class Preparer:
 
     def generate(self, body: bytes, days: KnownDays | None = None) -> Answer:
         """`days` are for templates that write the date; without them they write today's."""
-        try:
-            return self._generate(_decode_generate(body), days)
-        except RecursionError:
-            return refused(InvalidRequest("prompt: nested too deeply"))
-        except MemoryError:
-            return refused(TooCostly("memory"))
-        except EngineError as error:
-            return refused(error)
+        return _answer(_decode_generate, self._generate, body, days)
 
     def count(self, body: bytes, days: KnownDays | None = None) -> Answer:
         """The segments' ends are those of the text, whatever blocks the engine shares."""
-        try:
-            request = _decode_count(body)
-            check_prompt(request.prompt)
-            check_size(request.prompt, self._limits)
-            check_length(request.prompt, self._description)
-            rendered = self._renderer.render(
-                request.prompt, thinking=request.thinking, scope=request.scope, days=days
-            )
-        except RecursionError:
-            return refused(InvalidRequest("prompt: nested too deeply"))
-        except MemoryError:
-            return refused(TooCostly("memory"))
-        except EngineError as error:
-            return refused(error)
+        return _answer(_decode_count, self._count, body, days)
+
+    def _count(self, request: CountRequest, days: KnownDays | None) -> Counted:
+        check_prompt(request.prompt)
+        rendered = self._rendered(request, days)
         ends = [span.end for span in rendered.segments]
-        reply = CountReply(input_tokens=len(rendered.token_ids), segment_tokens=ends)
-        return Counted(reply=reply)
+        return Counted(reply=CountReply(len(rendered.token_ids), ends))
 
     def _generate(self, request: GenerateRequest, days: KnownDays | None) -> Prepared:
         check_size(request.prompt, self._limits)
         check_request(request, self._description)
         check_demand(request, self._limits)
-        check_length(request.prompt, self._description)
-        rendered = self._renderer.render(
-            request.prompt, thinking=request.thinking, scope=request.scope, days=days
-        )
+        rendered = self._rendered(request, days)
         if is_bound(request):
             self._compile(request)
         request, unheld = self._held(request)
         # A server of conversations renders them once more.
         is_chat = self._description.upstream in CHAT_KINDS
         kept = request if is_chat else without_texts(request)
-        prepared = prepare(request, rendered, self._description, kept)
+        marked = {point.segment for point in request.breakpoints}
         return msgspec.structs.replace(
-            prepared,
+            prepare(request, rendered, self._description, kept),
             unheld=unheld,
             folded=list(rendered.folded),
-            inexact=inexact_of(request, rendered),
+            inexact=sorted(one for one in marked if not rendered.segments[one].is_exact),
             dated=rendered.dated,
             own_seconds=max((point.seconds or 0.0 for point in request.breakpoints), default=0.0),
+        )
+
+    def _rendered(
+        self, request: GenerateRequest | CountRequest, days: KnownDays | None
+    ) -> RenderedPrompt:
+        check_size(request.prompt, self._limits)
+        check_length(request.prompt, self._description)
+        return self._renderer.render(
+            request.prompt, thinking=request.thinking, scope=request.scope, days=days
         )
 
     def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
@@ -122,7 +129,7 @@ class Preparer:
         # Which of them is at fault is only asked where some are.
         unheld: dict[str, str] = {}
         for tool in request.prompt.callable_tools:
-            if tool.strict and (reason := self._refusal(only(request, tool))):
+            if tool.strict and (reason := self._refusal(_only(request, tool))):
                 unheld[tool.name] = reason
         held = without_strict(request, unheld.__contains__)
         if is_free(held) and (reason := self._refusal(held)):
@@ -153,14 +160,78 @@ class Preparer:
         return ""
 
 
-def inexact_of(request: GenerateRequest, rendered: RenderedPrompt) -> list[int]:
-    """The marked segments that end in the middle of a token, or where later text may change it."""
-    marked = {point.segment for point in request.breakpoints}
-    return sorted(segment for segment in marked if not rendered.segments[segment].is_exact)
+def _answer(
+    decode: Callable[[bytes], Request],
+    prepare_one: Callable[[Request, KnownDays | None], Answer],
+    body: bytes,
+    days: KnownDays | None,
+) -> Answer:
+    try:
+        return prepare_one(decode(body), days)
+    except RecursionError:
+        error: EngineError = InvalidRequest("prompt: nested too deeply")
+    except MemoryError:
+        error = TooCostly("memory")
+    except EngineError as refusal:
+        error = refusal
+    return Refused(code=error.code, message=str(error), is_public=error.is_public)
 
 
-def only(request: GenerateRequest, tool: Tool) -> GenerateRequest:
-    """The request with one tool."""
+def prepare(
+    request: GenerateRequest,
+    rendered: RenderedPrompt,
+    description: Description,
+    kept: GenerateRequest,
+) -> Prepared:
+    """The parts of a rendered request that the engine needs; `kept` is the part that is read later.
+
+    Raises InvalidRequest for no tokens, and PromptTooLong.
+    """
+    tokens = rendered.token_ids
+    if not tokens:
+        raise InvalidRequest("prompt: has no tokens")
+    room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
+    longest = min(description.max_context_tokens - 1, room)
+    if len(tokens) > longest:
+        raise PromptTooLong(len(tokens), longest)
+    names, reached = list[HeldName](), 0
+    for name in request.names:
+        # An unknown boundary counts as the one in front of it.
+        offset = rendered.segments[name.segment].offset(name.characters)
+        reached = max(reached, offset or 0)
+        names.append(HeldName(name.digest, reached))
+    return Prepared(
+        request=msgspec.json.encode(kept),
+        token_ids=pack(tokens),
+        segments=new_segments(request.prompt, rendered.segments, description.granularity),
+        names=names,
+    )
+
+
+def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> list[Segment]:
+    """The segments for the look-back, with ends floored to the granularity."""
+    ends = [None if s.end is None else s.end - s.end % granularity for s in spans]
+    if prompt.text is not None:
+        return [Segment("text", ends[0])]
+    segments = [Segment("tool", end) for end in ends[: len(prompt.tools)]]
+    for _ in prompt.system:
+        segments.append(Segment("text", ends[len(segments)]))
+    for turn, message in enumerate(prompt.messages):
+        for part in message.parts:
+            end = ends[len(segments)]
+            match part:
+                case TextPart():
+                    segments.append(Segment("text", end, turn))
+                case ThinkingPart():
+                    segments.append(Segment("thinking", end, turn))
+                case ToolUsePart():
+                    segments.append(Segment("tool_use", end, turn))
+                case ToolResultPart():
+                    segments.append(Segment("tool_result", end, turn))
+    return segments
+
+
+def _only(request: GenerateRequest, tool: Tool) -> GenerateRequest:
     prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
     return msgspec.structs.replace(request, prompt=prompt)
 
@@ -174,13 +245,9 @@ def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) ->
             for tool in tools
         ]
 
-    prompt = request.prompt
-    return msgspec.structs.replace(
-        request,
-        prompt=msgspec.structs.replace(
-            prompt, tools=loosened(prompt.tools), named_tools=loosened(prompt.named_tools)
-        ),
-    )
+    tools, named = loosened(request.prompt.tools), loosened(request.prompt.named_tools)
+    prompt = msgspec.structs.replace(request.prompt, tools=tools, named_tools=named)
+    return msgspec.structs.replace(request, prompt=prompt)
 
 
 def is_bound(request: GenerateRequest) -> bool:
@@ -216,7 +283,3 @@ def without_texts(request: GenerateRequest) -> GenerateRequest:
             parts.append(TextPart(""))
         messages = [Message(last.role, parts)]
     return msgspec.structs.replace(request, prompt=Prompt(messages, tools))
-
-
-def refused(error: EngineError) -> Refused:
-    return Refused(code=error.code, message=str(error), is_public=error.is_public)

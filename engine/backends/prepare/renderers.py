@@ -1,4 +1,4 @@
-"""A model's renderer as a `WorkerSpec` describes it: the same in the engine and in its workers."""
+"""A model's renderer by the settings: the same in the engine and in its workers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,9 +6,22 @@ from datetime import datetime
 
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
+from engine.protocol import Capability
+from engine.settings import Settings
 from engine.text.files import read_prompt_files
 from engine.text.formats.proof import FormatChoice
 from engine.text.renderer import ChatRenderer
+
+
+def chat_worker(settings: Settings) -> WorkerSpec:
+    """How a worker loads the model's renderer."""
+    return WorkerSpec(
+        kind="chat",
+        model=settings.model,
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
+        template_date=settings.template_date,
+    )
 
 
 def chat_renderer(spec: WorkerSpec) -> ChatRenderer:
@@ -28,3 +41,16 @@ def clock_of(template_date: str) -> Callable[[], datetime]:
         return datetime.now
     moment = datetime.fromisoformat(template_date)
     return lambda: moment
+
+
+def capabilities_of(renderer: ChatRenderer, more: dict[Capability, bool]) -> list[Capability]:
+    """Calls and thinking can be parsed only where the template's formats are known."""
+    has_tools = renderer.tool_format is not None
+    declared: dict[Capability, bool] = {
+        "tools": has_tools,
+        "forced_tools": has_tools and renderer.can_constrain,
+        "structured_output": renderer.can_constrain,
+        "thinking": renderer.reasoning_format is not None,
+        **more,
+    }
+    return [capability for capability, is_there in declared.items() if is_there]

@@ -27,19 +27,31 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: Request
     num_bytes = num_properties = num_patterns = 0
     for where, schema in schemas:
         num_bytes += len(msgspec.json.encode(schema))
-        asked = _Asked(schema)
-        num_properties += asked.properties
-        num_patterns += asked.patterns
+        levels, multiple, references = list(_levels(schema)), 0, set[str]()
+        depth = len(levels)
+        for level in levels:
+            for value in level:
+                if isinstance(value, dict):
+                    num_properties += _size(value.get("properties"))
+                    num_patterns += _size(value.get("patternProperties"))
+                    multiple = max(multiple, _digits(value.get("multipleOf")))
+                    if isinstance(reference := value.get("$ref"), str):
+                        references.add(reference)
         for value, bound, what in (
-            (asked.depth, limits.schema_depth, "levels"),
+            (depth, limits.schema_depth, "levels"),
             (num_bytes, limits.schema_bytes, "bytes of schemas"),
             (num_properties, limits.schema_properties, "properties of schemas"),
             (num_patterns, limits.schema_patterns, "`patternProperties` of schemas"),
-            (asked.multiple, limits.schema_multiple, "as the digits of `multipleOf`"),
+            (multiple, limits.schema_multiple, "as the digits of `multipleOf`"),
         ):
             if value > bound:
                 raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
-        nested = asked.depth + _depth_named(schema, asked)
+        # The levels of all that references name. Many may name one value, which is measured once.
+        depths, nested = {id(schema): depth}, depth
+        for target in _targets(schema, references):
+            if id(target) not in depths:
+                depths[id(target)] = sum(1 for _ in _levels(target))
+            nested += depths[id(target)]
         if nested > limits.schema_nesting:
             raise SchemaRefused(
                 f"{where}: {nested} levels with all that `$ref` names"
@@ -47,43 +59,8 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: Request
             )
 
 
-class _Asked:
-    """One pass over a schema. `multiple` is the largest `multipleOf` without its decimal point."""
-
-    def __init__(self, schema: Any) -> None:
-        self.depth = self.properties = self.patterns = self.multiple = 0
-        self.references: set[str] = set()
-        for self.depth, level in enumerate(_levels(schema), 1):
-            for value in level:
-                if isinstance(value, dict):
-                    self._take(value)
-
-    def _take(self, value: dict[str, Any]) -> None:
-        if isinstance(declared := value.get("properties"), dict):
-            self.properties += len(declared)
-        if isinstance(declared := value.get("patternProperties"), dict):
-            self.patterns += len(declared)
-        if isinstance(reference := value.get("$ref"), str):
-            self.references.add(reference)
-        multiple = value.get("multipleOf")
-        if isinstance(multiple, int | float) and not isinstance(multiple, bool):
-            self.multiple = max(self.multiple, _digits(multiple))
-
-
-def _depth_named(schema: Any, asked: _Asked) -> int:
-    """The levels of all that references name. Many may name one value, which is measured once."""
-    depths = {id(schema): asked.depth}
-    nested = 0
-    for target in _targets(schema, asked.references):
-        if id(target) not in depths:
-            depths[id(target)] = depth_of(target)
-        nested += depths[id(target)]
-    return nested
-
-
-def depth_of(value: Any) -> int:
-    """How deep a JSON value's objects and lists are nested."""
-    return sum(1 for _ in _levels(value))
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, dict) else 0
 
 
 def _levels(value: Any) -> Iterator[list[Any]]:
@@ -99,8 +76,10 @@ def _levels(value: Any) -> Iterator[list[Any]]:
         ]
 
 
-def _digits(number: float) -> int:
+def _digits(number: Any) -> int:
     """The digits of a number as an integer: 25 of 0.25, 250 of 250, and 1 of any power of ten."""
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        return 0
     _, digits, exponent = Decimal(repr(number)).as_tuple()
     if not isinstance(exponent, int):
         return 0  # no JSON has such a number

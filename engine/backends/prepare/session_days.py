@@ -6,7 +6,6 @@ prompt) was first written with stays its day, for as long as a lease on it may l
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 
 from engine.clock import Clock
@@ -14,12 +13,6 @@ from engine.text.rendered import DatedBeginning, KnownDays
 
 MAX_BEGINNINGS = 16_384
 MAX_SCOPE_BEGINNINGS = 1_024
-
-
-@dataclass(slots=True)
-class _Kept:
-    day: str
-    until: float
 
 
 class SessionDays:
@@ -33,47 +26,41 @@ class SessionDays:
         self._clock = clock
         self._today = today
         self._seconds = seconds
-        self._scopes: OrderedDict[bytes, OrderedDict[bytes, _Kept]] = OrderedDict()
-        self._num_kept = 0
+        # By beginning: its day, and until when that is remembered.
+        self._scopes: OrderedDict[str, OrderedDict[bytes, tuple[str, float]]] = OrderedDict()
+        self._num_days = 0
 
     def __len__(self) -> int:
-        return self._num_kept
+        return self._num_days
 
-    def known(self, scope: bytes) -> KnownDays:
+    def known(self, scope: str) -> KnownDays:
         """What a worker must know to render a prompt of this scope."""
         now, today = self._clock.now(), self._today().isoformat()
-        kept = self._scopes.get(scope, OrderedDict())
+        days = self._scopes.get(scope, OrderedDict())
         return KnownDays(
             today,
-            {
-                beginning: one.day
-                for beginning, one in kept.items()
-                if one.day != today and one.until > now
-            },
+            {one: day for one, (day, until) in days.items() if day != today and until > now},
         )
 
-    def note(self, scope: bytes, used: DatedBeginning, seconds: float = 0.0) -> None:
+    def note(self, scope: str, used: DatedBeginning, seconds: float = 0.0) -> None:
         """A prompt was rendered. Its leases end within `seconds`, or within the usual time."""
-        now = self._clock.now()
+        now, day = self._clock.now(), used.day
         until = now + max(self._seconds, seconds)
-        kept = self._scopes.setdefault(scope, OrderedDict())
+        days = self._scopes.setdefault(scope, OrderedDict())
         self._scopes.move_to_end(scope)
-        one = kept.pop(used.beginning, None)
-        if one is None:
-            self._num_kept += 1
-        elif one.until > now:
-            used, until = DatedBeginning(used.beginning, one.day), max(until, one.until)
-        kept[used.beginning] = _Kept(used.day, until)
-        self._bound(kept)
+        known = days.pop(used.beginning, None)
+        if known is None:
+            self._num_days += 1
+        elif known[1] > now:
+            day, until = known[0], max(until, known[1])
+        days[used.beginning] = day, until
+        if len(days) > MAX_SCOPE_BEGINNINGS:
+            self._forget(scope)
+        while self._num_days > MAX_BEGINNINGS:
+            self._forget(next(iter(self._scopes)))
 
-    def _bound(self, kept: OrderedDict[bytes, _Kept]) -> None:
-        """Forget what is beyond the bounds: of the scope just used, then of the longest unused."""
-        if len(kept) > MAX_SCOPE_BEGINNINGS:
-            kept.popitem(last=False)
-            self._num_kept -= 1
-        while self._num_kept > MAX_BEGINNINGS:
-            scope = next(iter(self._scopes))
-            self._scopes[scope].popitem(last=False)
-            self._num_kept -= 1
-            if not self._scopes[scope]:
-                del self._scopes[scope]
+    def _forget(self, scope: str) -> None:
+        self._scopes[scope].popitem(last=False)
+        self._num_days -= 1
+        if not self._scopes[scope]:
+            del self._scopes[scope]

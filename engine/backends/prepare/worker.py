@@ -78,11 +78,20 @@ def main() -> int:
     _write(target, Stopped())  # ready
     days: KnownDays | None = None
     while (message := _read(source)) is not None:
-        if message[0] == DAYS:
-            days = msgspec.msgpack.decode(message[1], type=KnownDays)
+        kind, body = message
+        if kind == DAYS:
+            days = msgspec.msgpack.decode(body, type=KnownDays)
             continue
+        work = preparer.generate if kind == GENERATE else preparer.count
         signal.alarm(int(start.seconds) + _SPARE_SECONDS)
-        _write(target, _answer(preparer, message, days, interruptions))
+        answer: Answer = Stopped()
+        try:
+            interruptions.is_working = True
+            answer = work(body, days)
+            interruptions.is_working = False
+        except _GivenUp:
+            pass
+        _write(target, answer)
         signal.alarm(0)
     return 0
 
@@ -96,23 +105,6 @@ def new_renderer(spec: WorkerSpec) -> PromptRenderer:
     from engine.backends.prepare.renderers import chat_renderer
 
     return chat_renderer(spec)
-
-
-def _answer(
-    preparer: Preparer,
-    message: tuple[bytes, bytes],
-    days: KnownDays | None,
-    interruptions: _Interruptions,
-) -> Answer:
-    kind, body = message
-    work = preparer.generate if kind == GENERATE else preparer.count
-    try:
-        interruptions.is_working = True
-        answer = work(body, days)
-        interruptions.is_working = False
-    except _GivenUp:
-        return Stopped()
-    return answer
 
 
 def _bound_memory(more: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,36 +14,23 @@ import structlog
 
 from engine.backends.base import Progress, Renderer
 from engine.backends.events import EventLog
-from engine.backends.external.backend import ExternalBackend
-from engine.backends.external.mirror import MirrorPool
-from engine.backends.looped import Loaded
-from engine.backends.prepare.composition import chat_worker, new_preparation
+from engine.backends.external import MirrorPool
+from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.pool import PreparePool
-from engine.backends.prepare.renderers import chat_renderer
+from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.storing import EngineMemory
-from engine.backends.upstream.books import UnheldEntries, UpstreamCache
 from engine.backends.upstream.chat import ChatServerRenderer
-from engine.backends.upstream.guarantees import guarantees_of
-from engine.backends.upstream.kinds import new_server
+from engine.backends.upstream.entries import UnheldEntries, UpstreamCache
 from engine.backends.upstream.loop import UpstreamLoop
-from engine.backends.upstream.model import ModelFacts, model_facts, probe_texts
-from engine.backends.upstream.places import Places
-from engine.backends.upstream.probe import examined
-from engine.backends.upstream.server import (
-    Facts,
-    Server,
-    UpstreamDenied,
-    UpstreamError,
-    UpstreamGone,
-    UpstreamRefused,
-)
-from engine.backends.upstream.turns import Turns
+from engine.backends.upstream.probe import examined, new_server
+from engine.backends.upstream.server import Facts, ModelFacts, Server, UpstreamRefused
+from engine.backends.upstream.wire import UpstreamDenied, UpstreamError, UpstreamGone
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
 from engine.errors import NotReady
 from engine.protocol import Capability, Counters, Description, LeaseStats, Stats
-from engine.schedule.books import Books, block_stats
+from engine.schedule.books import Books, pool_stats
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
@@ -70,9 +57,10 @@ class _Parts:
     facts: Facts
     renderer: ChatRenderer
     description: Description
+    workers: PreparePool
 
 
-class UpstreamBackend(ExternalBackend):
+class UpstreamBackend(EngineBackend):
     """While the server is away every call is refused as NotReady; after it a new epoch begins."""
 
     def __init__(
@@ -82,12 +70,11 @@ class UpstreamBackend(ExternalBackend):
         on_crash: Callable[[BaseException], None],
         supervisor: Supervisor,
     ) -> None:
-        super().__init__(settings, clock, on_crash, supervisor)
+        super().__init__(settings, clock, on_crash)
+        self._supervisor = supervisor
         self._books = Books()
         self._asking: Future[_Parts] | None = None
         self._parts: _Parts | None = None
-        self._preparation: PreparePool | None = None
-        self._turns: Turns | None = None
         self._is_suspect = asyncio.Event()
         self._is_stopped = False
 
@@ -97,16 +84,13 @@ class UpstreamBackend(ExternalBackend):
         """Waits for a server that is down. Raises UpstreamRefused and TemplateRefused."""
         progress("loading tokenizer", 0.1)
         renderer = chat_renderer(chat_worker(self._settings))
-        model = model_facts(self._settings.model, renderer)
+        files = ModelFacts.of(self._settings.model, renderer)
         progress("asking the server", 0.5)
         asking = self._asking = asyncio.run_coroutine_threadsafe(
-            self._wait_for_server(renderer, model, progress), self._event_loop
+            self._wait_for_server(renderer, files, progress), self._event_loop
         )
         parts = self._parts = asking.result()
-        self._preparation = new_preparation(
-            renderer, chat_worker(self._settings), parts.description, self._settings, self._days
-        )
-        self._loaded = self._assemble_upstream(parts, self._preparation)
+        self._loaded = self._assemble(parts)
         self._loaded.loop.start(self._on_crash)
         self._event_loop.call_soon_threadsafe(
             self._supervisor.start, "upstream", self._watch_server
@@ -116,23 +100,21 @@ class UpstreamBackend(ExternalBackend):
         self._is_stopped = True
         if self._asking is not None:
             self._asking.cancel()
-        is_away = self._loaded is None
         await super().stop()
-        if is_away and self._preparation is not None:
-            await self._preparation.close()
         if self._parts is not None:
+            await self._parts.workers.close()
             await self._parts.server.close()
 
     async def stats(self) -> Stats:
-        loaded, turns = self._ready(), self._turns
-        assert turns is not None
-        books, cache = loaded.books, loaded.cache
+        loaded = self._ready()
+        books, cache, loop = loaded.books, loaded.cache, loaded.loop
+        assert isinstance(loop, UpstreamLoop)
         return Stats(
             epoch=loaded.description.epoch,
             uptime_seconds=self._clock.now() - self._born_at,
-            running=turns.places.num_taken,
-            waiting=turns.num_unsent,
-            blocks=block_stats(cache),
+            running=loop.num_sent,
+            waiting=loop.num_unsent,
+            blocks=pool_stats(cache.pool),
             counters=Counters(
                 **books.totals,
                 evicted_blocks=cache.pool.num_evicted,
@@ -148,13 +130,13 @@ class UpstreamBackend(ExternalBackend):
     # The server.
 
     async def _wait_for_server(
-        self, renderer: ChatRenderer, model: ModelFacts, progress: Progress
+        self, renderer: ChatRenderer, files: ModelFacts, progress: Progress
     ) -> _Parts:
         """Ask until the server answers. Raises UpstreamRefused where no waiting helps."""
         said, pause = "", FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await asyncio.wait_for(self._ask(renderer, model), FIND_SECONDS)
+                return await asyncio.wait_for(self._ask(renderer, files), FIND_SECONDS)
             except UpstreamDenied as error:
                 raise UpstreamRefused(str(error)) from None
             except (UpstreamError, TimeoutError) as error:
@@ -166,30 +148,28 @@ class UpstreamBackend(ExternalBackend):
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _ask(self, renderer: ChatRenderer, model: ModelFacts) -> _Parts:
-        settings = self._settings
-        server = await new_server(settings, model, renderer)
+    async def _ask(self, renderer: ChatRenderer, files: ModelFacts) -> _Parts:
+        server = await new_server(self._settings, files)
         async with AsyncExitStack() as closing:
             closing.push_async_callback(server.close)
-            facts = await server.find_facts(probe_texts(renderer))
-            facts = await examined(server, facts, renderer)
+            facts = await examined(server, renderer)
             closing.pop_all()
         if facts.isolation == "none":
             log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
-        return _Parts(server, facts, renderer, self._description(facts, renderer, model))
+        description = self._description(facts, renderer, files)
+        workers = self._new_pool(renderer, chat_worker(self._settings), description)
+        return _Parts(server, facts, renderer, description, workers)
 
     async def _watch_server(self) -> None:
         """Raises UpstreamGone while the server is away: a failing loop is no ready engine."""
         parts = self._parts
         assert parts is not None
         if self._loaded is None:
-            await self._come_back(parts)
+            parts = await self._come_back(parts)
         misses = 0
         while not self._is_stopped:
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_suspect.wait(), WATCH_SECONDS)
-            except TimeoutError:
-                pass
             was_suspect = self._is_suspect.is_set()
             self._is_suspect.clear()
             try:
@@ -203,7 +183,7 @@ class UpstreamBackend(ExternalBackend):
             misses = 0
             if fingerprint != parts.facts.fingerprint:
                 await self._lose("the server was started anew")
-                await self._come_back(parts)
+                parts = await self._come_back(parts)
 
     async def _lose(self, reason: str) -> None:
         """Whatever the server held is gone. Requests fail; the final counts stay."""
@@ -215,25 +195,23 @@ class UpstreamBackend(ExternalBackend):
         assert isinstance(loaded.loop, UpstreamLoop)
         await loaded.loop.end("the upstream server is gone", "not_ready")
 
-    async def _come_back(self, parts: _Parts) -> None:
+    async def _come_back(self, parts: _Parts) -> _Parts:
         """Raises UpstreamError while it is away; another server than before ends the process."""
         try:
-            facts = await parts.server.find_facts(probe_texts(parts.renderer))
-            facts = await examined(parts.server, facts, parts.renderer)
+            facts = await examined(parts.server, parts.renderer)
         except UpstreamRefused as refusal:
             self._on_crash(RuntimeError(f"the upstream server came back as another one: {refusal}"))
-            return
+            return parts
         if _lasting(facts) != _lasting(parts.facts):
             self._on_crash(RuntimeError("the upstream server came back as another one"))
-            return
-        parts = self._parts = replace(
-            parts, facts=replace(parts.facts, fingerprint=facts.fingerprint)
-        )
+            return parts
+        known = replace(parts.facts, fingerprint=facts.fingerprint)
+        parts = self._parts = replace(parts, facts=known)
         self._events = EventLog(epoch=uuid4().hex)
-        assert self._preparation is not None
-        self._loaded = self._assemble_upstream(parts, self._preparation)
+        self._loaded = self._assemble(parts)
         self._loaded.loop.start(self._on_crash)
         log.info("the upstream server is back", epoch=self._events.epoch)
+        return parts
 
     def _ready(self) -> Loaded:
         if self._loaded is None and self._parts is not None:
@@ -242,7 +220,7 @@ class UpstreamBackend(ExternalBackend):
 
     # Inside.
 
-    def _assemble_upstream(self, parts: _Parts, preparation: PreparePool) -> Loaded:
+    def _assemble(self, parts: _Parts) -> Loaded:
         settings, description = self._settings, self._whole(parts.description)
         pool = MirrorPool(description.num_blocks, description.block_size)
         entries = UnheldEntries(
@@ -251,33 +229,36 @@ class UpstreamBackend(ExternalBackend):
         hasher = ChainHasher(os.urandom(32), description.block_size)
         is_isolated = parts.facts.isolation != "none"
         cache = UpstreamCache(pool, entries, hasher, is_isolated=is_isolated)
-        turns = self._turns = Turns(cache, Places(parts.facts.max_running))
-        lifecycle = self._new_lifecycle(
-            cache, turns, self._books, description, self._events.publish
-        )
         loop = UpstreamLoop(
             parts.server,
             parts.facts,
             cache,
-            turns,
-            lifecycle,
             self._clock,
             self._event_loop,
             self._supervisor,
             self._is_suspect.set,
         )
+        loop.lifecycle = lifecycle = self._new_lifecycle(
+            cache, loop, self._books, description, self._events.publish
+        )
         renderer: Renderer = parts.renderer
         if parts.facts.is_chat:
             renderer = ChatServerRenderer(parts.renderer)
-        return Loaded(
-            description, renderer, preparation, EngineMemory(cache), self._books, lifecycle, loop
-        )
+        memory = EngineMemory(cache)
+        return Loaded(description, renderer, parts.workers, memory, self._books, lifecycle, loop)
 
-    def _description(self, facts: Facts, renderer: ChatRenderer, model: ModelFacts) -> Description:
+    def _description(self, facts: Facts, renderer: ChatRenderer, files: ModelFacts) -> Description:
         settings = self._settings
         block_size = facts.block_size or settings.block_size
         context = facts.max_context_tokens
         num_blocks = settings.num_blocks or facts.num_blocks
+        capabilities: list[Capability] = [*sorted(facts.capabilities)]
+        if not facts.is_chat:
+            capabilities.append("own_template")
+        if renderer.tool_format is not None:
+            capabilities.append("tools")
+        if renderer.reasoning_format is not None and not facts.is_chat:
+            capabilities.append("thinking")
         return Description(
             backend="upstream",
             upstream=facts.kind,
@@ -288,31 +269,18 @@ class UpstreamBackend(ExternalBackend):
             num_blocks=num_blocks or DEFAULT_CONTEXTS * context // block_size,
             granularity=block_size,
             min_cache_tokens=settings.min_cache_tokens,
-            capabilities=_capabilities(facts, renderer),
-            guarantees=guarantees_of(facts),
+            capabilities=capabilities,
+            guarantees=facts.guarantees(),
             prefix_order=renderer.prefix_order,
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
-            default_temperature=model.temperature,
-            default_top_p=model.top_p,
-            default_top_k=model.top_k,
+            default_temperature=files.temperature,
+            default_top_p=files.top_p,
+            default_top_k=files.top_k,
             ttl_scale=settings.ttl_scale,
             max_running=facts.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         )
-
-
-def _capabilities(facts: Facts, renderer: ChatRenderer) -> list[Capability]:
-    declared: dict[Capability, bool] = {
-        "multiple_choices": "multiple_choices" in facts.capabilities,
-        "own_template": not facts.is_chat,
-        "tools": renderer.tool_format is not None,
-        "forced_tools": "forced_tools" in facts.capabilities,
-        "structured_output": "structured_output" in facts.capabilities,
-        "penalties": "penalties" in facts.capabilities,
-        "thinking": renderer.reasoning_format is not None and not facts.is_chat,
-    }
-    return [capability for capability, is_there in declared.items() if is_there]
 
 
 def _lasting(facts: Facts) -> tuple[Any, ...]:

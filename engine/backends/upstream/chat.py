@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.backends.upstream.deltas import CallDelta, ChatPiece
-from engine.backends.upstream.server import UpstreamError, UpstreamUnsupported
+from engine.backends.upstream.server import CallDelta, ChatDelta
+from engine.backends.upstream.wire import UpstreamError, UpstreamUnsupported
 from engine.cache.ids import TokenId
 from engine.protocol import (
     Delta,
@@ -115,9 +115,9 @@ class ChatParser:
     def feed(self, token_id: TokenId) -> Sequence[Delta]:
         raise NotImplementedError("a server of chat completions sends no tokens")
 
-    def take(self, piece: ChatPiece) -> list[Delta]:
+    def take(self, delta: ChatDelta, finish_reason: str | None) -> list[Delta]:
         """The deltas of an event; sets `finish` where it ends the choice."""
-        delta, deltas = piece.delta, list[Delta]()
+        deltas = list[Delta]()
         thought = delta.reasoning_content or delta.reasoning
         if thought:
             self._written.append(thought)
@@ -133,8 +133,8 @@ class ChatParser:
             deltas += self._call(call)
             if self.finish is not None:
                 return deltas
-        if piece.finish_reason is not None:
-            self.finish = _FINISH.get(piece.finish_reason, "stop")
+        if finish_reason is not None:
+            self.finish = _FINISH.get(finish_reason, "stop")
             if self._open is not None and self.finish == "stop":
                 self.finish = "tool_use"
         return deltas

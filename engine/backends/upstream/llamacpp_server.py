@@ -11,18 +11,15 @@ from typing import Any
 
 import msgspec
 
-from engine.backends.upstream.checks import check_context, check_prompt_tokens, check_tokens
-from engine.backends.upstream.model import ModelFacts
 from engine.backends.upstream.server import (
     Facts,
+    ModelFacts,
     Order,
     Piece,
-    ProbeTexts,
-    UpstreamError,
-    UpstreamGone,
+    Server,
     UpstreamRefused,
 )
-from engine.backends.upstream.wire import Wire, check_status, decoded
+from engine.backends.upstream.wire import UpstreamError, UpstreamGone, Wire, decoded
 from engine.protocol import FinishReason
 
 COMPLETION = "/completion"
@@ -63,19 +60,23 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-class LlamaCppServer:
+class LlamaCppServer(Server):
     def __init__(self, wire: Wire, files: ModelFacts, block_size: int) -> None:
         """`block_size` in tokens: our books count in blocks, and the server does not."""
-        self._wire = wire
-        self._files = files
+        super().__init__(wire, files)
         self._block_size = block_size
 
-    async def find_facts(self, probe: ProbeTexts) -> Facts:
-        props = await self._props()
+    async def find_facts(self) -> Facts:
+        props = await self._wire.get("/props", _Props)
         if not 0 < props.total_slots <= MAX_SLOTS:
             raise UpstreamRefused(f"the server says that it has {props.total_slots} slots")
-        context = check_context(props.default_generation_settings.n_ctx, self._files)
-        await self._check_vocabulary(probe)
+        context = self._files.context(props.default_generation_settings.n_ctx)
+        for text, ours in self._files.probes.items():
+            # Ids must mean the same text; how text is cut into ids is our business alone.
+            if (await self._wire.post("/detokenize", {"tokens": ours}, _Text)).content != text:
+                raise UpstreamRefused(
+                    "the server has another vocabulary than ENGINE_MODEL; name the same model"
+                )
         return Facts(
             kind="llamacpp",
             model=props.model_path[-256:],
@@ -83,19 +84,13 @@ class LlamaCppServer:
             max_context_tokens=context,
             max_running=props.total_slots,
             tells="with_tokens",
-            tells_note="not asked yet",
             isolation="slots",
-            isolation_note="not asked yet",
             block_size=self._block_size,
             num_blocks=max(props.total_slots * context // self._block_size, 8),
             capabilities=frozenset({"multiple_choices"}),
             takes_grammars=False,
             forced_note="its grammars are of another form than ours",
         )
-
-    async def fingerprint(self) -> str:
-        await self._wire.check_alive("/health")
-        return ""
 
     async def prefill(self, order: Order) -> Piece:
         async with aclosing(self.generate(order)) as pieces:
@@ -112,14 +107,14 @@ class LlamaCppServer:
                 raise UpstreamError("the server ended the stream with an error")
             if event.prompt_progress is not None:
                 continue
-            tokens = check_tokens(event.tokens, self._files.vocabulary_size)
+            tokens = self._files.check_tokens(event.tokens)
             num_tokens += len(tokens)
             if num_tokens > order.max_tokens:
                 raise UpstreamError("more tokens than were asked for")
             cached = event.timings.cache_n
             if event.tokens_evaluated is None or cached is None:
                 raise UpstreamError("an answer without counts")
-            check_prompt_tokens(event.tokens_evaluated, cached, len(order.token_ids))
+            order.check_counts(event.tokens_evaluated, cached)
             if cached and not order.may_reuse:
                 raise UpstreamError("the server reused what it was told to compute")
             yield Piece(
@@ -132,11 +127,6 @@ class LlamaCppServer:
             if event.stop:
                 return
         raise UpstreamGone("the stream ended without a reason")
-
-    async def close(self) -> None:
-        await self._wire.close()
-
-    # Inside.
 
     def _body(self, order: Order) -> dict[str, Any]:
         sample = order.sample
@@ -167,19 +157,3 @@ class LlamaCppServer:
             # It makes the server's own ends of a turn impossible, so only where nothing may end it.
             "ignore_eos": not order.end_token_ids,
         }
-
-    async def _props(self) -> _Props:
-        status, answer = await self._wire.get("/props")
-        check_status(status, "/props")
-        return decoded(answer, _Props, "/props")
-
-    async def _check_vocabulary(self, probe: ProbeTexts) -> None:
-        """Ids must mean the same text; how text is cut into ids is our business alone."""
-        for text, ours in probe.tokens.items():
-            answer = await self._wire.post_checked(
-                "/detokenize", {"tokens": ours}, _Text, is_long=False
-            )
-            if answer.content != text:
-                raise UpstreamRefused(
-                    "the server has another vocabulary than ENGINE_MODEL; name the same model"
-                )

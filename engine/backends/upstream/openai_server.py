@@ -1,64 +1,107 @@
-"""Any server with OpenAI's chat completions: it renders, it parses, and its usage is what it tells.
+"""Servers with OpenAI's API: vLLM by its completions, others by their chat completions.
 
-It knows no scopes. Its usage comes at the end, so where it tells what it reused a prompt is
-computed by a request for one token first, as on vLLM.
+Both tell with the last event of a stream how much of a prompt they reused, if at all. The first
+frame of an answer needs that number. So a prompt is computed first by a request for one token; the
+generation that follows finds it in the cache.
 """
 
+import re
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from engine.backends.upstream.chat import chat_messages, chat_tools
-from engine.backends.upstream.checks import check_context, check_prompt_tokens
-from engine.backends.upstream.deltas import ChatDelta, ChatPiece
-from engine.backends.upstream.model import ModelFacts
-from engine.backends.upstream.openai_wire import MODELS, Usage, find_model
 from engine.backends.upstream.server import (
+    ChatDelta,
     Facts,
     Kind,
+    ModelFacts,
     Order,
     Piece,
-    ProbeTexts,
-    UpstreamError,
-    UpstreamGone,
+    Server,
+    UpstreamRefused,
 )
-from engine.backends.upstream.wire import Wire, decoded
+from engine.backends.upstream.wire import UpstreamError, UpstreamGone, Wire, decoded
 
-CHAT = "/v1/chat/completions"
-MAX_RUNNING = 64
+MODELS = "/v1/models"
+_MAX_SEED = 2**63
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_START = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.M)
+_CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
+
+
+class Model(msgspec.Struct):
+    """`max_model_len` is vLLM's, and some others': the context in tokens."""
+
+    id: str
+    max_model_len: int | None = None
+    owned_by: str = ""
+
+
+class Models(msgspec.Struct):
+    data: list[Model] = []
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens the server reused; None where it does not tell."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
 
 
 class _Choice(msgspec.Struct):
+    """`token_ids` are vLLM's, a `delta` that of chat completions."""
+
+    token_ids: list[int] | None = None
     delta: ChatDelta = ChatDelta()
     finish_reason: str | None = None
 
 
-class _Chat(msgspec.Struct):
+class _Answer(msgspec.Struct):
+    """A whole answer, or one event of a stream; an `error` comes instead of choices."""
+
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: _Usage | None = None
     error: Any = None
 
 
-class OpenAiServer:
-    def __init__(self, wire: Wire, model: str, files: ModelFacts, kind: Kind = "openai") -> None:
-        """`model`: the server's name of it, or empty for its only one. `kind` is what is told."""
-        self._kind: Kind = kind
-        self._wire = wire
-        self._model = model
-        self._files = files
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
 
-    async def find_facts(self, probe: ProbeTexts) -> Facts:
-        model = await find_model(self._wire, self._model)
-        self._model = model.id
+
+class ChatServer(Server):
+    """It renders, it parses, and its usage is what it tells. It knows no scopes."""
+
+    ALIVE = MODELS
+    PATH: ClassVar[str] = "/v1/chat/completions"
+    PREFILLS_SEEDED: ClassVar[bool] = False
+    # An event of one token has a few hundred bytes; servers that send several at a time have more.
+    MAX_TOKEN_EVENT_BYTES = 4096
+
+    def __init__(self, wire: Wire, files: ModelFacts, model: str, kind: Kind = "openai") -> None:
+        """`model`: the server's name of it, or empty for its only one. `kind` is what is told."""
+        super().__init__(wire, files)
+        self._kind: Kind = kind
+        self._model = model
+
+    async def find_facts(self) -> Facts:
+        model = await self._find_model()
         return Facts(
             kind=self._kind,
-            model=self._model,
-            version="",
-            max_context_tokens=check_context(model.max_model_len, self._files),
-            max_running=MAX_RUNNING,
+            model=model.id,
+            max_context_tokens=self._files.context(model.max_model_len),
+            max_running=64,
             tells="at_the_end",
-            tells_note="not asked yet",
             isolation="none",
             isolation_note="the server knows no scopes",
             capabilities=frozenset({"multiple_choices"}),
@@ -67,46 +110,57 @@ class OpenAiServer:
             forced_note="its formats are not ours",
         )
 
-    async def fingerprint(self) -> str:
-        await self._wire.check_alive(MODELS)
-        return ""
-
     async def prefill(self, order: Order) -> Piece:
-        body = self._body(order) | {"max_tokens": 1, "stream": False}
-        del body["stream_options"]
-        answer = await self._wire.post_checked(CHAT, body, _Chat, is_long=True)
+        body = self._body(order) | {"max_tokens": 1, "stream": False, "seed": None}
+        body |= {"stream_options": None, "structured_outputs": None}
+        body = {name: value for name, value in body.items() if value is not None}
+        answer = await self._wire.post(self.PATH, body, _Answer, is_long=True)
         if answer.usage is None:
             return Piece()
-        cached = _cached(answer.usage, len(order.token_ids))
+        cached = self._cached(answer.usage, order)
         return Piece(cached_tokens=cached, prompt_tokens=answer.usage.prompt_tokens)
 
     async def generate(self, order: Order) -> AsyncGenerator[Piece, None]:
-        is_ended, num_bytes = False, 0
-        async for data in self._wire.events(CHAT, self._body(order)):
+        is_ended, size = False, 0
+        if order.is_seeded and self.PREFILLS_SEEDED:
+            await self.prefill(order)
+        async for data in self._wire.events(self.PATH, self._body(order)):
             if data == b"[DONE]":
                 break
-            answer = decoded(data, _Chat, CHAT)
+            answer = decoded(data, _Answer, self.PATH)
             if answer.error is not None:
                 raise UpstreamError("the server ended the stream with an error")
             if len(answer.choices) > 1:
                 raise UpstreamError("more choices than were asked for")
             for choice in answer.choices:
-                num_bytes += len(data)
-                if num_bytes > (order.max_tokens + 16) * MAX_TOKEN_EVENT_BYTES:
-                    raise UpstreamError("more text than was asked for")
+                size += self._size(choice, data)
+                self._check_size(size, order)
                 is_ended = is_ended or choice.finish_reason is not None
-                yield Piece(chat=ChatPiece(choice.delta, choice.finish_reason))
-            if answer.usage is not None and answer.usage.completion_tokens is not None:
+                yield self._piece(choice)
+            if answer.usage is not None:
+                self._cached(answer.usage, order)
                 sampled = answer.usage.completion_tokens
-                if not 0 <= sampled <= order.max_tokens:
+                if sampled is not None and not 0 <= sampled <= order.max_tokens:
                     raise UpstreamError(f"the server counted {sampled} tokens of its answer")
                 yield Piece(sampled_tokens=sampled)
         if not is_ended:
             raise UpstreamGone("the stream ended without a reason")
         yield Piece(is_last=True)
 
-    async def close(self) -> None:
-        await self._wire.close()
+    # Inside.
+
+    async def _find_model(self) -> Model:
+        """The server's model of this name, or its only one where the name is empty.
+
+        Raises UpstreamRefused where it has none or several.
+        """
+        models = (await self._wire.get(MODELS, Models)).data
+        found = [model for model in models if self._model in ("", model.id)]
+        if len(found) != 1:
+            names = ", ".join(model.id for model in models[:8])
+            raise UpstreamRefused(f"ENGINE_UPSTREAM_MODEL must name one of the server's: {names}")
+        self._model = found[0].id
+        return found[0]
 
     def _body(self, order: Order) -> dict[str, Any]:
         sample = order.sample
@@ -124,17 +178,125 @@ class OpenAiServer:
             body["seed"] = sample.seed % 2**31
         return body
 
+    def _size(self, choice: _Choice, data: bytes) -> int:
+        return len(data)
 
-MAX_TOKEN_EVENT_BYTES = 4096
-"""An event of one token has a few hundred bytes; servers that send several at a time have more."""
+    def _check_size(self, size: int, order: Order) -> None:
+        if size > (order.max_tokens + 16) * self.MAX_TOKEN_EVENT_BYTES:
+            raise UpstreamError("more text than was asked for")
+
+    def _piece(self, choice: _Choice) -> Piece:
+        return Piece(delta=choice.delta, finish_reason=choice.finish_reason)
+
+    def _cached(self, usage: _Usage, order: Order) -> int | None:
+        """What was reused, of our tokens: 0 where the server counts the prompt otherwise."""
+        if usage.cached_tokens is None:
+            return None
+        if usage.prompt_tokens != len(order.token_ids):
+            return 0
+        order.check_counts(usage.prompt_tokens, usage.cached_tokens)
+        return usage.cached_tokens
 
 
-def _cached(usage: Usage, sent: int) -> int | None:
-    """What the server reused, of our tokens: 0 where it counts the prompt otherwise than we do."""
-    cached = usage.cached_tokens
-    if cached is None:
-        return None
-    if usage.prompt_tokens != sent:
-        return 0
-    check_prompt_tokens(sent, cached, sent)
-    return cached
+class VllmServer(ChatServer):
+    """An unmodified `vllm serve`: token ids to `/v1/completions`, token ids back.
+
+    It tells what it reused only with `--enable-prompt-tokens-details`.
+    """
+
+    ALIVE = "/health"
+    PATH = "/v1/completions"
+    # vLLM's CPU build ends when a prompt with a seed is computed in several steps.
+    PREFILLS_SEEDED = True
+
+    async def find_facts(self) -> Facts:
+        model = await self._find_model()
+        status, answer = await self._wire.look("/version")
+        version = decoded(answer, dict[str, Any], "/version") if status == 200 else {}
+        for text, ours in self._files.probes.items():
+            body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+            if (await self._wire.post("/tokenize", body, _Tokenized)).tokens != ours:
+                raise UpstreamRefused(
+                    "the server has another tokenizer than ENGINE_MODEL; name the same model"
+                )
+        labels, fingerprint = await self._metrics()
+        return Facts(
+            kind="vllm",
+            model=model.id,
+            version=str(version.get("version", ""))[:64],
+            max_context_tokens=self._files.context(model.max_model_len),
+            # vLLM does not tell its `--max-num-seqs`; what it has no room for waits there.
+            max_running=256,
+            tells="at_the_end",
+            isolation="salt",
+            block_size=_number(labels.get("block_size")),
+            num_blocks=_number(labels.get("num_gpu_blocks")),
+            fingerprint=fingerprint,
+            capabilities=frozenset({"multiple_choices", "penalties"}),
+        )
+
+    async def fingerprint(self) -> str:
+        await super().fingerprint()
+        return (await self._metrics())[1]
+
+    async def prefill(self, order: Order) -> Piece:
+        piece = await super().prefill(order)
+        if piece.prompt_tokens is None:
+            raise UpstreamError("an answer without usage")
+        return piece
+
+    def _body(self, order: Order) -> dict[str, Any]:
+        sample, size = order.sample, self._files.vocabulary_size
+        bias = {str(t): b for t, b in sample.bias.items() if t < size}
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(order.token_ids),
+            "add_special_tokens": False,
+            "max_tokens": order.max_tokens,
+            "temperature": sample.temperature,
+            "top_p": sample.top_p,
+            "top_k": sample.top_k if sample.top_k < size else 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": sample.presence_penalty,
+            "frequency_penalty": sample.frequency_penalty,
+            "logit_bias": bias or None,
+            "seed": sample.seed % _MAX_SEED if order.is_seeded else None,
+            # Whatever the model's files say ends a turn: we say it.
+            "ignore_eos": True,
+            "stop_token_ids": list(order.end_token_ids),
+            "return_token_ids": True,
+            "cache_salt": order.scope,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if order.grammar is not None:
+            body["structured_outputs"] = {"grammar": order.grammar}
+        return body
+
+    def _size(self, choice: _Choice, data: bytes) -> int:
+        return len(choice.token_ids or [])
+
+    def _check_size(self, size: int, order: Order) -> None:
+        if size > order.max_tokens:
+            raise UpstreamError("more tokens than were asked for")
+
+    def _piece(self, choice: _Choice) -> Piece:
+        return Piece(token_ids=self._files.check_tokens(choice.token_ids or []))
+
+    def _cached(self, usage: _Usage, order: Order) -> int | None:
+        order.check_counts(usage.prompt_tokens, usage.cached_tokens)
+        return usage.cached_tokens
+
+    async def _metrics(self) -> tuple[dict[str, str], str]:
+        """The labels of the cache's configuration, and when the process was started."""
+        status, answer = await self._wire.look("/metrics")
+        if status != 200:
+            return {}, ""
+        start, cache = _START.search(answer), _CACHE.search(answer)
+        labels = {} if cache is None else dict(_LABEL.findall(cache[1].decode("utf-8", "replace")))
+        return labels, "" if start is None else start[1].decode()
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and 0 < int(text) < 2**31 else None

@@ -1,25 +1,35 @@
-"""What a server is tried with at the start: what it tells, whom it keeps apart, what it holds to.
+"""Which server it is, and what it is tried with at the start: what it tells, whom it keeps apart,
+what it holds to.
 
 Nothing is taken from its version: a flag that was left out shows only in what it answers.
 """
 
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
+import msgspec
 import structlog
 
-from engine.backends.upstream.gate import Slots, common_length
+from engine.backends.upstream.llamacpp_server import LlamaCppServer
+from engine.backends.upstream.openai_server import MODELS, ChatServer, Models, VllmServer
 from engine.backends.upstream.server import (
     Facts,
+    Kind,
+    ModelFacts,
     Order,
     Piece,
     Server,
+    UpstreamRefused,
+)
+from engine.backends.upstream.slots import Slots, common_length
+from engine.backends.upstream.wire import (
     UpstreamBusy,
+    UpstreamDenied,
     UpstreamError,
     UpstreamGone,
-    UpstreamRefused,
+    Wire,
 )
 from engine.cache.digests import pack
 from engine.cache.ids import TokenId
@@ -34,11 +44,14 @@ from engine.protocol import (
     ToolChoice,
 )
 from engine.schedule.runner import SampleParams
+from engine.settings import Settings
 from engine.text.formats.turn_parser import TurnParser
 from engine.text.renderer import ChatRenderer
 
 log = structlog.get_logger()
 
+SILENCE_SECONDS = 300.0
+"""Seconds without a byte after which a request has failed."""
 PROBE_TOKENS = 160
 GRAMMAR_TOKENS = 256
 _GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
@@ -50,63 +63,32 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-async def examined(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
-    """The facts with what only trying shows. Raises UpstreamError where the server fails."""
-    facts = await _try_memory(server, facts, renderer)
-    return await _try_grammars(server, facts, renderer)
+class _Row(NamedTuple):
+    """What is known of a kind: who owns its models, a path that it alone answers, and the notes on
+    where it tells what it reused, or what it lacks."""
+
+    owner: str = ""
+    path: str = ""
+    told_by: str = "usage.prompt_tokens_details.cached_tokens"
+    not_told: str = "its usage has no prompt_tokens_details.cached_tokens"
+    unproven: str = "the server knows no scopes"
 
 
-async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
-    """Send one prompt twice in one scope; then in another, after something else.
-
-    A cache behind the slots of llama.cpp shows only where a slot had other content meanwhile.
-    """
-    prompt, else_prompt = _random_prompt(facts), _random_prompt(facts)
-    own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
-    asked = ((prompt, own), (prompt, own), (else_prompt, other), (prompt, other))
-    told = [await _asked(server, slots, renderer, one, scope) for one, scope in asked]
-    again, foreign = told[1].cached_tokens, told[3].cached_tokens
-    lengths = [len(_tokens(renderer, one)) for one in (prompt, else_prompt)]
-    if told[1].prompt_tokens not in (None, lengths[0]):
-        note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {lengths[0]}"
-        return replace(facts, tells="never", tells_note=note)
-    if again is None or foreign is None:
-        return replace(
-            facts,
-            tells="never",
-            tells_note=f"not told: {_NOT_TOLD.get(facts.kind, 'its answers do not say')}",
-            isolation="none",
-            isolation_note=_UNPROVEN.get(facts.kind, "the server knows no scopes"),
-        )
-    tells_note = _TOLD_BY[facts.kind]
-    if not again:
-        tells_note += "; it reused nothing of a prompt that was sent twice"
-    # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
-    if foreign <= common_length(*(pack(_tokens(renderer, one)) for one in (prompt, else_prompt))):
-        return replace(facts, tells_note=tells_note, isolation_note=_APART_BY[facts.isolation])
-    if facts.kind == "llamacpp":
-        raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
-    note = f"a second scope reused {foreign} tokens of the first one's prompt"
-    return replace(facts, tells_note=tells_note, isolation="none", isolation_note=note)
-
-
-_TOLD_BY = {
-    "vllm": "usage.prompt_tokens_details.cached_tokens",
-    "llamacpp": "timings.cache_n",
-    "sglang": "usage.prompt_tokens_details.cached_tokens",
-    "trtllm": "usage.prompt_tokens_details.cached_tokens",
-    "openai": "usage.prompt_tokens_details.cached_tokens",
-    "tgi": "",
-}
-_NOT_TOLD = {
-    "vllm": "start the server with --enable-prompt-tokens-details",
-    "openai": "its usage has no prompt_tokens_details.cached_tokens",
-    "sglang": "start the server with --enable-cache-report",
-    "trtllm": "its usage has no prompt_tokens_details.cached_tokens",
-    "tgi": "no field of its answers has it",
-}
-_UNPROVEN = {
-    "vllm": "cache_salt is sent, and nothing shows whether the server heeds it",
+KINDS: dict[Kind, _Row] = {
+    "vllm": _Row(
+        owner="vllm",
+        not_told="start the server with --enable-prompt-tokens-details",
+        unproven="cache_salt is sent, and nothing shows whether the server heeds it",
+    ),
+    "llamacpp": _Row(owner="llamacpp", path="/props", told_by="timings.cache_n"),
+    "sglang": _Row(
+        owner="sglang",
+        path="/get_model_info",
+        not_told="start the server with --enable-cache-report",
+    ),
+    "trtllm": _Row(owner="tensorrt_llm"),
+    "tgi": _Row(path="/info", told_by="", not_told="no field of its answers has it"),
+    "openai": _Row(),
 }
 _APART_BY = {
     "salt": "cache_salt, tried at the start",
@@ -115,47 +97,114 @@ _APART_BY = {
 }
 
 
-async def _asked(
-    server: Server, slots: Slots, renderer: ChatRenderer, request: GenerateRequest, scope: str
-) -> Piece:
-    tokens = _tokens(renderer, request)
-    place = slots.take(scope, pack(tokens))
-    assert place is not None
-    piece = await server.prefill(
-        Order(
+async def new_server(settings: Settings, files: ModelFacts) -> Server:
+    """Raises UpstreamRefused where it can't be told what the server is, and UpstreamError."""
+    key, kind = settings.upstream_key.get_secret_value(), settings.upstream_kind
+    wire = Wire(settings.upstream, key, SILENCE_SECONDS)
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(wire.close)
+        found: Kind = await find_kind(wire) if kind == "auto" else kind
+        closing.pop_all()
+    if found == "llamacpp":
+        return LlamaCppServer(wire, files, settings.block_size)
+    if found == "vllm":
+        return VllmServer(wire, files, settings.upstream_model)
+    # The others have chat completions too, and nothing more of theirs was tried here.
+    return ChatServer(wire, files, settings.upstream_model, found)
+
+
+async def find_kind(wire: Wire) -> Kind:
+    """By what each kind alone answers. `/v1/models` names the owner on vLLM and llama.cpp.
+
+    Raises UpstreamRefused, UpstreamDenied, and UpstreamBusy where it is not ready yet.
+    """
+    status, answer = await wire.look(MODELS)
+    owners = set[str]()
+    if status == 200:
+        try:
+            models = msgspec.json.decode(answer, type=Models)
+            owners = {model.owned_by.lower() for model in models.data}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    for kind, row in KINDS.items():
+        if row.owner and row.owner in owners:
+            return kind
+    statuses = {status}
+    for kind, row in KINDS.items():
+        if row.path:
+            status, _ = await wire.look(row.path)
+            if status == 200:
+                return kind
+            statuses.add(status)
+    if statuses & {401, 403}:
+        raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
+    if 429 in statuses or max(statuses) >= 500:
+        raise UpstreamBusy(f"the server is not ready: status {max(statuses)}")
+    raise UpstreamRefused(
+        "ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it: `openai` for any server"
+        " of Chat Completions"
+    )
+
+
+async def examined(server: Server, renderer: ChatRenderer) -> Facts:
+    """The facts with what only trying shows. Raises UpstreamError where the server fails."""
+    facts = await _try_memory(server, await server.find_facts(), renderer)
+    return await _try_grammars(server, facts, renderer) if facts.takes_grammars else facts
+
+
+async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
+    """Send one prompt twice in one scope; then in another, after something else.
+
+    A cache behind the slots of llama.cpp shows only where a slot had other content meanwhile. The
+    words are such that nobody has sent before, so that nothing can be reused at first. Each word of
+    32 hexadecimal digits has several tokens, so there are blocks of them.
+    """
+    num_words = max(PROBE_TOKENS, 3 * (facts.block_size or 0)) // 12
+    first, second = (
+        _request(text=" ".join(uuid4().hex for _ in range(num_words))) for _ in range(2)
+    )
+    tokens = {id(one): _tokens(renderer, one) for one in (first, second)}
+    own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
+    told = list[Piece]()
+    for request, scope in ((first, own), (first, own), (second, other), (first, other)):
+        place = slots.take(scope, pack(tokens[id(request)]))
+        assert place is not None
+        order = Order(
             order_id=uuid4().hex,
             scope=scope,
-            token_ids=tokens,
+            token_ids=tokens[id(request)],
             request=request,
             sample=_GREEDY,
-            is_seeded=False,
             max_tokens=1,
-            end_token_ids=[],
             slot=place.slot,
             may_reuse=place.may_reuse,
         )
-    )
-    slots.give_back(place)
-    return piece
-
-
-def _random_prompt(facts: Facts) -> GenerateRequest:
-    """Words that nobody has sent before, so that nothing can be reused at first.
-
-    Each word of 32 hexadecimal digits has several tokens, so there are blocks of them.
-    """
-    length = max(PROBE_TOKENS, 3 * (facts.block_size or 0))
-    return _request(text=" ".join(uuid4().hex for _ in range(length // 12)))
-
-
-def _tokens(renderer: ChatRenderer, request: GenerateRequest) -> list[TokenId]:
-    return list(renderer.render(request.prompt, thinking=False).token_ids)
+        told.append(await server.prefill(order))
+        slots.give_back(place)
+    again, foreign = told[1].cached_tokens, told[3].cached_tokens
+    row, length = KINDS[facts.kind], len(tokens[id(first)])
+    if told[1].prompt_tokens not in (None, length):
+        note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {length}"
+        return replace(facts, tells="never", tells_note=note)
+    if again is None or foreign is None:
+        note = f"not told: {row.not_told}"
+        facts = replace(facts, tells="never", tells_note=note)
+        return replace(facts, isolation="none", isolation_note=row.unproven)
+    note = row.told_by
+    if not again:
+        note += "; it reused nothing of a prompt that was sent twice"
+    facts = replace(facts, tells_note=note)
+    # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
+    if foreign <= common_length(*(pack(tokens[id(one)]) for one in (first, second))):
+        return replace(facts, isolation_note=_APART_BY[facts.isolation])
+    if facts.kind == "llamacpp":
+        raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
+    note = f"a second scope reused {foreign} tokens of the first one's prompt"
+    return replace(facts, isolation="none", isolation_note=note)
 
 
 async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
-    """Bind an answer to a schema that no model writes by itself."""
-    if not facts.takes_grammars:
-        return facts
+    """Bind an answer to a schema that no model writes by itself, and a call to one."""
     if not renderer.can_constrain:
         return replace(facts, forced_note="the grammar library can't use the tokenizer")
     try:
@@ -164,41 +213,31 @@ async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) ->
         raise
     except UpstreamError as error:
         log.info("the upstream server takes no grammar", why=str(error))
-        return replace(
-            facts, forced_note=f"it took no grammar; {_GRAMMAR_HINT.get(facts.kind, '')}"
-        )
+        hint = "start it with --structured-outputs-config.backend guidance"
+        return replace(facts, forced_note=f"it took no grammar: {hint}")
     if not is_kept:
         return replace(facts, forced_note="it took a grammar and did not keep to it")
     found: set[Capability] = {"structured_output"}
-    note = "grammars, tried at the start"
-    if renderer.tool_format is not None:
-        tool = Tool("paint", _SCHEMA)
-        request = _request(tools=[tool], choice=ToolChoice(mode="tool", name="paint"))
-        if await _keeps_to(server, renderer, request):
-            found.add("forced_tools")
-        else:
-            note = "it did not keep to a grammar of a call"
-    else:
+    request = _request(tools=[Tool("paint", _SCHEMA)], choice=ToolChoice("tool", name="paint"))
+    if renderer.tool_format is None:
         note = "the template has no tool calls that we know"
+    elif await _keeps_to(server, renderer, request):
+        found.add("forced_tools")
+        note = "grammars, tried at the start"
+    else:
+        note = "it did not keep to a grammar of a call"
     return replace(facts, capabilities=facts.capabilities | found, forced_note=note)
-
-
-_GRAMMAR_HINT = {
-    "vllm": "it took no grammar: start it with --structured-outputs-config.backend guidance",
-}
 
 
 async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateRequest) -> bool:
     parser = renderer.parser(request)
     assert isinstance(parser, TurnParser)
-    rendered = renderer.render(request.prompt, thinking=False)
     order = Order(
         order_id=request.request_id,
         scope=request.scope,
-        token_ids=rendered.token_ids,
+        token_ids=_tokens(renderer, request),
         request=request,
         sample=_GREEDY,
-        is_seeded=False,
         max_tokens=GRAMMAR_TOKENS,
         end_token_ids=sorted(parser.end_token_ids),
         grammar=parser.grammar,
@@ -212,17 +251,20 @@ async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateReq
     return parser.finish is not None and parser.finish != "failed"
 
 
+def _tokens(renderer: ChatRenderer, request: GenerateRequest) -> list[TokenId]:
+    return list(renderer.render(request.prompt, thinking=False).token_ids)
+
+
 def _request(
     tools: list[Tool] | None = None,
     choice: ToolChoice | None = None,
     output_schema: dict[str, Any] | None = None,
     text: str = "Say hello.",
 ) -> GenerateRequest:
-    messages = [Message("user", [TextPart(text)])]
     return GenerateRequest(
         request_id=uuid4().hex,
         scope=uuid4().hex,
-        prompt=Prompt(messages, tools or []),
+        prompt=Prompt([Message("user", [TextPart(text)])], tools or []),
         sampling=Sampling(max_tokens=GRAMMAR_TOKENS, temperature=0.0),
         tool_choice=choice or ToolChoice(),
         output_schema=output_schema,

@@ -2,17 +2,13 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 import msgspec
 
-from engine.backends.upstream.server import (
-    UpstreamBusy,
-    UpstreamDenied,
-    UpstreamError,
-    UpstreamGone,
-)
+from engine.protocol import ErrorCode
+from engine.supervisor import Expected
 
 T = TypeVar("T")
 
@@ -26,14 +22,42 @@ MAX_IDLE_BYTES = 2**20
 _BUSY = {429, 503, 529}
 
 
+class UpstreamError(Expected):
+    """A server's answer that can't be used. The message is for operators and quotes no prompt."""
+
+    code: ClassVar[ErrorCode] = "internal"
+
+
+class UpstreamBusy(UpstreamError):
+    """The server has no room for this request now."""
+
+    code: ClassVar[ErrorCode] = "overloaded"
+
+
+class UpstreamUnsupported(UpstreamError):
+    """The server's API has no place for what the request asks."""
+
+    code: ClassVar[ErrorCode] = "unsupported"
+
+
+class UpstreamGone(UpstreamError):
+    """The server can't be reached, or a connection to it broke."""
+
+    code: ClassVar[ErrorCode] = "not_ready"
+
+
+class UpstreamDenied(UpstreamError):
+    """The server wants a key, or another one."""
+
+
 class Wire:
     """Calls to one server. `url` has no path of an API; a trailing `/v1` is left out."""
 
     def __init__(self, url: str, key: str, silence_seconds: float) -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
-            headers=headers,
+            headers=headers | ({"authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(LOOK_SECONDS, connect=CONNECT_SECONDS, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             follow_redirects=False,
@@ -41,26 +65,28 @@ class Wire:
         )
         self._silence = httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS, pool=None)
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def look(self, path: str) -> tuple[int, bytes]:
         """Status and body; raises UpstreamGone and UpstreamError."""
-        async with self._call("GET", path, None, None) as response:
+        async with self._call("GET", path) as response:
             return response.status_code, await _body(response)
 
     async def check_alive(self, path: str) -> None:
         """Raise UpstreamGone unless the server answers this with 200."""
-        status, _ = await self.get(path)
+        status, _ = await self.look(path)
         if status != 200:
             raise UpstreamGone(f"{path}: status {status}")
 
-    async def post(self, path: str, body: Any, *, is_long: bool = False) -> tuple[int, bytes]:
-        """`is_long`: it may take as long as a generation."""
-        async with self._call("POST", path, body, self._silence if is_long else None) as response:
-            return response.status_code, await _body(response)
-
-    async def post_checked(self, path: str, body: Any, kind: type[T], *, is_long: bool) -> T:
+    async def get(self, path: str, kind: type[T]) -> T:
         """The decoded answer; raises UpstreamError for any other status than 200."""
-        status, answer = await self.post(path, body, is_long=is_long)
+        status, answer = await self.look(path)
         check_status(status, path)
+        return decoded(answer, kind, path)
+
+    async def post(self, path: str, body: Any, kind: type[T], *, is_long: bool = False) -> T:
+        """As `get`. `is_long`: it may take as long as a generation."""
+        async with self._call("POST", path, body, self._silence if is_long else None) as response:
+            answer = await _body(response)
+        check_status(response.status_code, path)
         return decoded(answer, kind, path)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
@@ -71,35 +97,27 @@ class Wire:
                 check_status(response.status_code, path)
             if "text/event-stream" not in response.headers.get("content-type", ""):
                 raise UpstreamError(f"{path}: no stream of events")
-            try:
-                async for data in event_data(response.aiter_raw()):
-                    yield data
-            except httpx.HTTPError as error:
-                raise _lost(path, error) from error
+            async for data in event_data(response.aiter_raw()):
+                yield data
 
     async def close(self) -> None:
         await self._client.aclose()
 
     @asynccontextmanager
     async def _call(
-        self, method: str, path: str, body: Any, timeout: httpx.Timeout | None
+        self, method: str, path: str, body: Any = None, timeout: httpx.Timeout | None = None
     ) -> AsyncIterator[httpx.Response]:
         content = None if body is None else msgspec.json.encode(body)
-        request = self._client.build_request(
-            method,
-            path,
-            content=content,
-            headers={"content-type": "application/json", "accept-encoding": "identity"},
-            timeout=timeout or httpx.USE_CLIENT_DEFAULT,
-        )
+        known = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
-            response = await self._client.send(request, stream=True)
+            async with self._client.stream(
+                method, path, content=content, timeout=known
+            ) as response:
+                yield response
+        except httpx.ReadTimeout as error:
+            raise UpstreamError(f"{path}: the server said nothing in time") from error
         except httpx.HTTPError as error:
-            raise _lost(path, error) from error
-        try:
-            yield response
-        finally:
-            await response.aclose()
+            raise UpstreamGone(f"{path}: {type(error).__name__}") from error
 
 
 def check_status(status: int, path: str) -> None:
@@ -121,53 +139,34 @@ def decoded(body: bytes, kind: type[T], path: str) -> T:
 
 async def event_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The `data` of each event. Raises UpstreamError for an event or a pause beyond its bound."""
-    data, idle = bytearray(), 0
-    async for line in _lines(chunks):
-        if line.startswith(b"data:"):
-            data += (b"\n" if data else b"") + line[5:].removeprefix(b" ")
-            if len(data) > MAX_EVENT_BYTES:
-                raise UpstreamError("an event is too long")
-        elif not line and data:
-            whole, idle = bytes(data), 0
-            data.clear()
-            yield whole
-        else:
-            idle += len(line) + 1
+    buffer, data, idle = bytearray(), bytearray(), 0
+    async for chunk in chunks:
+        # Each byte is looked at once: lines may come in many chunks.
+        start, searched = 0, len(buffer)
+        buffer += chunk
+        while (end := buffer.find(b"\n", max(searched, start))) >= 0:
+            line, start = bytes(buffer[start:end]).removesuffix(b"\r"), end + 1
+            if line.startswith(b"data:"):
+                data += (b"\n" if data else b"") + line[5:].removeprefix(b" ")
+            elif not line and data:
+                whole, idle = bytes(data), 0
+                data.clear()
+                yield whole
+            else:
+                idle += len(line) + 1
             if idle > MAX_IDLE_BYTES:
                 raise UpstreamError("the stream goes on without an event")
+        del buffer[:start]
+        if len(buffer) > MAX_EVENT_BYTES or len(data) > MAX_EVENT_BYTES:
+            raise UpstreamError("an event is too long")
     if data:
         yield bytes(data)
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Whole lines without their ends, each byte looked at once."""
-    buffer = bytearray()
-    async for chunk in chunks:
-        searched = len(buffer)
-        buffer += chunk
-        start = 0
-        while (end := buffer.find(b"\n", max(searched, start))) >= 0:
-            yield bytes(buffer[start:end]).removesuffix(b"\r")
-            start = end + 1
-        del buffer[:start]
-        if len(buffer) > MAX_EVENT_BYTES:
-            raise UpstreamError("an event is too long")
-
-
 async def _body(response: httpx.Response) -> bytes:
-    parts, size = [], 0
-    try:
-        async for chunk in response.aiter_raw():
-            size += len(chunk)
-            if size > MAX_REPLY_BYTES:
-                raise UpstreamError(f"{response.request.url.path}: the answer is too long")
-            parts.append(chunk)
-    except httpx.HTTPError as error:
-        raise _lost(response.request.url.path, error) from error
-    return b"".join(parts)
-
-
-def _lost(path: str, error: httpx.HTTPError) -> UpstreamError:
-    if isinstance(error, httpx.ReadTimeout):
-        return UpstreamError(f"{path}: the server said nothing in time")
-    return UpstreamGone(f"{path}: {type(error).__name__}")
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > MAX_REPLY_BYTES:
+            raise UpstreamError(f"{response.request.url.path}: the answer is too long")
+    return bytes(body)

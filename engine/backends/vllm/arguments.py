@@ -1,10 +1,20 @@
-"""Our settings as vLLM's engine arguments."""
+"""Our settings as vLLM's engine arguments, and the settings of our connector."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from engine.backends.vllm.names import MODULE, NAME
 from engine.refusal import StartRefused
 from engine.settings import Settings
+
+NAME = "HoldfastConnector"
+"""The connector's name in vLLM's settings."""
+# By this package's own name, which is another one inside the plugin's distribution.
+MODULE = f"{__name__.rpartition('.')[0]}.connector"
+LEASE_SHARES = {"lease_share": 0.25, "scope_lease_share": 0.5}
+"""What leases may hold of a vLLM that others use too, where its operator says nothing.
+
+`lease_share` of the pool's blocks for all leases, `scope_lease_share` of those for one scope.
+"""
 
 OURS = (
     "model",
@@ -32,22 +42,19 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     for name in settings.vllm_args:
         if name in OURS:
             raise ArgumentRefused(f"ENGINE_VLLM_ARGS: `{name}` is set by the engine")
+    num_blocks = None if settings.num_blocks is None else settings.num_blocks + 1
+    # Ours by vLLM's names, as far as they were given.
     given: dict[str, Any] = {
-        "dtype": settings.dtype,
-        "block_size": settings.block_size,
-        "num_gpu_blocks_override": None if settings.num_blocks is None else settings.num_blocks + 1,
-        "max_num_batched_tokens": settings.max_step_tokens,
-        "max_num_seqs": settings.max_running,
+        name: value
+        for name, ours, value in (
+            ("dtype", "dtype", settings.dtype),
+            ("block_size", "block_size", settings.block_size),
+            ("num_gpu_blocks_override", "num_blocks", num_blocks),
+            ("max_num_batched_tokens", "max_step_tokens", settings.max_step_tokens),
+            ("max_num_seqs", "max_running", settings.max_running),
+        )
+        if ours in settings.model_fields_set and value is not None
     }
-    named = settings.model_fields_set
-    names = {
-        "dtype": "dtype",
-        "block_size": "block_size",
-        "num_gpu_blocks_override": "num_blocks",
-        "max_num_batched_tokens": "max_step_tokens",
-        "max_num_seqs": "max_running",
-    }
-    explicit = {key: given[key] for key, name in names.items() if name in named}
     defaults: dict[str, Any] = {
         # SHA-256 over CBOR is the same in every process and language.
         "prefix_caching_hash_algo": "sha256_cbor",
@@ -59,7 +66,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     return {
         **defaults,
         **settings.vllm_args,
-        **{key: value for key, value in explicit.items() if value is not None},
+        **given,
         "model": settings.model,
         "enable_prefix_caching": True,
         "disable_log_stats": False,
@@ -94,3 +101,12 @@ def pool_advice(max_context_tokens: int, block_size: int, num_blocks: int | None
         f"({max_context_tokens} tokens): set ENGINE_NUM_BLOCKS to {num_needed} or more, or "
         f"`max_model_len` in ENGINE_VLLM_ARGS to {num_blocks * block_size} or less"
     )
+
+
+def lease_shares(extra: Mapping[str, Any]) -> dict[str, float]:
+    """From `kv_connector_extra_config`. Raises ValueError for one that is not from 0 to 1."""
+    shares = {name: float(extra.get(name, default)) for name, default in LEASE_SHARES.items()}
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} must be between 0 and 1")
+    return shares

@@ -3,36 +3,34 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.backends.base import Progress
-from engine.backends.external.backend import ExternalBackend
-from engine.backends.external.mirror import MirrorPool
-from engine.backends.looped import Loaded
-from engine.backends.prepare.composition import chat_worker, new_preparation
+from engine.backends.external import MirrorPool
+from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.prepared import WorkerSpec
-from engine.backends.prepare.renderers import chat_renderer
+from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.storing import EngineMemory
 from engine.backends.vllm.arguments import engine_arguments, pool_advice
 from engine.backends.vllm.core import StepCounts, VllmCore
-from engine.backends.vllm.layers import kv_bytes
 from engine.backends.vllm.loop import VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
-from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
-from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Stats
+from engine.protocol import BlockStats, Counters, Description, LeaseStats, Stats
 from engine.refusal import StartRefused
 from engine.schedule.books import Books
 from engine.settings import Settings
+from engine.sizing import DTYPE_BYTES, NotSizable, kv_size
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.detokenize import longest_token_bytes
 
+_CACHE_BYTES = {**DTYPE_BYTES, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
 BIND_SECONDS = 60.0
 """A running vLLM answers between two steps."""
 
@@ -48,7 +46,7 @@ class VllmParts:
     worker: WorkerSpec | None = None
 
 
-class VllmBackend(ExternalBackend):
+class VllmBackend(EngineBackend):
     """`load_parts` starts vLLM and what goes with it; called once, in a thread."""
 
     def __init__(
@@ -59,16 +57,17 @@ class VllmBackend(ExternalBackend):
         supervisor: Supervisor,
         load_parts: "Callable[[Settings, Progress], VllmParts] | None" = None,
     ) -> None:
-        super().__init__(settings, clock, on_crash, supervisor)
+        super().__init__(settings, clock, on_crash)
+        self._supervisor = supervisor
         self._load_vllm = load_parts or load_vllm
-        self._vllm: _Vllm | None = None
+        self._parts: VllmParts | None = None
 
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
         # The connector knows our directives by a token, so it hears of that before any of them.
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
         binding.result(BIND_SECONDS)
-        self._loaded = self._assemble_vllm(parts, self._whole(parts.description))
+        self._parts, self._loaded = parts, self._assemble(parts, self._whole(parts.description))
         self._loaded.loop.start(self._on_crash)
 
     async def abandon(self, reason: str) -> None:
@@ -81,9 +80,9 @@ class VllmBackend(ExternalBackend):
             await loaded.loop.abandon(reason)
 
     async def stats(self) -> Stats:
-        loaded, vllm = self._ready(), self._vllm
-        assert vllm is not None
-        core = await vllm.core.stats()
+        loaded, parts = self._ready(), self._parts
+        assert parts is not None
+        core = await parts.core.stats()
         books, entries = loaded.books, loaded.cache.entries
         return Stats(
             epoch=loaded.description.epoch,
@@ -92,18 +91,11 @@ class VllmBackend(ExternalBackend):
             waiting=core.waiting,
             foreign_running=core.foreign_running,
             blocks=BlockStats(
-                total=core.total,
-                free=core.free,
-                active=core.active,
-                leased=core.leased,
-                best_effort=core.best_effort,
-                cached=core.cached,
-                shared=core.shared,
-                foreign=core.foreign,
+                **{name: getattr(core, name) for name in BlockStats.__struct_fields__}
             ),
             counters=Counters(
                 **books.totals,
-                preempted_requests=vllm.counts.preempted,
+                preempted_requests=parts.counts.preempted,
                 evicted_blocks=core.evicted_blocks,
                 evicted_entries=entries.lifetimes.num_evicted,
             ),
@@ -116,7 +108,7 @@ class VllmBackend(ExternalBackend):
             distributions=books.distributions.report(),
         )
 
-    def _assemble_vllm(self, parts: VllmParts, description: Description) -> Loaded:
+    def _assemble(self, parts: VllmParts, description: Description) -> Loaded:
         settings = self._settings
         # Room for what vLLM has evicted and not told yet.
         num_spare = 2 * description.max_context_tokens // description.block_size
@@ -124,28 +116,23 @@ class VllmBackend(ExternalBackend):
         entries = HeldEntries(
             pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
         )
-        hasher = ChainHasher(os.urandom(32), description.block_size)
-        cache = HeldCache(pool, entries, hasher)
-        budget = int(description.num_blocks * settings.lease_share)
-        turns = Turns(cache, parts.counts, max_leased_blocks=budget)
+        cache = HeldCache(pool, entries, ChainHasher(os.urandom(32), description.block_size))
         books = Books()
-        lifecycle = self._new_lifecycle(cache, turns, books, description, self._events.publish)
         loop = VllmLoop(
-            parts.core, cache, turns, lifecycle, self._clock, self._event_loop, self._supervisor
+            parts.core,
+            parts.counts,
+            cache,
+            self._clock,
+            self._event_loop,
+            self._supervisor,
+            max_leased_blocks=int(description.num_blocks * settings.lease_share),
         )
-        self._vllm = _Vllm(parts.core, parts.counts)
-        preparation = new_preparation(
-            parts.renderer, parts.worker, description, settings, self._days
-        )
-        return Loaded(
-            description, parts.renderer, preparation, EngineMemory(cache), books, lifecycle, loop
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Vllm:
-    core: VllmCore
-    counts: StepCounts
+        publish = self._events.publish
+        loop.lifecycle = self._new_lifecycle(cache, loop, books, description, publish)
+        loop.lifecycle.ask_prefilled = loop.ask_prefilled
+        workers = self._new_pool(parts.renderer, parts.worker, description)
+        memory = EngineMemory(cache)
+        return Loaded(description, parts.renderer, workers, memory, books, loop.lifecycle, loop)
 
 
 def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
@@ -158,7 +145,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from engine.backends.vllm.stat_logger import HoldfastStatLogger
+    from engine.backends.vllm.metrics import HoldfastStatLogger
 
     progress("starting vLLM", 0.1)
     arguments = engine_arguments(settings, is_cpu=current_platform.is_cpu())
@@ -169,21 +156,14 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
         # The process that failed has printed why. A trace of this one would say nothing of it.
         if "See root cause above" not in str(error):
             raise
-        raise StartRefused(_why_not_started(config)) from error
+        told, cache = config.cache_config.num_gpu_blocks_override, config.cache_config
+        # One is vLLM's null block.
+        num_blocks = None if told is None else told - 1
+        advice = pool_advice(config.model_config.max_model_len, cache.block_size, num_blocks)
+        said = "vLLM did not start; its own lines above say why"
+        raise StartRefused(f"{said}. {advice}" if advice else said) from error
     progress("loading tokenizer", 0.95)
     return parts_of(llm, settings, chat_worker(settings), Path(settings.model).name, is_owner=True)
-
-
-def _why_not_started(config: Any) -> str:
-    cache, num_blocks = config.cache_config, config.cache_config.num_gpu_blocks_override
-    advice = pool_advice(
-        config.model_config.max_model_len,
-        cache.block_size,
-        # One is vLLM's null block.
-        None if num_blocks is None else num_blocks - 1,
-    )
-    said = "vLLM did not start; its own lines above say why"
-    return f"{said}. {advice}" if advice else said
 
 
 def parts_of(
@@ -196,7 +176,7 @@ def parts_of(
     """
     from vllm.platforms import current_platform
 
-    from engine.backends.vllm.stat_logger import find_counts
+    from engine.backends.vllm.metrics import find_counts
 
     config = llm.vllm_config
     counts = find_counts(llm)
@@ -230,7 +210,16 @@ def _description(
         num_blocks=cache.num_gpu_blocks - 1,
         granularity=cache.block_size,
         min_cache_tokens=settings.min_cache_tokens,
-        capabilities=_capabilities(renderer, config.scheduler_config.policy),
+        # As the native engine's, but that blocks are shared whole only.
+        capabilities=capabilities_of(
+            renderer,
+            {
+                "multiple_choices": True,
+                "own_template": True,
+                "penalties": True,
+                "service_class": config.scheduler_config.policy == "priority",
+            },
+        ),
         prefix_order=renderer.prefix_order,
         tool_format=renderer.tool_format,
         reasoning_format=renderer.reasoning_format,
@@ -248,25 +237,32 @@ def _description(
     )
 
 
-def _capabilities(renderer: ChatRenderer, policy: str) -> list[Capability]:
-    """As the native engine's, but that blocks are shared whole only."""
-    has_tools = renderer.tool_format is not None
-    declared: dict[Capability, bool] = {
-        "multiple_choices": True,
-        "own_template": True,
-        "tools": has_tools,
-        "forced_tools": has_tools and renderer.can_constrain,
-        "structured_output": renderer.can_constrain,
-        "penalties": True,
-        "service_class": policy == "priority",
-        "thinking": renderer.reasoning_format is not None,
-    }
-    return [capability for capability, is_there in declared.items() if is_there]
-
-
 def _default_sampling(model: Any) -> dict[str, Any]:
     """How the model's makers sample (its generation_config.json); greedy where they say so."""
     sampling: dict[str, Any] = model.get_diff_sampling_param()
     if model.try_get_generation_config().get("do_sample") is False:
         return {"temperature": 0.0, **model.override_generation_config}
     return sampling
+
+
+def kv_bytes(config: Mapping[str, Any], model_dtype: str, cache_dtype: str) -> int:
+    """Bytes of one token's keys and values; 0 where nobody here knows.
+
+    `config` is the model's config.json. `cache_dtype` is vLLM's `kv_cache_dtype`: `auto` means the
+    model's. With latent attention (MLA) a layer keeps one latent vector and one rotary key.
+    """
+    number = _CACHE_BYTES.get(model_dtype if cache_dtype == "auto" else cache_dtype)
+    if number is None or model_dtype not in DTYPE_BYTES:
+        return 0
+    nested = config.get("text_config")
+    inner = nested if isinstance(nested, Mapping) else config
+    if rank := inner.get("kv_lora_rank"):
+        layers, rope = inner.get("num_hidden_layers"), inner.get("qk_rope_head_dim")
+        if not all(isinstance(value, int) for value in (rank, layers, rope)):
+            return 0
+        return int(layers * (rank + rope) * number)
+    try:
+        size = kv_size(config, model_dtype)
+    except NotSizable:
+        return 0
+    return size.bytes_per_token // size.head_bytes * size.head_dim * number

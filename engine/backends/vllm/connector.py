@@ -8,8 +8,9 @@ The role must be `kv_producer`: a consumer's makes vLLM defer the return of ever
 connector it excludes encoder-decoder models and `expandable_segments:True` of PyTorch's allocator.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -18,22 +19,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.logger import init_logger
+from vllm.v1.engine.core import EngineCore
 
-from engine.backends.vllm.internals import check_callables, check_objects, check_version
-from engine.backends.vllm.layers import check_layers
+from engine.backends.vllm import directive
+from engine.backends.vllm.arguments import lease_shares
+from engine.backends.vllm.internals import check_layers, check_version
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStats
 from engine.backends.vllm.plugin import register
-from engine.backends.vllm.pressure import (
-    count_evictions,
-    release_on_reset,
-    relieve,
-    retain_boundaries,
-)
+from engine.backends.vllm.pressure import wrap_cache
 from engine.backends.vllm.requests import RequestTracker
-from engine.backends.vllm.shares import lease_shares
 from engine.backends.vllm.switch import Switch, guarded
-from engine.backends.vllm.utilities import add_utilities
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -50,7 +46,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     Raises ValueError at start for a setting that can't be, prefix caching off, layers that keep a
     state (Mamba, GDN), or a drafter that drops the last block of hits (EAGLE, MTP);
-    VllmChangedError where vLLM is not as we know it.
+    VllmChangedError for a version that is not known.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -64,7 +60,6 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             if kv_cache_config is not None:
                 check_layers(kv_cache_config.kv_cache_groups)
             check_version(vllm.__version__)
-            check_callables()
             add_utilities()
 
     @property
@@ -91,7 +86,6 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        check_objects(kv_cache_manager)
         if not kv_cache_manager.enable_caching:
             raise ValueError("HoldfastConnector needs prefix caching (enable_prefix_caching)")
         if kv_cache_manager.use_eagle:
@@ -102,10 +96,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self.tracker = tracker = RequestTracker(leases)
         self.switch.give_back = leases.abandon
-        relieve(kv_cache_manager, leases, tracker, self.switch)
-        release_on_reset(kv_cache_manager, leases, tracker, self.switch)
-        retain_boundaries(kv_cache_manager, tracker, self.switch)
-        count_evictions(kv_cache_manager.block_pool, leases, self.switch)
+        wrap_cache(kv_cache_manager, leases, tracker, self.switch)
 
     @guarded(None)
     def on_new_request(self, request: Any) -> None:
@@ -180,3 +171,97 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def _note_reuse(self, block: Any) -> None:
         assert self.leases is not None
         self.leases.note_reuse(block)
+
+
+# The server's calls (`directive.py`), as methods of vLLM's EngineCore: added, nothing is replaced.
+# They run between two steps in the scheduler's thread, and while it is idle. vLLM has no other way
+# for a connector to be asked (its RFC 51639 proposes one). vLLM passes what a call raises on to its
+# caller. All but `SWITCH_OFF` raise SwitchedOff once the connector is off.
+
+
+class Held(NamedTuple):
+    """Our parts in one vLLM's scheduler."""
+
+    leases: LeaseManager
+    tracker: RequestTracker
+    switch: Switch
+
+
+def add_utilities() -> None:
+    """Add the calls, once or again."""
+    calls = {
+        directive.BIND: _bind,
+        directive.SWITCH_OFF: _switch_off,
+        directive.REPORT: _report,
+        directive.RELEASE: _release,
+        directive.UNLEASE: _unlease,
+        directive.LOSSES: _losses,
+        directive.CORE_STATS: _core_stats,
+    }
+    for name, call in calls.items():
+        setattr(EngineCore, name, call)
+
+
+def find_connector(core: Any) -> Held:
+    """Ours, alone or among a MultiConnector's; raises RuntimeError if there is none."""
+    connector = core.scheduler.get_kv_connector()
+    for candidate in (connector, *getattr(connector, "sub_connectors", ())):
+        if isinstance(candidate, HoldfastConnector):
+            assert candidate.leases is not None and candidate.tracker is not None
+            return Held(candidate.leases, candidate.tracker, candidate.switch)
+    raise RuntimeError("this vLLM runs without HoldfastConnector")
+
+
+def _running(core: Any) -> Held:
+    found = find_connector(core)
+    found.switch.check()
+    return found
+
+
+def _bind(self: Any, token: str) -> None:
+    _running(self).tracker.bind(token)
+
+
+def _switch_off(self: Any, reason: str) -> None:
+    find_connector(self).switch.turn_off(reason)
+
+
+def _report(self: Any, request_id: str) -> Any:
+    return msgspec.to_builtins(_running(self).tracker.report(request_id))
+
+
+def _release(self: Any, keys: list[str]) -> int:
+    return _running(self).leases.release(keys)
+
+
+def _unlease(self: Any, keys: list[str]) -> None:
+    _running(self).leases.unlease(keys)
+
+
+def _losses(self: Any) -> Any:
+    return msgspec.to_builtins(_running(self).leases.take_losses())
+
+
+def _core_stats(self: Any) -> Any:
+    leases, tracker, _ = _running(self)
+    scheduler = self.scheduler
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    ours = {
+        block.block_id
+        for manager in managers
+        for request_id in tracker.request_ids
+        for block in manager.req_to_blocks.get(request_id, ())
+    }
+    figures = leases.figures()
+    stats = directive.CoreStats(
+        **leases.block_states(ours),
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        foreign_running=sum(
+            request.request_id not in tracker.request_ids for request in scheduler.running
+        ),
+        leased_blocks=figures["leased_blocks"],
+        max_leased_blocks=figures["max_leased_blocks"],
+        evicted_blocks=leases.evicted_blocks,
+    )
+    return msgspec.to_builtins(stats)

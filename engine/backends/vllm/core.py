@@ -189,3 +189,8 @@ class StepCounts:
     failure: str | None = None
     running: int = 0
     preempted: int = 0
+
+    def check(self) -> None:
+        """Raise RuntimeError where vLLM's steps are not counted any more."""
+        if self.failure is not None:
+            raise RuntimeError(f"the stat logger is off: {self.failure}")

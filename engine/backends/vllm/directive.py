@@ -16,10 +16,7 @@ with another token, or before a `BIND`, is ignored.
 | `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
 | `RELEASE` | keys → how many were held (int); unknown keys are no error |
 | `UNLEASE` | keys → None; their leases are over, their entries stay as best-effort ones |
-| `REFRESH` | {key: expires_at} → {key: `HoldState`}; best-effort ones are leased if they can be |
 | `LOSSES` | → list of `Loss` since the last call |
-| `STATS` | → `HoldStats` |
-| `HOLDS` | → list of `Held`: all that is held, to compare one's own books with |
 | `CORE_STATS` | → `CoreStats` |
 """
 
@@ -34,10 +31,7 @@ SWITCH_OFF = "holdfast_switch_off"
 REPORT = "holdfast_report"
 RELEASE = "holdfast_release"
 UNLEASE = "holdfast_unlease"
-REFRESH = "holdfast_refresh"
 LOSSES = "holdfast_losses"
-STATS = "holdfast_stats"
-HOLDS = "holdfast_holds"
 CORE_STATS = "holdfast_core_stats"
 
 HoldState = Literal["leased", "best_effort", "none"]
@@ -47,11 +41,11 @@ LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
 class Want(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the request's first `tokens` as the entry `key`.
 
-    `tokens` is a multiple of `HoldStats.block_tokens`, else it is floored to one.
+    `tokens` is floored to a multiple of what a hit can end at.
     `key` is the server's own id of the entry (hex), the same for the same prefix of one scope; a
     live hold of that key is kept as it is and reported. `expires_at` (seconds on the server's
     clock) only orders holds: the soonest to expire goes first when one must go. The later of two is
-    kept; `REFRESH` may also lower it.
+    kept.
     """
 
     key: str
@@ -127,29 +121,6 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     reason: LossReason
-
-
-class HoldStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks by what holds them, and totals since the start.
-
-    `hashed_blocks` have content that can be found; `protected_blocks` are held for what waiting
-    requests will read; `denied` counts wants that found no room for a lease.
-    """
-
-    block_tokens: int
-    total_blocks: int
-    free_blocks: int
-    hashed_blocks: int
-    leased_blocks: int
-    max_leased_blocks: int
-    protected_blocks: int
-    num_leases: int
-    num_best_effort: int
-    sacrificed: int = 0
-    yielded: int = 0
-    evicted: int = 0
-    reset: int = 0
-    denied: int = 0
 
 
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):

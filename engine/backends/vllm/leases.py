@@ -1,26 +1,49 @@
 """Entries held on vLLM's own KV blocks: leases, best-effort entries, protection of what is read.
 
 A lease is one more reference (`BlockPool.touch`) on every block that a later hit at its offset
-needs, in all KV cache groups, so that vLLM's LRU can't reuse them. A budget of unique blocks and a
-share of it per scope bind as on the native engine, and leases end in its order
-(`engine.cache.leases.next_to_end`). An entry without a lease holds nothing; vLLM tells when the
-first of its blocks is reused (`BlockPool.unpin_blocks`).
+needs, in all KV cache groups, so that vLLM's LRU can't reuse them. Which lease ends is decided as
+in the native engine (`engine.cache.leases.next_to_end`), by a budget of unique blocks and a share
+of it per scope. An entry without a lease holds nothing; vLLM tells when the first of its blocks is
+reused (`BlockPool.unpin_blocks`).
 
 Time is a number that orders; what expires is released by the server. Nothing here is thread-safe:
 all calls come from the scheduler's thread.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from engine.backends.vllm.directive import Held, HoldState, HoldStats, Loss, LossReason, Want
-from engine.backends.vllm.hold import Blocks, Hold
-from engine.backends.vllm.internals import Block, CacheManager
-from engine.backends.vllm.watches import Watches
+from engine.backends.vllm.directive import Directive, HoldState, Loss, LossReason, Want, Watch
+from engine.backends.vllm.internals import Block, BlockPool, CacheManager, Coordinator, Request
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
 from engine.cache.order import Key, Order
 
+Blocks = tuple[Block, ...]
+
 MAX_UNTOLD_LOSSES = 65_536
+
+
+@dataclass(eq=False, slots=True)
+class Hold:
+    """An entry. `hashes` are its blocks' own at the time it was made, to know them again by."""
+
+    key: str
+    scope: str
+    tokens: int
+    expires_at: float
+    blocks: Blocks
+    hashes: tuple[bytes | None, ...]
+    is_leased: bool = False
+    claims: set[str] = field(default_factory=set)
+    is_confirmed: bool = False
+
+    @property
+    def is_intact(self) -> bool:
+        return all(
+            block.block_hash == digest
+            for block, digest in zip(self.blocks, self.hashes, strict=True)
+        )
 
 
 class LeaseManager:
@@ -133,46 +156,17 @@ class LeaseManager:
                 self._end_lease(hold)
                 self._depend(hold)
 
-    def refresh(self, expires_at: dict[str, float]) -> dict[str, HoldState]:
-        """Order entries anew, and lease those that are best-effort if they can be."""
-        states: dict[str, HoldState] = {}
-        for key, when in expires_at.items():
-            hold = self._find(key)
-            if hold is not None:
-                hold.expires_at = when
-                if hold.is_leased:
-                    self._by_end[hold.scope].push(hold)
-                else:
-                    self._try_lease(hold)
-            states[key] = self.state(key)
-        return states
-
     def state(self, key: str) -> HoldState:
         hold = self._find(key)
         if hold is None:
             return "none"
         return "leased" if hold.is_leased else "best_effort"
 
-    def holds(self) -> list[Held]:
-        return [
-            Held(key=hold.key, state=self.state(hold.key), tokens=hold.tokens)
-            for hold in list(self._holds.values())
-        ]
-
     def take_losses(self) -> list[Loss]:
         """What was lost since the last call, in order; the oldest are forgotten beyond 65,536."""
         told = list(self._losses)
         self._losses.clear()
         return told + self.watches.take_losses()
-
-    def stats(self) -> HoldStats:
-        return HoldStats(
-            block_tokens=self.block_tokens,
-            total_blocks=self.total_blocks,
-            free_blocks=self._pool.get_num_free_blocks(),
-            hashed_blocks=len(self._pool.cached_block_hash_to_block),
-            **self.figures(),
-        )
 
     def block_states(self, ours: Collection[int]) -> dict[str, int]:
         """Every block by what holds it, and how many have more than one reference.
@@ -198,7 +192,7 @@ class LeaseManager:
         return {"total": self.total_blocks} | {name: count[name] for name in names}
 
     def figures(self) -> dict[str, int]:
-        """The part of `stats` that changes only by what happens here."""
+        """What is held, and totals since the start: they change only by what happens here."""
         return {
             "leased_blocks": len(self._lease_refs),
             "max_leased_blocks": self.max_leased_blocks,
@@ -283,8 +277,13 @@ class LeaseManager:
 
     def _try_lease(self, hold: Hold) -> bool:
         new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
-        if not self._make_room(hold.scope, new):
-            return False
+        while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
+            held = len(self._scope_refs.get(hold.scope, ())) + new
+            other = next_to_end(self._held(), Claim(held, self._share(hold.scope), excess))
+            if other is None:
+                return False
+            self._lose_lease(other, "yielded")
+            new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
         self._undepend(hold)
         self._pool.touch(hold.blocks)
         ids = [block.block_id for block in hold.blocks]
@@ -296,18 +295,8 @@ class LeaseManager:
         self.num_leases += 1
         return True
 
-    def _make_room(self, scope: str, new: int) -> bool:
-        """Leases of others yield for `new` blocks of a scope, if they may."""
-        while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
-            held = len(self._scope_refs.get(scope, ())) + new
-            hold = next_to_end(self._held(), Claim(held, self._share(scope), excess))
-            if hold is None:
-                return False
-            self._lose_lease(hold, "yielded")
-        return True
-
     def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[Hold]]:
-        """The scopes' leases, without those that only have blocks of `hit`."""
+        """Each scope's leases, but for those that only have blocks of `hit`."""
         for scope, holds in self._leases.items():
             first = self._by_end[scope].first()
             if hit:
@@ -375,6 +364,105 @@ class LeaseManager:
                 assert hold.is_leased != (hold in self._dependents.get(block.block_id, ()))
         ours = self._lease_refs + self._protected
         assert all(self._pool.blocks[block_id].ref_cnt >= n for block_id, n in ours.items())
+
+
+@dataclass(slots=True)
+class _Pending:
+    request: Request
+    watches: deque[Watch]
+
+
+class Watches:
+    """What the server's names stand on: told when a block's content is in memory no more.
+
+    A watched block is not held. An equal block that is left is not looked for: names are hints, and
+    the next request that has this one tells of it again.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        coordinator: Coordinator,
+        on_reuse: Callable[[Block], None],
+    ) -> None:
+        """`on_reuse` is the listener that calls `note_reuse`."""
+        self._pool = pool
+        self._on_reuse = on_reuse
+        self._coordinator = coordinator
+        self._pending: dict[str, _Pending] = {}
+        self._block_of: dict[str, tuple[Block, bytes | None]] = {}
+        self._keys_of: dict[int, dict[str, None]] = {}
+        self._lost: dict[str, None] = {}
+
+    def arrive(self, request: Request, directive: Directive) -> None:
+        if directive.watches:
+            watches = deque(sorted(directive.watches, key=lambda watch: watch.tokens))
+            self._pending[request.request_id] = _Pending(request, watches)
+
+    def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
+        """A step was made up: watch the blocks that it hashed."""
+        for request_id, pending in list(self._pending.items()):
+            scheduled = num_scheduled_tokens.get(request_id)
+            if scheduled is None:
+                continue
+            computed = pending.request.num_computed_tokens + scheduled
+            due: list[Watch] = []
+            while pending.watches and pending.watches[0].tokens <= computed:
+                due.append(pending.watches.popleft())
+            if due:
+                self._watch(due, pending.request.block_hashes)
+            if not pending.watches:
+                del self._pending[request_id]
+
+    def end(self, request_id: str) -> None:
+        """What it did not get to is not watched."""
+        self._pending.pop(request_id, None)
+
+    def take_losses(self) -> list[Loss]:
+        """What is gone since the last call and has not come back."""
+        lost, self._lost = self._lost, {}
+        return [Loss(key=key, reason="evicted") for key in lost]
+
+    def note_reuse(self, block: Block) -> None:
+        """vLLM hands the block out for other content, or empties its cache."""
+        for key in self._keys_of.pop(block.block_id, {}):
+            known = self._block_of.get(key)
+            if known is not None and known[0] is block:
+                del self._block_of[key]
+                self._lost[key] = None
+
+    def _watch(self, due: Sequence[Watch], block_hashes: Sequence[bytes]) -> None:
+        """Watch some places of one prompt, shortest first: they are looked up together."""
+        new = [watch for watch in due if not self._is_known(watch.key)]
+        if not new:
+            return
+        tokens = new[-1].tokens
+        hashes = list(block_hashes[: tokens // self._pool.hash_block_size])
+        groups, hit, _ = self._coordinator.find_longest_cache_hit(hashes, tokens)
+        for watch in new:
+            block = self._last_of(groups[0], watch.tokens) if watch.tokens <= hit else None
+            if block is None:
+                self._lost[watch.key] = None
+            else:
+                self._put(watch.key, block)
+                self._lost.pop(watch.key, None)
+
+    def _is_known(self, key: str) -> bool:
+        known = self._block_of.get(key)
+        return known is not None and known[0].block_hash == known[1]
+
+    def _last_of(self, blocks: Sequence[Block], tokens: int) -> Block | None:
+        """The block that ends there, or the nearest before it that is there at all."""
+        size = self._coordinator.single_type_managers[0].block_size
+        at = min(tokens // size, len(blocks))
+        return next((block for block in reversed(blocks[:at]) if not block.is_null), None)
+
+    def _put(self, key: str, block: Block) -> None:
+        self._block_of[key] = block, block.block_hash
+        self._keys_of.setdefault(block.block_id, {})[key] = None
+        # A reference taken and given back: the way to be told of its reuse.
+        self._pool.touch([block])
+        self._pool.unpin_blocks([block], self._on_reuse)
 
 
 def _end_of(hold: Hold) -> Key | None:

@@ -9,14 +9,13 @@ from collections.abc import Callable
 
 import structlog
 
-from engine.backends.external.loop import ExternalLoop
-from engine.backends.vllm.core import Order, OrderRefused, Output, VllmCore
+from engine.backends.external import ExternalLoop
+from engine.backends.vllm.core import Order, OrderRefused, Output, StepCounts, VllmCore
 from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
-from engine.backends.vllm.turns import Turns
+from engine.cache.ids import Digest
 from engine.clock import Clock, ManualClock
 from engine.protocol import Failed
-from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.request import RequestState, SequenceState
 from engine.supervisor import Supervisor, trace_of
 from engine.text.formats.turn_parser import TurnParser
@@ -31,26 +30,34 @@ IDLE_LOSS_SECONDS = 1.0
 
 
 class VllmLoop(ExternalLoop):
-    """`start` is told of an error that vLLM can't go on after."""
+    """`start` is told of an error that vLLM can't go on after.
+
+    `max_leased_blocks`: the whole budget, of which a request may name its scope's share.
+    """
+
+    _cache: HeldCache
 
     def __init__(
         self,
         core: VllmCore,
+        counts: StepCounts,
         cache: HeldCache,
-        turns: Turns,
-        lifecycle: Lifecycle,
         clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
+        *,
+        max_leased_blocks: int,
     ) -> None:
-        super().__init__(lifecycle, clock, event_loop, supervisor)
+        super().__init__(cache, clock, event_loop, supervisor)
         self._core = core
-        self._cache = cache
-        self._turns = turns
-        self._served: dict[SequenceState, tuple[asyncio.Task[None], str]] = {}
+        self._counts = counts
+        self._max_leased_blocks = max_leased_blocks
+        # What each choice asked of the connector, and the requests whose wants are not settled.
+        self._directives: dict[SequenceState, Directive] = {}
+        self._wanting: dict[RequestState, Directive] = {}
         self._unstarted: dict[str, str] = {}
-        turns.serve, turns.drop = self._serve, self._drop
-        lifecycle.ask_prefilled = self._ask_prefilled
+        self._released: list[Digest] = []
+        self._num_orders = 0
 
     def stop(self) -> None:
         """End our tasks, and vLLM if it is ours; what runs is not finished."""
@@ -63,17 +70,16 @@ class VllmLoop(ExternalLoop):
         The connector gives back all that it holds, since nobody knows any more what that is for.
         """
         self._is_stopped = True
-        order_ids = [order_id for _, order_id in self._served.values()]
-        for sequence in list(self._served):
-            self._end_failed(sequence)
+        order_ids = [self._directives[sequence].request_id for sequence in self._serving]
+        for sequence in list(self._serving):
+            if self.has(sequence):  # else it ended with another choice of its request
+                self._end_failed(sequence)
         await self._cancel_tasks()
         aborts = (self._core.abort(order_id) for order_id in order_ids)
         await asyncio.gather(*aborts, return_exceptions=True)
         await self._core.switch_off(reason)
 
     def _end_failed(self, sequence: SequenceState) -> None:
-        if not self._turns.has(sequence):
-            return  # it ended with another choice of its request
         try:
             self.lifecycle.fail(sequence, FAILED)
         except Exception as error:  # noqa: BLE001 - the books failed; the caller must hear of it
@@ -82,21 +88,49 @@ class VllmLoop(ExternalLoop):
 
     # Requests.
 
-    def _serve(self, sequence: SequenceState, directive: Directive) -> None:
-        task = self._spawn(self._generate(sequence, directive))
-        self._served[sequence] = task, directive.request_id
+    @property
+    def waiting(self) -> range:
+        """As long as those that did not run in the last step are many."""
+        return range(max(len(self._serving) - self._counts.running, 0))
 
-    def _drop(self, sequence: SequenceState) -> None:
+    def add_fork(self, sequence: SequenceState) -> None:
+        query, found = sequence.request.query, sequence.request.found
+        # A client may use an id again; the connector never hears one twice.
+        self._num_orders += 1
+        order_id = f"{sequence.request.request_id}/{self._num_orders}"
+        share = query.lease_share
+        lease_blocks = None if share is None else int(self._max_leased_blocks * share)
+        if sequence is sequence.request.leader:
+            assert found is not None
+            directive = self._cache.directive(order_id, query, found, lease_blocks)
+            self._wanting[sequence.request] = directive
+        else:
+            # Its leader has begun, so vLLM has the prompt's full blocks.
+            directive = Directive(
+                request_id=order_id, scope=query.scope, wants=[], lease_blocks=lease_blocks
+            )
+        self._directives[sequence] = directive
+        super().add_fork(sequence)
+
+    def remove(self, sequence: SequenceState) -> None:
         """What still runs of it is aborted; before anything that is asked of vLLM after this."""
-        task, order_id = self._served.pop(sequence)
+        directive = self._directives.pop(sequence)
+        is_running = self._serving[sequence] is not asyncio.current_task()
+        if sequence is sequence.request.leader:
+            self._end_wants(sequence.request)
         if sequence.request.started_at is None:
-            self._unstarted[sequence.request.request_id] = order_id
-        if task is asyncio.current_task():
-            return
-        task.cancel()
-        self._spawn(self._core.abort(order_id))
+            self._unstarted[sequence.request.request_id] = directive.request_id
+        super().remove(sequence)
+        if is_running:
+            self._spawn(self._core.abort(directive.request_id))
 
-    def _ask_prefilled(self, request: RequestState, close: Callable[[int], None]) -> bool:
+    def _end_wants(self, request: RequestState) -> None:
+        """It began to answer, or never will: nothing waits for its wants any more."""
+        directive = self._wanting.pop(request, None)
+        if directive is not None:
+            self._released += self._cache.let_off(directive)
+
+    def ask_prefilled(self, request: RequestState, close: Callable[[int], None]) -> bool:
         """Only vLLM's scheduler knows what it computed of a prompt without a first token."""
         order_id = self._unstarted.pop(request.request_id, None)
         if order_id is not None:
@@ -104,19 +138,19 @@ class VllmLoop(ExternalLoop):
         return order_id is not None
 
     async def _tell_prefilled(self, order_id: str, close: Callable[[int], None]) -> None:
-        # Nothing more is computed behind an abort, and that of `_drop` may come after this one.
+        # Nothing more is computed behind an abort, and that of `remove` may come after this one.
         await self._core.abort(order_id)
         close(await self._core.computed(order_id))
 
-    async def _generate(self, sequence: SequenceState, directive: Directive) -> None:
-        is_last, order_id = False, directive.request_id
+    async def _generate(self, sequence: SequenceState) -> None:
+        is_last, order = False, _order(sequence, self._directives[sequence])
         try:
-            async for output in self._core.generate(_order(sequence, directive)):
+            async for output in self._core.generate(order):
                 is_last = output.is_last
                 if sequence.request.started_at is None:
-                    await self._begin(sequence, output, order_id)
+                    await self._admit(sequence, output, order.directive)
                 self._take(sequence, output)
-                if not self._turns.has(sequence):
+                if not self.has(sequence):
                     break
         except OrderRefused as refusal:
             log.error("vLLM refused a request", why=type(refusal.__cause__).__name__)
@@ -124,23 +158,19 @@ class VllmLoop(ExternalLoop):
             self._tell()
             return
         if not is_last:
-            await self._core.abort(order_id)
+            await self._core.abort(order.order_id)
 
-    async def _begin(self, sequence: SequenceState, output: Output, order_id: str) -> None:
+    async def _admit(self, sequence: SequenceState, output: Output, directive: Directive) -> None:
         """The first token: what vLLM reused, and what the connector holds, is known now."""
-        request = sequence.request
+        request, order_id = sequence.request, directive.request_id
         losses, report = await asyncio.gather(self._core.losses(), self._core.report(order_id))
         assert request.found is not None
         self._cache.lose(losses)
         self._cache.admit(request.query, request.found, sequence.table, report)
         is_manual = isinstance(self._clock, ManualClock)
         request.began_at = request.submitted_at + (0.0 if is_manual else output.queue_seconds)
-        self.lifecycle.start_if_first(sequence)
-        self._cache.let_go(request.found)
-        sequence.table.release()
-        self._turns.end_wants(request)
-        for fork in request.sequences[1:]:
-            self._turns.add_fork(fork)
+        self._begin(sequence)
+        self._end_wants(request)
 
     def _take(self, sequence: SequenceState, output: Output) -> None:
         for token in output.token_ids:
@@ -157,21 +187,15 @@ class VllmLoop(ExternalLoop):
     def _tell(self) -> None:
         """Publish what happened, and let the connector go of what ended."""
         super()._tell()
-        unleased = [key.hex() for key in self._turns.take_unleased()]
-        if unleased:
+        if unleased := [key.hex() for key in self._cache.take_unleased()]:
             self._spawn(self._core.unlease(unleased))
-        released = [key.hex() for key in self._turns.take_released()]
-        if released:
-            self._spawn(self._core.release(released))
+        released, self._released = self._released, []
+        if keys := [key.hex() for key in (*released, *self._cache.take_released())]:
+            self._spawn(self._core.release(keys))
 
     def _watch(self) -> None:
-        self._spawn(self._check())
         self._spawn(self._watch_losses())
         super()._watch()
-
-    async def _check(self) -> None:
-        """Asked once at the start: a scheduler that is not as we know it ends the engine here."""
-        await self._core.stats()
 
     async def _watch_losses(self) -> None:
         """Other clients of the server take blocks too, whether or not a request of ours runs.
@@ -179,9 +203,11 @@ class VllmLoop(ExternalLoop):
         An error is a crash: vLLM tells a loss once, and no lease may stand on what is lost. The
         connector answers with an error once it is off, and the stat logger is asked for one.
         """
+        # Asked once at the start: a scheduler that is not as we know it ends the engine here.
+        await self._core.stats()
         while True:
-            await asyncio.sleep(LOSS_SECONDS if self._served else IDLE_LOSS_SECONDS)
-            self._turns.check()
+            await asyncio.sleep(LOSS_SECONDS if self._serving else IDLE_LOSS_SECONDS)
+            self._counts.check()
             self._cache.lose(await self._core.losses())
             self._tell()
 

@@ -1,4 +1,4 @@
-"""Leases on vLLM's own /metrics, by engine: gauges of what is held, counters of what was lost."""
+"""Leases on vLLM's own /metrics, by engine, and what vLLM tells our books after a step."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+from vllm.v1.metrics.loggers import StatLoggerBase
 
+from engine.backends.vllm.arguments import NAME
+from engine.backends.vllm.core import StepCounts
 from engine.backends.vllm.switch import Switch, guarded
 
 GAUGES = {
@@ -72,3 +75,39 @@ class HoldfastPromMetrics(KVConnectorPromMetrics):
         return {
             engine: metric.labels(*values) for engine, values in self.per_engine_labelvalues.items()
         }
+
+
+class HoldfastStatLogger(StatLoggerBase):
+    """Made by vLLM: of the `vllm.stat_logger_plugins` entry point in a server that somebody else
+    started, of `AsyncLLM(stat_loggers=...)` in ours."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.counts = StepCounts()
+        self.switch = Switch()
+        self.switch.give_back = self._tell
+
+    @guarded(None)
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        news = getattr(scheduler_stats, "kv_connector_stats", None) or {}
+        # A MultiConnector tells the figures of each of its connectors by the connector's name.
+        figures = news.get(NAME, news)
+        self.counts.running = figures.get("tracked_running", self.counts.running)
+        if iteration_stats is not None:
+            self.counts.preempted += iteration_stats.num_preempted_reqs
+
+    def _tell(self) -> None:
+        self.counts.failure = self.switch.reason
+
+    def log_engine_initialized(self) -> None:
+        """There is nothing to tell."""
+
+
+def find_counts(llm: Any) -> StepCounts | None:
+    """Of the logger that an AsyncLLM made; None where it made none."""
+    manager = llm.logger_manager
+    for logger in () if manager is None else manager.stat_loggers:
+        each = getattr(logger, "per_engine_stat_loggers", {}).values()
+        for candidate in (logger, *each):
+            if isinstance(candidate, HoldfastStatLogger):
+                return candidate.counts
+    return None

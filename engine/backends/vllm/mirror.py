@@ -8,7 +8,7 @@ rules of `engine.cache`. This module adds only the source of the facts.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from engine.backends.external.mirror import MirrorCache, MirrorPool
+from engine.backends.external import MirrorCache, MirrorPool
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher

@@ -6,7 +6,7 @@ MultiConnector looks its children up by name, so the connector is registered; wi
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-from engine.backends.vllm.names import MODULE, NAME
+from engine.backends.vllm.arguments import MODULE, NAME
 
 
 def register() -> None:

@@ -7,10 +7,40 @@ Each is a wrap of methods of the one instance; no class of vLLM's is changed.
 import inspect
 from typing import Any
 
-from engine.backends.vllm.internals import Block, BlockPool, CacheManager
+from engine.backends.vllm.internals import Block, CacheManager
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.requests import RequestTracker
 from engine.backends.vllm.switch import Switch
+
+
+def wrap_cache(
+    cache: CacheManager, leases: LeaseManager, tracker: RequestTracker, switch: Switch
+) -> None:
+    relieve(cache, leases, tracker, switch)
+    empty = cache.reset_prefix_cache
+    evict = cache.block_pool._maybe_evict_cached_block
+
+    def end_all() -> None:
+        if leases.is_sole_user():
+            tracker.give_back()
+
+    def reset_prefix_cache() -> bool:
+        """Let it succeed whenever it would without us, and end every entry then."""
+        switch.run(end_all, None)
+        return empty()
+
+    def maybe_evict(block: Block) -> bool:
+        """Count blocks whose content goes for other content, or because its load failed."""
+        is_evicted = evict(block)
+        if is_evicted:
+            switch.run(leases.count_eviction, None)
+        return is_evicted
+
+    cache.reset_prefix_cache = reset_prefix_cache
+    cache.block_pool._maybe_evict_cached_block = maybe_evict
+    if len(cache.coordinator.single_type_managers) > 1:
+        for manager in cache.coordinator.single_type_managers:
+            _retain(manager, tracker, switch)
 
 
 def relieve(
@@ -27,13 +57,9 @@ def relieve(
 
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
         blocks = allocate(request, *args, **kwargs)
-        if blocks is not None:
-            return blocks
-        while switch.run(lambda: make_room(request, *args, **kwargs), False):
+        while blocks is None and switch.run(lambda: make_room(request, *args, **kwargs), False):
             blocks = allocate(request, *args, **kwargs)
-            if blocks is not None:
-                return blocks
-        return None
+        return blocks
 
     def make_room(request: Any, *args: Any, **kwargs: Any) -> bool:
         given = parameters.bind(request, *args, **kwargs).arguments
@@ -47,48 +73,11 @@ def relieve(
     cache.allocate_slots = allocate_slots
 
 
-def release_on_reset(
-    cache: CacheManager, leases: LeaseManager, tracker: RequestTracker, switch: Switch
-) -> None:
-    """Let `reset_prefix_cache` succeed whenever it would without us, and end every entry then."""
-    empty = cache.reset_prefix_cache
-
-    def reset_prefix_cache() -> bool:
-        switch.run(end_all, None)
-        return empty()
-
-    def end_all() -> None:
-        if leases.is_sole_user():
-            tracker.give_back()
-
-    cache.reset_prefix_cache = reset_prefix_cache
-
-
-def count_evictions(pool: BlockPool, leases: LeaseManager, switch: Switch) -> None:
-    """Count blocks whose content goes for other content, or because its load failed."""
-    evict = pool._maybe_evict_cached_block
-
-    def maybe_evict(block: Block) -> bool:
-        is_evicted = evict(block)
-        if is_evicted:
-            switch.run(leases.count_eviction, None)
-        return is_evicted
-
-    pool._maybe_evict_cached_block = maybe_evict
-
-
-def retain_boundaries(cache: CacheManager, tracker: RequestTracker, switch: Switch) -> None:
+def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:
     """Have sliding-window groups hash what a hit at a marked offset needs.
 
     By default (`prefix_cache_retention_interval` 0) they do so for the prompt's end only.
     """
-    if len(cache.coordinator.single_type_managers) < 2:
-        return
-    for manager in cache.coordinator.single_type_managers:
-        _retain(manager, tracker, switch)
-
-
-def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:
     cache = manager.cache_blocks
 
     def cache_blocks(

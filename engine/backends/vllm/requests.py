@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from engine.backends.vllm.directive import PARAM_KEY, Directive, Held, Report
-from engine.backends.vllm.hold import Blocks, Hold
 from engine.backends.vllm.internals import Request
-from engine.backends.vllm.leases import LeaseManager
+from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
 from engine.schedule.request import Ranges
 
 MAX_ENDED = 4_096

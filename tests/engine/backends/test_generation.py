@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from engine.backends.generation import QueuedGeneration
+from engine.backends.looped import QueuedGeneration
 from engine.protocol import Done, Failed, Frame, TextDelta
 
 pytestmark = pytest.mark.anyio

@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine.backends.queries import new_query, new_samples, new_segments
+from engine.backends.prepare.preparer import new_segments
+from engine.backends.queries import new_query, new_samples
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries

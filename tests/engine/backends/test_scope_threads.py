@@ -29,7 +29,7 @@ def test_a_scope_with_much_work_leaves_a_thread_to_others() -> None:
         goes_on.set()
         assert await asyncio.gather(*many) == [True] * 8
         await asyncio.sleep(0)
-        assert not threads._lines
+        assert not threads._locks
         threads.close()
 
     asyncio.run(run())
@@ -59,7 +59,7 @@ def test_work_whose_client_left_keeps_its_turn_until_it_ends() -> None:
         await asyncio.wait_for(last, SECONDS)
         assert order == ["first", "last"]
         await asyncio.sleep(0)
-        assert not threads._lines
+        assert not threads._locks
         threads.close()
 
     asyncio.run(run())

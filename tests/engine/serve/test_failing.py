@@ -12,12 +12,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from engine.backends.external.mirror import MirrorPool
+from engine.backends.external import MirrorPool
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.directive import LOSSES, CoreStats
 from engine.backends.vllm.loop import VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
-from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import ManualClock
 from engine.metrics import render
@@ -96,10 +95,12 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
     """vLLM's loop, of its own parts, over nothing that computes."""
     pool = MirrorPool(8, 16)
     cache = HeldCache(pool, HeldEntries(pool, ttl_scale=1), ChainHasher(bytes(32), 16))
-    turns = Turns(cache, StepCounts(), max_leased_blocks=4)
-    lifecycle = Lifecycle(
+    core = VllmCore(llm, 100, takes_seeds=True, is_owner=True)
+    running = asyncio.get_running_loop()
+    loop = VllmLoop(core, StepCounts(), cache, clock, running, supervisor, max_leased_blocks=4)
+    loop.lifecycle = Lifecycle(
         cache,
-        turns,
+        loop,
         Books(),
         clock,
         epoch="e",
@@ -107,8 +108,7 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
         max_context_tokens=64,
         publish=lambda events: None,
     )
-    core = VllmCore(llm, 100, takes_seeds=True, is_owner=True)
-    return VllmLoop(core, cache, turns, lifecycle, clock, asyncio.get_running_loop(), supervisor)
+    return loop
 
 
 @pytest.mark.anyio

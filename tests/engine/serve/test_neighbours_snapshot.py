@@ -4,7 +4,7 @@ import msgspec
 
 from engine.backends.reports import MAX_NAMES_A_STEP, SnapshotScan
 from engine.protocol import ChainHeld, HeldName, Snapshot
-from engine.serve.lines import NAMES_A_PIECE, snapshot_pieces
+from engine.serve.server import NAMES_A_PIECE, snapshot_pieces
 from tests.engine.schedule.harness import Harness
 
 NAMES_OF_BLOCK = 16

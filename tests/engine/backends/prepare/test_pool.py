@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine.backends.prepare.pool import PreparePool, scope_of
+from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Refused, Stopped
 from engine.errors import Overloaded, PromptTooLong, SchemaRefused, TooCostly
 from engine.text.rendered import KnownDays
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 class Worker:
     """Holds each body until it is let go; `log` has the scopes in the order of their turns."""
 
-    def __init__(self, log: list[bytes], gates: dict[bytes, asyncio.Event]) -> None:
+    def __init__(self, log: list[str], gates: dict[str, asyncio.Event]) -> None:
         self._log = log
         self._gates = gates
         self.num_recovered = 0
@@ -26,14 +26,14 @@ class Worker:
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         assert not self.is_busy, "two requests at once"
         self.is_busy = True
-        self._log.append(scope_of(body))
+        self._log.append(body.decode().partition(" ")[0])
         if b"costly" in body:
             self.is_busy = False
             raise TooCostly("time")
         if b"broken" in body:
             self.is_busy = False
             raise OSError("too many open files")
-        await self._gates[scope_of(body)].wait()
+        await self._gates[body.decode().partition(" ")[0]].wait()
         self.is_busy = False
         return Stopped()
 
@@ -47,8 +47,8 @@ class Worker:
 
 class Bench:
     def __init__(self, max_workers: int, max_waiting: int = 100, wait_seconds: float = 60) -> None:
-        self.log: list[bytes] = []
-        self.gates = {name: asyncio.Event() for name in (b"a", b"b", b"c")}
+        self.log: list[str] = []
+        self.gates = {name: asyncio.Event() for name in ("a", "b", "c")}
         self.workers: list[Worker] = []
         self.pool = PreparePool(
             self._new, max_workers=max_workers, max_waiting=max_waiting, wait_seconds=wait_seconds
@@ -59,8 +59,7 @@ class Bench:
         return self.workers[-1]
 
     def send(self, scope: str, more: str = "") -> "asyncio.Task[Answer]":
-        body = f'{{"request_id":"r","scope":"{scope}","more":"{more}"}}'.encode()
-        return asyncio.ensure_future(self.pool.run(GENERATE, body))
+        return asyncio.ensure_future(self.pool.run(GENERATE, f"{scope} {more}".encode(), scope))
 
     async def settle(self) -> None:
         for _ in range(10):
@@ -84,25 +83,25 @@ async def test_scopes_take_turns_whatever_one_of_them_has_waiting() -> None:
         for gate in b.gates.values():
             gate.set()
         await asyncio.gather(*tasks)
-        assert b.log == [b"a", b"a", b"b", b"a", b"b", b"a", b"a", b"a"]
+        assert b.log == ["a", "a", "b", "a", "b", "a", "a", "a"]
 
 
 async def test_one_scope_never_has_the_last_worker() -> None:
     async with bench(3) as b:
         held = [b.send("a") for _ in range(10)]
         await b.settle()
-        assert b.log == [b"a", b"a"]
-        b.gates[b"b"].set()
+        assert b.log == ["a", "a"]
+        b.gates["b"].set()
         await b.send("b")
-        assert b.log == [b"a", b"a", b"b"] and b.pool.num_waiting == 8
-        b.gates[b"a"].set()
+        assert b.log == ["a", "a", "b"] and b.pool.num_waiting == 8
+        b.gates["a"].set()
         await asyncio.gather(*held)
         assert len(b.workers) == 3
 
 
 async def test_a_worker_that_fails_in_a_way_that_nobody_expects_is_free_again() -> None:
     async with bench(1) as b:
-        b.gates[b"b"].set()
+        b.gates["b"].set()
         for more in ("broken", "held"):
             task = b.send("a", more)
             await b.settle()
@@ -117,10 +116,10 @@ async def test_a_request_that_is_given_up_while_it_waits_costs_no_worker() -> No
         first, second, third = b.send("a"), b.send("b"), b.send("c")
         await b.settle()
         second.cancel()
-        b.gates[b"a"].set()
-        b.gates[b"c"].set()
+        b.gates["a"].set()
+        b.gates["c"].set()
         await asyncio.gather(first, third)
-        assert b.log == [b"a", b"c"] and b.pool.num_waiting == 0
+        assert b.log == ["a", "c"] and b.pool.num_waiting == 0
         assert second.cancelled()
 
 
@@ -129,7 +128,7 @@ async def test_a_request_that_is_given_up_at_work_frees_its_worker_for_the_next(
         first, second = b.send("a"), b.send("b")
         await b.settle()
         first.cancel()
-        b.gates[b"b"].set()
+        b.gates["b"].set()
         await second
         assert first.cancelled() and b.workers[0].num_recovered == 1
 
@@ -138,10 +137,10 @@ async def test_a_request_that_is_cancelled_as_it_gets_its_worker_gives_it_back()
     async with bench(1) as b:
         first, second, third = b.send("a"), b.send("b"), b.send("c")
         await b.settle()
-        b.gates[b"a"].set()
+        b.gates["a"].set()
         await first
         second.cancel()  # it has been granted the worker, and has not run since
-        b.gates[b"c"].set()
+        b.gates["c"].set()
         await asyncio.wait_for(third, 180)
 
 
@@ -165,9 +164,9 @@ async def test_who_waits_too_long_is_refused_as_overloaded() -> None:
         await b.settle()
         with pytest.raises(Overloaded):
             await b.send("b")
-        b.gates[b"a"].set()
+        b.gates["a"].set()
         await held
-        b.gates[b"b"].set()
+        b.gates["b"].set()
         await b.send("b")
 
 
@@ -175,7 +174,7 @@ async def test_a_request_that_is_too_costly_leaves_its_worker_to_the_next() -> N
     async with bench(1) as b:
         with pytest.raises(TooCostly):
             await b.send("a", "costly")
-        b.gates[b"b"].set()
+        b.gates["b"].set()
         await b.send("b")
 
 
@@ -194,5 +193,5 @@ async def test_a_workers_refusal_is_the_error_it_was(refused: Refused, kind: typ
 
     pool = PreparePool(lambda: Refusing([], {}), max_workers=1, max_waiting=1, wait_seconds=1)
     with pytest.raises(kind) as error:
-        await pool.run(GENERATE, b"{}")
+        await pool.run(GENERATE, b"{}", "a")
     assert (str(error.value), error.value.is_public) == (refused.message, refused.is_public)

@@ -12,7 +12,7 @@ import pytest
 
 from engine.backends.prepare.prepared import Refused, RequestLimits
 from engine.backends.prepare.preparer import Preparer
-from engine.backends.prepare.schemas import check_schemas, depth_of
+from engine.backends.prepare.schemas import check_schemas
 from engine.errors import SchemaRefused
 from engine.protocol import Description, GenerateRequest, Message, Prompt, Sampling, TextPart
 from engine.settings import DEMO_MODEL
@@ -158,16 +158,6 @@ def test_a_pattern_of_very_many_repetitions_costs_little(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
 
 
-def test_patterns_that_people_write_are_compiled(renderer: ChatRenderer) -> None:
-    for pattern in (
-        r"^\d{5}(-\d{4})?$",
-        r"^[\p{L}\p{M}' -]{1,100}$",
-        "^[a-z]{5,2000}$",
-        r"\S+@\S+",
-    ):
-        renderer.parser(request_of(with_pattern(pattern)))
-
-
 @pytest.mark.parametrize("seconds, is_refused", [(0.0, True), (60.0, False)])
 def test_a_grammar_that_takes_long_to_compile_is_refused(
     renderer: ChatRenderer, seconds: float, is_refused: bool
@@ -188,7 +178,3 @@ def test_a_grammar_that_takes_long_to_compile_is_refused(
     assert isinstance(answer, Refused) == is_refused
     if isinstance(answer, Refused):
         assert "0 seconds to compile" in str(answer)
-
-
-def test_depth_counts_objects_and_lists() -> None:
-    assert [depth_of(value) for value in (1, {}, [[]], {"a": [1, {"b": 2}]})] == [0, 1, 2, 3]

@@ -20,10 +20,10 @@ import pytest
 
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
-from engine.backends.prepare import composition, session_days
-from engine.backends.prepare.composition import chat_worker
+from engine.backends.prepare import pool as preparation
+from engine.backends.prepare import session_days
 from engine.backends.prepare.pool import PreparePool
-from engine.backends.prepare.renderers import chat_renderer
+from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import ManualClock
@@ -147,7 +147,7 @@ async def engine(
         today=lambda: made.today,
     )
     made = Engine(backend)
-    with patch.multiple(composition, PREPARE_SECONDS=60.0, WAIT_SECONDS=60.0):
+    with patch.multiple(preparation, PREPARE_SECONDS=60.0, WAIT_SECONDS=60.0):
         await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     prompt = Prompt([Message("user", [TextPart("q")])], system=[TextPart(SYSTEM)])
     dated = chat_renderer(chat_worker(settings))
@@ -201,16 +201,6 @@ async def test_after_its_lease_a_prefix_is_written_with_the_new_day(tmp_path: Pa
         assert first.usage.prompt_tokens - late.usage.prompt_tokens == 30
 
 
-async def test_another_scope_has_a_day_of_its_own(tmp_path: Path) -> None:
-    async with engine(tmp_path) as made:
-        await made.ask("Where is it?")
-        made.today = NEW
-        assert (await made.days(), await made.days(OTHER)) == (31, 1)
-        other = await made.ask("Where is it?", scope=OTHER)
-        assert not other.usage.cache_read_tokens
-        assert (await made.days(), await made.days(OTHER)) == (31, 1)
-
-
 async def test_an_entry_with_a_longer_lifetime_of_its_own_keeps_its_day(tmp_path: Path) -> None:
     async with engine(tmp_path) as made:
         point = Breakpoint(0, "1h", seconds=5 * HOUR)
@@ -229,13 +219,6 @@ async def test_a_fixed_day_is_the_day_of_every_prompt(
         assert await made.days() == expected
         made.today = NEW
         assert await made.days() == expected
-
-
-async def test_today_is_the_day_of_the_render(tmp_path: Path) -> None:
-    async with engine(tmp_path, template_date="today") as made:
-        made.today = OLD
-        before = date.today().day
-        assert await made.days() in (before, date.today().day)
 
 
 async def test_segments_that_end_within_a_token_are_told_where_they_are_marked(
@@ -261,7 +244,7 @@ class Days:
         self.today = OLD
         self.memory = SessionDays(self.clock, lambda: self.today, seconds=HOUR)
 
-    def use(self, beginning: bytes, scope: bytes = b"s", seconds: float = 0.0) -> None:
+    def use(self, beginning: bytes, scope: str = "s", seconds: float = 0.0) -> None:
         day = self.memory.known(scope).day_of(beginning)
         self.memory.note(scope, DatedBeginning(beginning, day), seconds)
 
@@ -269,9 +252,9 @@ class Days:
 async def test_of_two_first_uses_at_midnight_the_first_decides() -> None:
     days = Days()
     for day in ("2026-01-31", "2026-02-01"):
-        days.memory.note(b"s", DatedBeginning(b"b", day))
+        days.memory.note("s", DatedBeginning(b"b", day))
     days.today = NEW
-    assert days.memory.known(b"s").day_of(b"b") == "2026-01-31"
+    assert days.memory.known("s").day_of(b"b") == "2026-01-31"
 
 
 async def test_what_is_remembered_is_bounded_by_scope_and_in_all(
@@ -283,24 +266,14 @@ async def test_what_is_remembered_is_bounded_by_scope_and_in_all(
     for index in range(9):
         days.use(b"%d" % index)
         days.use(b"0")
-    days.use(b"other", b"t")
+    days.use(b"other", "t")
     days.today = NEW
-    assert set(days.memory.known(b"s").earlier) == {b"0", b"6", b"7", b"8"}
-    assert set(days.memory.known(b"t").earlier) == {b"other"}
+    assert set(days.memory.known("s").earlier) == {b"0", b"6", b"7", b"8"}
+    assert set(days.memory.known("t").earlier) == {b"other"}
     for index in range(50):
-        days.use(b"b", b"scope %d" % index)
+        days.use(b"b", f"scope {index}")
     assert len(days.memory) == 10
-    assert not days.memory.known(b"s").earlier
-
-
-async def test_only_beginnings_of_another_day_are_told_to_workers() -> None:
-    days = Days()
-    days.use(b"b")
-    assert days.memory.known(b"s") == KnownDays("2026-01-31")
-    days.today = NEW
-    assert days.memory.known(b"s") == KnownDays("2026-02-01", {b"b": "2026-01-31"})
-    days.clock.advance(HOUR)
-    assert days.memory.known(b"s") == KnownDays("2026-02-01")
+    assert not days.memory.known("s").earlier
 
 
 async def test_a_beginning_is_the_scopes_tools_and_system_prompt() -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
-from engine.backends.prepare import composition
-from engine.backends.prepare.composition import chat_worker
-from engine.backends.prepare.process import WorkerProcess
+from engine.backends.prepare import pool as preparation
+from engine.backends.prepare.pool import WorkerProcess
+from engine.backends.prepare.renderers import chat_worker
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import MonotonicClock
 from engine.errors import InvalidRequest, PromptTooLong, SchemaRefused, TooCostly
@@ -112,7 +112,7 @@ def load(settings: Settings, context: int, longest: int) -> Parts:
 async def backend(
     *, context: int = 1 << 20, longest: int = 93, workers: int = 2, **bounds: Any
 ) -> AsyncIterator[LoopedBackend]:
-    """`bounds` are constants of `composition`."""
+    """`bounds` are constants of `preparation`."""
     settings = Settings.model_validate(
         {"secret": "s" * 16, "model": DEMO_MODEL, "prepare_workers": workers}
     )
@@ -123,7 +123,7 @@ async def backend(
         lambda settings, _progress: load(settings, context, longest),
         crashes.append,
     )
-    with patch.multiple(composition, **bounds) if bounds else nullcontext():
+    with patch.multiple(preparation, **bounds) if bounds else nullcontext():
         await asyncio.to_thread(made.load, lambda _stage, _fraction: None)
     try:
         yield made

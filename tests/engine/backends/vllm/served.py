@@ -60,7 +60,7 @@ async def main(model: str) -> dict[str, Any]:
     async for output in llm.generate(prompt, reader, "id-2"):
         seen["cached_tokens"] = output.num_cached_tokens
     seen["reader"] = await call(directive.REPORT, "reader")
-    seen["idle"] = await call(directive.STATS)
+    seen["idle"] = await call(directive.CORE_STATS)
     seen["metrics"] = {
         sample.name: sample.value
         for family in REGISTRY.collect()
@@ -68,7 +68,7 @@ async def main(model: str) -> dict[str, Any]:
         if sample.name.startswith("vllm:holdfast")
     }
     seen["released"] = await call(directive.RELEASE, ["entry"])
-    seen["after"] = await call(directive.STATS)
+    seen["after"] = await call(directive.CORE_STATS)
     seen["was_reset"] = await llm.reset_prefix_cache()
     llm.shutdown()
     return seen

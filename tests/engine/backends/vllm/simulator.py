@@ -29,8 +29,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from engine.backends.vllm.directive import PARAM_KEY, HoldStats, Report
-from engine.backends.vllm.utilities import find_connector
+from engine.backends.vllm.connector import find_connector
+from engine.backends.vllm.directive import PARAM_KEY, Report
 
 BLOCK = 16
 TOKEN = "token-of-the-tests"
@@ -232,11 +232,11 @@ class Simulator:
         assert report is not None
         return report
 
-    def stats(self) -> HoldStats:
-        return self.leases.stats()
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(**{"sacrificed": 0, "denied": 0, **self.leases.figures()})
 
     def states(self) -> dict[str, str]:
-        return {held.key: held.state for held in self.leases.holds()}
+        return {key: self.leases.state(key) for key in list(self.leases._holds)}
 
     def losses(self) -> dict[str, str]:
         return {loss.key: loss.reason for loss in self.leases.take_losses()}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.backends.vllm.layers import check_layers, kv_bytes
+from engine.backends.vllm.backend import kv_bytes
+from engine.backends.vllm.internals import check_layers
 
 LLAMA = {
     "num_hidden_layers": 32,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.backends.external.mirror import MirrorPool
+from engine.backends.external import MirrorPool
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, LossReason, Report
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher

@@ -80,4 +80,4 @@ def test_what_was_kept_continues_with_the_same_tokens(engine: Engine) -> None:
     plain = engine.run("plain", [*PREFIX[:320], 5])
     assert plain.num_cached_tokens == 0
     assert plain.outputs[0].token_ids == inner.outputs[0].token_ids
-    assert engine.call(directive.STATS)["num_leases"] == 0
+    assert engine.call(directive.CORE_STATS)["leased_blocks"] == 0

@@ -135,13 +135,6 @@ class Machine(RuleBasedStateMachine):
             self.sim.leases.release([key])
             self.owed.pop(key, None)
 
-    @rule(data=st.data())
-    def refresh(self, data: st.DataObject) -> None:
-        if keys := sorted(self.prompts):
-            self.time += 1
-            self.sim.leases.refresh({data.draw(st.sampled_from(keys)): self.time})
-            self.take_losses()
-
     @rule(is_forced=st.booleans(), dice=st.integers(1, 6))
     def reset(self, is_forced: bool, dice: int) -> None:
         """Seldom, since little is left to go wrong afterwards."""
@@ -156,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         block_ids = sorted(self.sim.leases._lease_refs) or [1]
         block_id = data.draw(st.sampled_from(block_ids))
         self.sim.scheduler.kv_cache_manager.evict_blocks({block_id})
-        self.sim.leases.holds()
+        self.sim.states()
         self.take_losses()
 
     def take_losses(self) -> None:
@@ -199,11 +192,12 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "sim"):
             return
         coordinator = self.sim.scheduler.kv_cache_manager.coordinator
-        for held in self.sim.leases.holds():
-            if held.state == "leased":
-                request = self.sim.make_request("probe", self.prompts[held.key], scope=held.key[0])
-                hashes = request.block_hashes[: held.tokens // BLOCK]
-                assert coordinator.find_longest_cache_hit(hashes, held.tokens)[1] == held.tokens
+        for key, state in self.sim.states().items():
+            if state == "leased":
+                tokens = self.sim.leases._holds[key].tokens
+                request = self.sim.make_request("probe", self.prompts[key], scope=key[0])
+                hashes = request.block_hashes[: tokens // BLOCK]
+                assert coordinator.find_longest_cache_hit(hashes, tokens)[1] == tokens
 
     def teardown(self) -> None:
         if hasattr(self, "sim"):

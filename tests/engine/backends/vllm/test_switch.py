@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
-from engine.backends.vllm.leases import LeaseManager
+from engine.backends.vllm.leases import LeaseManager, Watches
 from engine.backends.vllm.requests import RequestTracker
 from engine.backends.vllm.switch import SwitchedOff
-from engine.backends.vllm.watches import Watches
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 
 PREFIX = tokens_of("prefix", 400)
@@ -23,7 +22,7 @@ PARTS = {"tracker": RequestTracker, "leases": LeaseManager, "watches": Watches}
 ASKED = {
     "tracker": {"bind", "report"},
     "leases": {
-        *("release", "unlease", "refresh", "state", "holds", "take_losses", "stats"),
+        *("release", "unlease", "state", "take_losses"),
         *("block_states", "abandon", "check"),
     },
     "watches": {"take_losses"},

@@ -5,7 +5,7 @@ has sent, and the server's own count of reused tokens decides what was read. An 
 was reused than it has is over: its content was evicted, and the request writes it anew.
 """
 
-from engine.backends.external.mirror import MirrorCache, MirrorPool
+from engine.backends.external import MirrorCache, MirrorPool
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries

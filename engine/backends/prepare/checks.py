@@ -1,0 +1,186 @@
+"""What one request may ask for: checked before anything that costs more than reading it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.backends.prepare.prepared import RequestLimits
+from engine.backends.prepare.schemas import check_schemas
+from engine.errors import InvalidRequest, PromptTooLong, Unsupported
+from engine.protocol import (
+    MAX_BREAKPOINTS,
+    MAX_LOGPROBS,
+    MAX_NAMES,
+    MAX_RECORD_BYTES,
+    Capability,
+    Description,
+    GenerateRequest,
+    Prompt,
+    ToolUsePart,
+)
+
+MAX_CHOICES = 16
+
+
+def check_request(request: GenerateRequest, description: Description) -> None:
+    """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later."""
+    check_prompt(request.prompt)
+    num_segments, sampling = request.prompt.num_segments, request.sampling
+    for field, segments in (
+        ("breakpoints", [point.segment for point in request.breakpoints]),
+        ("names", [name.segment for name in request.names]),
+    ):
+        for index, segment in enumerate(segments):
+            if not 0 <= segment < num_segments:
+                raise InvalidRequest(f"{field}[{index}].segment: no such segment")
+    checks = (
+        (request.request_id != "", "request_id: must not be empty"),
+        (request.scope != "", "scope: must not be empty"),
+        (num_segments > 0, "prompt: must not be empty"),
+        (len(request.breakpoints) <= MAX_BREAKPOINTS, "breakpoints: at most 4"),
+        (len(request.names) <= MAX_NAMES, f"names: at most {MAX_NAMES}"),
+        (
+            len(request.record.encode()) <= MAX_RECORD_BYTES,
+            f"record: at most {MAX_RECORD_BYTES} bytes",
+        ),
+        (0 <= request.age_seconds < 86_400, "age_seconds: must be 0 to 86,400"),
+        ((sampling.max_tokens or 0) >= 0, "sampling.max_tokens: must not be negative"),
+        (0 <= (sampling.temperature or 0) <= 2, "sampling.temperature: must be 0 to 2"),
+        (
+            sampling.top_p is None or 0 < sampling.top_p <= 1,
+            "sampling.top_p: must be above 0 and at most 1",
+        ),
+        ((sampling.top_k or 0) >= 0, "sampling.top_k: must not be negative"),
+        (
+            1 <= sampling.num_choices <= MAX_CHOICES,
+            f"sampling.num_choices: must be 1 to {MAX_CHOICES}",
+        ),
+        (
+            0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS,
+            f"sampling.logprobs: must be 0 to {MAX_LOGPROBS}",
+        ),
+        (
+            sampling.num_choices == 1 or sampling.max_tokens != 0,
+            "sampling.num_choices: must be 1 where max_tokens is 0",
+        ),
+        ((request.min_cache_tokens or 0) >= 0, "min_cache_tokens"),
+        (
+            all(point.seconds is None or point.seconds > 0 for point in request.breakpoints),
+            "breakpoints.seconds: must be above 0",
+        ),
+        (0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
+    )
+    for is_good, message in checks:
+        if not is_good:
+            raise InvalidRequest(message)
+    needed: dict[Capability, bool] = {
+        "multiple_choices": sampling.num_choices > 1,
+        "tools": bool(request.prompt.callable_tools),
+        "forced_tools": request.tool_choice.mode in ("any", "tool"),
+        "structured_output": request.output_schema is not None,
+        "thinking": request.thinking,
+        "penalties": sampling.has_penalties,
+        "logprobs": sampling.logprobs is not None,
+    }
+    for capability, is_needed in needed.items():
+        if is_needed and capability not in description.capabilities:
+            raise Unsupported(f"this engine does not declare the capability {capability!r}")
+    if "own_template" not in description.capabilities:
+        _check_for_server(request)
+    _check_tool_choice(request)
+
+
+def _check_for_server(request: GenerateRequest) -> None:
+    """Raise Unsupported for what a server that renders its prompts itself can't be told."""
+    messages = request.prompt.messages
+    checks = (
+        (request.prompt.text is not None, "prompt.text: a raw prompt"),
+        (
+            bool(messages) and messages[-1].role == "assistant",
+            "messages: a last message of the assistant, to be continued,",
+        ),
+        (request.sampling.ignore_eos, "ignore_eos"),
+    )
+    for is_asked, what in checks:
+        if is_asked:
+            raise Unsupported(
+                f"{what} is not supported: the model's server renders its own prompts"
+            )
+
+
+def _check_tool_choice(request: GenerateRequest) -> None:
+    choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
+    if choice.mode in ("any", "tool") and not names:
+        raise InvalidRequest("tool_choice: there are no tools to choose from")
+    if choice.names and choice.mode != "any":
+        raise InvalidRequest("tool_choice.names: only for mode `any`")
+    if not names.issuperset(choice.names):
+        raise InvalidRequest("tool_choice.names: no such tool")
+    if choice.mode == "tool" and choice.name not in names:
+        raise InvalidRequest("tool_choice.name: no such tool")
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once."""
+    if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
+        raise InvalidRequest("prompt.text: excludes messages, tools and system")
+
+
+def check_size(prompt: Prompt, limits: RequestLimits) -> None:
+    """Raises InvalidRequest for more segments than an engine takes."""
+    if prompt.num_segments + len(prompt.named_tools) > limits.segments:
+        raise InvalidRequest(f"prompt: at most {limits.segments} tools, blocks and parts")
+
+
+def check_length(prompt: Prompt, description: Description) -> None:
+    """Raises PromptTooLong where even the longest token would not bring the text into the context.
+
+    `longest_token_bytes` 0 means that the tokenizer gives no such bound.
+    """
+    longest = description.longest_token_bytes
+    if not longest:
+        return
+    num_bytes = sum(len(text.encode()) for text in _texts(prompt))
+    room = description.max_context_tokens - 1
+    if num_bytes > room * longest:
+        raise PromptTooLong(-(-num_bytes // longest), room)
+
+
+def check_demand(request: GenerateRequest, limits: RequestLimits) -> None:
+    """Raises InvalidRequest for too many or too long stop strings, and for schemas beyond bounds.
+
+    Only schemas that the output must keep to are bounded here: others are text of the prompt.
+    """
+    stops = request.sampling.stop_sequences
+    if len(stops) > limits.stops:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stops}")
+    if sum(len(stop.encode()) for stop in stops) > limits.stop_bytes:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stop_bytes} bytes together")
+    check_schemas(_schemas(request), limits)
+
+
+def check_strict(request: GenerateRequest, limits: RequestLimits) -> None:
+    """Raises SchemaRefused where the strict tools' schemas are beyond the same bounds."""
+    tools = request.prompt.callable_tools
+    strict = [(f"tool `{tool.name}`", tool.input_schema) for tool in tools if tool.strict]
+    check_schemas(strict, limits)
+
+
+def _texts(prompt: Prompt) -> Iterator[str]:
+    """What a client wrote as text; of objects nothing, since a template may write them shorter."""
+    if prompt.text is not None:
+        yield prompt.text
+    yield from (block.text for block in prompt.system)
+    for message in prompt.messages:
+        yield from (part.text for part in message.parts if not isinstance(part, ToolUsePart))
+
+
+def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that bind the output, each with the field that it stands in."""
+    choice = request.tool_choice
+    is_forced = choice.mode in ("any", "tool")
+    if is_forced or (request.output_schema is not None and choice.mode == "auto"):
+        for index, tool in enumerate(request.prompt.callable_tools):
+            if choice.allows(tool.name):
+                yield f"tools[{index}].input_schema", tool.input_schema
+    if request.output_schema is not None:
+        yield "output_schema", request.output_schema
