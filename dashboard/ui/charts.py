@@ -4,16 +4,14 @@ Neighbours in a stack differ in lightness too, for readers with a colour vision 
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
-from dashboard.ui.axes import Times, amounts
-
 Theme = Literal["light", "dark"]
 Palette = dict[str, str]
+X = TypeVar("X", alt.X, alt.Y)
 Row = Mapping[str, Any]
 """Values by column: a title that a table shows, or a field that a chart draws."""
 Rows = Sequence[Row]
@@ -85,6 +83,7 @@ BAR_HEIGHT = 34
 """Pixels that one bar of a bar chart takes."""
 SHARES = alt.Scale(domain=[0, 1], nice=False)
 """The scale of an axis of shares, from none to all."""
+ZERO = alt.Scale(zero=True)
 FROM = alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc")
 
 
@@ -137,22 +136,33 @@ def styled(drawn: Any, theme: Theme) -> Any:
     )
 
 
-def moment(field: str, span: Times) -> alt.X:
+def moment(since_ms: int, until_ms: int) -> alt.X:
     """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range."""
-    axis = alt.Axis(
-        grid=False,
-        values=[_utc(tick) for tick in span.ticks],
-        format=span.form,
-        labelOverlap=True,
-        title="Time (UTC)",
-    )
-    ends = [_utc(span.since), _utc(span.until)]
-    return alt.X(f"{field}:T", axis=axis, scale=alt.Scale(type="utc", domain=ends, nice=False))
+    days = (until_ms - since_ms) / 86_400_000
+    forms = {0.01: "%H:%M:%S", 1.5: "%H:%M", 5: "%d %b %H:%M", 300: "%d %b"}
+    form = next((form for most, form in forms.items() if days <= most), "%b %Y")
+    axis = alt.Axis(grid=False, tickCount=6, format=form, labelOverlap=True, title="Time (UTC)")
+    ends = alt.Scale(type="utc", domain=[since_ms, until_ms], nice=False)
+    return alt.X("start:T", axis=axis, scale=ends)
 
 
-def _utc(each: datetime) -> alt.DateTime:
-    day = {"year": each.year, "month": each.month, "date": each.day}
-    return alt.DateTime(**day, hours=each.hour, minutes=each.minute, seconds=each.second, utc=True)
+def amounts(unit: str = "", *, whole: bool = False) -> alt.Axis:
+    """Labels of a linear axis: 0.05, 500, 20k; Vega's own forms write $300m for 30 cents.
+
+    `whole`: there are no halves of what is counted.
+    """
+    small, large = f"{unit},.4~r", f"{unit}~s"
+    told = f"format(datum.value, abs(datum.value) < 1000 ? '{small}' : '{large}')"
+    told = f"datum.value == 0 ? '{unit}0' : {told}"
+    return alt.Axis(labelExpr=told, tickCount=5, tickMinStep=1 if whole else alt.Undefined)
+
+
+def decades(channel: type[X], field: str, title: str) -> X:
+    """A logarithmic axis with 1 and 3 of each power of ten."""
+    ticks = [round(10.0**power * step, 12) for power in range(-6, 9) for step in (1, 3)]
+    told = "format(datum.value, datum.value < 1000 ? '~r' : '~s')"
+    axis = alt.Axis(values=ticks, labelExpr=told)
+    return channel(field, title=title, scale=alt.Scale(type="log"), axis=axis)
 
 
 def per_bucket(bucket_seconds: int) -> str:
@@ -165,7 +175,7 @@ def per_bucket(bucket_seconds: int) -> str:
 
 
 def bars_over_time(
-    rows: Rows, colours: Palette, *, title: str, span: Times, unit: str = "", height: int
+    rows: Rows, colours: Palette, *, title: str, x: alt.X, unit: str = "", height: int
 ) -> alt.Chart:
     """Rectangles from `bottom` to `top`, one for each interval and class; a pause is a gap.
 
@@ -173,15 +183,14 @@ def bars_over_time(
     note on an interval that the range cuts. It is drawn paler, as it looks low without being so.
     `unit` is `$`, or empty for what is counted.
     """
-    axis = amounts((row["top"] for row in rows), unit=unit, whole=not unit)
     drawn: alt.Chart = (
         # A rectangle of no height is no mark.
         alt.Chart(frame([row for row in rows if row["top"] != row["bottom"]]))
         .mark_rect(strokeWidth=0)
         .encode(
-            x=moment("start", span),
+            x=x,
             x2=alt.X2("end:T"),
-            y=alt.Y("bottom:Q", title=title, scale=axis.scale(), axis=axis.axis()),
+            y=alt.Y("bottom:Q", title=title, scale=ZERO, axis=amounts(unit, whole=not unit)),
             y2=alt.Y2("top:Q"),
             color=colour("class:N", colours, 2 if len(colours) > 2 else 0, sort=None),
             opacity=alt.condition("datum.part != ''", alt.value(0.55), alt.value(1)),

@@ -7,7 +7,6 @@ import streamlit as st
 
 from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
-from dashboard.ui.axes import PLAIN_LABEL, SHORT_LABEL, Times, amounts, decades, times
 from dashboard.ui.charts import Palette, Row, Rows
 from dashboard.ui.filters import Selection
 from gateway.admin.structs.usage import Latency, LatencyCell, LatencySamples, Percentiles
@@ -53,7 +52,7 @@ def draw(view: View, chosen: Selection) -> None:
         return
     parts.heading("Time to first token against prompt length", "sampled_first_token")
     draw_scatter(view)
-    span = times(view.samples.since_ms, view.samples.until_ms)
+    x = charts.moment(view.samples.since_ms, view.samples.until_ms)
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("Over time", "first_token_seconds")
@@ -65,11 +64,11 @@ def draw(view: View, chosen: Selection) -> None:
             for row in _point(point.start_ms, kind, side.p50, side.p95)
         ]
         title = "Time to first token (seconds)"
-        drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, span, is_log=True)
+        drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, x, is_log=True)
         told = f"Median and 95th percentile in {len(series)} intervals, hits and misses."
         parts.chart(drawn, "percentiles", told)
     with right:
-        draw_overhead(view.samples, span)
+        draw_overhead(view.samples, x)
     parts.heading("By prompt length", "first_token_seconds")
     alt_text = "Times to first token by prompt length, hits and misses side by side."
     parts.table(latency_table(view.latency), "latency", alt_text)
@@ -152,24 +151,12 @@ def draw_scatter(view: View) -> None:
         }
         for each in samples[:: -(-len(samples) // MAX_DOTS) or 1]
     ]
-    prompts = decades(row["prompt"] for row in rows)
-    seconds = decades(row["seconds"] for row in rows)
     drawn = (
         alt.Chart(charts.frame(rows))
         .mark_circle(size=34, opacity=0.6)
         .encode(
-            x=alt.X(
-                "prompt:Q",
-                title="Prompt length (tokens)",
-                scale=prompts.scale(),
-                axis=alt.Axis(values=prompts.ticks, labelExpr=SHORT_LABEL),
-            ),
-            y=alt.Y(
-                "seconds:Q",
-                title="Time to first token (seconds)",
-                scale=seconds.scale(),
-                axis=alt.Axis(values=seconds.ticks, labelExpr=PLAIN_LABEL),
-            ),
+            x=charts.decades(alt.X, "prompt:Q", "Prompt length (tokens)"),
+            y=charts.decades(alt.Y, "seconds:Q", "Time to first token (seconds)"),
             color=charts.colour("kind:N", charts.HITS[viewer.theme()]),
             tooltip=[
                 *charts.tips("kind:N=Read from cache", "prompt:Q=Prompt tokens|,"),
@@ -197,7 +184,7 @@ def _point(start_ms: int, kind: str, p50: float | None, p95: float | None) -> li
     ]
 
 
-def draw_overhead(samples: LatencySamples, span: Times) -> None:
+def draw_overhead(samples: LatencySamples, x: alt.X) -> None:
     parts.heading("Gateway overhead", "overhead_seconds")
     found = samples.overhead
     if not found:
@@ -210,27 +197,25 @@ def draw_overhead(samples: LatencySamples, span: Times) -> None:
     ]
     colours = {"Gateway": charts.PLAIN[viewer.theme()]}
     title = "Added by the gateway (milliseconds)"
-    drawn = lines_over_time(rows, colours, title, span, is_log=False)
+    drawn = lines_over_time(rows, colours, title, x, is_log=False)
     low, high = min(each.p50 for each in found), max(each.p50 for each in found)
     told = f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}."
     parts.chart(drawn, "overhead", told)
 
 
-def lines_over_time(rows: Rows, colours: Palette, title: str, span: Times, *, is_log: bool) -> Any:
+def lines_over_time(rows: Rows, colours: Palette, title: str, x: alt.X, *, is_log: bool) -> Any:
     """Lines by kind (colour) and percentile (dash), with a dot where only one point is.
 
     The dots are a layer of their own: with the lines' own points the legend shows no dashes.
     """
-    values = [row["value"] for row in rows]
-    ticks, linear = decades(values), amounts(values)
-    scale, axis = linear.scale(), linear.axis()
+    y = alt.Y("value:Q", title=title, scale=charts.ZERO, axis=charts.amounts())
     if is_log:
-        scale, axis = ticks.scale(), alt.Axis(values=ticks.ticks, labelExpr=PLAIN_LABEL)
+        y = charts.decades(alt.Y, "value:Q", title)
     only = next(iter(colours.values()))
     is_one = len(colours) == 1
     drawn = alt.Chart(charts.frame(rows)).encode(
-        x=charts.moment("start", span),
-        y=alt.Y("value:Q", title=title, scale=scale, axis=axis),
+        x=x,
+        y=y,
         color=alt.value(only) if is_one else charts.colour("kind:N", colours),
         tooltip=[
             charts.FROM,

@@ -8,7 +8,6 @@ import streamlit as st
 
 from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
-from dashboard.ui.axes import amounts
 from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
 from dashboard.views.fleet import foreign_share, in_use_share
@@ -287,12 +286,11 @@ def draw_endings(name: str, counters: Counters) -> None:
         if count
     ]
     colours = charts.MONEY[viewer.theme()]
-    axis = amounts(found.values(), whole=True)
     drawn = (
         alt.Chart(charts.frame(rows))
         .mark_bar(height={"band": 0.7}, cornerRadius=2)
         .encode(
-            x=alt.X("entries:Q", title="Entries", scale=axis.scale(), axis=axis.axis()),
+            x=alt.X("entries:Q", title="Entries", axis=charts.amounts(whole=True)),
             y=alt.Y(
                 "reason:N",
                 title="Reason",
@@ -323,7 +321,6 @@ def draw_rests(name: str, lifetimes: Lifetimes) -> None:
         for label, count in zip(labels, found.counts, strict=True)
     ]
     theme = viewer.theme()
-    axis = amounts((row["entries"] for row in rows), whole=True)
     drawn = (
         alt.Chart(charts.frame([row for row in rows if row["entries"]]))
         .mark_bar(cornerRadius=2)
@@ -336,7 +333,7 @@ def draw_rests(name: str, lifetimes: Lifetimes) -> None:
                 axis=alt.Axis(labelOverlap=False),
             ),
             yOffset=alt.YOffset("what:N", sort=list(named)),
-            x=alt.X("entries:Q", title="Entries", scale=axis.scale(), axis=axis.axis()),
+            x=alt.X("entries:Q", title="Entries", axis=charts.amounts(whole=True)),
             color=charts.colour(
                 "what:N",
                 dict(zip(named, charts.HITS[theme].values(), strict=True)),

@@ -17,8 +17,7 @@ import streamlit as st
 
 from dashboard.client import PATIENT_TIMEOUT, AdminClient, ClientError, KeyRefused
 from dashboard.ui import filters, formats, live, parts, viewer
-from dashboard.ui.axes import times
-from dashboard.ui.charts import CHART_HEIGHT, TOKENS, Row, bars_over_time, per_bucket
+from dashboard.ui.charts import CHART_HEIGHT, TOKENS, Row, bars_over_time, moment, per_bucket
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
@@ -255,7 +254,7 @@ def draw_tokens(usage: Usage) -> None:
         tokens_by_class(usage),
         TOKENS[viewer.theme()],
         title=f"Prompt tokens {per_bucket(usage.bucket_seconds)}",
-        span=times(usage.since_ms, usage.until_ms),
+        x=moment(usage.since_ms, usage.until_ms),
         height=CHART_HEIGHT + 40,
     )
     parts.chart(

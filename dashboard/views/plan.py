@@ -8,8 +8,7 @@ import altair as alt
 import streamlit as st
 
 from dashboard.client import AdminClient, ClientError, decoded
-from dashboard.ui import filters, formats, parts, viewer
-from dashboard.ui.axes import PLAIN_LABEL, amounts, decades
+from dashboard.ui import charts, filters, formats, parts, viewer
 from dashboard.ui.charts import PLANS, WAITS, Palette, Row, Rows, colour, frame
 from gateway.admin.structs.advice import (
     Line,
@@ -209,8 +208,8 @@ def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[
     for x, each in zip(at, points, strict=True):
         shares.append({"x": x, "y": each.hit_rate, "kind": _SIMULATED})
         shares.append({"x": x, "y": each.reuse_rate, "kind": _REUSED})
-        waits.append({"x": x, "y": each.first_token_p50, "kind": "p50"})
-        waits.append({"x": x, "y": each.first_token_p95, "kind": "p95"})
+        waits.append({"x": x, "y": max(each.first_token_p50, 0.001), "kind": "p50"})
+        waits.append({"x": x, "y": max(each.first_token_p95, 0.001), "kind": "p95"})
     share = alt.Y(
         "y:Q",
         title="Share of prompt tokens",
@@ -223,9 +222,7 @@ def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[
         f"plan_share_{key}",
         f"Simulated hit rates: {told}.",
     )
-    ticks = decades(row["y"] for row in waits)
-    axis = alt.Axis(values=ticks.ticks, labelExpr=PLAIN_LABEL)
-    wait = alt.Y("y:Q", title="First token (seconds)", scale=ticks.scale(), axis=axis)
+    wait = charts.decades(alt.Y, "y:Q", "First token (seconds)")
     tip = alt.Tooltip("y:Q", title="First token (s)", format=".3f")
     told = ", ".join(f"{each.label} {each.first_token_p95:.3f} s" for each in points)
     parts.chart(
@@ -237,9 +234,9 @@ def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[
 
 def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, told: alt.Tooltip) -> Any:
     """Lines by kind; a simulated point is a dot."""
-    x = amounts((row["x"] for row in rows), whole=title == _ENGINES)
+    axis = charts.amounts(whole=title == _ENGINES)
     drawn = alt.Chart(frame(rows)).encode(
-        x=alt.X("x:Q", title=title, scale=x.scale(), axis=x.axis()),
+        x=alt.X("x:Q", title=title, scale=charts.ZERO, axis=axis),
         y=y,
         color=colour("kind:N", colours, 2),
         tooltip=[alt.Tooltip("kind:N", title="What"), alt.Tooltip("x:Q", title="At"), told],

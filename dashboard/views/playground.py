@@ -19,7 +19,6 @@ from dashboard.client import AdminClient, ClientError, NotThere, Refused, segmen
 from dashboard.prompt import Answer, Asked, Block, Kind, NotBlocks
 from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
-from dashboard.ui.axes import amounts
 from dashboard.ui.reasons import reason_title
 from dashboard.views.advice import MAX_CHARACTERS, PATH
 from gateway.admin.structs.advice import AdviceReport, RequestAdvice
@@ -422,7 +421,6 @@ def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
     spans = prompt.prompt_spans(counts)
     told = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
     total = sum(counts.values())
-    ticks = [tick for tick in amounts([total], whole=True).ticks if tick <= total]
     drawn = (
         alt.Chart(charts.frame(spans))
         .mark_bar(size=40)
@@ -430,7 +428,7 @@ def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
             x=alt.X(
                 "start:Q",
                 title="Prompt (tokens)",
-                axis=alt.Axis(format=",d", values=ticks, grid=False),
+                axis=alt.Axis(format=",d", tickMinStep=1, tickCount=6, grid=False),
                 scale=alt.Scale(domain=[0, max(total, 1)], nice=False),
             ),
             x2=alt.X2("end:Q"),

@@ -8,7 +8,6 @@ import streamlit as st
 
 from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
-from dashboard.ui.axes import amounts, times
 from dashboard.ui.charts import CHART_HEIGHT, MONEY, TEXT, Row, bars_over_time, per_bucket
 from dashboard.ui.filters import Selection
 from dashboard.ui.formats import NANO, dollars
@@ -116,7 +115,7 @@ def draw_money(view: View) -> None:
                 saved_over_time(usage),
                 {name: MONEY[theme][name] for name in ("Saved", "Lost")},
                 title=f"Dollars {per_bucket(usage.bucket_seconds)}",
-                span=times(usage.since_ms, usage.until_ms),
+                x=charts.moment(usage.since_ms, usage.until_ms),
                 unit="$",
                 height=CHART_HEIGHT,
             ),
@@ -144,7 +143,6 @@ def draw_waterfall(own: Waterfall) -> None:
         parts.empty("Nothing was charged: no request in this range computed or read a token.")
         return
     rows, theme = waterfall_rows(own), viewer.theme()
-    axis = amounts((row[end] for row in rows for end in ("bottom", "top")), unit="$")
     x = alt.X(
         "step:N",
         sort=[row["step"] for row in rows],
@@ -157,7 +155,7 @@ def draw_waterfall(own: Waterfall) -> None:
         .mark_bar(cornerRadius=2)
         .encode(
             x=x,
-            y=alt.Y("bottom:Q", title="Dollars", scale=axis.scale(), axis=axis.axis()),
+            y=alt.Y("bottom:Q", title="Dollars", scale=charts.ZERO, axis=charts.amounts("$")),
             y2=alt.Y2("top:Q"),
             color=charts.colour("class:N", MONEY[theme], sort=None),
             tooltip=charts.tips("step:N=Step", "label:N=Amount"),

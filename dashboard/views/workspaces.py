@@ -4,7 +4,7 @@ What can't be taken back is asked for twice. A new key is shown until it is dism
 nowhere else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from dashboard.ui.charts import Row
 from dashboard.ui.filters import CUSTOM, Selection
 from dashboard.ui.parts import in_dollars
 from dashboard.views.savings import group_table
-from gateway.admin.structs.fleet import KeyInfo, MadeKey, Revoked, Workspace, WorkspaceReport
+from gateway.admin.structs.fleet import KeyInfo, Workspace
 from gateway.admin.structs.usage import Group
 
 _OUTCOME = "manage_outcome"
@@ -179,7 +179,7 @@ def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
             if st.form_submit_button("Create workspace") and name.strip():
                 body = {"id": name.strip()} | ({"display_name": title} if title else {})
                 said = f"The workspace {name.strip()} was made."
-                _change("/admin/v1/workspaces", WorkspaceReport, body, said)
+                _change("/admin/v1/workspaces", body, said)
         with limits:
             _draw_limits({each.id: each for each in workspaces})
         with key:
@@ -212,7 +212,7 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
         )
         if st.form_submit_button("Set limits"):
             path = f"/admin/v1/workspaces/{segment(chosen)}"
-            _change(path, WorkspaceReport, body, f"The limits of {chosen} were set.")
+            _change(path, body, f"The limits of {chosen} were set.")
 
 
 def _draw_keys(ids: list[str], labels: dict[str, str]) -> None:
@@ -224,7 +224,7 @@ def _draw_keys(ids: list[str], labels: dict[str, str]) -> None:
         if st.form_submit_button("Create key") and owner:
             body: dict[str, Any] = {"workspace": owner, "scope": scope}
             body |= {"name": name.strip()} if name.strip() else {}
-            _change("/admin/v1/keys", MadeKey, body, f"A key of {owner} was made.", _key_of)
+            _change("/admin/v1/keys", body, f"A key of {owner} was made.")
     with right, st.form("rotate_key", border=False):
         old = st.selectbox("Key to rotate", list(labels), key="rotate_label")
         grace = st.selectbox("The old one works for", list(_GRACES), key="rotate_grace")
@@ -237,7 +237,7 @@ def _draw_keys(ids: list[str], labels: dict[str, str]) -> None:
         elif asks and old:
             path = f"/admin/v1/keys/{segment(labels[old])}/rotate"
             body = {"grace_seconds": _GRACES[grace]}
-            _change(path, MadeKey, body, "The key has a successor.", _key_of)
+            _change(path, body, "The key has a successor.")
 
 
 def _draw_ends(workspaces: list[Workspace], labels: dict[str, str]) -> None:
@@ -249,20 +249,20 @@ def _draw_ends(workspaces: list[Workspace], labels: dict[str, str]) -> None:
             f"archive_{chosen}", "Archive it", "All its keys stop working at once."
         ):
             path = f"/admin/v1/workspaces/{segment(chosen)}/archive"
-            _change(path, WorkspaceReport, {}, f"{chosen} was archived.")
+            _change(path, {}, f"{chosen} was archived.")
         archived = [each.id for each in workspaces if each.archived_at is not None]
         if archived:
             back = st.selectbox("Workspace to restore", archived, index=None, key="restore_id")
             if back and st.button("Restore it", key="restore"):
                 path = f"/admin/v1/workspaces/{segment(back)}/restore"
-                _change(path, WorkspaceReport, {}, f"{back} was restored.")
+                _change(path, {}, f"{back} was restored.")
     with right:
         key = st.selectbox("Key to revoke", list(labels), index=None, key="revoke_label")
         if key and _is_confirmed(
             f"revoke_{labels[key]}", "Revoke it", "It stops working for good: nothing restores it."
         ):
             path = f"/admin/v1/keys/{segment(labels[key])}/revoke"
-            _change(path, Revoked, {}, "The key was revoked.")
+            _change(path, {}, "The key was revoked.")
 
 
 def _is_confirmed(key: str, label: str, warning: str) -> bool:
@@ -272,18 +272,12 @@ def _is_confirmed(key: str, label: str, warning: str) -> bool:
     return st.button(label, key=f"do_{key}", type="primary", disabled=not is_sure)
 
 
-def _key_of(made: MadeKey) -> str:
-    return made.key
-
-
-def _change(
-    path: str, shape: type[Any], body: Any, said: str, key_of: Callable[[Any], str] | None = None
-) -> None:
+def _change(path: str, body: dict[str, Any], said: str) -> None:
     """Ask the gateway, and tell the outcome above the forms on the next run."""
     key = ""
     try:
-        made = viewer.session().client.change("POST", path, shape, body)
-        key = key_of(made) if key_of else ""
+        # Of all answers, those that make a key have one.
+        key = viewer.session().client.change("POST", path, dict[str, Any], body).get("key", "")
     except ClientError as error:
         said = str(error) if isinstance(error, Refused) else f"{error} Nothing was changed."
         st.toast("Nothing was changed.")

@@ -1,7 +1,6 @@
 """What knows no browser and no gateway: selections, axes, rows, words, verdicts, prompts, code."""
 
 import json
-import math
 import subprocess
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -9,15 +8,12 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import structs
 
 from dashboard import prompt
 from dashboard.client import AdminClient, ClientError
 from dashboard.prompt import Asked, Block, NotBlocks
 from dashboard.ui import formats
-from dashboard.ui.axes import MAX_TIMES, amounts, decades, times
 from dashboard.ui.charts import BLOCKS, HITS, MONEY, TOKENS, Theme
 from dashboard.ui.filters import RANGES, Selection
 from dashboard.ui.parts import as_csv, plain
@@ -41,8 +37,6 @@ from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
 from tests.dashboard.ledgers import turn as row_of
 
 NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
-VALUES = st.lists(st.integers(-(10**18), 10**18).map(lambda n: n / 1000), max_size=20)
-NANOS = st.lists(st.integers(-(10**7), 10**7).map(lambda nano: nano / 1e9), max_size=20)
 
 
 @pytest.mark.parametrize(
@@ -96,50 +90,6 @@ def test_a_share_changes_by_points(now: float | None, before: float | None, text
     assert formats.points(now, before, is_comparable=True) == text
     told = f"period before: {formats.percent(before)}"
     assert formats.points(now, before, is_comparable=False) == told
-
-
-def written(form: str, tick: float) -> str:
-    """What d3 writes for the forms that `amounts` uses."""
-    body = form.lstrip("$")
-    if body != "~s":
-        return f"{tick:{body}}"
-    power = math.floor(math.log10(abs(tick)) / 3) * 3 if tick else 0
-    return f"{tick / 10**power:.6g}e{power}"
-
-
-@given(st.one_of(VALUES, NANOS))
-def test_an_axis_of_amounts_holds_them_all(values: list[float]) -> None:
-    found = amounts(values)
-    low, high = found.domain
-    assert math.isfinite(low) and math.isfinite(high) and low < high
-    room = 1e-8 * (high - low)
-    assert all(low - room <= value <= high + room for value in values)
-    assert 2 <= len(found.ticks) <= 8 and low <= 0 <= high
-    labels = [written(found.form, tick) for tick in found.ticks]
-    assert len(set(labels)) == len(labels), labels
-    assert all(tick == int(tick) for tick in amounts(values, whole=True).ticks)
-
-
-def test_thirty_cents_are_not_written_as_millidollars() -> None:
-    found = amounts([0.3], unit="$")
-    assert found.form == "$,.1f" and found.domain == [0.0, 0.3]
-
-
-@given(st.integers(0, 4_000_000_000_000), st.integers(1000, 40_000_000_000))
-def test_moments_are_few_and_differ(since_ms: int, length_ms: int) -> None:
-    found = times(since_ms, since_ms + length_ms)
-    assert len(found.ticks) <= MAX_TIMES + 1
-    assert all(found.since <= tick <= found.until for tick in found.ticks)
-    labels = [tick.strftime(found.form) for tick in found.ticks]
-    assert all(one != two for one, two in pairwise(labels))
-
-
-@given(st.lists(st.floats(1e-4, 1e7), max_size=20))
-def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
-    found = decades(values)
-    low, high = found.domain
-    assert 0 < low < high and all(low <= value <= high for value in values)
-    assert found.ticks == sorted(set(found.ticks))
 
 
 @pytest.mark.parametrize("chosen", RANGES)
