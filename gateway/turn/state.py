@@ -118,6 +118,7 @@ class Turn:
         self.outcome = error.type
         self.record.error = text.replace("\x00", "")[:ERROR_CHARACTERS]
         # Google's statuses are those of OpenAI.
-        dialect = "anthropic" if self.ask.dialect == "anthropic" else "openai"
-        status = errors.status_of(error, dialect)
+        status = errors.status_of(
+            error, "anthropic" if self.ask.dialect == "anthropic" else "openai"
+        )
         self.record.status = OK if self.is_streaming else status

@@ -53,5 +53,5 @@ def test_the_line_of_readme_serves(tmp_path: Path) -> None:
     with serving(command, environment, port, ready="/holdfast/readyz", log=log) as server:
         server.wait()
         headers = {"authorization": f"Bearer {SECRET}"}
-        described = httpx.get(f"{server.url}/holdfast/v1/describe", headers=headers)
+        described = httpx.get(f"{server.url}/holdfast/v1/describe", headers=headers, timeout=60)
     assert (described.status_code, described.json()["backend"]) == (200, "vllm")
