@@ -5,22 +5,19 @@ Every case here was accepted, or cost seconds, before there were bounds.
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.base.bounds import LoadBounds, RequestBounds
+from gateway.base.bounds import RequestBounds
 from gateway.base.errors import GatewayError, InvalidRequest, TooLarge
-from gateway.base.settings import PREFIX, Settings
 from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
 from gateway.dialects.bodies import check_values
 from gateway.dialects.openai.decode import decode_chat, decode_completion
 from gateway.dialects.openai.errors import body_of
 from tests.gateway.bodies import body, text, tool
 
-README = Path(__file__).parents[3] / "gateway" / "README.md"
 SMALL = RequestBounds(
     max_json_values=120,
     max_blocks=10,
@@ -227,11 +224,3 @@ def test_an_error_shows_no_more_than_the_beginning_of_an_unknown_field() -> None
         with pytest.raises(GatewayError) as refused:
             decode(msgspec.json.encode(body(**{"y" * 1_000_000: 1})))
         assert len(str(refused.value)) < 200
-
-
-def test_the_readme_has_every_bound_with_its_default() -> None:
-    shown = dict(re.findall(r"^\| `HOLDFAST_(\w+)` \| ([\d,]+) \|", README.read_text(), re.M))
-    for kind in (RequestBounds, LoadBounds):
-        for name, field in kind.model_fields.items():
-            assert int(shown[name.upper()].replace(",", "")) == field.default, name
-            assert name in Settings.model_fields and PREFIX == "HOLDFAST_"
