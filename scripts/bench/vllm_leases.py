@@ -1,20 +1,15 @@
 """What our connector costs vLLM, and what it keeps. Run with the Python of a vLLM environment.
 
-    .venv-vllm/bin/python -m scripts.bench.vllm_leases [--rounds 12] [--requests 48]
+    .venv-vllm/bin/python -m scripts.bench.vllm_leases [--requests 48]
 
-Three vLLMs with a tiny model do the same rounds of work: without a connector, with one that does
-nothing, and with ours. Each has a process of its own. They take turns in a drawn order, so that
-other programs of the machine slow all of them alike. Printed are the medians of the ratios of
-their rates and of the processor time that they took, with 95 % intervals. The second against the
-first is the cost of vLLM's own connector path, the third against the second is ours. A fourth vLLM
-measures the time inside the connector's hooks as a share of the time of steps: all that vLLM's
-scheduler calls, and what our wraps of its cache manager add. It also floods the pool ten times over
-with a marked prefix in it, and prints the longest time without a scheduled step while a request
-waited. Ends with 1 where the marked prefix was not read in full after the flood.
+One vLLM with a tiny model, in this process. Measured is the processor time inside the connector's
+hooks, and what our wraps of its cache manager add, as shares of the time of vLLM's steps. Then the
+pool is flooded ten times over with a marked prefix in it; printed is also the longest time without
+a scheduled step while a request waited. Ends with 1 where the marked prefix was not read in full
+after the flood.
 """
 
 import functools
-import multiprocessing
 import os
 import random
 import statistics
@@ -22,11 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.report import machine_line, median_interval
+from scripts.bench.report import machine_line
 from scripts.setup.options import parse
 
 BLOCKS, BLOCK_TOKENS = 512, 32
@@ -41,12 +35,6 @@ HOOKS = (
     "request_finished_all_groups",
     "get_kv_connector_stats",
 )
-CONNECTORS = {
-    "idle": ("IdleConnector", "scripts.bench.idle_connector"),
-    "leasing": ("HoldfastConnector", "engine.backends.vllm.connector"),
-    "timed": ("HoldfastConnector", "engine.backends.vllm.connector"),
-}
-KINDS = {"plain": "none", "idle": "one that does nothing", "leasing": "ours"}
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -81,22 +69,14 @@ class Stopwatch:
 
 
 class VllmWorker:
-    """One vLLM and the rounds it is asked for."""
+    """One vLLM with our connector, and the rounds it is asked for."""
 
-    def __init__(self, model: str, kind: str) -> None:
+    def __init__(self, model: str) -> None:
         from vllm import LLM
         from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-        connector = None
-        if kind in CONNECTORS:
-            name, module = CONNECTORS[kind]
-            connector = {"kv_connector": name, "kv_role": "kv_producer"}
-            connector["kv_connector_module_path"] = module
-        is_timed = kind == "timed"
         self.steps, self.hooks, self.inner, self.outer = (Stopwatch() for _ in range(4))
-        if is_timed:
-            allocate = self.inner.wrap(KVCacheManager.allocate_slots)
-            KVCacheManager.allocate_slots = allocate
+        KVCacheManager.allocate_slots = self.inner.wrap(KVCacheManager.allocate_slots)
         self._llm = LLM(
             model=model,
             dtype="float32",
@@ -107,15 +87,16 @@ class VllmWorker:
             max_num_seqs=16,
             max_num_batched_tokens=1024,
             disable_log_stats=False,
-            kv_transfer_config=connector,
+            kv_transfer_config={
+                "kv_connector": "HoldfastConnector",
+                "kv_connector_module_path": "engine.backends.vllm.connector",
+                "kv_role": "kv_producer",
+            },
         )
         self._core = self._llm.llm_engine.engine_core.engine_core
-        self._is_leasing = kind in ("leasing", "timed")
-        if self._is_leasing:
-            self._core.holdfast_bind(TOKEN)
+        self._core.holdfast_bind(TOKEN)
         self._num = 0
-        if is_timed:
-            self._watch()
+        self._watch()
 
     def _watch(self) -> None:
         scheduler = self._core.scheduler
@@ -130,18 +111,15 @@ class VllmWorker:
 
         self._num += 1
         ours = {"request_id": str(self._num), "scope": "bench", "token": TOKEN, "wants": []}
-        extra = {"kv_transfer_params": {"holdfast": ours | directive}} if self._is_leasing else None
+        extra = {"kv_transfer_params": {"holdfast": ours | directive}}
         return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
 
     def _generate(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         return list(self._llm.generate(inputs, params, use_tqdm=False))
 
-    def round(self, seed: int, requests: int) -> dict[str, float]:
-        """Requests of eight conversations, each with a marked prefix.
-
-        Output tokens per second, and per second of processor time of the whole process.
-        """
+    def round(self, seed: int, requests: int) -> None:
+        """Requests of eight conversations, each with a marked prefix."""
         rng = random.Random(seed)
         prefixes = [draw(rng, PREFIX_TOKENS) for _ in range(8)]
         prompts, params = [], []
@@ -152,19 +130,14 @@ class VllmWorker:
             read = {"read": key, "read_tokens": PREFIX_TOKENS} if index >= len(prefixes) else {}
             prompts.append(prefixes[which] + draw(rng, TAIL_TOKENS))
             params.append(self._params(OUTPUT_TOKENS, {"wants": [want], **read}))
-        begin, cpu_begin = time.perf_counter(), time.process_time()
-        outputs = self._generate(prompts, params)
-        seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
-        if self._is_leasing:
-            self._core.holdfast_release([f"{seed}-{which}" for which in range(len(prefixes))])
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        return {"wall": tokens / seconds, "cpu": tokens / cpu_seconds}
+        self._generate(prompts, params)
+        self._core.holdfast_release([f"{seed}-{which}" for which in range(len(prefixes))])
 
     def share(self, requests: int) -> dict[str, float]:
         """Time inside hooks and wraps, as shares of the steps' time, over one round."""
         return self._shares(lambda: self.round(0, requests))
 
-    def foreign(self, requests: int, is_full: int) -> dict[str, float]:
+    def foreign(self, requests: int, *, is_full: bool) -> dict[str, float]:
         """The same for requests without a directive, with leases empty or full."""
         rng = random.Random(requests)
         stats, keys = self._core.holdfast_stats(), []
@@ -255,76 +228,17 @@ def draw(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(10, 4000) for _ in range(length)]
 
 
-def serve(connection: Connection, kind: str, model: Path) -> None:
-    """A worker's process: a method's name and its arguments come in, what it returned goes out."""
-    os.environ.update(ENVIRONMENT)
-    worker = VllmWorker(str(model), kind)
-    connection.send("ready")
-    while (asked := connection.recv()) is not None:
-        name, *arguments = asked
-        connection.send(getattr(worker, name)(*arguments))
-
-
-class WorkerProcess:
-    """A worker in a process of its own; it is ready once it is made."""
-
-    def __init__(self, kind: str, model: Path) -> None:
-        spawning = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawning.Pipe()
-        self._process = spawning.Process(target=serve, args=(theirs, kind, model))
-        self._process.start()
-        theirs.close()
-        self._answer()
-
-    def ask(self, *words: object) -> Any:
-        self._pipe.send(words)
-        return self._answer()
-
-    def stop(self) -> None:
-        self._pipe.send(None)
-        self._process.join()
-
-    def _answer(self) -> Any:
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise SystemExit("vllm_leases: a vLLM ended; its messages are above") from None
-
-
-def compare(model: Path, rounds: int, requests: int) -> None:
-    processes = {kind: WorkerProcess(kind, model) for kind in KINDS}
-    for process in processes.values():
-        process.ask("round", 1, requests)  # warm up
-    rates: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    rng = random.Random(3)
-    for index in range(rounds):
-        for kind in rng.sample(list(KINDS), len(KINDS)):
-            rates[kind].append(processes[kind].ask("round", 100 + index, requests))
-        told = ", ".join(f"{kind} {rates[kind][-1]['wall']:5.0f}" for kind in KINDS)
-        print(f"round {index + 1:2}, output tokens/s: {told}", flush=True)
-    for process in processes.values():
-        process.stop()
-    for kind, base in (("idle", "plain"), ("leasing", "idle"), ("leasing", "plain")):
-        print(f"connector: {KINDS[kind]}, against {KINDS[base]}:")
-        for measure, text in (("wall", "throughput"), ("cpu", "tokens per second of processor")):
-            pairs = zip(rates[kind], rates[base], strict=True)
-            mean, low, high = median_interval(
-                [ours[measure] / other[measure] for ours, other in pairs]
-            )
-            print(f"  {text} {mean:.3f} times, 95 % {low:.3f} to {high:.3f}")
-
-
 def measure(model: Path, requests: int) -> bool:
     """Print the shares and the flood; whether the marked prefix was read in full after it."""
-    timed = WorkerProcess("timed", model)
-    timed.ask("round", 1, requests)
+    worker = VllmWorker(str(model))
+    worker.round(1, requests)
     print("inside hooks and wraps, of the time of steps (median of 9, and their range):")
-    for what, *words in (
-        ("requests with directives", "share", requests),
-        ("others', leases empty", "foreign", requests, 0),
-        ("others', leases full", "foreign", requests, 1),
+    for what, share in (
+        ("requests with directives", lambda: worker.share(requests)),
+        ("others', leases empty", lambda: worker.foreign(requests, is_full=False)),
+        ("others', leases full", lambda: worker.foreign(requests, is_full=True)),
     ):
-        shares = [timed.ask(*words) for _ in range(9)]
+        shares = [share() for _ in range(9)]
         sums = sorted(share["hooks"] + share["wraps"] for share in shares)
         told = [statistics.median(share[key] for share in shares) for key in ("hooks", "wraps")]
         print(
@@ -332,8 +246,7 @@ def measure(model: Path, requests: int) -> bool:
             f" ({sums[0]:.3%} to {sums[-1]:.3%});"
             f" {shares[-1].get('leased_blocks', 0)} blocks leased"
         )
-    flood = timed.ask("flood")
-    timed.stop()
+    flood = worker.flood()
     print(
         f"marked prefix of {flood['prefix_tokens']} tokens, then {flood['flood_tokens']} others "
         f"through a pool of {flood['pool_tokens']}: {flood['hit_tokens']} tokens hit"
@@ -347,20 +260,14 @@ def measure(model: Path, requests: int) -> bool:
 
 
 def main() -> int:
-    arguments = parse(
-        __doc__,
-        only_shares=(False, "leave the comparison of three vLLMs out"),
-        rounds=(12, "at least two"),
-        requests=(48, "of one round"),
-    )
+    arguments = parse(__doc__, requests=(48, "of one round"))
+    os.environ.update(ENVIRONMENT)
     from tests.engine.backends.vllm.models import write_llama
 
     print(machine_line())
     with tempfile.TemporaryDirectory() as directory:
         model = write_llama(Path(directory) / "model")
         is_kept = measure(model, arguments.requests)
-        if not arguments.only_shares:
-            compare(model, max(2, arguments.rounds), arguments.requests)
     print("the marked prefix was read in full" if is_kept else "LOST: the marked prefix")
     return 0 if is_kept else 1
 

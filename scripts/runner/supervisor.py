@@ -440,7 +440,7 @@ def serve(options: Options, signals: Signals) -> None:
     if not options.sample:
         engine_python(options.engine, os.environ)
         if options.model is not None and options.engine != "synthetic":
-            check_model(options.model, options.engine, os.environ)
+            check_model(options.model, options.engine)
     logs = prepare_data(options.data)
     dashboard = options.dashboard_url if options.dashboard else None
     running = Running(pid=os.getpid(), gateway=options.gateway_url(), dashboard=dashboard)

@@ -23,18 +23,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import threading
 import time
 import tomllib
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +49,8 @@ SIZES = {
     "engine": (245, "PyTorch for CPUs"),
     "dashboard": (100, "Streamlit with pyarrow and pandas"),
 }
-UNPACKING = "unpacking"
 PERIOD_SECONDS = 0.25
 LINE_SECONDS = 15.0
-BAR = 24
 
 
 class InstallError(Exception):
@@ -128,21 +122,12 @@ def has_nvidia_gpu() -> bool:
 
 
 def answers(url: str) -> bool:
-    """Whether a URL answers within the probe's time, name resolution included."""
-    replies: list[int] = []
-
-    def ask() -> None:
-        try:
-            with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as reply:
-                replies.append(reply.status)
-        except (urllib.error.URLError, OSError):
-            return
-
-    # A resolver may sit on a name for longer than any socket timeout, so the wait is outside.
-    probe = threading.Thread(target=ask, daemon=True)
-    probe.start()
-    probe.join(PROBE_SECONDS)
-    return replies == [200]
+    """Whether a URL answers within the probe's time."""
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
 
 
 def index_options(needs: list[str]) -> list[str]:
@@ -154,112 +139,36 @@ def index_options(needs: list[str]) -> list[str]:
     return []
 
 
-class Progress:
-    """How far pip is: packages of how many, and the bytes that it downloaded.
+def run(command: list[str]) -> list[str]:
+    """Run a program, its output in LOG, and say now and then that it goes on; its lines.
 
-    A terminal gets one line that is written anew, a file a line now and then. The bytes are those
-    of pip's own folder for what it downloads, since older versions of pip tell nothing by then.
+    Raises InstallError with its reason where it fails. It ends with us.
     """
-
-    def __init__(self, total: int, folder: Path) -> None:
-        self._total, self._folder = total, folder
-        self._site = Path(sysconfig.get_paths()["purelib"])
-        self._now, self._done, self._before = "", 0, self._installed()
-        self._bytes, self._told = 0, time.monotonic()
-        self._is_live = sys.stdout.isatty()
-
-    def take(self, line: str) -> None:
-        """Read one line of pip's."""
-        words = line.split()
-        if line.startswith("Installing collected"):
-            self._now = UNPACKING
-        elif line.startswith(("Collecting", "Requirement already", "Processing")):
-            self._done = min(self._done + 1, self._total)
-        elif line.startswith(("Downloading", "Using cached")) and ".metadata" not in line:
-            if len(words) > 3:
-                self._now = " ".join([words[-3].split("/")[-1].split("-")[0], *words[-2:]])
-
-    def _installed(self) -> int:
-        return len(list(self._site.glob("*.dist-info")))
-
-    def show(self) -> None:
-        """Write how far it is, if that is due."""
-        if not self._is_live and time.monotonic() - self._told < LINE_SECONDS:
-            return
-        self._told = time.monotonic()
-        if self._now == UNPACKING:
-            self._done = min(self._installed() - self._before, self._total - 1)
-        sizes = (file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
-        with suppress(OSError):  # pip takes files away meanwhile
-            self._bytes = max(self._bytes, sum(sizes))
-        filled = "#" * (BAR * self._done // max(self._total, 1))
-        text = f"    [{filled:-<{BAR}}] {self._done} of {self._total} packages, "
-        text += f"{self._bytes / 1e6:.0f} MB  {self._now}"
-        width = shutil.get_terminal_size().columns - 1
-        print(f"\r{text[:width]:<{width}}" if self._is_live else text, end="", flush=True)
-        if not self._is_live:
-            print(flush=True)
-
-    def end(self) -> None:
-        if self._is_live:
-            print("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r", end="")
-
-
-@contextmanager
-def leading_group(
-    command: list[str], take: Callable[[str], None], **environment: str
-) -> Iterator["subprocess.Popen[str]"]:
-    """Start a program in a process group of its own, which ends with the block.
-
-    Each line that it prints is given to `take`, in another thread.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-    def read() -> None:
-        for line in process.stdout or ():
-            take(line)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM if process.poll() is None else signal.SIGKILL)
-        process.wait()
-        reader.join()
-
-
-def run_pip(arguments: list[str], total: int) -> None:
-    """Run pip and show how far it is of `total` packages. Raises InstallError with pip's reason."""
-    command = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
-    command += ["--disable-pip-version-check", *arguments]
-    lines: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, LOG.open("a") as log:
-        progress = Progress(total, Path(folder))
-
-        def take(line: str) -> None:
-            log.write(line)
-            lines.append(line.rstrip())
-            progress.take(line.strip())
-
-        with leading_group(command, take, TMPDIR=folder) as pip:
+    began = told = time.monotonic()
+    with LOG.open("a+") as log:
+        log.seek(0, os.SEEK_END)
+        begin = log.tell()
+        with subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT) as process:
             try:
-                while pip.poll() is None:
-                    progress.show()
+                while process.poll() is None:
                     time.sleep(PERIOD_SECONDS)
-            finally:
-                progress.end()
-    if pip.returncode != 0:
+                    if time.monotonic() - told >= LINE_SECONDS:
+                        told = time.monotonic()
+                        print(f"    {told - began:.0f} s; what pip says is in {LOG}", flush=True)
+            except BaseException:
+                process.terminate()
+                raise
+        log.seek(begin)
+        lines = log.read().splitlines()
+    if process.returncode != 0:
         raise InstallError(reason_of(lines))
+    return lines
+
+
+def run_pip(arguments: list[str]) -> None:
+    """Raises InstallError with pip's reason."""
+    pip = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
+    run([*pip, "--disable-pip-version-check", *arguments])
 
 
 def reason_of(lines: list[str]) -> str:
@@ -306,15 +215,8 @@ def size_of(needs: list[str]) -> str:
 
 def ensure_pip() -> None:
     """`scripts/install` makes the environment without pip, which takes long."""
-    if importlib.util.find_spec("pip") is not None:
-        return
-    command = [sys.executable, "-m", "ensurepip", "--upgrade"]
-    said: list[str] = []
-    with leading_group(command, said.append) as setup:
-        setup.wait()
-    if setup.returncode != 0:
-        last = " ".join(" ".join(said).split()[-30:])
-        raise InstallError(f"pip can't be set up: {last}; run again")
+    if importlib.util.find_spec("pip") is None:
+        run([sys.executable, "-m", "ensurepip", "--upgrade"])
 
 
 def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[str]]) -> None:
@@ -327,13 +229,13 @@ def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[
         if entries:
             hashed = Path(folder, "hashed.txt")
             hashed.write_text("\n".join(entries), "utf-8")
-            run_pip(["--require-hashes", "--no-deps", "-r", str(hashed)], len(entries))
+            run_pip(["--require-hashes", "--no-deps", "-r", str(hashed)])
         if rest:
             if lock:
                 names = ", ".join(sorted(re.split(r"[^\w.-]", r)[0] for r in rest))
                 print(f"    not in {LOCK}, so without a hash: {names}", flush=True)
             pins.write_text("\n".join(entry.partition(" \\")[0] for entry in entries), "utf-8")
-            run_pip([*index_options(needs), "-c", str(pins), *sorted(rest)], len(rest))
+            run_pip([*index_options(needs), "-c", str(pins), *sorted(rest)])
 
 
 def is_unhashed(requirement: str) -> bool:
