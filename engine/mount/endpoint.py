@@ -1,4 +1,4 @@
-"""The `vllm.endpoint_plugins` entry point: our engine's server inside a `vllm serve`.
+"""Our engine's server inside a `vllm serve`, as `plugin.py` mounts it.
 
 The composition root of the mounted engine, as `engine/__main__.py` is that of our own process. vLLM
 makes the plugin, attaches it, gives it its running engine and starts serving, in this order, once.
@@ -35,11 +35,8 @@ WATCH_SECONDS = 0.2
 log = structlog.get_logger()
 
 
-class HoldfastPlugin:
+class MountedEngine:
     """What is wrong is raised by `attach_router` or `init_state`, which ends vLLM's start."""
-
-    name = "holdfast"
-    required_tasks = ("generate",)
 
     def __init__(self) -> None:
         self._host = ServedEngine(self._note_failure, owns_process=False)
@@ -56,7 +53,7 @@ class HoldfastPlugin:
         send_logs_to_vllm()
         self._settings = _settings()
         os.environ.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS)
-        app.mount(PATH, self._serve, name=self.name)
+        app.mount(PATH, self._serve, name="holdfast")
         theirs = app.router.lifespan_context
 
         @asynccontextmanager
@@ -70,7 +67,7 @@ class HoldfastPlugin:
 
         app.router.lifespan_context = lifespan
 
-    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+    async def init_state(self, engine_client: Any, args: Namespace) -> None:
         """Raises Refused where leases can't be held in this vLLM."""
         check(engine_client, args)
         self._event_loop = asyncio.get_running_loop()

@@ -40,8 +40,8 @@ def _problems(llm: Any) -> Iterator[str]:
         parallel, "data_parallel_external_lb", False
     ):
         yield (
-            "a data-parallel rank is an engine of its own: start one server for each "
-            "(--data-parallel-rank, --data-parallel-external-lb)"
+            "each data-parallel rank would be an engine of its own: start as many servers without "
+            "--data-parallel-size and name each of them in HOLDFAST_ENGINES"
         )
     if not cache.enable_prefix_caching:
         yield "prefix caching is off: leave --no-enable-prefix-caching out"

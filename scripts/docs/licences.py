@@ -21,7 +21,7 @@ FILE = ROOT / "gateway" / "LICENCES.md"
 EXTRAS = ("gateway", "postgres", "engine", "dashboard")
 HEAD = """# Licences of dependencies
 
-What `pip install holdfast[gateway,postgres,engine,dashboard]` brings, and the licence that each
+What `pip install '.[gateway,postgres,engine,dashboard]'` brings, and the licence that each
 package names in its own metadata. Written by `python -m scripts.docs.licences`. Holdfast itself is
 Apache-2.0.
 

@@ -155,6 +155,12 @@ JOBS = {
         "scripts/setup/vllm_tests",
         "plugin",
     ),
+    "install": program(
+        "the plugin in an environment that has vLLM alone: all its modules, README's line",
+        15,
+        "scripts/setup/vllm_tests",
+        "install",
+    ),
     "upstream": program(
         "an engine in front of an unmodified `vllm serve`: conformance, 1,000 isolation probes",
         30,
