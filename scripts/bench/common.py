@@ -1,20 +1,15 @@
-"""What the engine's benchmarks share: an engine to step, one to ask, timings, and a model.
-
-`SteppedEngine` is the engine's own cache, scheduler, lifecycle and loop without its thread, so that
-one operation can be timed, and a step's state looked at, with nothing else going on.
-"""
+"""What the engine's benchmarks share: an engine to ask, a model, and texts of a length."""
 
 import asyncio
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,24 +17,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from engine import protocol
-from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
 from engine.backends.native import load_native
-from engine.backends.queries import new_query, new_samples
 from engine.backends.synthetic import load_synthetic
-from engine.cache.digests import ChainHasher
-from engine.cache.entries import Entries
-from engine.cache.pool import BlockPool
-from engine.cache.prefix_cache import PrefixCache
 from engine.clock import MonotonicClock
-from engine.schedule.books import Books
-from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.loop import EngineLoop
-from engine.schedule.request import RequestState
-from engine.schedule.scheduler import Scheduler
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
-from scripts.bench.report import machine_line, percentile
+from scripts.bench.report import machine_line
 from scripts.stack import ROOT
 
 DEMO_MODEL = ROOT / "engine" / "demo_model"
@@ -53,79 +37,6 @@ def new_settings(**changes: object) -> Settings:
     """The engine's defaults but for `changes`; the environment's ENGINE_* count as ever."""
     fixed = {"secret": SECRET, "log_level": "warning", "block_size": BLOCK_SIZE}
     return Settings.model_validate(fixed | changes)
-
-
-def synthetic_settings(num_blocks: int, **changes: object) -> Settings:
-    """Of an engine whose model takes no time."""
-    timeless = {"synthetic_prefill_us": 0, "synthetic_decode_ms": 0}
-    return new_settings(backend="synthetic", num_blocks=num_blocks, **timeless, **changes)
-
-
-def load_parts(settings: Settings) -> Parts:
-    """Raises ModelRefused for a model that the native engine can't serve."""
-    load = load_synthetic if settings.backend == "synthetic" else load_native
-    return load(settings, lambda _stage, _fraction: None)
-
-
-@dataclass(slots=True)
-class Sent:
-    """A request in a stepped engine and the frames that came of it."""
-
-    state: RequestState
-    frames: list[protocol.Frame] = field(default_factory=list)
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.frames) and isinstance(self.frames[-1], protocol.Done | protocol.Failed)
-
-
-class SteppedEngine:
-    """One engine by its settings, without a host tier."""
-
-    def __init__(self, settings: Settings, *, step_tokens: int | None = None) -> None:
-        self.parts = load_parts(settings)
-        self.clock = MonotonicClock()
-        described = self.parts.description
-        self.pool = BlockPool(described.num_blocks, described.block_size)
-        entries = Entries(
-            self.pool,
-            lease_share=settings.lease_share,
-            scope_lease_share=settings.scope_lease_share,
-        )
-        hasher = ChainHasher(b"a fixed key makes runs alike", described.block_size)
-        self.cache = PrefixCache(self.pool, entries, hasher)
-        self.scheduler = Scheduler(
-            self.cache,
-            max_step_tokens=step_tokens or self.parts.step_tokens,
-            max_running=settings.max_running,
-        )
-        self.lifecycle = Lifecycle(
-            self.cache,
-            self.scheduler,
-            Books(),
-            self.clock,
-            epoch="bench",
-            max_waiting=settings.max_waiting,
-            max_context_tokens=described.max_context_tokens,
-            publish=lambda _events: None,
-        )
-        self.loop = EngineLoop(self.scheduler, self.lifecycle, self.parts.runner, self.clock)
-
-    def submit(self, request: protocol.GenerateRequest) -> Sent:
-        renderer, description = self.parts.renderer, self.parts.description
-        now = self.clock.now()
-        rendered = renderer.render(request.prompt, thinking=False, scope=request.scope)
-        query = new_query(request, rendered, self.cache, description, arrived_at=now)
-        frames: list[protocol.Frame] = []
-        state = RequestState(
-            request=request,
-            query=query,
-            parsers=[renderer.parser(request)],
-            emit=frames.append,
-            submitted_at=now,
-        )
-        self.lifecycle.submit(state, new_samples(request, description))
-        return Sent(state, frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,37 +119,6 @@ def text_of_tokens(count: Callable[[str], int], label: str, num_tokens: int) -> 
     while count(numbered_text(label, lines)) < num_tokens:
         lines += 1
     return numbered_text(label, lines)
-
-
-@dataclass(slots=True)
-class Timings:
-    """Seconds of one operation's repeats: on the clock, and of this thread on a CPU.
-
-    The two differ where something else has the CPU. `target` is the median's, in seconds.
-    """
-
-    target: float | None = None
-    seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
-
-    @contextmanager
-    def measure(self) -> Iterator[None]:
-        begun, cpu_begun = time.perf_counter(), time.thread_time()
-        yield
-        self.cpu_seconds.append(time.thread_time() - cpu_begun)
-        self.seconds.append(time.perf_counter() - begun)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def cpu_median(self) -> float:
-        return statistics.median(self.cpu_seconds)
-
-    @property
-    def p99(self) -> float:
-        return percentile(self.seconds, 0.99)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
-"""What every benchmark prints by: a table, percentiles, intervals, and the machine it ran on."""
+"""What every benchmark prints by: a table, percentiles, and the machine it ran on."""
 
-import math
 import os
 import platform
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -36,25 +34,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The value that `share` (0 to 1) of the others lie below; not a number where there is none."""
     ordered = sorted(values)
     return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median and the ends of its 95 % interval.
-
-    The interval is that of order statistics, which assumes no shape of the values' distribution.
-    Below 6 values it is all that there are.
-    """
-    ordered, count = sorted(values), len(values)
-    rank, below = 0, 0.5**count
-    while below < 0.025:
-        rank += 1
-        below += math.comb(count, rank) * 0.5**count
-    cut = max(rank - 1, 0)
-    return statistics.median(ordered), ordered[cut], ordered[count - 1 - cut]
-
-
-def verdict(is_met: bool) -> str:
-    return "met" if is_met else "MISSED"
 
 
 def machine_line() -> str:

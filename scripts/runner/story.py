@@ -7,14 +7,9 @@ engines' memory, where that takes no longer than FLOOD_SECONDS.
 import argparse
 import os
 import secrets
-import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,59 +20,6 @@ from scripts.bench.load import Answer, ask_now, body_of, headers_of
 from scripts.runner.data import SECRETS, handbook, read_running, read_secrets
 from scripts.runner.options import GATEWAY_PORT, default_data, from_caller
 from scripts.stack import url_of
-
-PERIOD_SECONDS = 0.1
-
-
-class Live:
-    """Shows nothing where the output is no terminal: a file gets only the lines that stay."""
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stdout.isatty()
-        self._width = 0
-
-    def show(self, text: str) -> None:
-        """Replace the line."""
-        if not self._is_shown:
-            return
-        text = text[: shutil.get_terminal_size().columns - 1]
-        sys.stdout.write("\r" + text.ljust(self._width))
-        sys.stdout.flush()
-        self._width = len(text)
-
-    def say(self, text: str) -> None:
-        """Put a line that stays in its place."""
-        if self._width:
-            sys.stdout.write("\r" + " " * self._width + "\r")
-            self._width = 0
-        print(text, flush=True)
-
-    @contextmanager
-    def during(self, text: Callable[[float], str]) -> Iterator[None]:
-        """Show `text`, which gets the seconds so far, until the block is left."""
-        began, ended = time.monotonic(), threading.Event()
-
-        def tick() -> None:
-            while not ended.wait(PERIOD_SECONDS):
-                self.show(text(time.monotonic() - began))
-
-        ticking = threading.Thread(target=tick, daemon=True)
-        ticking.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            ticking.join()
-            if self._width:
-                sys.stdout.write("\r" + " " * self._width + "\r")
-                sys.stdout.flush()
-                self._width = 0
-
-
-def bar(share: float, width: int = 24) -> str:
-    done = round(width * min(max(share, 0.0), 1.0))
-    return "[" + "#" * done + "-" * (width - done) + "]"
-
 
 API_KEY, ADMIN_KEY = "HOLDFAST_API_KEY", "HOLDFAST_ADMIN_KEY"
 GREETING = "What is Holdfast?"
@@ -162,16 +104,18 @@ class DemoGateway:
         return answer
 
 
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
 class Story:
     def __init__(self, gateway: DemoGateway) -> None:
         self._gateway = gateway
-        self._live = Live()
 
     def ask(self, question: str, system: str = "", *, marked: bool = False) -> Answer:
-        """Ask, with a live line meanwhile, and show the answer and what the API said of it."""
-        with self._live.during(lambda seconds: f"   computing … {seconds:.1f} s"):
-            answer = self._gateway.ask(question, system, marked=marked)
-        self._live.say(f"   {question} {answer.text.strip()}")
+        """Ask, and show the answer and what the API said of it."""
+        answer = self._gateway.ask(question, system, marked=marked)
+        say(f"   {question} {answer.text.strip()}")
         counts = [
             f"{answer.usage[name]:,} tokens {what}"
             for name, what in ((READ, "read from the cache"), (WRITTEN, "written to it"))
@@ -181,7 +125,7 @@ class Story:
         counts += [f"{automatic:,} found in memory, by luck"] if automatic and not marked else []
         computed = prompt_tokens(answer) - reused(answer)
         counts.append(f"{computed:,} computed")
-        self._live.say(f"   first token after {shown(first_token(answer))}: {', '.join(counts)}")
+        say(f"   first token after {shown(first_token(answer))}: {', '.join(counts)}")
         return answer
 
     def flood(self) -> int:
@@ -189,14 +133,11 @@ class Story:
         pool, began, sent = self._gateway.pool_tokens, time.monotonic(), 0
         wanted = int(pool * FLOOD_FACTOR)
         while sent < wanted and time.monotonic() - began < FLOOD_SECONDS:
-            share, told = bar(sent / wanted), f"{sent:,} of {wanted:,} tokens"
-            with self._live.during(partial("   {} {} … {:.1f} s".format, share, told)):
-                text = handbook("flood", edition=secrets.token_hex(4))
-                answer = self._gateway.ask(GREETING, text, marked=False, max_tokens=1)
-            sent += prompt_tokens(answer)
+            text = handbook("flood", edition=secrets.token_hex(4))
+            sent += prompt_tokens(self._gateway.ask(GREETING, text, marked=False, max_tokens=1))
         seconds = time.monotonic() - began
         times = f"{sent / pool:.1f} times what the memory holds"
-        self._live.say(f"   {sent:,} tokens in {seconds:.0f} s, {times}")
+        say(f"   {sent:,} tokens in {seconds:.0f} s, {times}")
         return sent
 
     def tell(self) -> str:
@@ -204,19 +145,19 @@ class Story:
         pool = self._gateway.pool_tokens
         run = secrets.token_hex(3)  # so that a second story starts cold too
         marked, unmarked = handbook(edition=run), handbook("sales", edition=f"{run}-s")
-        self._live.say(f"{self._gateway.model}, with a memory of {pool:,} tokens")
+        say(f"{self._gateway.model}, with a memory of {pool:,} tokens")
         self.ask(GREETING)
-        self._live.say("1. A long handbook, marked with cache_control, and a question behind it")
+        say("1. A long handbook, marked with cache_control, and a question behind it")
         first = self.ask(QUESTIONS[0], marked, marked=True)
-        self._live.say("2. The same handbook, another question")
+        say("2. The same handbook, another question")
         second = self.ask(QUESTIONS[1], marked, marked=True)
-        self._live.say("3. Another handbook, not marked")
+        say("3. Another handbook, not marked")
         self.ask(QUESTIONS[0], unmarked)
-        self._live.say("4. A flood: handbooks of others, each sent once")
+        say("4. A flood: handbooks of others, each sent once")
         sent = self.flood()
-        self._live.say("5. After the flood: the marked handbook, which has a lease")
+        say("5. After the flood: the marked handbook, which has a lease")
         kept = self.ask(QUESTIONS[2], marked, marked=True)
-        self._live.say("6. After the flood: the one without")
+        say("6. After the flood: the one without")
         lost = self.ask(QUESTIONS[2], unmarked)
         if kept.usage[READ] != first.usage[WRITTEN]:
             raise DemoError(

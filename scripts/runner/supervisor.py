@@ -35,7 +35,6 @@ from scripts.runner.options import (
     programs_of,
 )
 from scripts.runner.options import SAMPLE_DATABASE as DATABASE
-from scripts.runner.story import Live
 from scripts.setup.install_needs import InstallError, install
 from scripts.stack import (
     POLL_SECONDS,
@@ -70,19 +69,18 @@ def drop_month(data: Path) -> None:
 def make_month(data: Path, environment: Mapping[str, str], logs: Path) -> None:
     """Raises StartError where the month can't be written."""
     print(f"==> making up {NUM_TURNS:,} turns of 30 days, half a minute or so", flush=True)
-    log, live, began = logs / "sample.log", Live(), time.monotonic()
+    log, began = logs / "sample.log", time.monotonic()
     command = [*python("scripts.sample"), "--turns", str(NUM_TURNS)]
     process = start(command, environment, log, before_exec=die_with_parent)
     try:
-        with live.during("    {:.0f} s".format):
-            status = process.wait()
+        status = process.wait()
     finally:
         insist(process, 2)
     if status != 0:
         why = last_words(log)
         raise StartError(f"the sample month can't be made: {why} (its log: {log})")
     (data / MADE).touch()
-    live.say(f"    made up in {time.monotonic() - began:.0f} s")
+    print(f"    made up in {time.monotonic() - began:.0f} s", flush=True)
 
 
 MOST_REASON_CHARS = 300
