@@ -19,7 +19,7 @@ PACKAGES = ("gateway", "engine", "dashboard", "migrations", "scripts", "tests")
 MAX_FILE_LINES = 900
 # The oracle is kept as its authors wrote it.
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
-MAX_SHELL_LINES = 40
+MAX_SHELL_LINES = 60
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
 

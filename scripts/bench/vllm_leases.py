@@ -233,11 +233,12 @@ def measure(model: Path, requests: int) -> bool:
     worker = VllmWorker(str(model))
     worker.round(1, requests)
     print("inside hooks and wraps, of the time of steps (median of 9, and their range):")
-    for what, share in (
-        ("requests with directives", lambda: worker.share(requests)),
-        ("others', leases empty", lambda: worker.foreign(requests, is_full=False)),
-        ("others', leases full", lambda: worker.foreign(requests, is_full=True)),
-    ):
+    kinds: dict[str, Callable[[], dict[str, float]]] = {
+        "requests with directives": lambda: worker.share(requests),
+        "others', leases empty": lambda: worker.foreign(requests, is_full=False),
+        "others', leases full": lambda: worker.foreign(requests, is_full=True),
+    }
+    for what, share in kinds.items():
         shares = [share() for _ in range(9)]
         sums = sorted(share["hooks"] + share["wraps"] for share in shares)
         told = [statistics.median(share[key] for share in shares) for key in ("hooks", "wraps")]

@@ -155,9 +155,9 @@ def run(command: list[str]) -> list[str]:
                     if time.monotonic() - told >= LINE_SECONDS:
                         told = time.monotonic()
                         print(f"    {told - began:.0f} s; what pip says is in {LOG}", flush=True)
-            except BaseException:
-                process.terminate()
-                raise
+            finally:
+                if process.poll() is None:
+                    process.terminate()
         log.seek(begin)
         lines = log.read().splitlines()
     if process.returncode != 0:
