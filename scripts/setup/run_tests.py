@@ -1,7 +1,7 @@
 """Run pytest in several processes, with everything that is drawn by chance from one seed.
 
-Much of the tests is waiting for other processes, so there are four more of these than cores, or as
-many as there are two GiB of memory for. TEST_SEED is a number, or `fresh` for a new one; without it
+Much of the tests is waiting for other processes, so there are two more of these than cores, or as
+many as there are five GiB of memory for: a process and the servers that it starts take that much. TEST_SEED is a number, or `fresh` for a new one; without it
 every run draws the same, so that a run in a new clone fails only where something is wrong.
 """
 
@@ -12,7 +12,7 @@ import sys
 from scripts.setup.chromium import find_chromium
 from scripts.stack import ROOT, python
 
-PROCESS_BYTES = 2 << 30
+PROCESS_BYTES = 5 << 30
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         os.environ["CHROMIUM"] = chromium
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    number = max(cores, min(cores + 4, memory // PROCESS_BYTES))
+    number = max(cores, min(cores + 2, memory // PROCESS_BYTES))
     parallel = ["-n", str(number), "--dist", "loadgroup", "--durations=20", "--durations-min=1"]
     os.chdir(ROOT)
     command = [*python("pytest"), *parallel, *drawn, *arguments]
