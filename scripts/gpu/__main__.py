@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.gpu.exactness import Report, failure_of
+from scripts.gpu.report import Report, failure_of
 from scripts.setup.options import parse
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel, prepare_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work
-from scripts.gpu.exactness import Report, why
+from scripts.gpu.report import Report, why
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
 BLOCK_SIZE = 16

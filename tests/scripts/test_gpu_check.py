@@ -19,7 +19,7 @@ import scripts.gpu.__main__ as gpu
 from engine.compute.loading import LoadedModel
 from scripts.gpu import speed
 from scripts.gpu.__main__ import main
-from scripts.gpu.exactness import Report
+from scripts.gpu.report import Report
 from scripts.stack import ROOT
 
 COMMAND = str(ROOT / "scripts" / "gpu_check")
