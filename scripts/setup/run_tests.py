@@ -1,8 +1,9 @@
 """Run pytest in several processes, with everything that is drawn by chance from one seed.
 
 Much of the tests is waiting for other processes, so there are two more of these than cores, or as
-many as there are five GiB of memory for: a process and the servers that it starts take that much. TEST_SEED is a number, or `fresh` for a new one; without it
-every run draws the same, so that a run in a new clone fails only where something is wrong.
+many as there are five GiB of memory for: a process and the servers that it starts take that much.
+TEST_SEED is a number, or `fresh` for a new one; without it every run draws the same, so
+that a run in a new clone fails only where something is wrong.
 """
 
 import os
