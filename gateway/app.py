@@ -37,6 +37,7 @@ from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger, open_ledgers
 from gateway.ledger.reads.sums import Queries
+from gateway.ledger.shared_limits import SharedLimitsTable
 from gateway.limits.accounts import SpendWatch, WorkspaceLimits
 from gateway.limits.admission import Admission, RowAdmission
 from gateway.limits.bodies import BodyBytes
@@ -45,9 +46,11 @@ from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
 from gateway.limits.large_bodies import LargeBodies
 from gateway.limits.queue import EngineQueue
 from gateway.limits.reading import read_limits
+from gateway.limits.shared import SharedLimits
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
+from gateway.prompt.ask import Ask
 from gateway.routing.fleet import Fleet, open_fleet, weights_of
 from gateway.routing.router import Router
 from gateway.turn.diagnostics import PromptComparer
@@ -142,6 +145,7 @@ async def _start(
     keyring = make_keyring(keys, settings, clock)
     limits = WorkspaceLimits(clock.monotonic, clock.wall)
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, limits, clock)
+    shared = _shared_limits(ledgers.access, limits, journal.instance, clock)
     fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic)
     billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
     reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing)
@@ -170,12 +174,16 @@ async def _start(
         clock=clock,
     )
     queries = Queries(ledgers.reads)
+
+    def most_cost(ask: Ask) -> int:
+        return billing.most(ask, clock.wall().date())
+
     background = _background(stack)
     turns = TurnService(
         dispatcher=dispatcher,
         journal=journal,
         reconciler=reconciler,
-        admission=Admission(limits, queue),
+        admission=Admission(limits, queue, most_cost, shared),
         billing=billing,
         metrics=metrics,
         background=background,
@@ -184,7 +192,9 @@ async def _start(
         clock=clock,
         begin_trace=tracing_of(base.traces, clock.monotonic),
     )
-    rows = replace(turns, admission=RowAdmission(limits, queue))
+    rows = replace(turns, admission=RowAdmission(limits, queue, most_cost, shared))
+    if shared is not None:
+        _run_beside(stack, base.supervisor, "shared_limits", shared.run)
     runner = make_runner(settings, ledgers.store, rows, keyring, _workers(stack), catalogue)
     _run_beside(stack, base.supervisor, "cached_contents", sweep.run)
     _run_beside(stack, base.supervisor, "batches", runner.run)
@@ -207,6 +217,7 @@ async def _start(
         planners=Planners(reads["planner"]),
         clock=clock,
         workers=runner.workers,
+        shared_limits=shared,
         counting=Counting(settings.load_bounds, clock.monotonic),
         bounds=settings.request_bounds,
         load_bounds=settings.load_bounds,
@@ -218,6 +229,15 @@ async def _start(
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,
     )
+
+
+def _shared_limits(
+    ledger: Ledger, limits: WorkspaceLimits, instance: str, clock: Clock
+) -> SharedLimits | None:
+    """None with SQLite, which serves one gateway."""
+    if not ledger.is_postgres:
+        return None
+    return SharedLimits(limits, SharedLimitsTable(ledger), instance, clock)
 
 
 def _sweep(

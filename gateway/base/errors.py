@@ -200,6 +200,7 @@ class RateLimited(GatewayError):
             if what is None
             else f"this request would exceed the workspace's limit of {limit} {what}"
         )
+        self.what = what
         self.retry_after = retry_after
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from litestar import Controller, Response, get
@@ -46,7 +46,8 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """`stopping`: the gateway was told to end.
 
     `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
-    database for good; both are empty while the gateway is ready.
+    database for good; both are empty while the gateway is ready. `limits_hold` says over which
+    gateways the limits of workspaces hold now.
     """
 
     ready: bool
@@ -56,6 +57,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalHealth
     loops: list[LoopHealth]
     ledger: str | None
+    limits_hold: Literal["all_gateways", "this_gateway"]
 
 
 def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
@@ -126,6 +128,7 @@ def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
         set_aside=services.journal.num_set_aside,
         damaged=services.journal.damaged,
     )
+    shared = services.shared_limits
     is_stopping = stopping.is_set()
     loops, ledger = services.supervisor.failing, services.ledger.problem
     is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)
@@ -138,6 +141,7 @@ def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
         journal=journal,
         loops=loops,
         ledger=ledger,
+        limits_hold="all_gateways" if shared and shared.is_shared else "this_gateway",
     )
 
 

@@ -24,6 +24,7 @@ from gateway.ledger.reads.sums import Queries
 from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadKind, ReadLimit
+from gateway.limits.shared import SharedLimits
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
@@ -57,6 +58,7 @@ class Services:
     clock: Clock
     workers: Workers
     counting: Counting
+    shared_limits: SharedLimits | None
     bounds: RequestBounds
     load_bounds: LoadBounds
     cached_contents: CachedContents

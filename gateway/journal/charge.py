@@ -1,12 +1,15 @@
 """A turn's tokens and cost, from the engine's counts. The counts are never adjusted."""
 
 from collections.abc import Callable
+from datetime import date
 
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.prices.book import PriceBook
+from gateway.prices.money import NanoDollars
 from gateway.prices.price import Price
 from gateway.prices.sheets import PriceSheets
+from gateway.prompt.ask import Ask
 
 
 def charge(record: TurnRecord, price: Price | None) -> None:
@@ -42,6 +45,14 @@ class Billing:
         if record.num_removed:
             self._metrics.nonces.inc(record.num_removed)
         self._charged(record)
+
+    def most(self, ask: Ask, on: date) -> NanoDollars:
+        """The most that the turn can cost, with the prompt's tokens as they are estimated.
+
+        Without a price it costs nothing.
+        """
+        price = self._prices.find((ask.model.price or ask.model.id).split("@")[0], on)
+        return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.most_output)
 
     def _price(self, record: TurnRecord) -> Price | None:
         """The record is opened with the model whose price applies.

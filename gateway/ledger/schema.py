@@ -12,6 +12,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     String,
+    Text,
     TypeDecorator,
     text,
 )
@@ -69,6 +70,15 @@ class WorkspaceRow(Base):
     lease_share: Mapped[float | None]
     auto_cache: Mapped[str | None] = mapped_column(String(16))
     auto_cache_ttl: Mapped[str | None] = mapped_column(String(4))
+
+
+class SharedLimitsRow(Base):
+    """What gateways tell each other of a workspace's limits, as JSON (`limits/shared.py`)."""
+
+    __tablename__ = "shared_limits"
+
+    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    state: Mapped[str] = mapped_column(Text)
 
 
 class ApiKeyRow(Base):

@@ -9,8 +9,9 @@ estimate, and `count_used` corrects it with the engine's counts:
 - It is at most the whole bucket, so a prompt of any length can start when the bucket is full.
 
 A turn that used more than it reserved leaves the bucket in debt, and later turns wait for that. So
-one minute may see more than the limit, but the long run does not. Each gateway has its own buckets,
-and only the spend is shared by gateways, through the ledger (`SpendWatch`).
+one minute may see more than the limit, but the long run does not. A month's money is strict: a turn
+begins only if the most that it and the running turns can cost is left. `shared.py` makes the limits
+hold over several gateways.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ MAX_IN_FLIGHT = 2000
 MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
 MAX_BACKLOG = 1_000_000
 MAX_ACCOUNTS = 10_000
+CONCURRENT = "concurrent requests"
 SPEND_POLL_SECONDS = 30.0
 _SPEND_TICK_SECONDS = 2.0
 _LEARNING = 0.25
@@ -45,11 +47,32 @@ _MAX_MONTHS = 3
 """A wall clock that jumps ahead and back, or to and fro at a month's end, forgets no cost."""
 
 
+class Elsewhere(NamedTuple):
+    """What other gateways hold of a workspace: turns in flight, and nano-dollars for them."""
+
+    in_flight: int
+    reserved: int
+
+
+NOTHING_ELSEWHERE = Elsewhere(0, 0)
+
+
 @dataclass(slots=True)
-class _Account:
+class Untold:
+    """What was taken here since other gateways were told. Negative numbers were given back."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+    spent: int = 0
+
+
+@dataclass(slots=True)
+class Account:
     """One workspace: its buckets, its turns in flight, and the cost of `month` so far.
 
-    `other_months` has the costs of months that the wall clock told before.
+    `reserved` is the most that turns without a close may cost. `other_months` has the costs of
+    months that the wall clock told before. `elsewhere` is what other gateways hold, `untold` what
+    they don't know yet (`shared.py`).
     """
 
     limits: Limits = NO_LIMITS
@@ -60,7 +83,10 @@ class _Account:
     counted_share: float = 1.0
     month: datetime | None = None
     spent: int = 0
+    reserved: int = 0
     other_months: dict[datetime, int] = field(default_factory=dict)
+    elsewhere: Elsewhere = NOTHING_ELSEWHERE
+    untold: Untold = field(default_factory=Untold)
 
     def turn_to(self, month: datetime) -> None:
         if month == self.month:
@@ -82,6 +108,20 @@ class _Reservation(NamedTuple):
     workspace: str
     estimate: int
     tokens: int
+    cost: int
+
+
+class Wanted(NamedTuple):
+    """What a turn asks for. `estimate` is in tokens, `most_cost` in nano-dollars.
+
+    `backlog` is the journal's: turns that the ledger does not have yet.
+    """
+
+    turn_id: str
+    principal: Principal
+    estimate: int
+    backlog: int = 0
+    most_cost: int = 0
 
 
 class WorkspaceLimits:
@@ -90,27 +130,34 @@ class WorkspaceLimits:
         self._monotonic = monotonic
         self._wall = wall
         self._month = month_of(wall())
-        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self.changed: Callable[[str], None] = lambda workspace: None
+        """Called with each workspace whose turns in flight, tokens or cost have changed."""
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._reservations: dict[str, _Reservation] = {}
 
-    def take(self, turn_id: str, principal: Principal, estimate: int, backlog: int) -> None:
-        """Take a turn's place until `leave`. `estimate` is in tokens, `backlog` is the journal's.
+    def take(self, wanted: Wanted) -> None:
+        """Take a turn's place until `leave`.
 
         Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
         """
+        principal, backlog, most_cost = wanted.principal, wanted.backlog, wanted.most_cost
         if self.in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
         workspace, limits, now = principal.workspace, principal.limits, self._monotonic()
-        account, estimate, reserved = self._account(workspace, limits), max(1, estimate), 0
+        account, estimate, reserved = self.account(workspace, limits), max(1, wanted.estimate), 0
         if limits.tokens_per_minute is not None:
             expected = math.ceil(estimate * account.counted_share)
             reserved = min(max(1, expected), limits.tokens_per_minute)
         most = limits.monthly_spend
-        if most is not None and self._this_months(account).spent >= most:
-            raise SpendLimitReached
-        if limits.max_concurrency is not None and account.in_flight >= limits.max_concurrency:
-            raise RateLimited("concurrent requests", limits.max_concurrency, 1)
-        wanted = [
+        if most is not None:
+            spent = self.this_months(account).spent
+            promised = account.reserved + account.elsewhere.reserved + most_cost
+            if spent >= most or spent + promised > most:
+                raise SpendLimitReached
+        in_flight = account.in_flight + account.elsewhere.in_flight
+        if limits.max_concurrency is not None and in_flight >= limits.max_concurrency:
+            raise RateLimited(CONCURRENT, limits.max_concurrency, 1)
+        amounts = [
             (what, bucket, amount)
             for what, bucket, amount in (
                 ("requests per minute", account.requests, 1),
@@ -118,13 +165,16 @@ class WorkspaceLimits:
             )
             if bucket is not None
         ]
-        waits = [(bucket.wait(n, now), what, bucket.per_minute) for what, bucket, n in wanted]
+        waits = [(bucket.wait(n, now), what, bucket.per_minute) for what, bucket, n in amounts]
         seconds, what, limit = max(waits, default=(0.0, "", 0))
         if seconds > 0:
             raise RateLimited(what, limit, max(1, math.ceil(seconds)))
-        for _, bucket, amount in wanted:
+        for _, bucket, amount in amounts:
             bucket.take(amount, now)
-        self._reservations[turn_id] = _Reservation(workspace, estimate, reserved)
+        account.untold.requests += 1
+        account.untold.tokens += reserved
+        account.reserved += most_cost
+        self._reservations[wanted.turn_id] = _Reservation(workspace, estimate, reserved, most_cost)
         self.in_flight += 1
         account.in_flight += 1
         account.num_uncounted += 1
@@ -132,18 +182,21 @@ class WorkspaceLimits:
     def leave(self, turn_id: str, workspace: str, *, is_open: bool) -> None:
         """Give a place back. The close of a turn that is in the journal counts its use."""
         self.in_flight -= 1
-        self._account(workspace).in_flight -= 1
+        self.account(workspace).in_flight -= 1
         if not is_open:
             self._put_right(turn_id, 0)
+        self.changed(workspace)
 
     def count_used(self, record: TurnRecord) -> None:
         """Count the use and the cost of a closed turn, also of an earlier run's turn."""
         used = record.input_tokens + record.written_tokens + record.output_tokens
         self._put_right(record.id, used)
         if record.cost:
-            account = self._this_months(self._account(record.workspace))
+            account = self.this_months(self.account(record.workspace))
             if account.month == month_of(record.opened_at):
                 account.spent += record.cost
+                account.untold.spent += record.cost
+        self.changed(record.workspace)
 
     def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
         """Take in the ledger's costs of this month: all gateways', by workspace, in nano-dollars.
@@ -152,29 +205,32 @@ class WorkspaceLimits:
         turns of other gateways and of earlier runs. So no turn counts twice.
         """
         for workspace, amount in spent.items():
-            account = self._this_months(self._account(workspace))
+            account = self.this_months(self.account(workspace))
             if account.month == month:
                 account.spent = max(account.spent, amount)
 
     def rates(self, principal: Principal) -> RateStatuses:
         """How much of its limits the workspace has left; None for a limit that it does not have."""
         now = self._monotonic()
-        account = self._account(principal.workspace, principal.limits)
+        account = self.account(principal.workspace, principal.limits)
         return RateStatuses(_rate(account.requests, now), _rate(account.tokens, now))
 
     def _put_right(self, turn_id: str, counted: int) -> None:
         """Replace a turn's reservation by its counted tokens. A second call does nothing."""
         if (reservation := self._reservations.pop(turn_id, None)) is None:
             return
-        account = self._account(reservation.workspace)
+        account = self.account(reservation.workspace)
         account.num_uncounted -= 1
+        account.reserved -= reservation.cost
+        account.untold.tokens += counted - reservation.tokens
         if account.tokens is not None:
             account.tokens.take(counted - reservation.tokens, self._monotonic())
         if counted:
             share = min(1.0, counted / reservation.estimate)
             account.counted_share += _LEARNING * (share - account.counted_share)
 
-    def _account(self, workspace: str, limits: Limits | None = None) -> _Account:
+    def account(self, workspace: str, limits: Limits | None = None) -> Account:
+        """The workspace's account; with `limits` if they have changed."""
         account, now = self._accounts.get(workspace), self._monotonic()
         if account is None:
             surplus = len(self._accounts) + 1 - MAX_ACCOUNTS
@@ -182,7 +238,7 @@ class WorkspaceLimits:
                 idle = [name for name, one in self._accounts.items() if one.is_idle(now)]
                 for name in idle[:surplus]:
                     del self._accounts[name]
-            account = self._accounts[workspace] = _Account()
+            account = self._accounts[workspace] = Account()
         self._accounts.move_to_end(workspace)
         if limits is not None and limits != account.limits:
             account.limits = limits
@@ -190,7 +246,7 @@ class WorkspaceLimits:
             account.tokens = _resized(account.tokens, limits.tokens_per_minute, now)
         return account
 
-    def _this_months(self, account: _Account) -> _Account:
+    def this_months(self, account: Account) -> Account:
         """The account, whose cost is of this month. Nobody else may read or change the cost."""
         now = self._wall()
         if (now.year, now.month) != (self._month.year, self._month.month):

@@ -1,11 +1,14 @@
 """May this turn run now? Its workspace's limits, then the queue. The answer is one permit."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
 from gateway.base.grants import RateStatuses
-from gateway.limits.accounts import WorkspaceLimits
+from gateway.limits.accounts import Wanted, WorkspaceLimits
 from gateway.limits.queue import EngineQueue, Passage
+from gateway.limits.shared import SharedLimits
 from gateway.prompt.ask import Ask, Principal
 
 
@@ -23,10 +26,19 @@ class Permit:
         self._admission = admission
         self._is_limited = False
 
-    def take_limits(self, backlog: int) -> None:
-        ask = self.passage.ask
-        limits = self._admission.limits
-        limits.take(self._turn_id, ask.principal, ask.estimated_tokens, backlog)
+    async def take_limits(self, backlog: int) -> None:
+        ask, admission = self.passage.ask, self._admission
+        wanted = Wanted(
+            turn_id=self._turn_id,
+            principal=ask.principal,
+            estimate=ask.estimated_tokens,
+            backlog=backlog,
+            most_cost=admission.most_cost(ask),
+        )
+        if admission.shared is None:
+            admission.limits.take(wanted)
+        else:
+            await admission.shared.take(wanted)
         self._is_limited = True
 
     async def wait_again(self) -> None:
@@ -42,6 +54,15 @@ class Permit:
     def sent(self, to_prefill: int, tokens: int) -> None:
         """An engine has the turn now and must compute `to_prefill` of its `tokens`."""
         self._admission.queue.sent(self.passage, to_prefill, tokens)
+
+    async def give_back(self) -> None:
+        """Give the workspace's place back before the client has its whole answer."""
+        if self._is_limited:
+            self._is_limited = False
+            workspace = self.passage.workspace
+            self._admission.limits.leave(self._turn_id, workspace, is_open=self.is_open)
+            if self._admission.shared is not None:
+                await self._admission.shared.told(workspace)
 
     def __enter__(self) -> Self:
         return self
@@ -69,22 +90,32 @@ class Permit:
 class Admission:
     """Of turns that somebody waits for."""
 
-    def __init__(self, limits: WorkspaceLimits, queue: EngineQueue) -> None:
+    def __init__(
+        self,
+        limits: WorkspaceLimits,
+        queue: EngineQueue,
+        most_cost: Callable[[Ask], int] = lambda ask: 0,
+        shared: SharedLimits | None = None,
+    ) -> None:
+        """`most_cost` says what a turn can cost at most, in nano-dollars.
+
+        With `shared`, limits hold over all gateways.
+        """
         self.limits = limits
         self.queue = queue
+        self.most_cost = most_cost
+        self.shared = shared
 
     async def admit(self, turn_id: str, ask: Ask, backlog: int) -> Permit:
         """Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
 
         `backlog` is the journal's: turns that the ledger does not have yet.
         """
-        permit = Permit(turn_id, ask, self)
-        try:
-            permit.take_limits(backlog)
+        with ExitStack() as undoing:
+            permit = undoing.enter_context(Permit(turn_id, ask, self))
+            await permit.take_limits(backlog)
             await self.enter(permit.passage)
-        except BaseException:
-            permit.__exit__(None, None, None)
-            raise
+            undoing.pop_all()
         return permit
 
     async def enter(self, passage: Passage) -> None:
@@ -105,13 +136,11 @@ class RowAdmission(Admission):
     """
 
     async def admit(self, turn_id: str, ask: Ask, backlog: int) -> Permit:
-        permit = Permit(turn_id, ask, self)
-        try:
+        with ExitStack() as undoing:
+            permit = undoing.enter_context(Permit(turn_id, ask, self))
             await self.enter(permit.passage)
-            permit.take_limits(backlog)
-        except BaseException:
-            permit.__exit__(None, None, None)
-            raise
+            await permit.take_limits(backlog)
+            undoing.pop_all()
         return permit
 
     async def enter(self, passage: Passage) -> None:

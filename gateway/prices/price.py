@@ -95,6 +95,12 @@ class Price:
         """The cost of one turn."""
         return cost_at(self.rates_above(usage.prompt_tokens - 1), usage, output_tokens)
 
+    def most(self, prompt_tokens: int, output_tokens: int) -> NanoDollars:
+        """The most that a turn of so many tokens can cost: none is read, all cost the dearest."""
+        rates = self.rates_above(prompt_tokens - 1)
+        dearest = max(rates.input, *(rates.write(ttl) for ttl in TTLS))
+        return NanoDollars(prompt_tokens * dearest + output_tokens * rates.output)
+
 
 def cost_at(rates: TokenPrices, usage: InputUsage, output_tokens: int) -> Cost:
     """The cost of the tokens of one turn or of many, at the same rates."""

@@ -112,9 +112,15 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
         Clients ask for far more output than models write.
         """
+        choices = self.sampling.num_choices
+        return self.prompt_tokens + min(self.most_output, _MAX_RESERVED_OUTPUT * choices)
+
+    @property
+    def most_output(self) -> int:
+        """The most tokens that may be written; without a bound 1,024 of each answer are assumed."""
         longest = self.sampling.max_tokens
-        output = _MAX_RESERVED_OUTPUT if longest is None else min(longest, _MAX_RESERVED_OUTPUT)
-        return self.prompt_tokens + output * self.sampling.num_choices
+        each = _MAX_RESERVED_OUTPUT if longest is None else longest
+        return each * self.sampling.num_choices
 
     @property
     def prompt_tokens(self) -> int:

@@ -94,6 +94,7 @@ class TurnService:
                             self._explain(turn, frame)
                     if frames and isinstance(frames[-1], Done):
                         await self._close(turn)
+                        await permit.give_back()
                     if ask.stream:
                         yield frames
                 if turn.whole:

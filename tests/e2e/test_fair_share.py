@@ -73,7 +73,7 @@ async def _flood_and_ask(gateway: Gateway, key: str) -> list[int]:
 
 
 def _client(gateway: Gateway, key: str) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0)
+    return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0, timeout=600)
 
 
 def _new_key(gateway: Gateway, workspace: str) -> str:

@@ -18,7 +18,7 @@ from gateway.base.record import TurnRecord
 from gateway.http.admitted import Connections
 from gateway.http.query import query_problems
 from gateway.journal.store import Journal
-from gateway.limits.accounts import WorkspaceLimits
+from gateway.limits.accounts import Wanted, WorkspaceLimits
 from gateway.limits.fair_queue import FairQueue, Waiting
 from gateway.prompt.ask import Principal
 from gateway.routing.held import PrefixEnd, ResidencyIndex
@@ -72,7 +72,7 @@ def _admitted(size: int) -> Work:
 
     def turn(workspace: str) -> None:
         principal = Principal(workspace, "k", "s", limits=Limits(requests_per_minute=10**9))
-        limits.take("t", principal, 1, 0)
+        limits.take(Wanted("t", principal, 1))
         limits.leave("t", workspace, is_open=True)
         limits.count_used(_record("t", workspace))
 

@@ -14,7 +14,7 @@ from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
 from gateway.limits import accounts as module
-from gateway.limits.accounts import WorkspaceLimits
+from gateway.limits.accounts import Wanted, WorkspaceLimits
 from gateway.prompt.ask import Principal
 
 START = datetime(2026, 11, 30, 23, 0, tzinfo=UTC)
@@ -45,7 +45,7 @@ class Gate:
     ) -> Iterator[SimpleNamespace]:
         """A turn's place while the block runs. Set `is_open` once the turn is in the journal."""
         place = SimpleNamespace(is_open=False)
-        self.limits_of.take(turn_id, principal, estimate, backlog)
+        self.limits_of.take(Wanted(turn_id, principal, estimate, backlog))
         try:
             yield place
         finally:
@@ -208,6 +208,20 @@ def test_an_account_keeps_few_months() -> None:
     gate.limits_of.learn_spend(module.month_of(START), {"w": 100})
     with pytest.raises(SpendLimitReached):
         gate.turn()
+
+
+def test_money_that_running_turns_may_cost_is_not_promised_twice() -> None:
+    gate = Gate(Limits(monthly_spend=100))
+    with ExitStack() as stack:
+        for number, most in enumerate((40, 40)):
+            wanted = Wanted(f"t{number}", gate.principal, 1, most_cost=most)
+            gate.limits_of.take(wanted)
+            stack.callback(gate.limits_of.leave, wanted.turn_id, "w", is_open=True)
+        with pytest.raises(SpendLimitReached):
+            gate.limits_of.take(Wanted("t", gate.principal, 1, most_cost=21))
+    gate.limits_of.count_used(gate.record("t0", cost=10))
+    gate.limits_of.count_used(gate.record("t1", cost=40))
+    gate.limits_of.take(Wanted("t", gate.principal, 1, most_cost=50))
 
 
 def test_unpriced_turns_cost_nothing() -> None:

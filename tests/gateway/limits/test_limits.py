@@ -189,9 +189,9 @@ def test_concurrency_is_bounded_and_free_again_afterwards(limited: Limited) -> N
 
 
 def test_a_spend_limit_is_a_billing_error_and_openais_insufficient_quota(limited: Limited) -> None:
+    """No turn begins that could pass the limit, also the first one."""
     limited.workspace("spending", monthly_spend_nano=1)
     sdk = limited.sdk("spending")
-    sdk.messages.create(**body())
     with pytest.raises(anthropic.APIStatusError) as refused:
         sdk.messages.create(**body())
     assert (refused.value.status_code, refused.value.type) == (402, "billing_error")
@@ -200,6 +200,15 @@ def test_a_spend_limit_is_a_billing_error_and_openais_insufficient_quota(limited
         limited.openai("spending").chat.completions.create(model="holdfast-demo", messages=MESSAGES)
     assert (quota.value.code, quota.value.type) == ("insufficient_quota", "insufficient_quota")
     assert quota.value.response.headers["x-should-retry"] == "false"
+    limited.admin.post("workspaces/spending", {"monthly_spend_nano": 10**9})
+
+    def is_served() -> bool:
+        try:
+            return bool(sdk.messages.create(**body()).id)
+        except anthropic.APIStatusError:
+            return False
+
+    eventually(is_served)
 
 
 def test_a_refused_turn_leaves_no_row_and_reaches_no_engine(limited: Limited) -> None:

@@ -1,0 +1,326 @@
+"""Limits of workspaces that hold over all gateways: they share one state a workspace in a store.
+
+A turn of a limited workspace is admitted inside one locked exchange with the store:
+
+1. Load the state, and add to it what was taken and given back here since the last exchange.
+2. Decide as a single gateway does (`accounts.py`), with what the others hold counted.
+3. Write the state, then let the turns go on.
+
+All turns that wait share the next exchange. So a workspace's rate of turns is not bounded by the
+store's round trips. What a gateway holds counts for `_STALE_SECONDS` after it was last told: the
+turns of a gateway that was killed give their places back then.
+
+While the store is away, limits hold per gateway (`is_shared` says so), and what was taken is told
+when it is back.
+"""
+
+import asyncio
+from asyncio import FIRST_COMPLETED
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import msgspec
+
+from gateway.base.background import pause
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError, RateLimited
+from gateway.base.grants import NO_LIMITS
+from gateway.base.logs import get_logger
+from gateway.ledger.shared_limits import Exchange
+from gateway.limits.accounts import (
+    CONCURRENT,
+    Account,
+    Elsewhere,
+    Untold,
+    Wanted,
+    WorkspaceLimits,
+)
+from gateway.limits.bucket import TokenBucket
+
+_TICK_SECONDS = 5.0
+_STALE_SECONDS = 20.0
+_RETRY_SECONDS = 1.0
+_LEAVING_SECONDS = 0.1
+"""A turn that failed elsewhere may not have told yet that it gave its place back."""
+MAX_TOLD = 1000
+"""The most workspaces of one exchange."""
+
+
+class Level(msgspec.Struct, frozen=True):
+    """A bucket. `at` is the store's clock, in seconds."""
+
+    per_minute: int
+    level: float
+    at: float
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What one gateway holds: turns in flight, and nano-dollars that they may cost."""
+
+    in_flight: int
+    reserved: int
+    seen_at: float
+
+
+class SharedState(msgspec.Struct, frozen=True):
+    """One workspace. `spent` is of `month` ("2026-11"), in nano-dollars. `held` is by gateway."""
+
+    requests: Level | None = None
+    tokens: Level | None = None
+    month: str = ""
+    spent: int = 0
+    held: dict[str, Held] = {}
+
+
+class LimitStore(Protocol):
+    def exchange(self, workspaces: Sequence[str]) -> AbstractAsyncContextManager[Exchange]:
+        """Lock the workspaces' states; write them at the block's end. Raise GatewayError.
+
+        A workspace that has no state yet has an empty one.
+        """
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A turn that waits for the next exchange."""
+
+    wanted: Wanted
+    failure: GatewayError | None = None
+    taken: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def workspace(self) -> str:
+        return self.wanted.principal.workspace
+
+    def decide(self, limits: WorkspaceLimits) -> None:
+        try:
+            limits.take(self.wanted)
+        except GatewayError as error:
+            self.failure = error
+
+    def answer(self, limits: WorkspaceLimits) -> None:
+        """Wake the turn. One that is gone gives its place back."""
+        if not self.taken.cancelled():
+            if self.failure is None:
+                self.taken.set_result(None)
+            else:
+                self.taken.set_exception(self.failure)
+        elif self.failure is None:
+            limits.leave(self.wanted.turn_id, self.workspace, is_open=False)
+
+
+class SharedLimits:
+    def __init__(
+        self, limits: WorkspaceLimits, store: LimitStore, gateway: str, clock: Clock
+    ) -> None:
+        """`gateway` is this gateway's id among those of the store."""
+        self.is_shared = False
+        """False while the store is away, and before the first exchange."""
+        self._limits = limits
+        self._store = store
+        self._gateway = gateway
+        self._clock = clock
+        self._waiting: list[_Waiting] = []
+        self._telling: list[asyncio.Future[None]] = []
+        self._known: set[str] = set()
+        self._changed: set[str] = set()
+        self._wake = asyncio.Event()
+        limits.changed = self._note
+
+    async def take(self, wanted: Wanted) -> None:
+        """As `WorkspaceLimits.take`, over all gateways."""
+        if wanted.principal.limits == NO_LIMITS:
+            self._limits.take(wanted)
+            return
+        try:
+            await self._take(wanted)
+        except RateLimited as error:
+            account = self._limits.account(wanted.principal.workspace)
+            if error.what != CONCURRENT or not account.elsewhere.in_flight:
+                raise
+            await asyncio.sleep(_LEAVING_SECONDS)
+            await self._take(wanted)
+
+    async def told(self, workspace: str) -> None:
+        """Wait until other gateways can know that a turn has given its place back.
+
+        A client that asks another gateway next is not refused for a turn that it has the answer of.
+        """
+        account = self._limits.account(workspace)
+        if self.is_shared and account.limits.max_concurrency is not None:
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._telling.append(told)
+            self._changed.add(workspace)
+            self._wake.set()
+            await told
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Exchange whenever a turn waits or something has changed, else every few seconds."""
+        ended = asyncio.create_task(stopping.wait())
+        try:
+            while not stopping.is_set():
+                self._changed |= self._known
+                if not await self._exchange():
+                    await pause(stopping, _RETRY_SECONDS)
+                until = self._clock.monotonic() + _TICK_SECONDS
+                while not stopping.is_set() and (left := until - self._clock.monotonic()) > 0:
+                    if not self._waiting and not self._changed:
+                        self._wake.clear()
+                        woken = asyncio.create_task(self._wake.wait())
+                        await asyncio.wait(
+                            {ended, woken}, timeout=left, return_when=FIRST_COMPLETED
+                        )
+                        woken.cancel()
+                    elif not await self._exchange():
+                        await pause(stopping, _RETRY_SECONDS)
+        finally:
+            ended.cancel()
+
+    def _note(self, workspace: str) -> None:
+        if workspace in self._known:
+            self._changed.add(workspace)
+            self._wake.set()
+
+    async def _take(self, wanted: Wanted) -> None:
+        workspace = wanted.principal.workspace
+        self._known.add(workspace)
+        if not self.is_shared:
+            self._changed.add(workspace)
+            self._limits.take(wanted)
+            return
+        waiting = _Waiting(wanted)
+        self._waiting.append(waiting)
+        self._wake.set()
+        try:
+            await waiting.taken
+        except asyncio.CancelledError:
+            # It was taken in the same moment.
+            if not waiting.taken.cancelled() and waiting.taken.exception() is None:
+                self._limits.leave(wanted.turn_id, workspace, is_open=False)
+            raise
+
+    async def _exchange(self) -> bool:
+        """One exchange with the store; False if it is away. Every waiting turn has its answer."""
+        waiting, self._waiting = self._waiting, []
+        telling, self._telling = self._telling, []
+        waiting = [one for one in waiting if not one.taken.cancelled()]
+        names = {one.workspace for one in waiting}
+        told = sorted(self._changed - names)[: max(0, MAX_TOLD - len(names))]
+        names.update(told)
+        self._changed -= names
+        decided = False
+        try:
+            async with self._store.exchange(sorted(names)) as page:
+                for one in waiting:  # its limits may have changed
+                    self._limits.account(one.workspace, one.wanted.principal.limits)
+                for name in names:
+                    self._load(name, page)
+                for one in waiting:
+                    one.decide(self._limits)
+                decided = True
+                written = {name: self._write(name, page) for name in names}
+            for name, of in written.items():
+                untold = self._limits.account(name).untold
+                untold.requests -= of.requests
+                untold.tokens -= of.tokens
+                untold.spent -= of.spent
+            self._say_shared(True)
+        except GatewayError as error:
+            self._changed |= names
+            self._say_shared(False, str(error))
+        finally:
+            if not decided:
+                for one in waiting:
+                    one.decide(self._limits)
+            if not self.is_shared:
+                telling += self._telling
+                self._telling = []
+                late, self._waiting = self._waiting, []
+                for one in late:
+                    one.decide(self._limits)
+                waiting += late
+            for one in waiting:
+                one.answer(self._limits)
+            for told_to in telling:
+                if not told_to.done():
+                    told_to.set_result(None)
+        return self.is_shared
+
+    def _others(self, state: SharedState, now: float) -> dict[str, Held]:
+        return {
+            gateway: held
+            for gateway, held in state.held.items()
+            if gateway != self._gateway and now - held.seen_at < _STALE_SECONDS
+        }
+
+    def _load(self, workspace: str, page: Exchange) -> None:
+        """Make the account what the state says, with what was taken here since."""
+        state = _read(page.states[workspace])
+        account = self._limits.this_months(self._limits.account(workspace))
+        shift, untold = self._clock.monotonic() - page.now, account.untold
+        _take_over(account.requests, state.requests, untold.requests, shift)
+        _take_over(account.tokens, state.tokens, untold.tokens, shift)
+        if state.month == _name(account):
+            account.spent = max(account.spent, state.spent + untold.spent)
+        others = self._others(state, page.now).values()
+        account.elsewhere = Elsewhere(
+            sum(held.in_flight for held in others), sum(held.reserved for held in others)
+        )
+
+    def _write(self, workspace: str, page: Exchange) -> Untold:
+        """Put the account into the state; return what of it was not told before."""
+        state, account = _read(page.states[workspace]), self._limits.account(workspace)
+        shift = page.now - self._clock.monotonic()
+        held = self._others(state, page.now)
+        if account.num_uncounted or account.in_flight:
+            held[self._gateway] = Held(account.in_flight, account.reserved, page.now)
+        else:
+            self._known.discard(workspace)
+        written = SharedState(
+            requests=_level(account.requests, shift) or state.requests,
+            tokens=_level(account.tokens, shift) or state.tokens,
+            month=_name(account),
+            spent=account.spent,
+            held=held,
+        )
+        page.states[workspace] = msgspec.json.encode(written).decode()
+        return replace(account.untold)
+
+    def _say_shared(self, is_shared: bool, reason: str = "") -> None:
+        if is_shared != self.is_shared:
+            log = get_logger("limits")
+            if is_shared:
+                log.info("limits_shared")
+            else:
+                log.warning("limits_not_shared", error=reason)
+        self.is_shared = is_shared
+
+
+def _read(state: str) -> SharedState:
+    """A state that can't be read, as an empty one, is a new one."""
+    try:
+        return msgspec.json.decode(state, type=SharedState)
+    except msgspec.DecodeError:
+        return SharedState()
+
+
+def _name(account: Account) -> str:
+    return "" if account.month is None else account.month.strftime("%Y-%m")
+
+
+def _level(bucket: TokenBucket | None, shift: float) -> Level | None:
+    return None if bucket is None else Level(bucket.per_minute, bucket.level, bucket.at + shift)
+
+
+def _take_over(bucket: TokenBucket | None, told: Level | None, untold: float, shift: float) -> None:
+    """Make a bucket the shared one, with what was taken from this one since."""
+    if bucket is None or told is None:
+        return
+    per_minute, now = bucket.per_minute, bucket.at
+    bucket.per_minute, bucket.level, bucket.at = told.per_minute, told.level, told.at + shift
+    bucket.resize(per_minute, now)
+    bucket.take(untold, now)

@@ -1,0 +1,263 @@
+"""Limits over two gateways that share a PostgreSQL database: real ledgers, two `SharedLimits`."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError, LedgerUnavailable, RateLimited, SpendLimitReached
+from gateway.base.grants import Limits
+from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.migrate import migrate
+from gateway.ledger.database import Ledger
+from gateway.ledger.shared_limits import Exchange, SharedLimitsTable
+from gateway.limits import shared as module
+from gateway.limits.accounts import Wanted, WorkspaceLimits
+from gateway.limits.shared import SharedLimits
+from gateway.prompt.ask import Principal
+from tests.postgres import new_database
+
+pytestmark = pytest.mark.postgres
+CLOCK = Clock()
+
+
+@pytest.fixture
+def url(tmp_path: Path, postgres: str) -> str:
+    settings = DatabaseSettings(data=tmp_path, database_url=new_database(postgres, uuid4().hex))
+    migrate(settings)
+    return settings.ledger_url
+
+
+class Store(SharedLimitsTable):
+    """The table, which can be taken away."""
+
+    is_away = False
+
+    @asynccontextmanager
+    async def exchange(self, workspaces: Sequence[str]) -> AsyncIterator[Exchange]:
+        if self.is_away:
+            raise LedgerUnavailable
+        async with super().exchange(workspaces) as page:
+            yield page
+
+
+@dataclass
+class Gateway:
+    limits: WorkspaceLimits
+    shared: SharedLimits
+    store: Store
+    count: int = 0
+
+    async def take(self, limits: Limits, estimate: int = 1, most_cost: int = 0) -> str:
+        self.count += 1
+        turn_id = f"{id(self)}-{self.count}"
+        principal = Principal("w", "k", "s", limits=limits)
+        await self.shared.take(Wanted(turn_id, principal, estimate, 0, most_cost))
+        return turn_id
+
+    def leave(self, turn_id: str, *, is_open: bool = False) -> None:
+        self.limits.leave(turn_id, "w", is_open=is_open)
+
+    def close(self, turn_id: str, **counts: int) -> None:
+        self.leave(turn_id, is_open=True)
+        self.limits.count_used(
+            TurnRecord(
+                id=turn_id,
+                instance="i",
+                workspace="w",
+                key_id="k",
+                model="m",
+                stream=False,
+                opened_at=CLOCK.wall(),
+                **counts,  # type: ignore[arg-type]
+            )
+        )
+
+
+@asynccontextmanager
+async def gateways(url: str, number: int = 2) -> AsyncIterator[list[Gateway]]:
+    stopping = asyncio.Event()
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as running:
+        made = []
+        for index in range(number):
+            ledger = Ledger(url, 60.0)
+            stack.push_async_callback(ledger.close)
+            store = Store(ledger)
+            limits = WorkspaceLimits(CLOCK.monotonic, CLOCK.wall)
+            shared = SharedLimits(limits, store, f"gateway-{index}", CLOCK)
+            running.create_task(shared.run(stopping))
+            made.append(Gateway(limits, shared, store))
+        for one in made:
+            await until(lambda one=one: one.shared.is_shared)  # type: ignore[misc]
+        yield made
+        stopping.set()
+
+
+async def until(is_so: "object") -> None:
+    assert callable(is_so)
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def eventually_takes(gateway: Gateway, limits: Limits, **wanted: int) -> str:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await gateway.take(limits, **wanted)
+            except GatewayError:
+                await asyncio.sleep(0.02)
+
+
+def test_turns_at_one_time_are_counted_over_both(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            limits = Limits(max_concurrency=3)
+            first, *_ = [await one.take(limits) for one in (a, b, a)]
+            for one in (a, b):
+                with pytest.raises(RateLimited, match="3 concurrent requests"):
+                    await one.take(limits)
+            a.leave(first)
+            await b.take(limits)
+            with pytest.raises(RateLimited):
+                await a.take(limits)
+
+    asyncio.run(check())
+
+
+def test_a_client_that_goes_from_one_to_the_other_is_never_refused(url: str) -> None:
+    """Its turn has ended, whether or not its gateway has told the other yet."""
+
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            for number in range(60):
+                one = (a, b)[number % 2]
+                one.close(await one.take(Limits(max_concurrency=1)))
+                await one.shared.told("w")
+
+    asyncio.run(check())
+
+
+def test_requests_and_tokens_a_minute_are_of_both(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            limits = Limits(requests_per_minute=6, tokens_per_minute=10_000)
+            turns = [(one, await one.take(limits, 1000)) for one in (a, b, a, b, a)]
+            for one, turn_id in turns:
+                one.close(turn_id, input_tokens=900)
+            with pytest.raises(RateLimited, match="10000 tokens per minute"):
+                await b.take(limits, 100_000)
+            await b.take(limits, 100)
+            for one in (a, b):
+                with pytest.raises(RateLimited, match="6 requests per minute"):
+                    await one.take(limits, 1)
+            rate = a.limits.rates(Principal("w", "k", "s", limits=limits)).tokens
+            assert rate is not None and rate.remaining <= 5500 + 60 * 170
+
+    asyncio.run(check())
+
+
+def test_money_is_reserved_over_both(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            limits = Limits(monthly_spend=100)
+            turns = [await a.take(limits, most_cost=40) for _ in range(2)]
+            with pytest.raises(SpendLimitReached):
+                await b.take(limits, most_cost=40)
+            b.leave(await b.take(limits, most_cost=20))
+            a.close(turns[0], cost=10)
+            await eventually_takes(b, limits, most_cost=40)
+            with pytest.raises(SpendLimitReached):
+                await a.take(limits, most_cost=20)
+            a.close(turns[1], cost=40)
+            with pytest.raises(SpendLimitReached):
+                await eventually_takes(b, limits, most_cost=10)
+                await b.take(limits, most_cost=1)
+
+    asyncio.run(check())
+
+
+def test_while_the_database_is_away_each_counts_for_itself_and_tells_later(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            limits = Limits(requests_per_minute=4)
+            await a.take(limits)
+            a.store.is_away = b.store.is_away = True
+            await asyncio.gather(*(one.take(limits) for one in (a, b)))
+            assert not a.shared.is_shared and not b.shared.is_shared
+            await b.take(limits)
+            a.store.is_away = b.store.is_away = False
+            await until(lambda: a.shared.is_shared and b.shared.is_shared)
+            with pytest.raises(RateLimited):
+                await a.take(limits)
+                await a.take(limits)
+
+    asyncio.run(check())
+
+
+def test_a_killed_gateway_gives_its_places_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        limits = Limits(max_concurrency=1)
+        async with gateways(url, 1) as (a,):
+            await a.take(limits)
+        async with gateways(url, 2) as (_, b):
+            with pytest.raises(RateLimited):
+                await b.take(limits)
+            monkeypatch.setattr(module, "_STALE_SECONDS", 0.0)
+            await b.take(limits)
+
+    asyncio.run(check())
+
+
+def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            limits, chance = Limits(max_concurrency=50), random.Random(1)
+            for _ in range(20):
+                asked = [asyncio.create_task(one.take(limits)) for one in (a, b) for _ in range(5)]
+                await asyncio.sleep(chance.random() * 0.01)
+                for task in asked:
+                    task.cancel()
+                for one, turn in zip([a] * 5 + [b] * 5, asked, strict=True):
+                    try:
+                        one.leave(await turn)
+                    except asyncio.CancelledError:
+                        pass
+            assert a.limits.in_flight == b.limits.in_flight == 0
+            await asyncio.gather(*(one.take(limits) for one in (a, b) for _ in range(25)))
+
+    asyncio.run(check())
+
+
+def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url) as both:
+            limits, running, most, chance = Limits(max_concurrency=4), [0], [0], random.Random(2)
+
+            async def client(one: Gateway) -> int:
+                num_served = 0
+                for _ in range(15):
+                    try:
+                        turn_id = await one.take(limits)
+                    except RateLimited:
+                        await asyncio.sleep(0.02)
+                        continue
+                    running[0] += 1
+                    most[0] = max(most[0], running[0])
+                    await asyncio.sleep(chance.random() * 0.02)
+                    running[0] -= 1
+                    one.close(turn_id)
+                    num_served += 1
+                return num_served
+
+            served = await asyncio.gather(*(client(one) for one in both for _ in range(6)))
+            assert most[0] == 4 and sum(served) > 20
+
+    asyncio.run(check())
