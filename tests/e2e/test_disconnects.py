@@ -100,7 +100,7 @@ def test_a_client_killed_during_prefill_frees_its_blocks_and_writes_nothing(stac
                 "messages": [{"role": "user", "content": "What is a lease?"}],
             }
             with start_client(stack, body) as client:
-                while active_blocks(engine)[1] == 0:
+                while client.poll() is None and active_blocks(engine)[1] == 0:
                     time.sleep(0.002)
                 client.kill()
                 seconds_until_idle(engine)

@@ -118,7 +118,7 @@ def test_what_is_answered_is_what_is_described(stack: Stack, schema: Any, operat
     )
     @given(st.one_of([found.ok().as_strategy(generation_mode=mode) for mode in modes]))
     def drive(case: Any) -> None:
-        reply = case.call(headers={"x-api-key": key})
+        reply = case.call(headers={"x-api-key": key}, timeout=180)
         lenient = [negative_data_rejection] if operation.is_lenient else []
         case.validate_response(reply, excluded_checks=[*EXCLUDED, *lenient])
         assert reply.status_code < 500
@@ -138,7 +138,7 @@ def test_a_whole_answer_of_openais_conforms_too(
         body={"model": "holdfast-demo", **asked, "stream": stream, "user": "u", "logprobs": None},
         media_type="application/json",
     )
-    reply = case.call_and_validate(headers={"x-api-key": API_KEY})
+    reply = case.call_and_validate(headers={"x-api-key": API_KEY}, timeout=180)
     assert reply.status_code == 200
 
 
@@ -149,7 +149,7 @@ def test_a_whole_answer_conforms_too(stack: Stack, schema: Any, stream: bool) ->
     case = schema["/v1/messages"]["POST"].Case(
         body={**asked, "stream": stream}, headers=headers, media_type="application/json"
     )
-    reply = case.call_and_validate()
+    reply = case.call_and_validate(timeout=180)
     assert reply.status_code == 200
     assert "previous_message_not_found" in reply.text
 
