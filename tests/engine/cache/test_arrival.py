@@ -54,23 +54,6 @@ class Late:
 PROMPT = list(range(10))
 
 
-def test_a_turn_that_arrived_before_the_expiry_and_comes_after_it_reads() -> None:
-    late = Late()
-    late.run(PROMPT, arrived_at=0, now=0)
-    written = late.run(PROMPT, arrived_at=295, now=305)
-    assert written.usage.cache_read_tokens == 10 and written.usage.cache_write_5m_tokens == 0
-    assert written.miss_reason is None
-    (report,) = written.breakpoints
-    assert (report.state, report.expires_in_seconds) == ("leased", 295 + 300 - 305)
-
-
-def test_a_turn_that_arrived_at_the_expiry_does_not() -> None:
-    late = Late()
-    late.run(PROMPT, arrived_at=0, now=0)
-    written = late.run(PROMPT, arrived_at=300, now=305)
-    assert written.usage.cache_read_tokens == 0 and written.miss_reason == "ttl_expired"
-
-
 def test_after_the_grace_nothing_is_kept() -> None:
     late = Late(grace=60)
     late.run(PROMPT, arrived_at=0, now=0)
@@ -128,12 +111,3 @@ def test_a_late_reader_that_never_answers_leaves_it_lapsed() -> None:
     assert len(late.entries) == 0
     check_entries(late.entries)
     assert late.run(PROMPT, arrived_at=306, now=306).usage.cache_read_tokens == 0
-
-
-def test_a_new_writer_behind_the_expiry_writes_anew_and_pays() -> None:
-    late = Late()
-    late.run(PROMPT, arrived_at=0, now=0)
-    written = late.run(PROMPT, arrived_at=310, now=311)
-    assert written.usage.cache_write_5m_tokens == 10
-    again = late.run(PROMPT, arrived_at=320, now=321)
-    assert again.usage.cache_read_tokens == 10

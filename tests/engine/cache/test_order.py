@@ -2,48 +2,11 @@
 
 import time
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from engine.cache.block import Entry
 from engine.cache.ids import Digest
 from engine.cache.leases import Leases
-from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool
-from tests.engine.cache.checks import check_leases, check_order
-
-Change = tuple[str, int, int]
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["set", "leave", "pop", "first"]), st.integers(0, 5), st.integers(0, 9)
-    )
-)
-
-
-@given(CHANGES)
-@settings(max_examples=300, deadline=None)
-def test_the_first_is_the_entry_with_the_least_key(changes: list[Change]) -> None:
-    entries = [new_entry(index) for index in range(6)]
-    keys: dict[Entry, float] = {}
-
-    def key_of(entry: Entry) -> Key | None:
-        return (keys[entry], 0.0) if entry in keys else None
-
-    order = Order(key_of)
-    for kind, index, value in changes:
-        entry = entries[index]
-        if kind == "set":
-            before = keys.get(entry)
-            keys[entry] = value
-            if before is None or value < before:
-                order.push(entry)
-        elif kind == "leave":
-            keys.pop(entry, None)
-        elif kind == "pop" and (first := order.first()) is not None:
-            while order.first() is first:  # it may have been pushed more than once
-                order.pop()
-            del keys[first]
-        check_order(order, entries)
+from tests.engine.cache.checks import check_leases
 
 
 def test_room_for_a_lease_costs_as_much_among_many_leases_as_among_few() -> None:

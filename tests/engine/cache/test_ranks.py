@@ -73,11 +73,6 @@ def test_a_tail_that_was_read_gets_more_than_one_that_was_not() -> None:
     assert states == ["best_effort", "best_effort", "leased"]
 
 
-def test_a_single_conversation_may_lease_the_whole_budget() -> None:
-    world = new_world()
-    assert tail(world, 1, BUDGET).state == "leased"
-
-
 def test_a_budget_that_is_asked_for_slowly_is_leased_to_tails() -> None:
     world = new_world()
     fill_with_tails(world)

@@ -6,29 +6,6 @@ import time
 from engine.compute.speculate import LEAST_MATCH, MOST_MATCH, NgramDrafter
 
 
-def test_what_followed_the_same_tokens_is_proposed() -> None:
-    drafter = NgramDrafter(4)
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 7, 9, 2, 3]) == [4, 5, 6, 7]
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 7, 9, 2, 3, 8]) == [], "8 is new"
-
-
-def test_the_longest_match_goes_first_and_of_equal_ones_the_latest() -> None:
-    long, short = [1, 2, 3, 7], [9, 2, 3, 8]
-    assert NgramDrafter(1).propose([*long, *short, 1, 2, 3]) == [7]
-    assert NgramDrafter(1).propose([5, 2, 3, 7, 6, 2, 3, 8, 4, 2, 3]) == [8]
-
-
-def test_a_loop_goes_on_as_a_loop() -> None:
-    assert NgramDrafter(7).propose([4, 1, 2, 3, 1, 2, 3]) == [1, 2, 3, 1, 2, 3, 1]
-    assert NgramDrafter(3).propose([5, 5, 5]) == [5, 5, 5]
-
-
-def test_too_little_is_no_match() -> None:
-    for tokens in ([], [1], [1, 1], [1, 2, 3, 1], [1, 2, 2, 1]):
-        assert NgramDrafter(4).propose(tokens) == []
-    assert LEAST_MATCH == 2
-
-
 def test_a_proposal_is_shorter_after_a_wrong_one_and_grows_back() -> None:
     drafter, tokens = NgramDrafter(8), [1, 2] * 20
     lengths = []

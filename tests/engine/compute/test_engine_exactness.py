@@ -101,66 +101,6 @@ def ask(engine: RealEngine, *segments: list[int], choices: int = 1, max_tokens: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cached_and_forked_sequences_are_exact(tiny_models: Models, family: str) -> None:
-    engine, rng = RealEngine(tiny_models(family)), random.Random(1)
-    for _ in range(4):
-        shared = prompt(rng, rng.randint(9, 60))
-        engine.run(ask(engine, shared))
-        for choices in (1, 3):
-            sent = ask(engine, shared, prompt(rng, rng.randint(1, 30)), choices=choices)
-            engine.run(sent)
-            assert sent.started is not None
-            assert sent.started.usage.cache_read_tokens == len(shared)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_preempted_sequences_are_exact(tiny_models: Models, family: str) -> None:
-    engine, rng = RealEngine(tiny_models(family), num_blocks=14), random.Random(2)
-    engine.run(*[ask(engine, prompt(rng, 25), max_tokens=14) for _ in range(3)])
-    assert engine.scheduler.num_preempted > 0
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sequences_with_filled_holes_are_exact(tiny_models: Models, family: str) -> None:
-    engine, rng = RealEngine(tiny_models(family)), random.Random(3)
-    for _ in range(6):
-        text = prompt(rng, rng.randint(70, 100))
-        first = engine.send(text, max_tokens=1)
-        while first.started is None:
-            chain = first.state.leader.table.blocks
-            engine.step()
-        engine.run(first)
-        lost = rng.sample(chain[: len(text) // 8 - 1], 3)
-        others = [b for b in engine.pool.blocks if b.ref_count == 0 and b not in lost]
-        for block in others:
-            engine.pool.acquire(block)
-        for block in [engine.pool.allocate() for _ in lost]:
-            engine.pool.release(block)
-        engine.pool.release_chain(others)
-        # What a hole's memory held must not matter.
-        for tensor in (*engine.checked._runner.pool.keys, *engine.checked._runner.pool.values):
-            tensor[[block.block_id for block in lost]] = 1e4
-        again = engine.send(text, max_tokens=3)
-        engine.run(again)
-        assert again.started is not None
-        usage = again.started.usage
-        assert usage.automatic_tokens == (len(text) // 8 - 3) * 8
-        assert usage.computed_tokens == len(text) + 1 - usage.automatic_tokens
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_demoted_and_returned_sequences_are_exact(tiny_models: Models, family: str) -> None:
-    engine, rng = RealEngine(tiny_models(family), host_blocks=100), random.Random(5)
-    texts = [prompt(rng, rng.randint(60, 90)) for _ in range(6)]
-    for _ in range(2):
-        for text in texts:
-            sent = engine.send(text, prompt(rng, 9), max_tokens=3)
-            engine.run(sent)
-    assert sent.started is not None and sent.started.usage.automatic_tokens > 0
-    assert engine.host is not None and engine.host.num_promoted > 20
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("host_blocks", [0, 30])
 def test_everything_at_once_is_exact(tiny_models: Models, family: str, host_blocks: int) -> None:
     engine = RealEngine(tiny_models(family), num_blocks=20, host_blocks=host_blocks)

@@ -56,6 +56,10 @@ from tests.engine.cache.checks import check_entries, check_pool
 NUM_WORDS = 1000
 
 
+def words(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
 def next_token(tokens: Sequence[TokenId], seed: int) -> TokenId:
     return crc32(repr((list(tokens), seed)).encode()) % NUM_WORDS
 

@@ -2,11 +2,7 @@
 
 import pytest
 
-from tests.engine.schedule.harness import Harness
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
+from tests.engine.schedule.harness import Harness, words
 
 
 @pytest.mark.parametrize("length", range(1, 14))

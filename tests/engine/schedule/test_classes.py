@@ -5,11 +5,7 @@ import random
 import pytest
 
 from engine.schedule.waiting import FLOOR_SECONDS
-from tests.engine.schedule.harness import Harness, Sent
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
+from tests.engine.schedule.harness import Harness, Sent, words
 
 
 def batch(engine: Harness, start: int, count: int = 40, **changes: int) -> Sent:

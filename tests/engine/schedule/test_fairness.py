@@ -3,11 +3,7 @@
 import pytest
 
 from engine.schedule import pace
-from tests.engine.schedule.harness import Harness, Sent
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
+from tests.engine.schedule.harness import Harness, Sent, words
 
 
 def flood(engine: Harness, scope: str, count: int, length: int = 31) -> list[Sent]:

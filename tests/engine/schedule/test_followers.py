@@ -8,14 +8,10 @@ import pytest
 
 from engine.clock import ManualClock
 from engine.protocol import ChainGone, ChainHeld
-from tests.engine.schedule.harness import Harness
+from tests.engine.schedule.harness import Harness, words
 from tests.engine.store.engines import StoredEngine
 
 NUM_PROMPTS = 60
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
 
 
 def held_in(engine: Harness) -> dict[str, str]:

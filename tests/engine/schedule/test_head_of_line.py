@@ -1,11 +1,7 @@
 """A prompt that does not fit keeps no other waiting, and is not kept waiting for ever."""
 
 from engine.schedule.scheduler import MAX_OVERTAKEN
-from tests.engine.schedule.harness import Harness, Sent
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
+from tests.engine.schedule.harness import Harness, Sent, words
 
 
 def occupied(engine: Harness, blocks: int, max_tokens: int) -> Sent:

@@ -8,7 +8,7 @@ from engine.protocol import Delta
 from engine.schedule.pace import SHARED_SECONDS
 from engine.schedule.request import SequenceState
 from engine.schedule.runner import Stop, Work
-from tests.engine.schedule.harness import FakeRunner, Harness, Sent
+from tests.engine.schedule.harness import FakeRunner, Harness, Sent, words
 
 STEP_TOKENS = 256
 PER_TOKEN = 0.0005
@@ -56,10 +56,6 @@ class Timed(Harness):
         while sent.started is None:
             self.step()
         return self.manual.now() - begun
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
 
 
 def test_a_scope_alone_computes_whole_steps() -> None:

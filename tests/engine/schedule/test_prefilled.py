@@ -1,14 +1,7 @@
 """What a request had computed when it ended before its first token is in its final counts."""
 
-import random
-
 from engine.protocol import FinalCounts
-from engine.schedule.request import Ranges
-from tests.engine.schedule.harness import Harness, Sent
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
+from tests.engine.schedule.harness import Harness, Sent, words
 
 
 def counts_of(engine: Harness, sent: Sent) -> FinalCounts:
@@ -48,15 +41,3 @@ def test_a_prompt_that_is_computed_again_after_preemption_counts_once() -> None:
     engine.step(1)
     engine.lifecycle.cancel(sent.state.request_id)
     assert counts_of(engine, sent).prefilled_tokens == 64
-
-
-def test_ranges_count_each_position_once() -> None:
-    random.seed(7)
-    for _ in range(200):
-        ranges, seen = Ranges(), set[int]()
-        for _ in range(20):
-            start = random.randrange(50)
-            end = start + random.randrange(1, 20)
-            ranges.add(start, end)
-            seen |= set(range(start, end))
-            assert ranges.total == len(seen)

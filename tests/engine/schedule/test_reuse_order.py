@@ -15,13 +15,9 @@ from engine.cache.residency import (
     touch,
 )
 from tests.engine.cache.checks import check_pool
-from tests.engine.schedule.harness import Harness, Sent
+from tests.engine.schedule.harness import Harness, Sent, words
 
 BLOCK = 4
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
 
 
 def warmed(engine: Harness, start: int, count: int, scope: str = "a") -> list[int]:

@@ -5,22 +5,7 @@ import random
 import pytest
 
 from engine.protocol import Done
-from tests.engine.schedule.harness import Harness, Sent
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
-
-
-def test_a_long_prompt_is_computed_in_bounded_chunks() -> None:
-    engine = Harness(max_step_tokens=16)
-    sent = engine.send(words(0, 40), max_tokens=1)
-    engine.finish(sent)
-    assert [[len(work.token_ids) for work in step] for step in engine.runner.steps] == [
-        [16],
-        [16],
-        [9],
-    ]
+from tests.engine.schedule.harness import Harness, Sent, words
 
 
 def test_chunks_end_at_every_breakpoint() -> None:

@@ -1,18 +1,6 @@
 """The host tier in the engine's loop: copies are bounded, and nobody's decoding waits for them."""
 
-from engine.protocol import ChainHeld
-from tests.engine.schedule.harness import Harness
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
-
-
-def warm(engine: Harness) -> None:
-    """A prompt of ten blocks that is on the host alone."""
-    engine.finish(engine.send(words(0, 40), max_tokens=1))
-    for start in (1000, 2000, 3000):
-        engine.finish(engine.send(words(start, 50), max_tokens=1))
+from tests.engine.schedule.harness import Harness, words
 
 
 def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
@@ -33,20 +21,6 @@ def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
     assert engine.host.num_promoted > before
     engine.finish(talker, reader)
     engine.check_idle()
-
-
-def test_what_moves_is_told_with_its_tier() -> None:
-    engine = Harness(num_blocks=16, host_blocks=64, max_copies=16)
-    engine.finish(engine.send(words(0, 9), max_tokens=1))
-    engine.pool.anchor("aa", engine.pool.blocks[1], 8)
-    for start in (1000, 2000):
-        engine.finish(engine.send(words(start, 50), max_tokens=1))
-    engine.finish(engine.send(words(0, 9), max_tokens=1))
-    told = [event for event in engine.events if isinstance(event, ChainHeld)]
-    assert [(event.tier, [held.digest for held in event.names]) for event in told] == [
-        ("host", ["aa"]),
-        ("device", ["aa"]),
-    ]
 
 
 def test_a_best_effort_entry_survives_a_flood_on_the_host() -> None:

@@ -5,11 +5,7 @@ import pytest
 from engine.protocol import Started
 from engine.schedule.request import Twin
 from engine.schedule.scheduler import find_twin
-from tests.engine.schedule.harness import Harness, Sent
-
-
-def words(start: int, count: int) -> list[int]:
-    return list(range(start, start + count))
+from tests.engine.schedule.harness import Harness, Sent, words
 
 
 def started(sent: Sent) -> Started:

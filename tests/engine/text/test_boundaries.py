@@ -1,7 +1,6 @@
 """Segment ends, whatever the template does with the segments."""
 
 import json
-import time
 
 import pytest
 
@@ -188,14 +187,6 @@ def test_a_longer_conversation_keeps_the_ends_of_the_shorter(template: str) -> N
         assert short.token_ids[:last] == long.token_ids[:last]
 
 
-def test_an_assistant_message_at_the_end_is_continued() -> None:
-    renderer = demo_renderer()
-    prompt = Prompt([text("user", "Count."), text("assistant", "One, two,")])
-    rendered = renderer.render(prompt, thinking=False)
-    assert decode(renderer, rendered.token_ids).endswith("<|im_start|>assistant\nOne, two,")
-    assert rendered.segments[-1].end == len(rendered.token_ids)
-
-
 def test_private_use_characters_of_the_prompt_survive() -> None:
     renderer = demo_renderer()
     strange = "\U000f0000\U000f0001 \ue000 \U00100000"
@@ -242,24 +233,6 @@ def test_a_refusal_of_the_template_is_told() -> None:
     )
     with pytest.raises(InvalidRequest, match="one message only"):
         renderer.render(Prompt([text("user", "a"), text("assistant", "b")]), thinking=False)
-
-
-def test_rendering_is_not_quadratic_in_the_messages() -> None:
-    renderer = demo_renderer()
-
-    def seconds(count: int) -> float:
-        messages = [
-            text("user" if index % 2 == 0 else "assistant", f"message {index} of {count}")
-            for index in range(count)
-        ]
-        begin = time.thread_time()  # others take the processor away at times
-        renderer.render(Prompt(messages), thinking=False)
-        return time.thread_time() - begin
-
-    seconds(10)
-    # The best of several: caches are shared with others. Quadratic would be 100 times.
-    best = {count: min(seconds(count) for _ in range(5)) for count in (401, 4001)}
-    assert best[4001] < 40 * max(best[401], 0.002)
 
 
 def num_renders(monkeypatch: pytest.MonkeyPatch, renderer: ChatRenderer, prompt: Prompt) -> int:
@@ -345,24 +318,6 @@ def test_indented_tools_keep_their_text_and_have_boundaries() -> None:
         assert placed.text[: place.end].endswith("}")
         assert placed.text[place.begin : place.end].count("function") == 2
         assert f'"{tool.name}"' in placed.text[place.begin : place.end]
-
-
-@pytest.mark.parametrize("kind", ["dropped", "empty", "kept"])
-def test_many_blocks_of_one_message_are_no_more_than_linear(kind: str) -> None:
-    """A template that drops thinking: 25,000 blocks of it blocked an engine for a minute."""
-    renderer = demo_renderer() if kind != "kept" else renderer_for(QWEN)
-    body = " " if kind == "empty" else "a thought of some words"
-
-    def seconds(count: int) -> float:
-        parts: list[Part] = [ThinkingPart(body) for _ in range(count)]
-        prompt = Prompt([text("user", "x"), Message("assistant", [*parts, TextPart("y")])])
-        begin = time.thread_time()
-        renderer.render(prompt, thinking=False)
-        return time.thread_time() - begin
-
-    seconds(10)
-    best = {count: min(seconds(count) for _ in range(3)) for count in (1000, 8000)}
-    assert best[8000] < 30 * max(best[1000], 0.01)
 
 
 def test_tool_schemas_keep_their_order_and_letters() -> None:

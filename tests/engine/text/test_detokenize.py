@@ -37,12 +37,6 @@ def test_sentencepiece_like_text_survives_with_its_spaces(text: str) -> None:
     assert "".join(fed(tokenizer, token_ids)) == tokenizer.decode(token_ids) == text
 
 
-def test_metaspace_text_survives_with_its_spaces() -> None:
-    tokenizer = metaspace()
-    token_ids = tokenizer.encode("hello world of  words", add_special_tokens=False).ids
-    assert "".join(fed(tokenizer, token_ids)) == "hello world of  words"
-
-
 def test_half_a_character_waits_for_the_rest() -> None:
     tokenizer = demo_files().tokenizer
     token_ids = tokenizer.encode("🦜", add_special_tokens=False).ids

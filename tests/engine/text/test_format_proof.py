@@ -13,8 +13,6 @@ from engine.protocol import (
     Delta,
     Prompt,
     TextDelta,
-    TextPart,
-    ThinkingPart,
     Tool,
     ToolChoice,
     ToolUsePart,
@@ -41,8 +39,6 @@ THINKING = [name for name, (_, thinking) in EXPECTED.items() if thinking is not 
 WITHOUT_ESCAPES = {"llama-4-pythonic", "lfm2"}
 WITHOUT_LISTS = {"llama-4-pythonic", "lfm2"}
 ONE_CALL = {"openai-gpt-oss-120b"}
-DROPS_THINKING = {"apriel", "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-                  "HuggingFaceTB-SmolLM3-3B", "ibm-granite-granite-3.3-2B-Instruct"}  # fmt: skip
 
 
 def of(name: str) -> ChatRenderer:
@@ -131,37 +127,6 @@ def test_what_a_template_writes_of_calls_is_read_back_however_it_is_cut(
     found = read(model, text, request())[0]
     again = [ToolUsePart(part.id, *call) for part, call in zip(parts, found, strict=True)]
     assert written(model, again) == text
-
-
-@pytest.mark.parametrize("name", CALLING)
-def test_every_cut_of_a_turn_gives_the_same(name: str) -> None:
-    model = of(name)
-    given = {"city": 'Bern "x" < y', "count": 3, "flag": True}
-    if name in WITHOUT_ESCAPES:
-        given["city"] = "Bern"
-    parts = calls(given, {"city": "Uri"})[: 1 if model.traits.splits_calls else 2]
-    text = written(model, parts)
-    whole = read(model, text, request())
-    assert [call for call, _ in whole[0]] == [part.name for part in parts]
-    assert read(model, text, request(), range(len(text))) == whole
-    for cut in range(len(text)):
-        assert read(model, text, request(), [cut]) == whole
-
-
-@pytest.mark.parametrize("name", CALLING)
-def test_text_before_a_call_stays_text_and_no_markup_is_told(name: str) -> None:
-    model = of(name)
-    call = from_call(model, written(model, calls({"city": "Bern"})))
-    if model.formats.is_harmony:
-        call = f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{call}"
-    elif model.tool_format == "llama3_json":
-        pytest.skip("a call of this format is the whole turn")
-    else:
-        call = "I look." + call
-        if model._begins_thinking(request()):
-            call = model.formats.tags.close + call if model.formats.tags else call
-    found, _, text = read(model, call, request())
-    assert (found, text.strip()) == ([("get_weather", {"city": "Bern"})], "I look.")
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -268,45 +233,6 @@ def test_tags_around_an_answer_are_text_within_one() -> None:
     for cuts in ((), range(len(text))):
         assert read(model, text, request(), cuts) == ([], "", text)
         assert read(model, f"{opening}It.{closing}", request(), cuts) == ([], "", "It.")
-
-
-@pytest.mark.parametrize("name", [n for n in THINKING if n not in DROPS_THINKING])
-def test_thinking_before_a_call_is_replayed_and_read(name: str) -> None:
-    model = of(name)
-    parts = [ThinkingPart("I need the tool."), *calls({"city": "Bern"})]
-    if EXPECTED[name][0] is None:
-        parts = [ThinkingPart("I need the tool."), TextPart("Rain.")]
-    asked = request(thinking=True)
-    found, thought, _ = read(model, written(model, parts, thinking=True), asked)
-    assert thought == "I need the tool."
-    assert len(found) == len(parts) - 1 or not found
-
-
-@pytest.mark.parametrize("name", CALLING)
-def test_a_forced_call_may_be_written_as_the_template_writes_it(name: str) -> None:
-    model = of(name)
-    tool = Tool("get_weather", FORCED, "Weather.")
-    parts = calls({"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"})
-    if name == "hermes-3":
-        pytest.skip("it shows the name first and writes it last: what it shows is forced")
-    text = from_call(model, written(model, parts))
-    for choice in (ToolChoice("any"), ToolChoice("tool", "get_weather", parallel=False)):
-        asked = request(prompt=Prompt([QUESTION], [tool]), tool_choice=choice)
-        parser = model.parser(asked)
-        deltas: list[Delta] = []
-        if model._begins_thinking(asked):
-            assert model.formats.tags is not None
-            close = model.formats.tags.close
-            text = close + text.removeprefix(close)
-        for token in model.tokenizer.encode(text, add_special_tokens=False).ids:
-            if parser.finish is not None:
-                break
-            assert parser.allowed is not None
-            allowed = parser.allowed[token // 8] >> token % 8 & 1
-            assert allowed, (model.tokenizer.id_to_token(token), text)
-            deltas += parser.feed(token)
-        deltas += parser.close()
-        assert calls_of(deltas) == [(parts[0].name, parts[0].input)]
 
 
 @pytest.mark.parametrize("name", CALLING)

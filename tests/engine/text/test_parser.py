@@ -111,13 +111,6 @@ def test_tool_choice_none_parses_no_calls() -> None:
     assert parser.finish == "stop"
 
 
-def test_without_parallel_calls_the_first_one_ends_the_turn() -> None:
-    parser = demo_renderer().parser(request(ToolChoice(parallel=False)))
-    deltas = feed(parser, CALL + CALL, ends=False)
-    assert len(calls(deltas)) == 1
-    assert parser.finish == "tool_use"
-
-
 def test_nothing_behind_the_first_call_is_told_without_parallel_calls() -> None:
     for more in (CALL, " and text", "<tool_call>{", "<tool_ca"):
         parser = demo_renderer().parser(request(ToolChoice(parallel=False), stops=["}}"]))

@@ -101,21 +101,6 @@ def test_a_call_that_stops_being_json_keeps_the_rest_as_text() -> None:
     assert parse("hermes", text) == [("f", '{"a": 1 '), ("text", "oops}}</tool_call>")]
 
 
-@pytest.mark.parametrize(("tool_format", "call"), [("hermes", HERMES), ("mistral", NAMED)])
-def test_text_around_calls_stays_text(tool_format: str, call: str) -> None:
-    found = parse(tool_format, f"I look.\n\n{call}\n and on")
-    assert [(found[0]), found[2]] == [("text", "I look."), ("text", "\n and on")]
-
-
-@pytest.mark.parametrize("call", [LLAMA, MISTRAL, NAMED, HERMES])
-def test_an_input_streams(call: str) -> None:
-    name = {LLAMA: "llama3_json", HERMES: "hermes"}.get(call, "mistral")
-    parser = new_parser(name)
-    deltas = [delta for character in call for delta in parser.feed(character)]
-    assert sum(isinstance(delta, ToolInputDelta) for delta in deltas) > 10
-    assert parser.num_calls == 1
-
-
 @pytest.mark.parametrize(
     ("tool_format", "text"),
     [
