@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dashboard.ui import formats
 from dashboard.ui.charts import TOKENS, Row
-from engine import protocol
+from engine.protocol import TTLS as TTL_CLASSES
 from gateway.admin.structs.usage import Turn
 
 Kind = Literal["tool", "system", "user", "assistant"]
@@ -220,7 +220,7 @@ def counts_of(turn: Turn) -> dict[str, int]:
     writes = reversed(turn.writes.items())
     return {
         "Read from cache": turn.cache_read_tokens,
-        **{f"Written, {protocol.TTLS[ttl].words}": tokens for ttl, tokens in writes},
+        **{f"Written, {TTL_CLASSES[ttl].words}": tokens for ttl, tokens in writes},
         "Automatically reused": reused,
         "Uncached": plain - reused,
     }
