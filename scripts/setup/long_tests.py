@@ -53,7 +53,6 @@ JOBS = {
         "streams of every dialect, cut in two at every byte, read by the official SDKs",
         3,
         "tests/gateway/routing/test_stream_splits.py",
-        "tests/gateway/routing/test_gemini_stream_splits.py",
         CUT_EVERY="1",
     ),
     "exactness": pytest_job(

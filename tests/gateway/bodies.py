@@ -3,12 +3,6 @@
 import copy
 from typing import Any
 
-import msgspec
-
-from gateway.dialects.anthropic.lower import lay_out
-from gateway.dialects.anthropic.request import decode_messages
-from gateway.prompt.breakpoints import Slot
-
 SHORT: dict[str, str] = {"type": "ephemeral"}
 LONG: dict[str, str] = {"type": "ephemeral", "ttl": "1h"}
 
@@ -71,7 +65,3 @@ def conversation() -> dict[str, Any]:
             },
         ],
     )
-
-
-def slots_of(request: dict[str, Any]) -> list[Slot]:
-    return lay_out(decode_messages(msgspec.json.encode(request))).slots

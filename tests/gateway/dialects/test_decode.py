@@ -1,27 +1,7 @@
-import random
-
-import msgspec
 import pytest
 
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import decode_messages
-from tests.gateway.bodies import conversation
-from tests.gateway.damage import mutant
-
-NUM_MUTANTS = 2000
-
-
-def test_no_mutant_of_a_valid_body_is_anything_but_a_request_or_an_error() -> None:
-    seed = random.Random(1)
-    valid = msgspec.json.encode(conversation())
-    refused = 0
-    for _ in range(4 * NUM_MUTANTS):
-        try:
-            decode_messages(mutant(seed, valid))
-        except InvalidRequest as error:
-            refused += 1
-            assert 0 < len(str(error)) < 2000
-    assert refused > NUM_MUTANTS
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from engine.protocol import (
 from tests.gateway.conftest import Stack
 from tests.gateway.gemini_bodies import LOOK, MODEL, QUESTION, client, generate, model, post, user
 from tests.gateway.openai_bodies import frames
-from tests.gateway.serving import API_KEY, eventually
+from tests.gateway.serving import API_KEY
 
 PROMPT_TOKENS = len(QUESTION) // 4 + 1 + 4
 
@@ -331,25 +331,6 @@ def test_the_key_may_stand_in_the_query_and_models_are_listed(stack: Stack) -> N
         assert sdk.models.get(model=MODEL).input_token_limit == 100_000
     wrong = httpx.get(f"{stack.url}/v1beta/models", timeout=120)
     assert (wrong.status_code, wrong.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
-
-
-def test_usage_equals_the_ledger(stack: Stack) -> None:
-    answer = generate(stack, "Rules of the house. " * 40)
-    again = generate(stack, "Rules of the house. " * 40)
-    assert answer.usage_metadata is not None and again.usage_metadata is not None
-    assert again.usage_metadata.cached_content_token_count
-    for made in (answer, again):
-
-        def row(wanted: Any = made.response_id) -> Any:
-            items = stack.admin("turns").json()
-            return next((item for item in items if item["id"] == wanted), None)
-
-        eventually(row)
-        found, usage = row(), made.usage_metadata
-        assert usage is not None
-        assert found["dialect"] == "gemini"
-        assert found["cache_read_tokens"] == (usage.cached_content_token_count or 0)
-        assert found["output_tokens"] == usage.candidates_token_count
 
 
 class Animal(Enum):

@@ -27,7 +27,6 @@ from engine.protocol import (
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import (
     EPHEMERAL,
-    LONG_TEXT,
     LOOK,
     MESSAGES,
     MODEL,
@@ -196,36 +195,6 @@ def test_models_are_listed_for_both_sdks(stack: Stack) -> None:
     model = stack.openai().models.retrieve(MODEL)
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "holdfast")
     assert stack.sdk().models.retrieve(MODEL).type == "model"
-
-
-def test_a_turn_is_recorded_like_any_other(stack: Stack) -> None:
-    answer = chat(stack)
-    turn_id = answer.id.replace("chatcmpl-", "msg_")
-
-    def recorded() -> list[Any]:
-        turns = stack.admin("turns?limit=100").json()
-        return [turn for turn in turns if turn["id"] == turn_id]
-
-    eventually(recorded)
-    [turn] = recorded()
-    assert turn["output_tokens"] == answer.usage.completion_tokens
-
-
-def test_marked_parts_are_written_then_read(stack: Stack) -> None:
-    system = {
-        "role": "system",
-        "content": [{"type": "text", "text": LONG_TEXT, "cache_control": EPHEMERAL}],
-    }
-    first = chat(stack, messages=[system, *MESSAGES])
-    second = chat(stack, messages=[system, *MESSAGES])
-    marked = len(LONG_TEXT) // 4 + 1
-    written, read = first.usage.prompt_tokens_details, second.usage.prompt_tokens_details
-    assert (written.cached_tokens, written.cache_write_tokens) == (0, marked)
-    assert (read.cached_tokens, read.cache_write_tokens) == (marked, 0)
-    assert first.usage.prompt_tokens == second.usage.prompt_tokens
-    [report] = second.model_extra["holdfast"]["breakpoints"]
-    assert report["path"] == "messages[0].content[0]"
-    assert stack.engine.requests[0].prompt.system == [TextPart(LONG_TEXT)]
 
 
 MARKED_PLACES = [

@@ -1,28 +1,22 @@
 """Bodies of the OpenAI dialect: what is accepted, and what is refused by name."""
 
 import json
-import random
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.errors import body_of
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat, decode_completion
-from gateway.prompt.ask import Ask, Principal, TurnId
+from gateway.prompt.ask import Ask, Principal
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found"}
-MARKER = {"type": "ephemeral", "ttl": "1h"}
 TOOL = {"type": "function", "function": {"name": "f"}}
-ARGUED = {"name": "f", "arguments": '{"a": [1, {"b": null}]}'}
 PRINCIPAL = Principal("w", "k", "scope")
 MODEL = Model(id="m", display_name="m")
 FRAGMENTS = [
@@ -163,34 +157,6 @@ def test_bytes_that_are_no_request(raw: bytes) -> None:
             decode(raw)
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["model", "messages", "role", "content", "type", "text", "tools", "n"]
-                ),
-                inner,
-                max_size=4,
-            )
-        ),
-        max_leaves=12,
-    )
-)
-def test_any_json_is_a_request_or_one_error(document: Any) -> None:
-    try:
-        raw = msgspec.json.encode(document)
-    except OverflowError:
-        return
-    for decode in (decode_chat, decode_completion):
-        try:
-            decode(raw)
-        except InvalidRequest as error:
-            assert str(error)
-
-
 def test_no_probability_mass_is_greedy() -> None:
     sampling = ask(body(top_p=0, temperature=1.5)).sampling
     assert (sampling.temperature, sampling.top_p) == (0.0, None)
@@ -200,46 +166,3 @@ def test_values_are_not_echoed_at_length() -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask(body(messages=[{"role": "x" * 5000, "content": "x"}]))
     assert len(str(caught.value)) < 300
-
-
-def test_mutants_of_a_whole_conversation_reach_the_engine_or_are_refused() -> None:
-    """Whatever a byte is changed to: a request that can be sent on, or one error."""
-    rng = random.Random(20_26)
-    native = {"type": "text", "text": "b", "prompt_cache_breakpoint": {"mode": "explicit"}}
-    marked = {"type": "text", "text": "a", "cache_control": MARKER}
-    whole = body(
-        messages=[
-            {"role": "system", "content": "Rules.", "cache_control": MARKER},
-            {"role": "user", "content": [marked, native]},
-            {**CALLS, "reasoning": "hm", "tool_calls": [{**CALL, "function": ARGUED}]},
-            RESULT,
-            USER,
-        ],
-        tools=[{**TOOL, "cache_control": MARKER}],
-        tool_choice={"type": "function", "function": {"name": "f"}},
-        stop=["x"],
-        seed=7,
-        n=2,
-        top_p=0.5,
-        temperature=1,
-        max_tokens=5,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    original = json.dumps(whole).encode()
-    assert ask(whole)
-    num_served = 0
-    for _ in range(4000):
-        mutant = bytearray(original)
-        for _ in range(rng.randint(1, 3)):
-            place = rng.randrange(len(mutant))
-            mutant[place : place + rng.randint(0, 2)] = rng.choice(FRAGMENTS)
-        try:
-            decoded = decode_chat(bytes(mutant))
-            made = chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
-        except InvalidRequest as error:
-            body_of(error, "req_x", "openai")
-            continue
-        num_served += 1
-        msgspec.json.encode(made.generate_request(TurnId("t"), 1.0, ["thinking"]))
-    assert num_served > 20

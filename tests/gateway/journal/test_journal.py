@@ -21,6 +21,8 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
 
+pytestmark = pytest.mark.anyio
+
 
 def record(journal: Journal, number: int) -> TurnRecord:
     return TurnRecord(
@@ -91,244 +93,202 @@ def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path, at
     writer.stdout.close()
 
 
-def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(tmp_path: Path) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        for number in range(3):
-            await journal.open(record(journal, number))
-        await journal.stop()
+async def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path).start()
+    for number in range(3):
+        await journal.open(record(journal, number))
+    await journal.stop()
 
-        journal = Journal(tmp_path).start()
-        metrics, now = Metrics(), [0.0]
-        usage = InputUsage(input_tokens=10, cache_write_5m_tokens=90, computed_tokens=100)
-        known = FinalCounts(
-            request_id=record(journal, 1).id,
-            epoch="e",
-            reason="cancelled",
-            usage=usage,
-            output_tokens=7,
-        )
-        witness = Witness(known)
-        billing = Billing(load_prices(), metrics)
-        reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: now[0])
-        assert await reconciler.recover() == 3
-        await reconciler.step()
-        (closed,) = await journal.closed_turns(10)
-        assert (closed.id, closed.outcome) == (known.request_id, "gateway_killed")
-        assert (closed.input_tokens, closed.output_tokens) == (10, 7)
-        assert closed.cost == 10 * 1000 + 90 * 1250 + 7 * 5000
+    journal = Journal(tmp_path).start()
+    metrics, now = Metrics(), [0.0]
+    usage = InputUsage(input_tokens=10, cache_write_5m_tokens=90, computed_tokens=100)
+    known = FinalCounts(
+        request_id=record(journal, 1).id,
+        epoch="e",
+        reason="cancelled",
+        usage=usage,
+        output_tokens=7,
+    )
+    witness = Witness(known)
+    billing = Billing(load_prices(), metrics)
+    reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: now[0])
+    assert await reconciler.recover() == 3
+    await reconciler.step()
+    (closed,) = await journal.closed_turns(10)
+    assert (closed.id, closed.outcome) == (known.request_id, "gateway_killed")
+    assert (closed.input_tokens, closed.output_tokens) == (10, 7)
+    assert closed.cost == 10 * 1000 + 90 * 1250 + 7 * 5000
 
-        witness.is_ready, now[0] = False, 30.0
-        await reconciler.step()
-        assert reconciler.num_pending == 2
-        witness.is_ready = True
-        await reconciler.step()
-        assert reconciler.num_pending == 0 and len(await journal.closed_turns(10)) == 3
-        await journal.stop()
-
-    asyncio.run(check())
+    witness.is_ready, now[0] = False, 30.0
+    await reconciler.step()
+    assert reconciler.num_pending == 2
+    witness.is_ready = True
+    await reconciler.step()
+    assert reconciler.num_pending == 0 and len(await journal.closed_turns(10)) == 3
+    await journal.stop()
 
 
-def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
+async def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other, 43 took 12 seconds on a disk that takes 250 ms for a write."""
+    journal = Journal(tmp_path).start()
+    turns = [record(journal, number) for number in range(60)]
+    await asyncio.gather(*map(journal.open, turns))
+    await journal.stop()
 
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turns = [record(journal, number) for number in range(60)]
-        await asyncio.gather(*map(journal.open, turns))
-        await journal.stop()
-
-        journal, now = Journal(tmp_path).start(), [0.0]
-        witness = Witness(
-            *(FinalCounts(request_id=turn.id, epoch="e", reason="stop") for turn in turns[:30] * 2)
-        )
-        billing = Billing(load_prices(), Metrics())
-        reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
-        assert await reconciler.recover() == 60
-        commits: list[sqlite3.Connection] = []
-        real = store._commit
-        monkeypatch.setattr(store, "_commit", lambda db: (commits.append(db), real(db)))
-        await reconciler.step()
-        assert reconciler.num_pending == 30 and len(commits) <= 5
-        now[0] = 30.0
-        await reconciler.step()
-        assert reconciler.num_pending == 0 and len(commits) <= 10
-        closed = await journal.closed_turns(100)
-        assert sorted(turn.id for turn in closed) == sorted(turn.id for turn in turns)
-        await journal.stop()
-
-    asyncio.run(check())
+    journal, now = Journal(tmp_path).start(), [0.0]
+    witness = Witness(
+        *(FinalCounts(request_id=turn.id, epoch="e", reason="stop") for turn in turns[:30] * 2)
+    )
+    billing = Billing(load_prices(), Metrics())
+    reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
+    assert await reconciler.recover() == 60
+    commits: list[sqlite3.Connection] = []
+    real = store._commit
+    monkeypatch.setattr(store, "_commit", lambda db: (commits.append(db), real(db)))
+    await reconciler.step()
+    assert reconciler.num_pending == 30 and len(commits) <= 5
+    now[0] = 30.0
+    await reconciler.step()
+    assert reconciler.num_pending == 0 and len(commits) <= 10
+    closed = await journal.closed_turns(100)
+    assert sorted(turn.id for turn in closed) == sorted(turn.id for turn in turns)
+    await journal.stop()
 
 
 @pytest.mark.parametrize(
     ("outcome", "is_paid"), [("client_disconnect", True), ("timeout_error", False)]
 )
-def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncached_input(
+async def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncached_input(
     tmp_path: Path, outcome: str, is_paid: bool
 ) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turn = record(journal, 1)
-        await journal.open(turn)
-        final = FinalCounts(
-            request_id=turn.id, epoch="e", reason="cancelled", prefilled_tokens=3_000
-        )
-        witness, metrics = Witness(final), Metrics()
-        charged: list[TurnRecord] = []
-        billing = Billing(load_prices(), metrics, charged.append)
-        reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: 0.0)
-        turn.outcome = outcome
-        reconciler.take_over(turn)
-        await reconciler.step()
-        (closed,) = await journal.closed_turns(10)
-        await journal.stop()
-        paid = 3_000 if is_paid else 0
-        assert (closed.outcome, closed.input_tokens, closed.computed_tokens) == (
-            outcome,
-            paid,
-            3_000,
-        )
-        assert closed.cost == paid * 1000 and closed.cache_read_tokens == 0
-        assert charged[0].input_tokens == paid, "it counts against rates and spend"
-
-    asyncio.run(check())
+    journal = Journal(tmp_path).start()
+    turn = record(journal, 1)
+    await journal.open(turn)
+    final = FinalCounts(request_id=turn.id, epoch="e", reason="cancelled", prefilled_tokens=3_000)
+    witness, metrics = Witness(final), Metrics()
+    charged: list[TurnRecord] = []
+    billing = Billing(load_prices(), metrics, charged.append)
+    reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: 0.0)
+    turn.outcome = outcome
+    reconciler.take_over(turn)
+    await reconciler.step()
+    (closed,) = await journal.closed_turns(10)
+    await journal.stop()
+    paid = 3_000 if is_paid else 0
+    assert (closed.outcome, closed.input_tokens, closed.computed_tokens) == (
+        outcome,
+        paid,
+        3_000,
+    )
+    assert closed.cost == paid * 1000 and closed.cache_read_tokens == 0
+    assert charged[0].input_tokens == paid, "it counts against rates and spend"
 
 
-def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(tmp_path: Path) -> None:
-    async def check() -> None:
-        journal, now = Journal(tmp_path).start(), [0.0]
-        await journal.open(record(journal, 1))
-        witness = Witness(FinalCounts(request_id=record(journal, 1).id, epoch="e", reason="stop"))
-        witness.is_silent = True
-        billing = Billing(load_prices(), Metrics())
-        reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
-        await reconciler.recover()
-        now[0] = 60.0
-        await reconciler.step()
-        assert reconciler.num_pending == 1 and witness.cancelled
-        counts, witness.counts = witness.counts, []
-        witness.is_silent, witness.running = False, {record(journal, 1).id}
-        await reconciler.step()
-        assert reconciler.num_pending == 1, "it still runs"
-        witness.counts, witness.running = counts, set()
-        await reconciler.step()
-        (turn,) = await journal.closed_turns(10)
-        assert turn.stop_reason == "stop" and reconciler.num_pending == 0
-        await journal.stop()
-
-    asyncio.run(check())
-
-
-def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left_alone(
+async def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(
     tmp_path: Path,
 ) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        mine, open_one = record(journal, 1).id, record(journal, 2)
-        await journal.open(open_one)
-        counts = [
-            FinalCounts(request_id=turn_id, epoch="e", reason="stop")
-            for turn_id in (mine, open_one.id, "msg_ffffffff0001")
-        ]
-        witness = Witness(*counts)
-        billing = Billing(load_prices(), Metrics())
-        reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: 0.0)
-        await reconciler.step(is_sweep=True)
-        assert witness.acked == [mine]
-        await journal.stop()
-
-    asyncio.run(check())
-
-
-def test_a_turn_is_forgotten_only_after_the_ledger_has_it(tmp_path: Path) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        ledger: dict[str, TurnRecord] = {}
-        is_down = [True]
-        acked: list[str] = []
-
-        async def insert(turns: Sequence[TurnRecord]) -> None:
-            for turn in turns:
-                ledger.setdefault(turn.id, turn)
-            if is_down[0]:
-                raise LedgerUnavailable
-
-        async def acknowledge(_engine: str, turn_ids: list[str]) -> None:
-            acked.extend(turn_ids)
-
-        drain = Drain(journal, insert, acknowledge, Metrics())
-        for number in range(5):
-            turn = record(journal, number)
-            await journal.open(turn)
-            await journal.close(turn)
-        with pytest.raises(LedgerUnavailable):
-            await drain.step()
-        assert journal.backlog == 5 and not acked
-        is_down[0] = False
-        assert await drain.step() == 5
-        assert await drain.step() == 0
-        assert journal.backlog == 0 and len(ledger) == len(acked) == 5
-        await journal.stop()
-
-    asyncio.run(check())
+    journal, now = Journal(tmp_path).start(), [0.0]
+    await journal.open(record(journal, 1))
+    witness = Witness(FinalCounts(request_id=record(journal, 1).id, epoch="e", reason="stop"))
+    witness.is_silent = True
+    billing = Billing(load_prices(), Metrics())
+    reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
+    await reconciler.recover()
+    now[0] = 60.0
+    await reconciler.step()
+    assert reconciler.num_pending == 1 and witness.cancelled
+    counts, witness.counts = witness.counts, []
+    witness.is_silent, witness.running = False, {record(journal, 1).id}
+    await reconciler.step()
+    assert reconciler.num_pending == 1, "it still runs"
+    witness.counts, witness.running = counts, set()
+    await reconciler.step()
+    (turn,) = await journal.closed_turns(10)
+    assert turn.stop_reason == "stop" and reconciler.num_pending == 0
+    await journal.stop()
 
 
-def test_an_idle_drain_leaves_the_journal_alone_and_its_last_look_waits_for_closes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left_alone(
+    journal: Journal,
+) -> None:
+    mine, open_one = record(journal, 1).id, record(journal, 2)
+    await journal.open(open_one)
+    counts = [
+        FinalCounts(request_id=turn_id, epoch="e", reason="stop")
+        for turn_id in (mine, open_one.id, "msg_ffffffff0001")
+    ]
+    witness = Witness(*counts)
+    billing = Billing(load_prices(), Metrics())
+    reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: 0.0)
+    await reconciler.step(is_sweep=True)
+    assert witness.acked == [mine]
+
+
+async def test_a_turn_is_forgotten_only_after_the_ledger_has_it(journal: Journal) -> None:
+    ledger: dict[str, TurnRecord] = {}
+    is_down = [True]
+    acked: list[str] = []
+
+    async def insert(turns: Sequence[TurnRecord]) -> None:
+        for turn in turns:
+            ledger.setdefault(turn.id, turn)
+        if is_down[0]:
+            raise LedgerUnavailable
+
+    async def acknowledge(_engine: str, turn_ids: list[str]) -> None:
+        acked.extend(turn_ids)
+
+    drain = Drain(journal, insert, acknowledge, Metrics())
+    for number in range(5):
+        turn = record(journal, number)
+        await journal.open(turn)
+        await journal.close(turn)
+    with pytest.raises(LedgerUnavailable):
+        await drain.step()
+    assert journal.backlog == 5 and not acked
+    is_down[0] = False
+    assert await drain.step() == 5
+    assert await drain.step() == 0
+    assert journal.backlog == 0 and len(ledger) == len(acked) == 5
+
+
+async def test_an_idle_drain_leaves_the_journal_alone_and_its_last_look_waits_for_closes(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last close was handed in and is not on disk when the drain is told to stop."""
     monkeypatch.setattr("gateway.journal.drain._IDLE_SECONDS", 0.01)
+    ledger: list[str] = []
+    looks = 0
+    look = journal.closed_turns
 
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        ledger: list[str] = []
-        looks = 0
-        look = journal.closed_turns
+    async def counted(limit: int) -> list[TurnRecord]:
+        nonlocal looks
+        looks += 1
+        return await look(limit)
 
-        async def counted(limit: int) -> list[TurnRecord]:
-            nonlocal looks
-            looks += 1
-            return await look(limit)
+    async def insert(turns: Sequence[TurnRecord]) -> None:
+        ledger.extend(turn.id for turn in turns)
 
-        async def insert(turns: Sequence[TurnRecord]) -> None:
-            ledger.extend(turn.id for turn in turns)
+    async def acknowledge(_engine: str, _turn_ids: list[str]) -> None:
+        pass
 
-        async def acknowledge(_engine: str, _turn_ids: list[str]) -> None:
-            pass
-
-        monkeypatch.setattr(journal, "closed_turns", counted)
-        stopping = asyncio.Event()
-        running = asyncio.create_task(Drain(journal, insert, acknowledge, Metrics()).run(stopping))
-        while not looks:
-            await asyncio.sleep(0.01)
-        turn = record(journal, 1)
-        await journal.open(turn)
-        await asyncio.sleep(0.2)
-        assert looks == 1
-        journal.close_soon(turn)
-        stopping.set()
-        await running
-        assert ledger == [turn.id] and journal.backlog == 0
-        await journal.stop()
-
-    asyncio.run(check())
-
-
-def test_closing_twice_keeps_the_first_close(tmp_path: Path) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turn = record(journal, 1)
-        await journal.open(turn)
-        turn.outcome = "stop"
-        await journal.close(turn)
-        turn.outcome = "client_disconnect"
-        await journal.close(turn)
-        assert [found.outcome for found in await journal.closed_turns(10)] == ["stop"]
-        await journal.stop()
-
-    asyncio.run(check())
+    monkeypatch.setattr(journal, "closed_turns", counted)
+    stopping = asyncio.Event()
+    running = asyncio.create_task(Drain(journal, insert, acknowledge, Metrics()).run(stopping))
+    while not looks:
+        await asyncio.sleep(0.01)
+    turn = record(journal, 1)
+    await journal.open(turn)
+    await asyncio.sleep(0.2)
+    assert looks == 1
+    journal.close_soon(turn)
+    stopping.set()
+    await running
+    assert ledger == [turn.id] and journal.backlog == 0
 
 
 def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> None:
@@ -353,7 +313,7 @@ def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> N
     assert asyncio.run(open_and_closed()) == (0, 1)
 
 
-def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(tmp_path: Path) -> None:
+async def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(tmp_path: Path) -> None:
     """At shutdown `finish` may come while `run` is in the middle of a step."""
 
     class Slow(Witness):
@@ -361,17 +321,14 @@ def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(tmp_path: 
             await asyncio.sleep(0.05)
             await super().ack(request_ids)
 
-    async def check() -> None:
-        journal = Journal(tmp_path / "journal").start()
-        gone = record(journal, 1).request_id
-        usage = InputUsage(input_tokens=1)
-        final = FinalCounts(request_id=gone, epoch="e", reason="stop", usage=usage)
-        witness, metrics = Slow(final), Metrics()
-        charge = Billing(load_prices(), metrics).charge
-        reconciler = Reconciler(journal, [witness], metrics, charge, time.monotonic)
-        reconciler.retire("engine-0", gone)
-        await asyncio.gather(reconciler.step(), reconciler.step())
-        assert witness.acked == [gone]
-        await journal.stop()
-
-    asyncio.run(check())
+    journal = Journal(tmp_path / "journal").start()
+    gone = record(journal, 1).request_id
+    usage = InputUsage(input_tokens=1)
+    final = FinalCounts(request_id=gone, epoch="e", reason="stop", usage=usage)
+    witness, metrics = Slow(final), Metrics()
+    charge = Billing(load_prices(), metrics).charge
+    reconciler = Reconciler(journal, [witness], metrics, charge, time.monotonic)
+    reconciler.retire("engine-0", gone)
+    await asyncio.gather(reconciler.step(), reconciler.step())
+    assert witness.acked == [gone]
+    await journal.stop()

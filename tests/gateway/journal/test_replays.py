@@ -1,16 +1,14 @@
 """One turn is one row and one charge, however often it is told (F8): replays change nothing."""
 
-import asyncio
 import random
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from engine.protocol import FinalCounts, InputUsage
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
@@ -18,6 +16,8 @@ from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
 from tests.gateway.journal.test_journal import Witness, record
+
+pytestmark = pytest.mark.anyio
 
 REPLAYS = 1000
 TURNS = 20
@@ -38,54 +38,50 @@ def rows(path: Path) -> list[tuple[object, ...]]:
     return sorted(found, key=str)
 
 
-def test_replayed_drains_and_late_or_unknown_counts_change_no_row(tmp_path: Path) -> None:
-    settings = DatabaseSettings(data=tmp_path)
-    migrate(settings)
+async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
+    tmp_path: Path, ledger_url: str
+) -> None:
     rng = random.Random(8)
+    journal, ledger, metrics = (
+        Journal(tmp_path / "j").start(),
+        Ledger(ledger_url),
+        Metrics(),
+    )
+    witness = Witness()
+    charge = Billing(load_prices(), metrics).charge
+    reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)
 
-    async def check() -> None:
-        journal, ledger, metrics = (
-            Journal(tmp_path / "j").start(),
-            Ledger(settings.ledger_url),
-            Metrics(),
-        )
-        witness = Witness()
-        charge = Billing(load_prices(), metrics).charge
-        reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)
+    async def acknowledge(_engine: str, _turn_ids: list[str]) -> None: ...
 
-        async def acknowledge(_engine: str, _turn_ids: list[str]) -> None: ...
-
-        drain = Drain(journal, ledger.insert_turns, acknowledge, metrics)
-        turns: list[TurnRecord] = [record(journal, number) for number in range(TURNS)]
-        for number, turn in enumerate(turns):
-            await journal.open(turn)
-            turn.outcome, turn.output_tokens = "stop", number
-            charge(turn)
-            await journal.close(turn)
-        assert await drain.step() == TURNS
-        once = rows(tmp_path / "ledger.db")
-        assert len(once) == TURNS
-        for replay in range(REPLAYS):
-            turn = rng.choice(turns)
-            changed = TurnRecord(**{name: getattr(turn, name) for name in turn.__struct_fields__})
-            changed.output_tokens, changed.cost = 10**6, 10**9
-            witness.counts = [counts_of(turn.id, 999), counts_of(f"msg_unknown{replay}", 999)]
-            match replay % 4:
-                case 0:
-                    await ledger.insert_turns([changed])
-                case 1:
-                    await journal.close(changed)
-                    await drain.step()
-                case 2:
-                    reconciler.take_over(changed)
-                    await reconciler.step()
-                    await drain.step()
-                case _:
-                    await reconciler.step(is_sweep=True)
-        assert rows(tmp_path / "ledger.db") == once
-        assert journal.backlog == 0 and not await journal.open_turns()
-        assert set(witness.acked) <= {turn.id for turn in turns} and witness.acked
-        await journal.stop()
-        await ledger.close()
-
-    asyncio.run(check())
+    drain = Drain(journal, ledger.insert_turns, acknowledge, metrics)
+    turns: list[TurnRecord] = [record(journal, number) for number in range(TURNS)]
+    for number, turn in enumerate(turns):
+        await journal.open(turn)
+        turn.outcome, turn.output_tokens = "stop", number
+        charge(turn)
+        await journal.close(turn)
+    assert await drain.step() == TURNS
+    once = rows(tmp_path / "ledger.db")
+    assert len(once) == TURNS
+    for replay in range(REPLAYS):
+        turn = rng.choice(turns)
+        changed = TurnRecord(**{name: getattr(turn, name) for name in turn.__struct_fields__})
+        changed.output_tokens, changed.cost = 10**6, 10**9
+        witness.counts = [counts_of(turn.id, 999), counts_of(f"msg_unknown{replay}", 999)]
+        match replay % 4:
+            case 0:
+                await ledger.insert_turns([changed])
+            case 1:
+                await journal.close(changed)
+                await drain.step()
+            case 2:
+                reconciler.take_over(changed)
+                await reconciler.step()
+                await drain.step()
+            case _:
+                await reconciler.step(is_sweep=True)
+    assert rows(tmp_path / "ledger.db") == once
+    assert journal.backlog == 0 and not await journal.open_turns()
+    assert set(witness.acked) <= {turn.id for turn in turns} and witness.acked
+    await journal.stop()
+    await ledger.close()

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from engine.protocol import FinalCounts, InputUsage
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.metrics import Metrics
@@ -12,7 +14,9 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from tests.gateway.journal.test_journal import Witness, record
-from tests.gateway.serving import WAIT_SECONDS, make_settings, migrate
+from tests.gateway.serving import WAIT_SECONDS
+
+pytestmark = pytest.mark.anyio
 
 
 def counts_of(request_id: str) -> FinalCounts:
@@ -24,156 +28,130 @@ def reconciler_of(journal: Journal, witness: Witness, known: Known) -> Reconcile
     return Reconciler(journal, [witness], Metrics(), lambda _: None, lambda: 0.0, known)
 
 
-def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is_named_once(
+async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is_named_once(
     tmp_path: Path,
+    ledger_url: str,
 ) -> None:
-    settings = make_settings(tmp_path)
-    migrate(settings)
-
-    async def check() -> None:
-        journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url)
-        stored, waiting, lost = (record(journal, number) for number in range(3))
-        other = "msg_0123456700000000"
-        await ledger.insert_turns([stored])
-        await journal.open(waiting)
-        mine = [stored.id, f"{stored.id}.2", waiting.id, lost.id, f"{lost.id}.2"]
-        witness = Witness(*map(counts_of, [*mine, other]))
-        metrics = Metrics()
-        reconciler = Reconciler(
-            journal, [witness], metrics, lambda _: None, lambda: 0.0, ledger.known
-        )
-        for _ in range(3):
-            await reconciler.step(is_sweep=True)
-            assert set(witness.acked) == {stored.id, f"{stored.id}.2"}
-            assert await journal.set_aside_turns() == [lost.id]
-            assert journal.num_set_aside == 1
-        assert metrics.turns_set_aside._value.get() == 1
-        await ledger.close()
-        await journal.stop()
-
-        # Rows from `recover --instance` come into the ledger. The next start finds them there.
-        journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url)
-        await ledger.insert_turns([lost])
+    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(ledger_url)
+    stored, waiting, lost = (record(journal, number) for number in range(3))
+    other = "msg_0123456700000000"
+    await ledger.insert_turns([stored])
+    await journal.open(waiting)
+    mine = [stored.id, f"{stored.id}.2", waiting.id, lost.id, f"{lost.id}.2"]
+    witness = Witness(*map(counts_of, [*mine, other]))
+    metrics = Metrics()
+    reconciler = Reconciler(journal, [witness], metrics, lambda _: None, lambda: 0.0, ledger.known)
+    for _ in range(3):
+        await reconciler.step(is_sweep=True)
+        assert set(witness.acked) == {stored.id, f"{stored.id}.2"}
+        assert await journal.set_aside_turns() == [lost.id]
         assert journal.num_set_aside == 1
+    assert metrics.turns_set_aside._value.get() == 1
+    await ledger.close()
+    await journal.stop()
 
-        async def tell(_engine: str, _turns: list[str]) -> None: ...
+    # Rows from `recover --instance` come into the ledger. The next start finds them there.
+    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(ledger_url)
+    await ledger.insert_turns([lost])
+    assert journal.num_set_aside == 1
 
-        await Drain(journal, ledger.insert_turns, tell, Metrics(), ledger.known).step()
-        assert await journal.set_aside_turns() == [] and journal.num_set_aside == 0
-        await reconciler_of(journal, witness, ledger.known).step(is_sweep=True)
-        assert {lost.id, f"{lost.id}.2"} <= set(witness.acked)
-        await ledger.close()
-        await journal.stop()
+    async def tell(_engine: str, _turns: list[str]) -> None: ...
 
-    asyncio.run(check())
+    await Drain(journal, ledger.insert_turns, tell, Metrics(), ledger.known).step()
+    assert await journal.set_aside_turns() == [] and journal.num_set_aside == 0
+    await reconciler_of(journal, witness, ledger.known).step(is_sweep=True)
+    assert {lost.id, f"{lost.id}.2"} <= set(witness.acked)
+    await ledger.close()
+    await journal.stop()
 
 
-def test_a_turn_that_the_drain_inserts_between_the_two_questions_is_not_named_lost(
-    tmp_path: Path,
+async def test_a_turn_that_the_drain_inserts_between_the_two_questions_is_not_named_lost(
+    journal: Journal,
 ) -> None:
     """The journal is asked first, since the row is in the ledger before the journal forgets it."""
+    turn = record(journal, 1)
+    await journal.open(turn)
+    await journal.close(turn)
+    rows: set[str] = set()
 
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turn = record(journal, 1)
-        await journal.open(turn)
-        await journal.close(turn)
-        rows: set[str] = set()
+    async def insert(turns: Sequence[object]) -> None:
+        rows.add(turn.id)
 
-        async def insert(turns: Sequence[object]) -> None:
-            rows.add(turn.id)
+    async def tell(_engine: str, _turns: list[str]) -> None: ...
 
-        async def tell(_engine: str, _turns: list[str]) -> None: ...
+    drain = Drain(journal, insert, tell, Metrics())
 
-        drain = Drain(journal, insert, tell, Metrics())
-
-        async def known(turn_ids: Sequence[str]) -> set[str]:
-            found = rows & set(turn_ids)
-            await drain.step()
-            return found
-
-        witness = Witness(counts_of(turn.id))
-        reconciler = reconciler_of(journal, witness, known)
-        await reconciler.step(is_sweep=True)
-        assert await journal.set_aside_turns() == []
+    async def known(turn_ids: Sequence[str]) -> set[str]:
+        found = rows & set(turn_ids)
         await drain.step()
-        await reconciler.step(is_sweep=True)
-        assert witness.acked == [turn.id] and await journal.set_aside_turns() == []
-        await journal.stop()
+        return found
 
-    asyncio.run(check())
+    witness = Witness(counts_of(turn.id))
+    reconciler = reconciler_of(journal, witness, known)
+    await reconciler.step(is_sweep=True)
+    assert await journal.set_aside_turns() == []
+    await drain.step()
+    await reconciler.step(is_sweep=True)
+    assert witness.acked == [turn.id] and await journal.set_aside_turns() == []
 
 
-def test_while_the_ledger_is_away_nothing_is_acknowledged_and_nothing_is_named(
+async def test_while_the_ledger_is_away_nothing_is_acknowledged_and_nothing_is_named(
+    journal: Journal,
+) -> None:
+    turn = record(journal, 1)
+    witness, is_away = Witness(counts_of(turn.id)), True
+
+    async def known(turn_ids: Sequence[str]) -> set[str]:
+        if is_away:
+            raise LedgerUnavailable
+        return set(turn_ids)
+
+    reconciler = reconciler_of(journal, witness, known)
+    await reconciler.step(is_sweep=True)
+    assert not witness.acked and not await journal.set_aside_turns()
+    is_away = False
+    await reconciler.step(is_sweep=True)
+    assert witness.acked == [turn.id] and not await journal.set_aside_turns()
+
+
+async def test_turns_of_a_damaged_journal_are_named_by_the_engines_counts_of_its_former_instance(
     tmp_path: Path,
 ) -> None:
-    async def check() -> None:
+    journal = Journal(tmp_path).start()
+    turns = [record(journal, number) for number in range(3)]
+    for turn in turns:
+        await journal.open(turn)
+    old = journal.instance
+    await journal.stop()
+    (tmp_path / "journal.db").write_bytes(b"no database")
+
+    async def known(_: Sequence[str]) -> set[str]:
+        return set()
+
+    witness = Witness(*(counts_of(turn.id) for turn in turns))
+    for _ in range(2):  # also at a later start
         journal = Journal(tmp_path).start()
-        turn = record(journal, 1)
-        witness, is_away = Witness(counts_of(turn.id)), True
-
-        async def known(turn_ids: Sequence[str]) -> set[str]:
-            if is_away:
-                raise LedgerUnavailable
-            return set(turn_ids)
-
-        reconciler = reconciler_of(journal, witness, known)
-        await reconciler.step(is_sweep=True)
-        assert not witness.acked and not await journal.set_aside_turns()
-        is_away = False
-        await reconciler.step(is_sweep=True)
-        assert witness.acked == [turn.id] and not await journal.set_aside_turns()
+        assert journal.instance != old and old in journal.instances
+        await reconciler_of(journal, witness, known).step(is_sweep=True)
+        assert await journal.set_aside_turns() == [turn.id for turn in turns]
+        assert not witness.acked and journal.num_set_aside == 3
         await journal.stop()
 
-    asyncio.run(check())
 
+async def test_an_engine_is_swept_when_it_first_answers(journal: Journal) -> None:
+    witness, stopping = Witness(counts_of(record(journal, 1).id)), asyncio.Event()
+    witness.is_ready = False
 
-def test_turns_of_a_damaged_journal_are_named_by_the_engines_counts_of_its_former_instance(
-    tmp_path: Path,
-) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turns = [record(journal, number) for number in range(3)]
-        for turn in turns:
-            await journal.open(turn)
-        old = journal.instance
-        await journal.stop()
-        (tmp_path / "journal.db").write_bytes(b"no database")
+    async def known(turn_ids: Sequence[str]) -> set[str]:
+        return set(turn_ids)
 
-        async def known(_: Sequence[str]) -> set[str]:
-            return set()
-
-        witness = Witness(*(counts_of(turn.id) for turn in turns))
-        for _ in range(2):  # also at a later start
-            journal = Journal(tmp_path).start()
-            assert journal.instance != old and old in journal.instances
-            await reconciler_of(journal, witness, known).step(is_sweep=True)
-            assert await journal.set_aside_turns() == [turn.id for turn in turns]
-            assert not witness.acked and journal.num_set_aside == 3
-            await journal.stop()
-
-    asyncio.run(check())
-
-
-def test_an_engine_is_swept_when_it_first_answers(tmp_path: Path) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        witness, stopping = Witness(counts_of(record(journal, 1).id)), asyncio.Event()
-        witness.is_ready = False
-
-        async def known(turn_ids: Sequence[str]) -> set[str]:
-            return set(turn_ids)
-
-        # The clock stands, so that no interval goes by.
-        running = asyncio.create_task(reconciler_of(journal, witness, known).run(stopping))
-        await asyncio.sleep(0.3)
-        assert not witness.acked
-        witness.is_ready = True
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not witness.acked:
-                await asyncio.sleep(0.05)
-        stopping.set()
-        await running
-        await journal.stop()
-
-    asyncio.run(check())
+    # The clock stands, so that no interval goes by.
+    running = asyncio.create_task(reconciler_of(journal, witness, known).run(stopping))
+    await asyncio.sleep(0.3)
+    assert not witness.acked
+    witness.is_ready = True
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not witness.acked:
+            await asyncio.sleep(0.05)
+    stopping.set()
+    await running

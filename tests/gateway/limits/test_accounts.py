@@ -77,21 +77,6 @@ class Gate:
         return rate.remaining
 
 
-def test_requests_over_the_limit_are_told_when_to_come_again() -> None:
-    gate = Gate(Limits(requests_per_minute=2))
-    gate.turn()
-    gate.turn()
-    with pytest.raises(RateLimited, match="limit of 2 requests per minute") as refused:
-        gate.turn()
-    assert refused.value.retry_after == 30
-    gate.seconds += 29.9
-    with pytest.raises(RateLimited) as refused:
-        gate.turn()
-    assert refused.value.retry_after == 1
-    gate.seconds += 0.1
-    gate.turn()
-
-
 def test_a_refused_request_takes_nothing() -> None:
     gate = Gate(Limits(requests_per_minute=10, tokens_per_minute=100))
     gate.turn(100, input_tokens=100)
@@ -101,25 +86,6 @@ def test_a_refused_request_takes_nothing() -> None:
     requests = gate.limits_of.rates(gate.principal).requests
     assert requests is not None and requests.remaining == 9
     assert gate.limits_of.in_flight == 0
-
-
-def test_the_close_replaces_the_estimate_by_what_counted() -> None:
-    gate = Gate(Limits(tokens_per_minute=1000))
-    with gate.taken("t", gate.principal, 400, 0) as place:
-        place.is_open = True
-        assert gate.remaining() == 600
-    record = gate.record(
-        "t",
-        input_tokens=10,
-        cache_read_tokens=5000,
-        cache_write_5m_tokens=20,
-        cache_write_1h_tokens=30,
-        output_tokens=40,
-    )
-    gate.limits_of.count_used(record)
-    assert gate.remaining() == 900
-    gate.limits_of.count_used(record)
-    assert gate.remaining() == 900, "settled twice"
 
 
 def test_more_than_was_reserved_is_a_debt_that_later_turns_wait_for() -> None:
@@ -155,20 +121,6 @@ def test_a_turn_that_was_never_opened_gives_everything_back() -> None:
         raise ConnectionError
     assert gate.remaining() == 1000
     gate.turn()
-
-
-def test_concurrency_is_of_one_workspace_and_ends_with_the_turn() -> None:
-    gate = Gate(Limits(max_concurrency=2))
-    other = Principal("other", "k", "s", limits=gate.limits)
-    with ExitStack() as stack:
-        for number in range(2):
-            stack.enter_context(gate.taken(f"a{number}", gate.principal, 1, 0))
-        with pytest.raises(RateLimited, match="2 concurrent requests") as refused:
-            gate.turn()
-        assert refused.value.retry_after == 1
-        stack.enter_context(gate.taken("b", other, 1, 0))
-    gate.turn()
-    assert gate.limits_of.in_flight == 0
 
 
 def test_the_month_ends_a_spend_limit() -> None:

@@ -46,36 +46,6 @@ def test_who_waits_as_long_as_was_said_gets_it_and_no_sooner(
         bucket.take(min(asked, per_minute), now)
 
 
-@given(LIMITS, st.lists(st.integers(-20_000, 20_000), max_size=40))
-def test_giving_back_never_makes_more_than_full_and_debt_is_paid_in_time(
-    per_minute: int, amounts: list[int]
-) -> None:
-    bucket, level = TokenBucket.full(per_minute, 0.0), float(per_minute)
-    for amount in amounts:
-        bucket.take(amount, 0.0)
-        level = min(level - amount, per_minute)
-        assert bucket.level == level and bucket.remaining(0.0) == max(0, int(level))
-    until_full = (per_minute - level) * 60 / per_minute
-    assert abs(bucket.full_in(0.0) - until_full) < 1e-3
-    assert bucket.remaining(until_full + 1) == per_minute
-
-
-def test_a_clock_that_goes_back_gives_nothing() -> None:
-    bucket = TokenBucket.full(60, 100.0)
-    bucket.take(60, 100.0)
-    assert bucket.wait(1, 40.0) == 1.0
-    assert bucket.wait(1, 100.0) == 1.0
-
-
-def test_another_limit_keeps_what_was_used() -> None:
-    bucket = TokenBucket.full(100, 0.0)
-    bucket.take(30, 0.0)
-    bucket.resize(50, 0.0)
-    assert bucket.remaining(0.0) == 20
-    bucket.resize(200, 0.0)
-    assert bucket.remaining(0.0) == 170
-
-
 def test_a_lower_limit_makes_no_debt_and_forgives_none() -> None:
     used = TokenBucket.full(1_000_000, 0.0)
     used.take(500_000, 0.0)

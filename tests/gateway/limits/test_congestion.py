@@ -95,20 +95,6 @@ def test_each_turn_that_is_left_halves_the_window_down_to_one() -> None:
     assert seen == [20, 10, 5, 2, 1, 1, 1]
 
 
-def test_a_turn_that_was_left_counts_until_its_engine_has_ended_it() -> None:
-    case = Case()
-    case.abandon(2)
-    assert case.window == 1
-    [turn] = case.enter()
-    with turn:
-        turn.left()
-    assert not case.windows.is_open("w")
-    before = case.num_rooms
-    turn.ended()
-    turn.ended()
-    assert case.windows.is_open("w") and case.num_rooms == before + 1
-
-
 def test_each_answered_turn_widens_the_window_by_one_until_there_is_none() -> None:
     case = Case()
     case.abandon(8)
@@ -139,21 +125,6 @@ def test_idle_time_doubles_the_window_and_time_with_turns_does_not() -> None:
         turn.ended()
     case.seconds += 9 * IDLE_SECONDS
     assert case.window is None
-
-
-def test_a_workspace_with_one_turn_at_a_time_never_waits_for_its_window() -> None:
-    case = Case()
-    for _ in range(50):
-        assert case.windows.is_open("w")
-        case.abandon(1)
-
-
-def test_another_workspace_has_no_part_in_a_window() -> None:
-    case = Case()
-    case.abandon(8)
-    case.enter(1)
-    assert not case.windows.is_open("w") and case.windows.is_open("other")
-    assert case.windows.window_of("other") is None
 
 
 def test_a_window_binds_while_another_workspace_has_turns() -> None:

@@ -29,26 +29,6 @@ def popped(queue: FairQueue[int]) -> list[Turn]:
     return found
 
 
-def test_who_comes_now_and_then_is_next_however_many_another_has_waiting() -> None:
-    queue: FairQueue[int] = FairQueue()
-    for number in range(400):
-        queue.push(turn("flood", number, 50))
-    for _ in range(5):
-        for _ in range(10):
-            assert (waiting := queue.pop(anything)) is not None and waiting.workspace == "flood"
-        queue.push(turn("single", tokens=50))
-        after = [queue.pop(anything) for _ in range(2)]
-        assert "single" in [waiting.workspace for waiting in after if waiting is not None]
-
-
-def test_a_workspaces_turns_stay_in_order_and_one_that_waited_before_goes_first() -> None:
-    queue: FairQueue[int] = FairQueue()
-    for number in range(5):
-        queue.push(turn("a", number))
-    queue.push(turn("a", 99), is_first=True)
-    assert [waiting.item for waiting in popped(queue)] == [99, 0, 1, 2, 3, 4]
-
-
 def test_a_turn_that_can_go_does_not_wait_behind_one_that_cannot() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(3):
@@ -177,3 +157,22 @@ def _push(
         assert order[victim.workspace, victim.kind].pop() == victim.item, "the newest"
     inside[number] = waiting
     order[waiting.workspace, waiting.kind].append(number)
+
+
+def test_a_workspace_whose_turns_are_refused_at_first_gets_as_many_served_as_another() -> None:
+    """A turn that an engine refused is charged to its workspace once, as any other."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(40):
+        queue.push(turn("refused", number, 10))
+        queue.push(turn("smooth", number, 10))
+    served: Counter[str] = Counter()
+    seen: set[int] = set()
+    while served.total() < 40:
+        waiting = queue.pop(anything)
+        assert waiting is not None
+        if waiting.workspace == "refused" and waiting.item not in seen:
+            seen.add(waiting.item)
+            queue.push(waiting, is_first=True)
+        else:
+            served[waiting.workspace] += 1
+    assert abs(served["refused"] - served["smooth"]) <= 1, served

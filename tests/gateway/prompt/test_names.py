@@ -35,10 +35,6 @@ def test_markers_and_the_order_of_body_keys_do_not_change_names() -> None:
     assert names(plain) == names(marked) == names(backwards)
 
 
-def test_a_string_is_one_text_block() -> None:
-    assert names(body(system="X")) == names(body(system=[text("X")]))
-
-
 def test_the_order_of_keys_inside_a_schema_does_change_names() -> None:
     one = {"name": "t", "input_schema": {"type": "object", "properties": {}}}
     other = {"name": "t", "input_schema": {"properties": {}, "type": "object"}}

@@ -14,29 +14,6 @@ def opened(now: float = 0.0) -> Breaker:
     return breaker
 
 
-def test_it_opens_after_failures_in_a_row_and_not_before() -> None:
-    breaker = Breaker()
-    for _ in range(FAILURES - 1):
-        breaker.failed("t", 0.0)
-    breaker.succeeded()
-    for _ in range(FAILURES - 1):
-        breaker.failed("t", 0.0)
-    assert breaker.state(0.0) == "closed"
-    breaker.failed("t", 0.0)
-    assert breaker.state(0.0) == "open" and not breaker.allows(0.0)
-
-
-def test_half_open_lets_one_turn_through_and_its_first_frame_closes_it() -> None:
-    breaker, now = opened(), FIRST_PAUSE_SECONDS
-    assert breaker.state(now) == "half_open" and breaker.allows(now)
-    breaker.sent("probe", now)
-    assert not breaker.allows(now)
-    breaker.answered()
-    assert breaker.state(now) == "closed" and breaker.allows(now)
-    breaker.failed("probe", now)
-    assert breaker.state(now) == "open", "it broke again at once"
-
-
 def test_a_failed_probe_doubles_the_pause_up_to_a_bound() -> None:
     breaker, now, pause = opened(), 0.0, FIRST_PAUSE_SECONDS
     for _ in range(10):

@@ -90,14 +90,6 @@ def test_unknown_prefixes_spread_and_every_gateway_chooses_the_same() -> None:
     assert len(chosen) == 4 and max(chosen.values()) < 100
 
 
-def test_a_key_decides_where_nothing_is_held() -> None:
-    engines = [engine(number) for number in range(8)]
-    keyed = {place(prompt(f"p{n}", "key"), engines, WEIGHTS, NOW).chosen for n in range(32)}
-    assert len(keyed) == 1
-    engines = [engine(number, 4 if number == 3 else 0) for number in range(8)]
-    assert place(prompt(affinity="key"), engines, WEIGHTS, NOW).chosen == 3
-
-
 def test_what_an_engine_said_too_long_ago_does_not_count() -> None:
     engines = [engine(0, 4), engine(1, 1)]
     engines[1].holdings.heard_at = NOW + 100

@@ -169,16 +169,6 @@ def begun(holdings: ResidencyIndex, *chains: ChainHeld) -> ResidencyIndex:
     return holdings
 
 
-def test_a_missing_event_is_noticed_and_a_repeated_one_changes_nothing() -> None:
-    holdings = begun(ResidencyIndex())
-    assert not holdings.apply(chain_of(0, 1, seq=3), 0.0)
-    assert holdings.seq == 1 and len(holdings) == 0
-    assert holdings.apply(chain_of(0, 1, seq=2), 0.0)
-    assert holdings.apply(ChainGone(seq=2, names=["0.0"], reason="evicted"), 0.0)
-    assert len(holdings) == 1
-    assert not holdings.apply(Heartbeat(seq=3), 0.0)
-
-
 def test_what_was_said_too_long_ago_is_not_believed() -> None:
     holdings = ResidencyIndex()
     assert holdings.is_stale(0.0)

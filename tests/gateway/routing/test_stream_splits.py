@@ -1,18 +1,22 @@
-"""A stream's bytes may arrive in any pieces: both official SDKs make the same of them.
+"""A stream's bytes may arrive in any pieces: the official SDKs make the same of them.
 
 A response is recorded from the gateway, then played to the SDK once for many places at which it can
-be cut in two (`cuts.py`), and once a byte at a time over a real socket.
+be cut in two (`places`), and once a byte at a time over a real socket.
 """
 
+import os
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import httpx2
 import pytest
 from anthropic import Anthropic
+from google import genai
+from google.genai import types
 from openai import OpenAI
 
 from engine.protocol import (
@@ -23,12 +27,16 @@ from engine.protocol import (
     ToolInputDelta,
     ToolUseStart,
 )
+from tests.gateway import gemini_bodies
 from tests.gateway.bodies import body, tool
 from tests.gateway.conftest import Stack
+from tests.gateway.gemini_bodies import QUESTION, user
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, frames
-from tests.gateway.routing.cuts import places
 
-Make = Callable[[httpx2.Client, str], Anthropic | OpenAI]
+# 1 for every byte (`scripts/long_tests cuts`).
+EVERY = int(os.environ.get("CUT_EVERY", "6"))
+Sdk = Anthropic | OpenAI | genai.Client
+Make = Callable[[Any, str], Sdk]
 SAID: list[Frame] = [
     ThinkingDelta("I think.\u2029"),
     TextDelta("data: é\n\n🦉\u2028"),
@@ -56,6 +64,14 @@ RESPONSE: dict[str, Any] = {
 }
 
 
+GEMINI = f"/v1beta/models/{MODEL}:streamGenerateContent?alt=sse"
+GENERATE: dict[str, Any] = {
+    "contents": [user({"text": QUESTION})],
+    "tools": [{"functionDeclarations": [gemini_bodies.LOOK]}],
+    "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+}
+
+
 class Responder(OpenAI):
     """The SDK's client, asked through the Responses API."""
 
@@ -72,7 +88,16 @@ def make_openai(http: httpx2.Client, url: str) -> OpenAI:
     return OpenAI(api_key="x", base_url=url, http_client=http, max_retries=0)
 
 
-def answer(sdk: Anthropic | OpenAI) -> Any:
+def make_gemini(http: httpx.Client, url: str) -> genai.Client:
+    retries = types.HttpRetryOptions(attempts=1)
+    options = types.HttpOptions(base_url=url, httpx_client=http, retry_options=retries)
+    return genai.Client(api_key="x", http_options=options)
+
+
+def answer(sdk: Sdk) -> Any:
+    if isinstance(sdk, genai.Client):
+        chunks = sdk.models.generate_content_stream(model=MODEL, contents=QUESTION)
+        return [chunk.model_dump(exclude={"sdk_http_response"}) for chunk in chunks]
     if isinstance(sdk, Responder):
         events = list(sdk.responses.create(**RESPONSE))
         return [event.type for event in events], events[-1].model_dump()
@@ -83,33 +108,41 @@ def answer(sdk: Anthropic | OpenAI) -> Any:
 
 
 DIALECTS = pytest.mark.parametrize(
-    "path, asked, make",
+    "path, asked, make, library",
     [
-        ("/v1/messages", {**ASKED, "stream": True}, make_anthropic),
-        ("/v1/chat/completions", CHAT, make_openai),
-        ("/v1/responses", RESPONSE, make_responder),
+        ("/v1/messages", {**ASKED, "stream": True}, make_anthropic, httpx2),
+        ("/v1/chat/completions", CHAT, make_openai, httpx2),
+        ("/v1/responses", RESPONSE, make_responder, httpx2),
+        (GEMINI, GENERATE, make_gemini, httpx),
     ],
-    ids=["anthropic", "openai", "responses"],
+    ids=["anthropic", "openai", "responses", "gemini"],
 )
 
 
-class Pieces(httpx2.SyncByteStream):
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
+def places(raw: bytes) -> list[int]:
+    """Each end of a line, each character of several bytes, and every EVERY-th byte between them."""
+    special = {
+        at + offset
+        for at, byte in enumerate(raw)
+        if byte == 0x0A or byte >= 0x80
+        for offset in range(3)
+    }
+    return [at for at in range(1, len(raw)) if at in special or at % EVERY == 0]
 
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._pieces
 
+def playing(library: Any, pieces: list[bytes]) -> Any:
+    """A client of `httpx` or `httpx2` whose every request is answered with these pieces."""
 
-class Player(httpx2.BaseTransport):
-    """Answers every request with the same bytes, in the pieces that it is told."""
+    class Pieces(library.SyncByteStream):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[bytes]:
+            yield from pieces
 
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
+    class Player(library.BaseTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
+            headers = {"content-type": "text/event-stream; charset=utf-8"}
+            return library.Response(200, headers=headers, stream=Pieces())
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        headers = {"content-type": "text/event-stream; charset=utf-8"}
-        return httpx2.Response(200, headers=headers, stream=Pieces(self.pieces))
+    return library.Client(transport=Player())
 
 
 def record(stack: Stack, path: str, asked: dict[str, Any]) -> bytes:
@@ -117,41 +150,37 @@ def record(stack: Stack, path: str, asked: dict[str, Any]) -> bytes:
     stack.engine.num_heartbeats = 2
     with stack.http() as http:
         raw = http.post(path, json=asked).content
-    assert raw.startswith(b": \n\n"), "with heartbeats"
+    assert raw.startswith(b": \n\n") or path == GEMINI, "with heartbeats"
     return raw
-
-
-def check_whole(answer: Any) -> None:
-    said = str(answer)
-    for part in ("I think.", "🦉", "toolu_a", "ü"):
-        assert part in said
 
 
 @DIALECTS
 def test_a_stream_cut_anywhere_is_the_same_answer(
-    stack: Stack, path: str, asked: dict[str, Any], make: Make
+    stack: Stack, path: str, asked: dict[str, Any], make: Make, library: Any
 ) -> None:
     raw = record(stack, path, asked)
-    player = Player()
-    with make(httpx2.Client(transport=player), "http://player") as sdk:
-        player.pieces = [raw]
+    pieces = [raw]
+    with playing(library, pieces) as http, make(http, "http://player") as sdk:
         whole = answer(sdk)
-        check_whole(whole)
+        for part in ("I think.", "🦉", "toolu_a", "ü"):
+            assert part in str(whole)
         for place in places(raw):
-            player.pieces = [raw[:place], raw[place:]]
+            pieces[:] = [raw[:place], raw[place:]]
             assert answer(sdk) == whole, place
 
 
 @DIALECTS
 def test_a_stream_a_byte_at_a_time_is_the_same_answer(
-    stack: Stack, path: str, asked: dict[str, Any], make: Make
+    stack: Stack, path: str, asked: dict[str, Any], make: Make, library: Any
 ) -> None:
     raw = record(stack, path, asked)
-    player = Player()
-    player.pieces = [raw]
-    with make(httpx2.Client(transport=player), "http://player") as sdk:
+    with playing(library, [raw]) as http, make(http, "http://player") as sdk:
         whole = answer(sdk)
-    with byte_server(raw) as url, make(httpx2.Client(), url) as sdk:
+    with (
+        byte_server(raw) as url,
+        library.Client(trust_env=False, timeout=120) as http,
+        make(http, url) as sdk,
+    ):
         assert answer(sdk) == whole
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.protocol import Capability, ErrorReply, Failed, TextDelta, ToolChoice, UnheldTool
+from engine.protocol import Capability, ErrorReply, ToolChoice, UnheldTool
 from tests.gateway.bodies import body, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.dialects.test_ignored import told
@@ -62,18 +62,6 @@ def test_openais_formats(stack: Stack, response_format: Any, schema: Any) -> Non
     assert stack.engine.requests[-1].output_schema == schema
 
 
-def test_a_schema_that_cannot_be_sent_is_named(stack: Stack) -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(100):
-        deep = {"properties": {"a": deep}}
-    wrong = {"format": {"type": "json_schema", "schema": deep}}
-    assert refused(stack, output_config=wrong).startswith("output_config.format.schema: nested")
-    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": deep}}
-    detail = refused_chat(stack, response_format=named)
-    assert detail["param"] == "response_format.json_schema.schema"
-    assert not stack.engine.requests
-
-
 @pytest.mark.parametrize(
     "reply, ours, theirs, param",
     [
@@ -112,13 +100,6 @@ def test_a_refused_tool_has_its_number_in_the_clients_list(stack: Stack) -> None
     assert refused(stack, **asked) == message.replace("tools[0]", "tools.1")
     detail = refused_chat(stack, tools=[{"type": "web_search"}, LOOK], tool_choice="required")
     assert detail["param"] == "tools[1].function.parameters"
-
-
-def test_a_demand_that_failed_in_the_midst_is_the_streams_error(stack: Stack) -> None:
-    stack.engine.script = lambda *_: [TextDelta("{"), Failed(code="internal", message="secret")]
-    with stack.http() as http:
-        raw = http.post("/v1/messages", json=body(stream=True, output_config=FORMAT)).text
-    assert "event: error" in raw and "secret" not in raw
 
 
 @pytest.mark.parametrize(

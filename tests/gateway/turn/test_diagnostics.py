@@ -173,18 +173,6 @@ async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
     await background.close(0.0)
 
 
-@pytest.mark.anyio
-async def test_nobody_waits_for_the_database() -> None:
-    ask = comparing("w", "msg_" + "0" * 28)
-    background = Background()
-    comparison = PromptComparer(never, background).begin(ask)
-    assert comparison is not None
-    await asyncio.sleep(0)
-    assert comparison.diagnosis(ask.fingerprint(5)) == Diagnosis("unfinished")
-    await background.close(0.0)
-    assert comparison.diagnosis(ask.fingerprint(5)) == Diagnosis("unfinished")
-
-
 def test_streamed_it_is_in_message_start(stack: Stack) -> None:
     first = create(stack, None)
     asked = {"previous_message_id": first.id}

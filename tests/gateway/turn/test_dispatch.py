@@ -70,24 +70,13 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A test's parameter has the gateway's settings."""
     first, second = ScriptedEngine(), ScriptedEngine()
     with (
         serve(first) as first_url,
         serve(second) as second_url,
-        serve_gateway(tmp_path, first_url, second_url) as url,
-    ):
-        yield Pair(url, first, second, first_url)
-
-
-@pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Pair]:
-    """No turn may wait."""
-    first, second = ScriptedEngine(), ScriptedEngine()
-    with (
-        serve(first) as first_url,
-        serve(second) as second_url,
-        serve_gateway(tmp_path, first_url, second_url, queue_seconds=0.0) as url,
+        serve_gateway(tmp_path, first_url, second_url, **getattr(request, "param", {})) as url,
     ):
         yield Pair(url, first, second, first_url)
 
@@ -137,10 +126,10 @@ def test_an_engine_that_is_full_passes_its_turn_on(pair: Pair, code: Any) -> Non
 
 
 @pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
+@pytest.mark.parametrize("pair", [{"queue_seconds": 0.0}], indirect=True)
 def test_when_all_are_full_and_none_may_wait_each_was_asked_once(
-    impatient: Pair, path: str, status: int
+    pair: Pair, path: str, status: int
 ) -> None:
-    pair = impatient
     pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
     reply = pair.ask("p", path=path)
     assert reply.status_code == status

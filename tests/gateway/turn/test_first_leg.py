@@ -1,6 +1,5 @@
 """What a turn in two legs costs, however it ends."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
 from tests.gateway.journal.test_journal import Witness, record
+
+pytestmark = pytest.mark.anyio
 
 FIRST = InputUsage(input_tokens=10, cache_write_5m_tokens=3_000, computed_tokens=3_010)
 SECOND = InputUsage(
@@ -63,7 +64,7 @@ def in_second_leg_usage(told: InputUsage) -> InputUsage:
         ("timeout_error", None, 12, NOTHING, 3_022),
     ],
 )
-def test_the_engines_counts_of_the_second_leg_close_the_turn_with_the_first_legs_classes(
+async def test_the_engines_counts_of_the_second_leg_close_the_turn_with_the_first_legs_classes(
     tmp_path: Path,
     outcome: str,
     told: InputUsage | None,
@@ -71,75 +72,65 @@ def test_the_engines_counts_of_the_second_leg_close_the_turn_with_the_first_legs
     paid: InputUsage,
     computed: int,
 ) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turn = in_second_leg(journal, outcome)
-        await journal.open(turn)
-        await journal.stop()
-        journal = Journal(tmp_path).start()
-        (turn,) = await journal.open_turns()
-        turn.outcome = outcome
-        final = FinalCounts(
-            request_id=turn.request_id,
-            epoch="e",
-            reason="cancelled",
-            usage=told,
-            prefilled_tokens=prefilled,
-        )
-        first = FinalCounts(request_id=turn.id, epoch="e", reason="stop", usage=FIRST)
-        billing = Billing(load_prices(), Metrics())
-        witness = Witness(first, final)
-        reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: 0.0)
-        reconciler.take_over(turn)
-        await reconciler.step()
-        (closed,) = await journal.closed_turns(10)
-        await journal.stop()
-        assert usage_of(closed) == InputUsage(
-            **{
-                name: getattr(paid, name)
-                for name in ("input_tokens", "cache_write_5m_tokens", "cache_read_tokens")
-            }
-        )
-        assert closed.computed_tokens == computed
-        assert closed.cost == paid.input_tokens * 1000 + paid.cache_write_5m_tokens * 1250
-
-    asyncio.run(check())
+    journal = Journal(tmp_path).start()
+    turn = in_second_leg(journal, outcome)
+    await journal.open(turn)
+    await journal.stop()
+    journal = Journal(tmp_path).start()
+    (turn,) = await journal.open_turns()
+    turn.outcome = outcome
+    final = FinalCounts(
+        request_id=turn.request_id,
+        epoch="e",
+        reason="cancelled",
+        usage=told,
+        prefilled_tokens=prefilled,
+    )
+    first = FinalCounts(request_id=turn.id, epoch="e", reason="stop", usage=FIRST)
+    billing = Billing(load_prices(), Metrics())
+    witness = Witness(first, final)
+    reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: 0.0)
+    reconciler.take_over(turn)
+    await reconciler.step()
+    (closed,) = await journal.closed_turns(10)
+    await journal.stop()
+    assert usage_of(closed) == InputUsage(
+        **{
+            name: getattr(paid, name)
+            for name in ("input_tokens", "cache_write_5m_tokens", "cache_read_tokens")
+        }
+    )
+    assert closed.computed_tokens == computed
+    assert closed.cost == paid.input_tokens * 1000 + paid.cache_write_5m_tokens * 1250
 
 
 @pytest.mark.parametrize(
     ("outcome", "paid"), [("client_disconnect", 3_000), ("overloaded_error", 0)]
 )
-def test_a_turn_that_ends_between_its_legs_is_charged_by_who_ended_it(
+async def test_a_turn_that_ends_between_its_legs_is_charged_by_who_ended_it(
     tmp_path: Path, outcome: str, paid: int
 ) -> None:
     """The second engine never had it."""
-
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turn = in_second_leg(journal, outcome)
-        Billing(load_prices(), Metrics()).charge(turn)
-        assert (turn.cache_write_5m_tokens, turn.computed_tokens) == (paid, 3_010)
-        await journal.stop()
-
-    asyncio.run(check())
+    journal = Journal(tmp_path).start()
+    turn = in_second_leg(journal, outcome)
+    Billing(load_prices(), Metrics()).charge(turn)
+    assert (turn.cache_write_5m_tokens, turn.computed_tokens) == (paid, 3_010)
+    await journal.stop()
 
 
 @pytest.mark.parametrize(("outcome", "paid"), [("client_disconnect", 3_000), ("timeout_error", 0)])
-def test_a_first_leg_alone_is_paid_by_a_client_that_left(
+async def test_a_first_leg_alone_is_paid_by_a_client_that_left(
     tmp_path: Path, outcome: str, paid: int
 ) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path).start()
-        turn = record(journal, 1)
-        turn.is_first_leg, turn.outcome = True, outcome
-        await journal.open(turn)
-        first = FinalCounts(request_id=turn.id, epoch="e", reason="stop", usage=FIRST)
-        billing = Billing(load_prices(), Metrics())
-        reconciler = Reconciler(journal, [Witness(first)], Metrics(), billing.charge, lambda: 0.0)
-        reconciler.take_over(turn)
-        await reconciler.step()
-        (closed,) = await journal.closed_turns(10)
-        await journal.stop()
-        assert (closed.cache_write_5m_tokens, closed.computed_tokens) == (paid, 3_010)
-
-    asyncio.run(check())
+    journal = Journal(tmp_path).start()
+    turn = record(journal, 1)
+    turn.is_first_leg, turn.outcome = True, outcome
+    await journal.open(turn)
+    first = FinalCounts(request_id=turn.id, epoch="e", reason="stop", usage=FIRST)
+    billing = Billing(load_prices(), Metrics())
+    reconciler = Reconciler(journal, [Witness(first)], Metrics(), billing.charge, lambda: 0.0)
+    reconciler.take_over(turn)
+    await reconciler.step()
+    (closed,) = await journal.closed_turns(10)
+    await journal.stop()
+    assert (closed.cache_write_5m_tokens, closed.computed_tokens) == (paid, 3_010)

@@ -1,9 +1,7 @@
 """A request that takes an engine too long to prepare is sent to no second one."""
 
-import pytest
-
 from engine.protocol import STATUS_OF, ErrorReply
-from gateway.base.errors import InvalidRequest, Overloaded
+from gateway.base.errors import InvalidRequest
 from gateway.routing.engine import refusal
 from gateway.turn.attempts import is_retried
 
@@ -13,9 +11,3 @@ def test_what_is_too_costly_is_the_clients_mistake_and_is_not_retried() -> None:
     assert isinstance(error, InvalidRequest) and not is_retried(error)
     assert error.status == STATUS_OF["too_costly"] == 400
     assert "take too long to prepare" in str(error)
-
-
-@pytest.mark.parametrize("message", ["no worker was free to prepare the request"])
-def test_what_waited_too_long_for_a_worker_is_sent_elsewhere(message: str) -> None:
-    error = refusal(ErrorReply("overloaded", message))
-    assert isinstance(error, Overloaded) and is_retried(error)

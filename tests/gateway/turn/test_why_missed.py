@@ -26,13 +26,6 @@ def make(epochs: dict[str, str], max_names: int = 10) -> LastHolders:
     return LastHolders(epochs.get, max_names)
 
 
-def test_the_same_engine_in_the_same_epoch_explains_nothing() -> None:
-    residency = make({})
-    residency.learn("one", started("e1"), NAMES, 0.0)
-    assert residency.explain("one", "e1", [A], 1.0) is None
-    assert residency.explain("one", "e1", ["b" * 16], 1.0) is None
-
-
 def test_a_new_epoch_is_a_restart_until_the_entry_would_have_expired() -> None:
     residency = make({})
     residency.learn("one", started("e1"), NAMES, 0.0)
