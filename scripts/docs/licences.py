@@ -7,7 +7,6 @@ licence, or is not installed.
 """
 
 import sys
-from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
@@ -25,20 +24,11 @@ What `pip install '.[gateway,postgres,engine,dashboard]'` brings, and the licenc
 package names in its own metadata. Written by `python -m scripts.docs.licences`. Holdfast itself is
 Apache-2.0.
 
-| package | licence | for |
-|---|---|---|
 """
 
 
 class Unknown(Exception):
     """A package that is not installed, or says nothing of its licence."""
-
-
-@dataclass(frozen=True)
-class Package:
-    name: str
-    licence: str
-    parts: frozenset[str]
 
 
 def installed(name: str) -> Distribution:
@@ -64,34 +54,23 @@ def licence_of(name: str) -> str:
     if "License-Expression" in metadata:
         return metadata["License-Expression"]
     prefix = "License :: OSI Approved :: "
-    classified = [
-        line.removeprefix(prefix)
-        for line in metadata.get_all("Classifier") or []
-        if line.startswith(prefix)
-    ]
-    if classified:
-        return ", ".join(classified)
+    lines = metadata.get_all("Classifier") or []
+    classified = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     words = metadata["License"].strip().splitlines() if "License" in metadata else []
-    if not words:
+    if not classified and not words:
         raise Unknown(f"{name} names no licence")
-    return words[0]
+    return ", ".join(classified) or words[0]
 
 
-def packages() -> list[Package]:
+def text() -> str:
     parts: dict[str, set[str]] = {}
     for part in ("base", *EXTRAS):
         for name in packages_of(part):
             parts.setdefault(name, set()).add(part)
-    return [
-        Package(name, licence_of(name), frozenset({"base"} if "base" in needed else needed))
-        for name, needed in sorted(parts.items())
-    ]
-
-
-def text() -> str:
     rows = [
-        f"| {package.name} | {package.licence} | {', '.join(sorted(package.parts))} |\n"
-        for package in packages()
+        f"- {name}: {licence_of(name)}"
+        + ("\n" if "base" in needed else f" ({', '.join(sorted(needed))})\n")
+        for name, needed in sorted(parts.items())
     ]
     return HEAD + "".join(rows)
 
