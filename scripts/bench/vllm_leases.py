@@ -4,9 +4,8 @@
 
 One vLLM with a tiny model, in this process. Measured is the processor time inside the connector's
 hooks, and what our wraps of its cache manager add, as shares of the time of vLLM's steps. Then the
-pool is flooded ten times over with a marked prefix in it; printed is also the longest time without
-a scheduled step while a request waited. Ends with 1 where the marked prefix was not read in full
-after the flood.
+pool is flooded ten times over with a marked prefix in it. Ends with 1 where that was not read in
+full after the flood.
 """
 
 import functools
@@ -24,7 +23,6 @@ from scripts.bench.report import machine_line
 from scripts.setup.options import parse
 
 BLOCKS, BLOCK_TOKENS = 512, 32
-FULL = 0.8
 PREFIX_TOKENS, TAIL_TOKENS, OUTPUT_TOKENS = 640, 100, 48
 TOKEN = "the secret that our directives carry"
 HOOKS = (
@@ -135,93 +133,24 @@ class VllmWorker:
 
     def share(self, requests: int) -> dict[str, float]:
         """Time inside hooks and wraps, as shares of the steps' time, over one round."""
-        return self._shares(lambda: self.round(0, requests))
-
-    def foreign(self, requests: int, *, is_full: bool) -> dict[str, float]:
-        """The same for requests without a directive, with leases empty or full."""
-        rng = random.Random(requests)
-        stats, keys = self._core.holdfast_stats(), []
-        while is_full and stats["leased_blocks"] < FULL * stats["max_leased_blocks"]:
-            keys.append(f"full-{self._num}")
-            want = {"key": keys[-1], "tokens": PREFIX_TOKENS, "expires_at": 9e9}
-            marked = self._params(1, {"wants": [want]})
-            self._generate([draw(rng, PREFIX_TOKENS + TAIL_TOKENS)], [marked])
-            stats = self._core.holdfast_stats()
-        from vllm import SamplingParams
-
-        plain = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
-        prompts = [draw(rng, PREFIX_TOKENS // 4 + TAIL_TOKENS) for _ in range(requests)]
-        found = self._shares(lambda: self._generate(prompts, [plain] * requests))
-        self._core.holdfast_release(keys)
-        return {**found, "leased_blocks": stats["leased_blocks"]}
-
-    def _shares(self, work: Callable[[], object]) -> dict[str, float]:
         for watch in (self.steps, self.hooks, self.inner, self.outer):
             watch.seconds = 0.0
-        work()
+        self.round(0, requests)
         wraps = self.outer.seconds - self.inner.seconds
         steps = self.steps.seconds
-        return {"steps_s": steps, "hooks": self.hooks.seconds / steps, "wraps": wraps / steps}
+        return {"hooks": self.hooks.seconds / steps, "wraps": wraps / steps}
 
-    def flood(self) -> dict[str, float]:
-        """A marked prefix under ten pools of other traffic, then one that needs leases' room."""
+    def flood(self) -> tuple[int, int, int]:
+        """A marked prefix under ten pools of other traffic: its tokens, the others', those hit."""
         rng = random.Random(7)
-        prefix = draw(rng, 4 * PREFIX_TOKENS)
-        gap = LongestGap(self._core.scheduler)
+        prefix, length = draw(rng, 4 * PREFIX_TOKENS), 1000
         want = {"key": "kept", "tokens": len(prefix), "expires_at": 300.0}
         self._generate([[*prefix, 5]], [self._params(8, {"wants": [want]})])
-        length = 1000
-        num = 10 * BLOCKS * BLOCK_TOKENS // length + 1
-        flood = [draw(rng, length) for _ in range(num)]
+        flood = [draw(rng, length) for _ in range(10 * BLOCKS * BLOCK_TOKENS // length + 1)]
         self._generate(flood, [self._params(8, {}) for _ in flood])
         read = self._params(8, {"read": "kept", "read_tokens": len(prefix)})
         hit = self._generate([[*prefix, 5]], [read])[0].num_cached_tokens
-        # Now leases over half the pool, and more at once than the rest can hold.
-        for index in range(3):
-            want = {"key": f"more{index}", "tokens": 1920, "expires_at": 200.0 + index}
-            self._generate([draw(rng, 1930)], [self._params(2, {"wants": [want]})])
-        leased = self._core.holdfast_stats()["leased_blocks"]
-        self._generate([draw(rng, 4000) for _ in range(16)], [self._params(90, {})] * 16)
-        stats = self._core.holdfast_stats()
-        return {
-            "flood_tokens": num * length,
-            "pool_tokens": (BLOCKS - 1) * BLOCK_TOKENS,
-            "prefix_tokens": len(prefix),
-            "hit_tokens": hit,
-            "leased_blocks": leased,
-            "sacrificed": stats["sacrificed"],
-            "longest_gap_s": gap.seconds,
-            "steps": gap.steps,
-            "empty_steps_in_a_row": gap.empty_in_a_row,
-        }
-
-
-class LongestGap:
-    """The longest time between two steps with work while there was a request to serve."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.seconds, self.steps, self.empty_in_a_row = 0.0, 0, 0
-        self._since: float | None = None
-        self._empty = 0
-        schedule = scheduler.schedule
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            output = schedule(*args, **kwargs)
-            now = time.perf_counter()
-            if output.total_num_scheduled_tokens:
-                self.steps += 1
-                self._empty = 0
-                if self._since is not None:
-                    self.seconds = max(self.seconds, now - self._since)
-                self._since = now
-            elif scheduler.get_num_unfinished_requests():
-                self._empty += 1
-                self.empty_in_a_row = max(self.empty_in_a_row, self._empty)
-            else:
-                self._since = None  # no request is there
-            return output
-
-        scheduler.schedule = watched
+        return len(prefix), len(flood) * length, hit
 
 
 def draw(rng: random.Random, length: int) -> list[int]:
@@ -232,32 +161,19 @@ def measure(model: Path, requests: int) -> bool:
     """Print the shares and the flood; whether the marked prefix was read in full after it."""
     worker = VllmWorker(str(model))
     worker.round(1, requests)
-    print("inside hooks and wraps, of the time of steps (median of 9, and their range):")
-    kinds: dict[str, Callable[[], dict[str, float]]] = {
-        "requests with directives": lambda: worker.share(requests),
-        "others', leases empty": lambda: worker.foreign(requests, is_full=False),
-        "others', leases full": lambda: worker.foreign(requests, is_full=True),
-    }
-    for what, share in kinds.items():
-        shares = [share() for _ in range(9)]
-        sums = sorted(share["hooks"] + share["wraps"] for share in shares)
-        told = [statistics.median(share[key] for share in shares) for key in ("hooks", "wraps")]
-        print(
-            f"  {what}: hooks {told[0]:.3%}, wraps {told[1]:.3%}; both {sums[4]:.3%}"
-            f" ({sums[0]:.3%} to {sums[-1]:.3%});"
-            f" {shares[-1].get('leased_blocks', 0)} blocks leased"
-        )
-    flood = worker.flood()
+    shares = [worker.share(requests) for _ in range(9)]
+    sums = sorted(share["hooks"] + share["wraps"] for share in shares)
+    hooks, wraps = (statistics.median(each[key] for each in shares) for key in ("hooks", "wraps"))
     print(
-        f"marked prefix of {flood['prefix_tokens']} tokens, then {flood['flood_tokens']} others "
-        f"through a pool of {flood['pool_tokens']}: {flood['hit_tokens']} tokens hit"
+        f"of the time of steps (median of 9): hooks {hooks:.3%}, wraps {wraps:.3%};"
+        f" both {sums[4]:.3%} ({sums[0]:.3%} to {sums[-1]:.3%})"
     )
+    prefix, others, hit = worker.flood()
     print(
-        f"{flood['leased_blocks']} of {BLOCKS - 1} blocks leased, {flood['sacrificed']} leases "
-        f"sacrificed; longest time without a scheduled step {flood['longest_gap_s']:.3f} s in "
-        f"{flood['steps']} steps, {flood['empty_steps_in_a_row']} empty ones in a row at most"
+        f"marked prefix of {prefix} tokens, then {others} others through a pool of"
+        f" {(BLOCKS - 1) * BLOCK_TOKENS}: {hit} tokens hit"
     )
-    return bool(flood["hit_tokens"] == flood["prefix_tokens"])
+    return hit == prefix
 
 
 def main() -> int:

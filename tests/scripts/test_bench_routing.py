@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.routing_load import BLOCK_TOKENS, SHARED_BYTES, Workload, ceiling_of
+from scripts.bench.routing_load import BLOCK_TOKENS, Workload, ceiling_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,21 +61,6 @@ def test_a_workload_is_drawn_by_its_seed_and_shares_a_tenants_prompt() -> None:
     assert {len(question) for question in questions} == {1600}
 
 
-def test_the_system_texts_of_a_group_part_inside_one_block() -> None:
-    scripts = Workload(tenants=8, conversations=1, shape="parting").scripts()
-    systems = {system for system, _ in scripts}
-    fronts = [system[:SHARED_BYTES] for system in systems]
-    assert len(systems) == 8 and sorted(map(fronts.count, set(fronts))) == [2, 2, 2, 2]
-    assert len({system[: SHARED_BYTES + 16] for system in systems}) == 8
-
-
-def test_half_of_the_sessions_requests_are_single_questions() -> None:
-    scripts = Workload(tenants=6, shape="sessions").scripts()
-    singles = sum(len(questions) == 1 for _, questions in scripts)
-    turns = sum(len(questions) for _, questions in scripts if len(questions) > 1)
-    assert singles == turns and len({system for system, _ in scripts}) == 6
-
-
 def test_one_gateway_on_four_engines_reuses_most_of_what_it_can() -> None:
     """Real processes; what is measured is not asserted beyond what routing must do."""
     command = [sys.executable, "-m", "scripts.bench.routing", "--tenants", "2", "--seeds", "1"]
@@ -85,5 +70,4 @@ def test_one_gateway_on_four_engines_reuses_most_of_what_it_can() -> None:
     line = next(row for row in done.stdout.splitlines() if row.startswith("ours, events, marked"))
     share = re.search(r"([\d.]+)%", line)
     assert share is not None and 80 < float(share[1]) <= 100, line
-    errors = line.split("ms")[3].split()[1]
-    assert errors == "0", done.stdout
+    assert line.split()[-1] == "0", done.stdout
