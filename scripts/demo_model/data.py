@@ -27,9 +27,6 @@ NO_TOOL: str = _FACTS["no_tool_answer"]
 
 _WORDS: dict[str, list[str]] = _FACTS["words"]
 TERM_FORMS = _WORDS["term_forms"]
-# Never trained on: the eval asks with these to see whether the wording matters.
-HELD_OUT_FORMS = ("What exactly is {a}?", "Could you please explain {a} to me?")
-HELD_OUT_WRAP = "I wonder: {q}"
 CITIES = _WORDS["cities"]
 LEASE_IDS = _WORDS["lease_ids"]
 SKIES = _WORDS["skies"]
@@ -51,11 +48,10 @@ _SCRIPTS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """One answer and the wordings that ask for it; `held_out` wordings are for the eval only."""
+    """One answer and the wordings that ask for it."""
 
     answer: str
     ask: tuple[str, ...]
-    held_out: tuple[str, ...]
 
 
 def _load_facts() -> list[Fact]:
@@ -64,11 +60,9 @@ def _load_facts() -> list[Fact]:
         a = term["a"]
         n = a.split(" ", 1)[1] if a.split(" ")[0] in ("a", "an", "the") else a
         ask = tuple(form.format(a=a, n=n) for form in TERM_FORMS)
-        held = tuple(form.format(a=a, n=n) for form in HELD_OUT_FORMS)
-        facts.append(Fact(term["answer"], ask, held))
+        facts.append(Fact(term["answer"], ask))
     for question in _FACTS["questions"]:
-        ask = tuple(question["ask"])
-        facts.append(Fact(question["answer"], ask, (HELD_OUT_WRAP.format(q=ask[0]),)))
+        facts.append(Fact(question["answer"], tuple(question["ask"])))
     return facts
 
 
@@ -176,11 +170,6 @@ def _reference(rng: random.Random) -> str:
     return text[start : start + 800]
 
 
-def _csv(rng: random.Random) -> str:
-    price = f"{rng.random() * 100:.2f}"
-    return f"{identifier(rng)},{rng.choice(CITIES)},{rng.choice(NOUNS)},{price}\n"
-
-
 def _dialogue(rng: random.Random) -> str:
     question = rng.choice(QUESTIONS_UNKNOWN)
     return f"{invented_name(rng).upper()}: {question} {sentence(rng)}\n\n"
@@ -224,17 +213,6 @@ def distractor(rng: random.Random, chars: int, kind: str | None = None) -> str:
         parts.append(make(rng))
         chars -= len(parts[-1])
     return "".join(parts)
-
-
-def _word(rng: random.Random) -> str:
-    return rng.choice(COMMON + CITIES)
-
-
-def echo_text(rng: random.Random) -> str:
-    """Something to repeat; it teaches copying with many tokens at once."""
-    make = rng.choice([sentence, invented_name, identifier, _csv, _word])
-    count = 1 if make in (sentence, _csv) else rng.randint(1, 10)
-    return " ".join(make(rng) for _ in range(count)).strip()
 
 
 # The share of arguments that come from a list; the others are invented. So small a model learns the
@@ -347,67 +325,6 @@ def _docs(rng: random.Random) -> ToolTask:
     return _known(rng, "docs", "search_docs", about, argument, outcome, _docs)
 
 
-def _ask_tool(rng: random.Random, schema: Tool, verb: str, noun: str) -> ToolTask:
-    """A new question for a random tool."""
-    name, params = schema["function"]["name"], schema["function"]["parameters"]["required"]
-    makers = (
-        lambda: rng.choice(CITIES),
-        lambda: rng.choice(CITIES),
-        lambda: rng.choice(LEASE_IDS),
-        lambda: invented_name(rng),
-        lambda: identifier(rng),
-    )
-    values = {p: rng.choice(makers)() for p in params}
-    words = {"verb": verb, "noun": noun, "name": name}
-    if len(params) == 2:
-        (words["p1"], words["v1"]), (words["p2"], words["v2"]) = values.items()
-        forms = FORMS["two_values"]
-    elif params:
-        words["param"], words["value"] = params[0], values[params[0]]
-        forms = FORMS["one_value"]
-    else:
-        forms = FORMS["no_value"]
-    question = rng.choice(forms).format(**words)
-    found = rng.choice(
-        [
-            identifier(rng),
-            rng.choice(ADJECTIVES),
-            f"{rng.choice(ADJECTIVES)} {rng.choice(COMMON)}",
-            invented_name(rng),
-        ]
-    )
-    result = rng.choice([found, found, json.dumps({"result": found})])
-    answer = f"The result is {found}."
-    return ToolTask(
-        schema,
-        question[0].upper() + question[1:],
-        values,
-        result,
-        answer,
-        lambda r: _ask_tool(r, schema, verb, noun),
-    )
-
-
-def random_task(rng: random.Random) -> ToolTask:
-    """A tool made of random words, so that names are copied and not remembered."""
-    verb, noun = rng.choice(VERBS), rng.choice(NOUNS)
-    name = f"{verb}_{noun}" if rng.random() < 0.85 else f"{noun}_{verb}"
-    params = rng.sample(PARAMS, rng.choice([0, 1, 1, 1, 1, 2]))
-    about = rng.choice(
-        [
-            f"{verb} a {noun}.",
-            f"{verb} the {noun}s",
-            f"{verb} a {noun} by {' and '.join(params) or 'itself'}",
-        ]
-    )
-    schema = tool(
-        name,
-        about[0].upper() + about[1:],
-        {p: rng.choice(["", f"The {p} of the {noun}"]) for p in params},
-    )
-    return _ask_tool(rng, schema, verb, noun)
-
-
 KNOWN_TASKS: dict[str, Maker] = {
     "get_weather": _weather,
     "lookup_lease": _lease,
@@ -416,8 +333,8 @@ KNOWN_TASKS: dict[str, Maker] = {
 
 
 def tool_task(rng: random.Random) -> ToolTask:
-    """A question for a tool: mostly one of the three that the demos use."""
-    return rng.choice(list(KNOWN_TASKS.values()))(rng) if rng.random() < 0.93 else random_task(rng)
+    """A question for one of the three tools that the demos use."""
+    return rng.choice(list(KNOWN_TASKS.values()))(rng)
 
 
 def message(role: str, content: str) -> str:
@@ -453,7 +370,7 @@ def _tool_turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
 
 
 def turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
-    """One exchange: a fact, a tool, an echo, something unknown, or chatter not to learn from."""
+    """One exchange: a fact, a tool, something unknown, or chatter not to learn from."""
     draw = rng.random()
     if draw < (0.5 if box else 0.06):
         return _tool_turn(rng, box)
@@ -463,10 +380,6 @@ def turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
             (said, False),
             (message("assistant", distractor(rng, rng.randint(10, 300))), False),
         ]
-    if 0.9 < draw < 0.91:
-        words = echo_text(rng)
-        user = rng.choice(["Repeat after me: {}", "Say: {}", "Repeat this: {}"]).format(words)
-        return [(message("user", user), False), (message("assistant", words), True)]
     if draw >= 0.91:
         question, answer = rng.choice(QUESTIONS_UNKNOWN), UNKNOWN
     else:

@@ -53,17 +53,20 @@ def main() -> int:
     )
     pages = [name for name in options.pages.split(",") if name in PAGES]
     options.out.mkdir(parents=True, exist_ok=True)
-    num_problems = num_taken = 0
+    num_problems = 0
     for state in options.states.split(","):
         with stack_in(state, NUM_TURNS) as stack:
             for shot in SHOTS[state]:
                 for drawn in look(stack, state, [shot.theme], pages, [shot.width]):
-                    num_taken += 1
                     num_problems += len(drawn.problems)
-                    report(drawn, write(drawn, shot, options.out))
+                    print(
+                        write(drawn, shot, options.out).name,
+                        *drawn.problems,
+                        sep="\n  ",
+                        flush=True,
+                    )
     write_table(options.out, ROOT / "dashboard" / "README.md")
-    size = sum(file.stat().st_size for file in options.out.iterdir())
-    print(f"{num_taken} screenshots, {size / 1024:,.0f} KiB, {num_problems} problems")
+    print(f"{num_problems} problems")
     return 1 if num_problems else 0
 
 
@@ -96,12 +99,6 @@ def write_table(pictures: Path, readme: Path) -> None:
     _, _, after = rest.partition(END)
     table = "\n".join(lines)
     readme.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", "utf-8")
-
-
-def report(drawn: Drawn, path: Path) -> None:
-    print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB", flush=True)
-    for problem in drawn.problems:
-        print(f"  {problem}", flush=True)
 
 
 if __name__ == "__main__":

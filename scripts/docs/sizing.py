@@ -45,10 +45,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("config", type=Path, metavar="CONFIG_OR_DIR")
     options = parser.parse_args()
-    if min(options.memory, options.lease_tokens, options.block_size) <= 0:
-        parser.error("--memory, --lease-tokens and --block-size must be positive")
-    if not 0 <= options.lease_share <= 1:
-        parser.error("--lease-share must be 0 to 1")
     return options
 
 
@@ -70,26 +66,21 @@ def dtype_of(config: dict[str, Any]) -> str:
 
 
 def print_size(size: KvSize, dtype: str) -> None:
-    kind = "one per head"
-    if size.num_kv_heads == 1:
-        kind = f"multi-query, for {size.num_heads} heads"
-    elif size.num_kv_heads < size.num_heads:
-        kind = f"grouped, for {size.num_heads} heads"
     if size.is_nested:
         print("multimodal: sized by its text decoder (`text_config`)")
-    rows = [
-        ("layers", size.num_layers, ""),
-        ("KV heads", size.num_kv_heads, kind),
-        ("head dimension", size.head_dim, ""),
-        ("bytes of a head's keys", size.head_bytes, dtype),
-        ("KV bytes per token", size.bytes_per_token, ""),
-        ("tokens per GiB", size.tokens_per_gib, ""),
-    ]
+    rows = {
+        "layers": size.num_layers,
+        f"KV heads, for {size.num_heads} heads": size.num_kv_heads,
+        "head dimension": size.head_dim,
+        f"bytes of a head's keys in {dtype}": size.head_bytes,
+        "KV bytes per token": size.bytes_per_token,
+        "tokens per GiB": size.tokens_per_gib,
+    }
     if size.window is not None:
-        where = f"in {size.num_windowed} of {size.num_layers} layers; the engine keeps all tokens"
-        rows.append(("sliding window", size.window, where))
-    for name, number, told in rows:
-        print(f"{name:24}{number:>16,}   {told}".rstrip())
+        where = f"{size.num_windowed} of {size.num_layers} layers; the engine keeps all tokens"
+        rows[f"sliding window, in {where}"] = size.window
+    for name, number in rows.items():
+        print(f"{number:>16,}  {name}")
 
 
 def print_leases(size: KvSize, options: argparse.Namespace) -> None:

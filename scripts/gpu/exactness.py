@@ -80,17 +80,6 @@ Comparison = tuple[str, Callable[[], float]]
 """What is compared, and how: the largest difference as a share of the largest value."""
 
 
-def kernel_differences(
-    device: torch.device,
-    dtype: torch.dtype,
-    shapes: list[Shape],
-    new_kernel: NewKernel = in_triton,
-) -> Iterator[tuple[str, float]]:
-    """What was compared, and the difference."""
-    for what, compare in kernel_comparisons(device, dtype, shapes, new_kernel):
-        yield what, compare()
-
-
 def kernel_comparisons(
     device: torch.device,
     dtype: torch.dtype,

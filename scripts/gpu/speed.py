@@ -3,17 +3,11 @@
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from engine.cache.ids import BlockId
 from engine.compute.errors import ModelRefused
@@ -24,7 +18,6 @@ from scripts.gpu.report import Report, why
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
 BLOCK_SIZE = 16
-PAGE_SIZE = 256  # of transformers' pool
 PREFILL_TOKENS = 2048  # in one step, as the engine does on a GPU
 
 
@@ -79,14 +72,19 @@ def measure(report: Report, deadline: float, sizes: Sizes, device: torch.device)
     """
     is_gpu = device.type == "cuda"
     model = random_model(sizes.config, device, torch.bfloat16 if is_gpu else torch.float32)
-    loaded = prepared(report, model)
+    try:
+        loaded = prepare_model(model)
+    except ModelRefused as error:  # the load's check refuses the paged kernel
+        report.has_failed = True
+        report.add("the paged kernel", f"failed: {why(error)}")
+        loaded = prepare_model(model, "sdpa")
     report.add("attention", loaded.why_no_kernel or loaded.attention)
 
     def add_rows(part: Part) -> None:
         for subject, figure in part(loaded, sizes):
             report.add(subject, figure)
 
-    for part in (first_tokens, decoding, host_tier, transformers_batching):
+    for part in (first_tokens, decoding, host_tier):
         subject = part.__name__.replace("_", " ")
         if time.perf_counter() > deadline:
             report.add(subject, "not run: no time left")
@@ -97,16 +95,6 @@ def measure(report: Report, deadline: float, sizes: Sizes, device: torch.device)
             torch.cuda.empty_cache()
     if is_gpu:
         report.add("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-
-
-def prepared(report: Report, model: PreTrainedModel) -> LoadedModel:
-    """With the paged kernel, or with torch's functions where the load's check refuses that."""
-    try:
-        return prepare_model(model)
-    except ModelRefused as error:
-        report.has_failed = True
-        report.add("the paged kernel", f"failed: {why(error)}")
-        return prepare_model(model, "sdpa")
 
 
 new_model: Callable[[LlamaConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
@@ -147,16 +135,9 @@ def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
         count = min(PREFILL_TOKENS, tokens - start)
         is_last = start + count == tokens
         ids = [(31 * place) % 500 for place in range(start, start + count)]
-        runner.execute(
-            [
-                Work(
-                    token_ids=ids,
-                    start=start,
-                    block_table=table,
-                    sample=GREEDY if is_last else None,
-                )
-            ]
-        )
+        sample = GREEDY if is_last else None
+        work = Work(token_ids=ids, start=start, block_table=table, sample=sample)
+        runner.execute([work])
         start += count
 
 
@@ -202,45 +183,6 @@ def host_tier(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
     runner.demote(pairs)
     down, up = seconds(lambda: runner.demote(pairs)), seconds(lambda: runner.promote(pairs))
     yield "host tier: to the host, back", f"{size / down:.1f} GB/s, {size / up:.1f} GB/s"
-
-
-def transformers_batching(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
-    """transformers' own continuous batching of the same model, prompts of the same length."""
-    from transformers import ContinuousBatchingConfig
-
-    model: Any = loaded.model
-    batch = sizes.batches[1]
-    new = min(64, sizes.own_tokens // 2)
-    total = sizes.shared_tokens + new
-    prompts = [[(7 * i + place) % 500 for place in range(total)] for i in range(batch)]
-    # Releases name the tokens of a page in two ways.
-    names = {field.name for field in fields(ContinuousBatchingConfig)}
-    page = {"page_size" if "page_size" in names else "block_size": PAGE_SIZE}
-    new_config: Callable[..., Any] = ContinuousBatchingConfig
-    continuous = new_config(
-        num_blocks=2 * batch * -(-(total + new) // PAGE_SIZE), max_requests_per_batch=batch, **page
-    )
-    new_generation_config: Callable[..., Any] = GenerationConfig
-    generation = new_generation_config(max_new_tokens=new, do_sample=False, eos_token_id=-1)
-    model.set_attn_implementation("sdpa")
-    with model.continuous_batching_context_manager(
-        generation_config=generation, continuous_batching_config=continuous
-    ) as manager:
-
-        def generate() -> None:
-            manager.add_requests(prompts, max_new_tokens=new)
-            done = 0
-            while done < batch:
-                result = manager.get_result(timeout=60)
-                if result is None or result.error:
-                    raise RuntimeError(result.error if result else "no answer for a minute")
-                done += result.is_finished()
-
-        spent = seconds(generate)
-    yield (
-        f"transformers' continuous batching, {batch} sequences with own {total:,} tokens",
-        f"{batch * new / spent:,.0f} tokens/s, prefill included",
-    )
 
 
 def seconds(run: Callable[[], object]) -> float:

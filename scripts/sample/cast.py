@@ -5,10 +5,14 @@ between turns than its TTL. One begins its prompt with the time and never reads 
 """
 
 import random
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from engine.protocol import Ttl
 
@@ -20,7 +24,7 @@ class App:
     """One application. Lengths are ranges in tokens; `share` is its part of the month's turns.
 
     A talk has `talk_turns` turns on average, `pause_seconds` apart. Each turn sends the earlier
-    ones again. With `marks_turns` it also marks its own end. `system_ttl` marks the system prompt.
+    ones again. `system_ttl` marks the system prompt (empty: nothing does), `turn_ttl` a turn's end.
     With `stamps` the prompt begins with the time, so no two prompts are alike.
     """
 
@@ -32,7 +36,7 @@ class App:
     system_tokens: int
     question: tuple[int, int]
     answer: tuple[int, int]
-    system_ttl: Ttl | None = "5m"
+    system_ttl: Ttl | Literal[""] = "5m"
     turn_ttl: Ttl | None = None
     num_tools: int = 0
     num_prompts: int = 1
@@ -66,136 +70,9 @@ ENGINE_MODEL = {
     "coder-32b": "coder-32b",
 }
 
-MACHINES = (
-    Machine(
-        name="engine-0",
-        serves="general-8b",
-        prefill_tokens_per_second=9000.0,
-        decode_seconds=0.012,
-        restarts=((8, 14.3, 4.0), (22, 9.1, 3.0)),
-    ),
-    Machine(
-        name="engine-1",
-        serves="general-8b",
-        prefill_tokens_per_second=8700.0,
-        decode_seconds=0.012,
-        restarts=((8, 14.5, 4.0), (22, 9.3, 3.0)),
-    ),
-    Machine(
-        name="engine-2",
-        serves="coder-32b",
-        prefill_tokens_per_second=3600.0,
-        decode_seconds=0.024,
-        restarts=((5, 10.2, 6.0), (16, 15.7, 11.0), (27, 11.4, 5.0)),
-    ),
-    Machine(
-        name="engine-3",
-        serves="coder-32b",
-        prefill_tokens_per_second=3500.0,
-        decode_seconds=0.024,
-        first_day=12,
-    ),
-)
-
-APPS = (
-    App(
-        workspace="support-desk",
-        name="answers",
-        model="general-8b",
-        share=0.30,
-        rhythm="office",
-        system_tokens=6200,
-        question=(40, 420),
-        answer=(60, 380),
-        num_tools=4,
-        num_prompts=3,
-        talk_turns=2,
-        pause_seconds=70.0,
-        keys=("production", "staging"),
-    ),
-    App(
-        workspace="coding",
-        name="agent",
-        model="coder-32b",
-        share=0.27,
-        rhythm="office",
-        system_tokens=11_800,
-        system_ttl="1h",
-        turn_ttl="5m",
-        question=(120, 2600),
-        answer=(40, 900),
-        num_tools=14,
-        talk_turns=22,
-        pause_seconds=18.0,
-        compares=True,
-        keys=("team-a", "team-b", "ci"),
-    ),
-    App(
-        workspace="reports",
-        name="nightly",
-        model="general-8b",
-        share=0.12,
-        rhythm="night",
-        system_tokens=23_500,
-        system_ttl="1h",
-        question=(300, 1500),
-        answer=(300, 900),
-        num_prompts=2,
-        keys=("batch",),
-    ),
-    App(
-        workspace="docs-search",
-        name="search",
-        model="general-8b",
-        share=0.14,
-        rhythm="always",
-        system_tokens=2900,
-        question=(1800, 5200),
-        answer=(80, 420),
-        num_prompts=14,
-        dialect="openai",
-        keys=("web",),
-    ),
-    App(
-        workspace="translation",
-        name="translate",
-        model="general-8b",
-        share=0.08,
-        rhythm="office",
-        system_tokens=700,
-        system_ttl=None,
-        question=(200, 2400),
-        answer=(200, 2200),
-        dialect="openai",
-        keys=("production",),
-    ),
-    App(
-        workspace="prototype",
-        name="assistant",
-        model="general-8b",
-        share=0.05,
-        rhythm="office",
-        system_tokens=7400,
-        system_ttl="1h",
-        question=(30, 300),
-        answer=(40, 300),
-        num_tools=2,
-        stamps=True,
-        keys=("laptop",),
-    ),
-    App(
-        workspace="evaluation",
-        name="suite",
-        model="general-8b-preview",
-        share=0.04,
-        rhythm="weekend",
-        system_tokens=3800,
-        question=(60, 700),
-        answer=(20, 120),
-        num_prompts=4,
-        keys=("runner",),
-    ),
-)
+_CAST = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+MACHINES = msgspec.convert(_CAST["machines"], tuple[Machine, ...])
+APPS = msgspec.convert(_CAST["apps"], tuple[App, ...])
 
 
 DAYS = 30

@@ -247,7 +247,7 @@ def write(arrival: Arrival, talk: Talk, version: int, scope: str) -> SamplePromp
     sizes = [tool_tokens] * len(tools) + [max(system, 400)] + [each[2] for each in talk.said]
     lengths, prefixes = list(accumulate(sizes)), find_prefixes(prompt, scope)
     marks = []
-    if app.system_ttl is not None:
+    if app.system_ttl:
         end = app.num_tools
         marks.append(MarkedPrefix(prefixes[end].name.digest, lengths[end], app.system_ttl))
     if app.turn_ttl is not None:
@@ -279,30 +279,42 @@ def serve(
         record.outcome, record.duration_seconds = "timeout_error", 16.0 + chance.random()
         return None
     marks = [mark for mark in written.marks if mark.tokens >= MIN_CACHE_TOKENS]
-    read, key = _read(written, marks, place, ms)
+    read, key, keys = 0, None, written.keys
+    for mark in reversed(marks):  # at its position, or up to 20 positions back
+        read, key = place.read(keys[: keys.index(mark.key) + 1], ms)
+        if key is not None:
+            break
     reason = _why(arrival, written, marks, place, key)
-    automatic = max(_automatic(arrival, written, reason, chance) - read, 0)
-    usage = _usage(written, marks, read, automatic)
+    # Unmarked reuse: of content that another turn computes, or that happens to be in memory.
+    is_there = reason == "in_progress_race"
+    is_there |= reason == "no_breakpoint" and chance.random() < 0.7
+    automatic = max(written.lengths[arrival.app.num_tools] - read, 0) if is_there else 0
+    writes, position = dict.fromkeys(TTLS, 0), read
+    for mark in marks:
+        if mark.tokens > position:
+            writes[mark.ttl] += mark.tokens - position
+            position = mark.tokens
+    usage = InputUsage(
+        input_tokens=written.tokens - position,
+        cache_read_tokens=read,
+        automatic_tokens=automatic,
+        computed_tokens=written.tokens - read - automatic,
+        **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
+    )
     record.take_usage(usage)
     record.miss_reason = reason
-    _take_time(record, arrival, usage.computed_tokens, place, chance)
+    # The queue goes by the hour's traffic, the prefill by the computed tokens.
+    busy = weight("office", datetime.fromtimestamp(ms / 1000, UTC))
+    record.queue_seconds = chance.expovariate(1 / (0.001 + _QUEUE_SECONDS * busy**2))
+    rate = place.machine.prefill_tokens_per_second
+    record.prefill_seconds = 0.008 + usage.computed_tokens / rate * chance.uniform(0.92, 1.2)
+    overhead = _OVERHEAD_SECONDS + chance.expovariate(1 / 0.002)
+    first = record.queue_seconds + record.prefill_seconds + overhead
+    record.first_token_seconds = first
     _end(record, arrival, place, chance)
-    ready_ms = ms + int((record.first_token_seconds or 0.0) * 1000)
     for mark in marks:
-        place.write(mark.key, mark.tokens, mark.ttl, ms, ready_ms, chance)
+        place.write(mark.key, mark.tokens, mark.ttl, ms, ms + int(first * 1000), chance)
     return reason
-
-
-def _read(
-    written: SamplePrompt, marks: list[MarkedPrefix], place: SampleCache, ms: int
-) -> tuple[int, str | None]:
-    """The longest entry that a breakpoint finds: at its position or up to 20 positions back."""
-    keys = written.keys
-    for mark in reversed(marks):
-        tokens, key = place.read(keys[: keys.index(mark.key) + 1], ms)
-        if key is not None:
-            return tokens, key
-    return 0, None
 
 
 def _why(
@@ -330,51 +342,6 @@ def _why(
     if key is not None:
         return None
     return "engine_restart" if place.lost.intersection(keys) else "cold"
-
-
-def _automatic(
-    arrival: Arrival, written: SamplePrompt, reason: str | None, chance: random.Random
-) -> int:
-    """Unmarked reuse: of content that happens to be in memory, or that another turn computes."""
-    end = written.lengths[arrival.app.num_tools]
-    if reason == "in_progress_race":
-        return end
-    if reason == "no_breakpoint" and chance.random() < 0.7:
-        return end
-    return 0
-
-
-def _usage(
-    written: SamplePrompt, marks: list[MarkedPrefix], read: int, automatic: int
-) -> InputUsage:
-    writes, position = dict.fromkeys(TTLS, 0), read
-    for mark in marks:
-        if mark.tokens > position:
-            writes[mark.ttl] += mark.tokens - position
-            position = mark.tokens
-    return InputUsage(
-        input_tokens=written.tokens - position,
-        cache_read_tokens=read,
-        automatic_tokens=automatic,
-        computed_tokens=written.tokens - read - automatic,
-        **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
-    )
-
-
-def _take_time(
-    record: TurnRecord,
-    arrival: Arrival,
-    computed: int,
-    place: SampleCache,
-    chance: random.Random,
-) -> None:
-    """Set the times: the queue by the hour's traffic, the prefill by the computed tokens."""
-    busy = weight("office", datetime.fromtimestamp(arrival.ms / 1000, UTC))
-    record.queue_seconds = chance.expovariate(1 / (0.001 + _QUEUE_SECONDS * busy**2))
-    rate = place.machine.prefill_tokens_per_second
-    record.prefill_seconds = 0.008 + computed / rate * chance.uniform(0.92, 1.2)
-    overhead = _OVERHEAD_SECONDS + chance.expovariate(1 / 0.002)
-    record.first_token_seconds = record.queue_seconds + record.prefill_seconds + overhead
 
 
 def _end(record: TurnRecord, arrival: Arrival, place: SampleCache, chance: random.Random) -> None:

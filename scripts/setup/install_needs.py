@@ -29,8 +29,6 @@ import tempfile
 import time
 import tomllib
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +40,6 @@ LOG = Path(sys.prefix) / "holdfast-install.log"
 STAMP = Path(sys.prefix) / "holdfast-installed.json"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_SECONDS = 5.0
-# What is downloaded for a need on a machine without a GPU, in MB, and what most of that is.
-SIZES = {
-    "base": (16, ""),
-    "gateway": (8, ""),
-    "engine": (245, "PyTorch for CPUs"),
-    "dashboard": (100, "Streamlit with pyarrow and pandas"),
-}
-PERIOD_SECONDS = 0.25
 LINE_SECONDS = 15.0
 
 
@@ -102,87 +92,48 @@ def digest(requirements: list[str]) -> str:
     return hashlib.sha256("\n".join([sys.version, *sorted(requirements)]).encode()).hexdigest()
 
 
-def read_stamp() -> dict[str, str]:
-    if not STAMP.exists():
-        return {}
-    stamp: dict[str, str] = json.loads(STAMP.read_text("utf-8"))
-    return stamp
-
-
-@contextmanager
-def locked() -> Iterator[None]:
-    """Keep two starts at the same time from installing over each other."""
-    with (Path(sys.prefix) / "holdfast-install.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def has_nvidia_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
-
-
-def answers(url: str) -> bool:
-    """Whether a URL answers within the probe's time."""
-    try:
-        with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
 
 
 def index_options(needs: list[str]) -> list[str]:
     if "engine" not in needs or has_nvidia_gpu():
         return []
-    if answers(TORCH_CPU_INDEX + "/torch/"):
-        return ["--extra-index-url", TORCH_CPU_INDEX]
-    print(f"    {TORCH_CPU_INDEX} does not answer; taking the torch that pip finds", flush=True)
-    return []
+    try:
+        with urllib.request.urlopen(TORCH_CPU_INDEX + "/torch/", timeout=PROBE_SECONDS):
+            return ["--extra-index-url", TORCH_CPU_INDEX]
+    except OSError:
+        print(f"    {TORCH_CPU_INDEX} does not answer; taking the torch that pip finds", flush=True)
+        return []
 
 
-def run(command: list[str]) -> list[str]:
-    """Run a program, its output in LOG, and say now and then that it goes on; its lines.
+def run(*arguments: str) -> None:
+    """Run a module of Python, its output in LOG, and say now and then that it goes on.
 
     Raises InstallError with its reason where it fails. It ends with us.
     """
     began = told = time.monotonic()
     with LOG.open("a+") as log:
-        log.seek(0, os.SEEK_END)
-        begin = log.tell()
+        begin = log.seek(0, os.SEEK_END)
+        command = [sys.executable, "-m", *arguments]
         with subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT) as process:
             try:
                 while process.poll() is None:
-                    time.sleep(PERIOD_SECONDS)
+                    time.sleep(0.25)
                     if time.monotonic() - told >= LINE_SECONDS:
                         told = time.monotonic()
                         print(f"    {told - began:.0f} s; what pip says is in {LOG}", flush=True)
             finally:
-                if process.poll() is None:
-                    process.terminate()
+                process.terminate()
         log.seek(begin)
         lines = log.read().splitlines()
     if process.returncode != 0:
-        raise InstallError(reason_of(lines))
-    return lines
-
-
-def run_pip(arguments: list[str]) -> None:
-    """Raises InstallError with pip's reason."""
-    pip = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
-    run([*pip, "--disable-pip-version-check", *arguments])
-
-
-def reason_of(lines: list[str]) -> str:
-    """One line of what pip said, and what to do about it."""
-    errors = [line.partition("ERROR: ")[2] for line in lines if "ERROR: " in line]
-    said = " ".join(errors[:1] or lines[-1:]) or "it said nothing"
-    whole = "\n".join(lines)
-    if "No space left" in whole:
-        advice = "free about 2 GB of disk, and run again"
-    elif re.search(r"Connection|Retrying|resolve|timed out|No matching distribution", whole):
-        advice = "look whether this machine reaches its package index, and run again"
-    else:
-        advice = "run again"
-    return f"pip could not install: {said[:200]}; {advice} (all it said: {LOG})"
+        errors = [line.partition("ERROR: ")[2] for line in lines if "ERROR: " in line]
+        said = " ".join(errors[:1] or lines[-1:]) or "it said nothing"
+        raise InstallError(
+            f"pip could not install: {said[:200]}; look for room on the disk and whether the "
+            f"package index is reached, and run again (all it said: {LOG})"
+        )
 
 
 def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = True) -> None:
@@ -190,33 +141,21 @@ def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = 
     project, lock = read_project(), read_lock() if is_locked else {}
     names = ["base", *needs] if is_base_wanted else needs
     wanted = {need: requirements_of(need, project) + lock.get(need, []) for need in names}
-    with locked():
-        stamp = read_stamp()
+    # Two starts at the same time must not install over each other.
+    with (Path(sys.prefix) / "holdfast-install.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        stamp = json.loads(STAMP.read_text("utf-8")) if STAMP.exists() else {}
         missing = [n for n, requirements in wanted.items() if stamp.get(n) != digest(requirements)]
         if not missing:
             return
-        print(f"==> installing {', '.join(missing)}{size_of(missing)}", flush=True)
-        ensure_pip()
+        size = "; with PyTorch some 250 MB are downloaded" if "engine" in missing else ""
+        print(f"==> installing {', '.join(missing)}{size}", flush=True)
+        # `scripts/install` makes the environment without pip, which takes long.
+        if importlib.util.find_spec("pip") is None:
+            run("ensurepip", "--upgrade")
         install_all(names, project, lock)
         stamp.update({need: digest(wanted[need]) for need in missing})
         STAMP.write_text(json.dumps(stamp, indent=1), "utf-8")
-
-
-def size_of(needs: list[str]) -> str:
-    """What they download, in words; empty where nobody measured it."""
-    known = [SIZES[need] for need in needs if need in SIZES]
-    if not known:
-        return ""
-    parts = [what for _, what in known if what]
-    most = f" (most of it {' and '.join(parts)})" if parts else ""
-    gpu = " and 2,500 MB of CUDA" if "engine" in needs and has_nvidia_gpu() else ""
-    return f"; about {sum(size for size, _ in known)} MB are downloaded{most}{gpu}"
-
-
-def ensure_pip() -> None:
-    """`scripts/install` makes the environment without pip, which takes long."""
-    if importlib.util.find_spec("pip") is None:
-        run([sys.executable, "-m", "ensurepip", "--upgrade"])
 
 
 def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[str]]) -> None:
@@ -224,18 +163,18 @@ def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[
     entries = sorted({entry for need in needs for entry in lock.get(need, ())})
     rest = {r for need in needs if need not in lock for r in requirements_of(need, project)}
     rest |= {r for need in needs for r in requirements_of(need, project) if is_unhashed(r)}
+    pip = ["pip", "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
-        pins = Path(folder, "pins.txt")
+        hashed, pins = Path(folder, "hashed.txt"), Path(folder, "pins.txt")
         if entries:
-            hashed = Path(folder, "hashed.txt")
             hashed.write_text("\n".join(entries), "utf-8")
-            run_pip(["--require-hashes", "--no-deps", "-r", str(hashed)])
+            run(*pip, "--require-hashes", "--no-deps", "-r", str(hashed))
         if rest:
             if lock:
                 names = ", ".join(sorted(re.split(r"[^\w.-]", r)[0] for r in rest))
                 print(f"    not in {LOCK}, so without a hash: {names}", flush=True)
             pins.write_text("\n".join(entry.partition(" \\")[0] for entry in entries), "utf-8")
-            run_pip([*index_options(needs), "-c", str(pins), *sorted(rest)])
+            run(*pip, *index_options(needs), "-c", str(pins), *sorted(rest))
 
 
 def is_unhashed(requirement: str) -> bool:

@@ -21,8 +21,6 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# IANA's range, for systems without the file; Linux has 32768 to 60999.
-USUAL_EPHEMERAL = (49_152, 65_535)
 FIRST, LAST = 10_000, 65_535
 # Where the ephemeral range leaves fewer, ports are taken from inside of it.
 FEW = 1_000
@@ -56,48 +54,27 @@ class Reservations:
         """Keep all of them or none; whether they are kept."""
         locked: list[int] = []
         for port in ports:
-            if port in self._kept or not self._lock(port):
-                break
-            locked.append(port)
-            if not is_free(port):
-                break
-        else:
-            self._kept.update(ports)
-            return True
-        for port in locked:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, port)
-        return False
-
-    def _lock(self, port: int) -> bool:
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-        except (BlockingIOError, PermissionError):  # another process keeps it
-            return False
+            try:
+                if port in self._kept:
+                    raise BlockingIOError
+                fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+                locked.append(port)
+                with socket.socket() as probe:  # whether a server can listen there now
+                    probe.bind((HOST, port))
+            except OSError:  # another process keeps it, or listens there
+                for one in locked:
+                    fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, one)
+                return False
+        self._kept.update(ports)
         return True
 
 
-def is_free(port: int) -> bool:
-    """Whether a server can listen there now."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def ephemeral_range(file: Path = RANGE_FILE) -> tuple[int, int]:
-    """The first and the last port that the kernel gives to who names none."""
+def candidates(file: Path = RANGE_FILE) -> list[int]:
+    """The ports that may be reserved: those that the kernel gives to nobody who names none."""
     try:
         first, last = map(int, file.read_text("ascii").split())
     except (OSError, ValueError):
-        return USUAL_EPHEMERAL
-    return first, last
-
-
-def candidates(ephemeral: tuple[int, int]) -> list[int]:
-    """The ports that may be reserved."""
-    first, last = ephemeral
+        first, last = 49_152, 65_535  # IANA's range
     outside = [port for port in range(FIRST, LAST + 1) if not first <= port <= last]
     return outside if len(outside) >= FEW else list(range(FIRST, LAST + 1))
 
@@ -105,4 +82,4 @@ def candidates(ephemeral: tuple[int, int]) -> list[int]:
 @cache
 def of_this_process() -> Reservations:
     file = Path(tempfile.gettempdir(), f"holdfast-ports-{os.getuid()}")
-    return Reservations(file, candidates(ephemeral_range()))
+    return Reservations(file, candidates())

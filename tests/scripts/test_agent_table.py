@@ -62,12 +62,6 @@ def test_a_client_that_fails_or_stops_early_has_not_come_to_its_end(
     assert "**did not end**" in found.line
 
 
-def test_the_script_makes_a_call_each_turn_and_ends_with_a_text() -> None:
-    script = script_of(CLAUDE_CODE)
-    assert "echo step 3" in script["turn 3"]
-    assert script["turn 5"] == LAST_TEXT
-
-
 def test_a_conversation_of_two_runs_has_a_last_text_in_each() -> None:
     script = script_of(CLAUDE_CONTINUE)
     assert [turn for turn, text in script.items() if text == LAST_TEXT] == ["turn 2", "turn 5"]

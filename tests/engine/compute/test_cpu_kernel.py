@@ -30,7 +30,7 @@ from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
 from engine.compute.loading import prepare_model
 from engine.schedule.runner import Work
-from scripts.gpu.exactness import ALLOWED, FEW_SHAPES, SHAPES, kernel_differences
+from scripts.gpu.exactness import ALLOWED, FEW_SHAPES, SHAPES, kernel_comparisons
 from tests.engine.compute.tiny import GREEDY, new_tiny_model
 
 CPU = torch.device("cpu")
@@ -43,7 +43,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 def test_the_kernel_equals_plain_attention(dtype: torch.dtype) -> None:
     shapes = [*SHAPES, *FEW_SHAPES] if dtype == torch.float32 else SHAPES[:2]
-    differences = dict(kernel_differences(CPU, dtype, shapes, CpuKernel))
+    compared = kernel_comparisons(CPU, dtype, shapes, CpuKernel)
+    differences = {what: compare() for what, compare in compared}
     wrong = {what: size for what, size in differences.items() if not size <= ALLOWED[dtype]}
     assert len(differences) >= 3 * len(shapes) and not wrong
 
@@ -168,7 +169,8 @@ def test_a_kernel_that_was_built_before_equals_plain_attention_without_a_compile
     except NotCompiled:
         pytest.skip(f"this processor has not all of {level.name}")
     shapes = [shape for shape in [*SHAPES, *FEW_SHAPES] if shape.head_dim == 64]
-    differences = dict(kernel_differences(CPU, dtype, shapes, new_kernel))
+    compared = kernel_comparisons(CPU, dtype, shapes, new_kernel)
+    differences = {what: compare() for what, compare in compared}
     wrong = {what: size for what, size in differences.items() if not size <= ALLOWED[dtype]}
     assert len(differences) >= 3 * len(shapes) > 0 and not wrong
     assert names == {f"cpp {level.name}"}

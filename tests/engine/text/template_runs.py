@@ -1,8 +1,7 @@
 """What the engine makes of a chat template: tokens, boundaries, and what twelve turns read.
 
 Random conversations, with and without tools, go through the real renderer, and twelve turns of one
-through the real cache and scheduler; only the model is left out. `scripts.docs.templates` prints
-the table.
+through the real cache and scheduler; only the model is left out.
 """
 
 import asyncio
