@@ -378,20 +378,6 @@ def running_stack(
         yield Stack(gateway.url, engine.url, engine.process, gateway.process)
 
 
-def insist(process: Process, seconds: float) -> bool:
-    """End a process that leads a group, and the group; whether it ended when it was asked."""
-    has_ended = True
-    if process.poll() is None:
-        signal_group(process, signal.SIGTERM)
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            has_ended = False
-    signal_group(process, signal.SIGKILL)
-    process.wait()
-    return has_ended
-
-
 def signal_group(process: Process, number: signal.Signals) -> None:
     """Signal the whole group: a program may have started helpers."""
     with suppress(ProcessLookupError):

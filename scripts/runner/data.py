@@ -50,20 +50,17 @@ def prepare_data(data: Path) -> Path:
             pass
         free = shutil.disk_usage(data).free
     except OSError as error:
-        raise StartError(_refusal(data, error)) from error
+        blocking = next((part for part in (data, *data.parents) if part.is_file()), None)
+        if blocking is not None:
+            raise StartError(f"`--data {data}`: {blocking} is a file; name a directory") from error
+        why = f"can't be written to ({error.strerror}); name another directory"
+        raise StartError(f"`--data {data}` {why}") from error
     if free < LEAST_FREE_BYTES:
         raise StartError(
             f"the disk of `--data {data}` is full: {free / 2**20:.0f} MiB are free and "
             f"{LEAST_FREE_BYTES / 2**20:.0f} needed; free some, or name another --data"
         )
     return logs
-
-
-def _refusal(data: Path, error: OSError) -> str:
-    blocking = next((part for part in (data, *data.parents) if part.is_file()), None)
-    if blocking is not None:
-        return f"`--data {data}`: {blocking} is a file; name a directory"
-    return f"`--data {data}` can't be written to ({error.strerror}); name another directory"
 
 
 @contextmanager
@@ -136,13 +133,8 @@ def read_secrets(data: Path) -> Secrets | None:
 
 
 _SUBJECTS = (
-    "a support agent",
-    "the night shift",
-    "every reviewer",
-    "a new colleague",
-    "the release manager",
-    "an auditor",
-    "the person on call",
+    *("a support agent", "the night shift", "every reviewer", "a new colleague"),
+    *("the release manager", "an auditor", "the person on call"),
 )
 _RULES = (
     "answers the customer in one short paragraph and names the page of the manual that was used",

@@ -1,4 +1,7 @@
-"""What `scripts/run` was asked for. The standard library is enough to import this module."""
+"""What `scripts/run` was asked for, and the programs that follow from it.
+
+The standard library is enough to import this module.
+"""
 
 import argparse
 import errno
@@ -12,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from scripts.runner.data import Secrets
 from scripts.stack import HOST, ROOT, StartError, url_of
@@ -23,78 +25,72 @@ DASHBOARD_ABOVE = 421
 MAX_GATEWAYS = ENGINES_ABOVE
 MAX_ENGINES = DASHBOARD_ABOVE - ENGINES_ABOVE
 LAST_PORT = 65535
+# Small on purpose: two full contexts, so that a visitor's flood turns the pool over in seconds.
+DEMO_BLOCKS = "2048"
+VLLM_VENV = ROOT / ".venv-vllm" / "bin" / "python"
+# What vLLM's CPU build needs to be told; a GPU's ignores it.
+VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+# The defaults of ENGINE_GRACE_SECONDS, HOLDFAST_GRACE_SECONDS and HOLDFAST_DRAIN_SECONDS.
+ENGINE_GRACE, GATEWAY_GRACE, GATEWAY_DRAIN = 10.0, 30.0, 0.0
+SAMPLE_DATABASE = "sample.db"
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class UsageError(Exception):
     """An option cannot be served; the process exits 2."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Gateways listen from `base` on, engines from 20 above, the dashboard 421 above."""
-
-    base: int = GATEWAY_PORT
-
-    def gateway(self, index: int = 0) -> int:
-        return self.base + index
-
-    def engine(self, index: int = 0) -> int:
-        return self.base + ENGINES_ABOVE + index
-
-    @property
-    def dashboard(self) -> int:
-        return self.base + DASHBOARD_ABOVE
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`data` is absolute. With `sample` no engine is started, since sample data serves no turn."""
+    """`data` is absolute. With `sample` no engine is started, since sample data serves no turn.
 
-    engine: str = "native"
-    engines: int = 1
-    gateways: int = 1
-    model: str | None = None
-    ports: Ports = Ports()
-    data: Path = ROOT / "data"
-    dashboard: bool = True
-    sample: bool = False
+    Gateways listen from `port` on, engines from 20 above, the dashboard 421 above.
+    """
+
+    engine: str
+    engines: int
+    gateways: int
+    model: str | None
+    port: int
+    data: Path
+    dashboard: bool
+    sample: bool
     engine_args: dict[str, str]
 
-    def gateway_url(self, index: int = 0) -> str:
-        return url_of(self.ports.gateway(index))
-
-    def engine_url(self, index: int = 0) -> str:
-        return url_of(self.ports.engine(index))
+    @property
+    def gateway_url(self) -> str:
+        return url_of(self.port)
 
     @property
     def dashboard_url(self) -> str:
-        return url_of(self.ports.dashboard)
+        return url_of(self.port + DASHBOARD_ABOVE)
 
 
 def parse_options(arguments: list[str]) -> Options:
     """Raises UsageError where an option cannot be served."""
     given = _parser().parse_args(arguments)
-    for name, limit in (("engines", MAX_ENGINES), ("gateways", MAX_GATEWAYS)):
+    for name, limit in (
+        ("engines", MAX_ENGINES),
+        ("gateways", MAX_GATEWAYS),
+        ("port", LAST_PORT - DASHBOARD_ABOVE),
+    ):
         if not 1 <= getattr(given, name) <= limit:
             raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(given, name)}")
-    if not 1 <= given.port <= LAST_PORT - DASHBOARD_ABOVE:
-        raise UsageError(
-            f"`--port` must be between 1 and {LAST_PORT - DASHBOARD_ABOVE}: {given.port} "
-            f"(the dashboard listens {DASHBOARD_ABOVE} above)"
-        )
     if given.sample and given.no_dashboard:
         raise UsageError("`--sample` is there to be looked at: leave `--no-dashboard` out")
-    data = default_data(given.port, sample=given.sample)
+    default = default_data(given.port) / ("sample" if given.sample else "")
     return Options(
         engine=given.engine,
-        engines=given.engines,
+        engines=0 if given.sample else given.engines,
         gateways=given.gateways,
-        model=given.model and str(_place(given.model)),
-        ports=Ports(given.port),
-        data=from_caller(given.data) if given.data is not None else data,
+        model=given.model and _model(given.model, given.engine),
+        port=given.port,
+        data=from_caller(given.data)
+        if given.data
+        else default / ("sample" if given.sample else ""),
         dashboard=not given.no_dashboard,
         sample=given.sample,
-        engine_args=dict(parse_engine_arg(text) for text in given.engine_arg),
+        engine_args=dict(_engine_arg(text) for text in given.engine_arg),
     )
 
 
@@ -104,38 +100,26 @@ def _parser() -> argparse.ArgumentParser:
         description="Set up and start engine, gateway and dashboard on 127.0.0.1.",
         epilog="Settings of the programs are read from the environment; see .env.example.",
     )
-    parser.add_argument("--engine", choices=["native", "vllm", "synthetic"], default="native")
-    parser.add_argument("--engines", type=int, default=1, metavar="N", help="how many; default: 1")
-    parser.add_argument("--gateways", type=int, default=1, metavar="N", help="how many; default: 1")
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=GATEWAY_PORT,
-        metavar="P",
-        help="gateways from P on, engines from P + 20, the dashboard at P + 421; default: 8080",
-    )
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="default: the demo model")
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="default: data, and data/P with another port"
-    )
-    parser.add_argument(
-        "--sample", action="store_true", help="show a made-up month in the dashboard; serve no turn"
-    )
-    parser.add_argument("--no-dashboard", action="store_true")
-    parser.add_argument(
-        "--engine-arg",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="any setting of the engine, such as num_blocks=4096; may be repeated",
-    )
+    add = parser.add_argument
+    add("--engine", choices=["native", "vllm", "synthetic"], default="native")
+    add("--engines", type=int, default=1, metavar="N", help="how many; default: 1")
+    add("--gateways", type=int, default=1, metavar="N", help="how many; default: 1")
+    about = "gateways from P on, engines from P + 20, the dashboard at P + 421; default: 8080"
+    add("--port", type=int, default=GATEWAY_PORT, metavar="P", help=about)
+    add("--model", metavar="DIR_OR_HUB_ID", help="default: the demo model")
+    about = "default: data, and data/P with another port"
+    add("--data", type=Path, metavar="DIR", help=about)
+    about = "show a made-up month in the dashboard; serve no turn"
+    add("--sample", action="store_true", help=about)
+    add("--no-dashboard", action="store_true")
+    about = "any setting of the engine, such as num_blocks=4096; may be repeated"
+    add("--engine-arg", action="append", default=[], metavar="K=V", help=about)
     return parser
 
 
-def default_data(port: int, *, sample: bool = False) -> Path:
+def default_data(port: int) -> Path:
     """A directory for each base port, so that instances side by side share none."""
-    own = ROOT / "data" if port == GATEWAY_PORT else ROOT / "data" / str(port)
-    return own / "sample" if sample else own
+    return ROOT / "data" if port == GATEWAY_PORT else ROOT / "data" / str(port)
 
 
 def from_caller(path: Path) -> Path:
@@ -143,39 +127,61 @@ def from_caller(path: Path) -> Path:
     return Path(os.environ.get("RUN_FROM") or Path.cwd(), path.expanduser()).absolute()
 
 
-def _place(model: str) -> str | Path:
-    """A directory from where the caller stands; else the text: a hub id, or what is no such."""
-    path = from_caller(Path(model))
-    return path if path.exists() or model.startswith((".", "~", "/")) else model
+def _model(named: str, engine: str) -> str:
+    """A directory from where the caller stands, or a hub id.
+
+    Raises UsageError for what is neither; what is wrong inside a directory, the engine says.
+    """
+    path = from_caller(Path(named))
+    if not path.exists():
+        if named.startswith((".", "~", "/")):
+            raise UsageError(f"`--model {path}`: there is no such directory")
+        if not HUB_ID.fullmatch(named):
+            raise UsageError(
+                f"`--model {named}` is neither a directory here nor a hub id (owner/name)"
+            )
+        return named
+    if engine == "native" and not (path / "config.json").is_file():
+        raise UsageError(f"`--model {path}` has no config.json; name a Hugging Face model's folder")
+    if engine == "native" and not any(path.glob("*.safetensors")):
+        raise UsageError(f"`--model {path}` has no weights (*.safetensors); download them")
+    return str(path)
 
 
-def parse_engine_arg(text: str) -> tuple[str, str]:
+def _engine_arg(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     key = key.strip().lower().replace("-", "_")
     if not equals or not key.isidentifier():
         raise UsageError(f"`--engine-arg` must have the form K=V: {text}")
     if key in ("host", "port", "secret", "backend"):
         raise UsageError(f"`--engine-arg {key}` is set by scripts/run itself")
+    if f"ENGINE_{key.upper()}" not in known_settings():
+        raise UsageError(f"`--engine-arg {key}` is no engine setting; engine/SETTINGS.md lists all")
     return key, value
 
 
-# Small on purpose: two full contexts, so that a visitor's flood turns the pool over in seconds.
-DEMO_BLOCKS = "2048"
-VLLM_VENV = ROOT / ".venv-vllm" / "bin" / "python"
-# What vLLM's CPU build needs to be told; a GPU's ignores it.
-VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-# The defaults of ENGINE_GRACE_SECONDS, HOLDFAST_GRACE_SECONDS and HOLDFAST_DRAIN_SECONDS.
-ENGINE_GRACE, GATEWAY_GRACE, GATEWAY_DRAIN = 10.0, 30.0, 0.0
-SAMPLE_DATABASE = "sample.db"
-# What a program may take beyond its own grace, before it is killed.
-MARGIN_SECONDS = 10.0
+def known_settings() -> list[str]:
+    return re.findall(r"^#?([A-Z][A-Z_]+)=", (ROOT / ".env.example").read_text("utf-8"), re.M)
+
+
+def misspelt_settings(environ: Mapping[str, str]) -> list[str]:
+    """One line for each variable that is called almost like a setting of `.env.example`."""
+    known = known_settings()
+    prefixes = tuple({name.partition("_")[0] + "_" for name in known})
+    found = []
+    for name in sorted(environ):
+        if name.startswith(prefixes) and name.removesuffix("_FILE") not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.9)
+            found += [f"{name} is no setting: did you mean {one}?" for one in close]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """One process to start. `ready` is the path that answers 200 once it serves.
 
-    `grace_seconds` is how long it lets running work go on when it is told to end.
+    `grace_seconds` is how long it lets running work go on when it is told to end, `loss` what is
+    gone with a process of it.
     """
 
     name: str
@@ -203,34 +209,6 @@ def needs_of(options: Options, environ: Mapping[str, str]) -> list[str]:
     return needs
 
 
-def check_engine_args(options: Options, root: Path) -> None:
-    """Refuse `--engine-arg` keys that the engine has no setting for."""
-    if not options.engine_args:
-        return
-    code = "from engine.settings import Settings; print(*Settings.model_fields)"
-    listed = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
-    )
-    known = listed.stdout.split()
-    for key in options.engine_args:
-        if key not in known:
-            raise UsageError(
-                f"`--engine-arg {key}` is no engine setting; it has {', '.join(known)}"
-            )
-
-
-def misspelt_settings(environ: Mapping[str, str]) -> list[str]:
-    """One line for each variable that is called almost like a setting of `.env.example`."""
-    known = re.findall(r"^#?([A-Z][A-Z_]+)=", (ROOT / ".env.example").read_text("utf-8"), re.M)
-    prefixes = tuple({name.partition("_")[0] + "_" for name in known})
-    found = []
-    for name in sorted(environ):
-        if name.startswith(prefixes) and name.removesuffix("_FILE") not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.9)
-            found += [f"{name} is no setting: did you mean {one}?" for one in close]
-    return found
-
-
 def engine_python(engine: str, environ: Mapping[str, str]) -> str:
     """The interpreter of an engine: vLLM's is VLLM_PYTHON's, .venv-vllm's or, with the extra, ours.
 
@@ -239,9 +217,13 @@ def engine_python(engine: str, environ: Mapping[str, str]) -> str:
     if engine != "vllm":
         return sys.executable
     if named := environ.get("VLLM_PYTHON"):
-        if not has_vllm(named):
-            raise UsageError(f"VLLM_PYTHON is no Python that has vLLM: {named}")
-        return named
+        code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+        try:
+            if subprocess.run([named, "-c", code], capture_output=True).returncode == 0:
+                return named
+        except OSError:
+            pass
+        raise UsageError(f"VLLM_PYTHON is no Python that has vLLM: {named}")
     if VLLM_VENV.exists():
         return str(VLLM_VENV)
     if importlib.util.find_spec("vllm") is not None:
@@ -253,61 +235,72 @@ def engine_python(engine: str, environ: Mapping[str, str]) -> str:
     )
 
 
-def has_vllm(python: str) -> bool:
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    try:
-        return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
-    except OSError:
-        return False
+def programs_of(options: Options, keys: Secrets) -> list[Program]:
+    """List the programs in the order in which they become ready; they stop in the reverse."""
+    programs = [engine_program(options, keys, i) for i in range(options.engines)]
+    programs += [gateway_program(options, keys, i) for i in range(options.gateways)]
+    if options.dashboard:
+        port = options.port + DASHBOARD_ABOVE
+        settings = {
+            "DASHBOARD_GATEWAY_URL": options.gateway_url,
+            "DASHBOARD_HOST": HOST,
+            "DASHBOARD_PORT": str(port),
+        }
+        programs.append(
+            Program(
+                name="dashboard",
+                command=[sys.executable, "-m", "dashboard"],
+                port=port,
+                ready="/_stcore/health",
+                environment=settings,
+            )
+        )
+    return programs
 
 
 def engine_program(options: Options, keys: Secrets, index: int) -> Program:
-    environment = {f"ENGINE_{key.upper()}": value for key, value in options.engine_args.items()}
-    if options.engine == "vllm":
-        environment |= {k: v for k, v in VLLM_ON_CPU.items() if k not in os.environ}
-    if options.engine == "native" and options.model is None:
-        default = os.environ.get("ENGINE_NUM_BLOCKS", DEMO_BLOCKS)
-        environment.setdefault("ENGINE_NUM_BLOCKS", default)
+    port = options.port + ENGINES_ABOVE + index
+    defaults = dict(VLLM_ON_CPU) if options.engine == "vllm" else {}
+    if options.engine == "native":
+        defaults["ENGINE_STORE"] = str((options.data / f"store-{index}").resolve())
+        if options.model is None:
+            defaults["ENGINE_NUM_BLOCKS"] = DEMO_BLOCKS
+    environment = {name: value for name, value in defaults.items() if name not in os.environ}
+    environment |= {f"ENGINE_{key.upper()}": value for key, value in options.engine_args.items()}
     environment |= {
         "ENGINE_HOST": HOST,
-        "ENGINE_PORT": str(options.ports.engine(index)),
+        "ENGINE_PORT": str(port),
         "ENGINE_SECRET": keys.engine_secret,
     }
     if options.model is not None:
         environment["ENGINE_MODEL"] = options.model
-    if options.engine == "native" and "ENGINE_STORE" not in os.environ:
-        environment.setdefault("ENGINE_STORE", str((options.data / f"store-{index}").resolve()))
     has_store = environment.get("ENGINE_STORE") or os.environ.get("ENGINE_STORE")
+    python = engine_python(options.engine, os.environ)
     return Program(
         name="engine" if options.engines == 1 else f"engine-{index}",
-        command=[
-            engine_python(options.engine, os.environ),
-            *("-m", "engine", "--backend", options.engine),
-        ],
-        port=options.ports.engine(index),
+        command=[python, "-m", "engine", "--backend", options.engine],
+        port=port,
         grace_seconds=seconds_of("ENGINE_GRACE_SECONDS", environment, ENGINE_GRACE),
         environment=environment,
-        loss=(
-            "; what its store holds is read back" if has_store else "; what it had cached is gone"
-        ),
+        loss="; what its store holds is read back" if has_store else "; what it had cached is gone",
     )
 
 
 def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str, str]:
     """Settings of one gateway: a journal of its own, the database shared by all."""
-    own = f"sqlite+aiosqlite:///{options.data / 'ledger.db'}"
-    database = os.environ.get("HOLDFAST_DATABASE_URL") or own
+    # Nobody's own database is for made-up turns.
+    given = None if options.sample else os.environ.get("HOLDFAST_DATABASE_URL")
+    file = options.data / (SAMPLE_DATABASE if options.sample else "ledger.db")
     kind = "sample-gateway" if options.sample else "gateway"
-    if options.sample:  # nobody's own database is for made-up turns
-        database = f"sqlite+aiosqlite:///{options.data / SAMPLE_DATABASE}"
+    first = options.port + ENGINES_ABOVE
+    # With sample data no engine runs, and a gateway must have one.
+    engines = (f"engine-{i}={url_of(first + i)}" for i in range(options.engines or 1))
     return {
         "HOLDFAST_HOST": HOST,
-        "HOLDFAST_PORT": str(options.ports.gateway(index)),
+        "HOLDFAST_PORT": str(options.port + index),
         "HOLDFAST_DATA": str(options.data / f"{kind}-{index}"),
-        "HOLDFAST_DATABASE_URL": database,
-        "HOLDFAST_ENGINES": ",".join(
-            f"engine-{i}={options.engine_url(i)}" for i in range(options.engines)
-        ),
+        "HOLDFAST_DATABASE_URL": given or f"sqlite+aiosqlite:///{file}",
+        "HOLDFAST_ENGINES": ",".join(engines),
         "HOLDFAST_API_KEY": keys.api_key,
         "HOLDFAST_ADMIN_KEY": keys.admin_key,
         "HOLDFAST_ENGINE_SECRET": keys.engine_secret,
@@ -320,7 +313,7 @@ def gateway_program(options: Options, keys: Secrets, index: int) -> Program:
     return Program(
         name="gateway" if options.gateways == 1 else f"gateway-{index}",
         command=[sys.executable, "-m", "gateway", "serve"],
-        port=options.ports.gateway(index),
+        port=options.port + index,
         # Without an engine it is never ready, and serves what the ledger has.
         ready="/healthz" if options.sample else "/readyz",
         grace_seconds=grace + seconds_of("HOLDFAST_DRAIN_SECONDS", {}, GATEWAY_DRAIN),
@@ -336,39 +329,6 @@ def seconds_of(name: str, environment: Mapping[str, str], default: float) -> flo
         return default
 
 
-def dashboard_program(options: Options) -> Program:
-    return Program(
-        name="dashboard",
-        command=[sys.executable, "-m", "dashboard"],
-        port=options.ports.dashboard,
-        ready="/_stcore/health",
-        environment={
-            "DASHBOARD_GATEWAY_URL": options.gateway_url(),
-            "DASHBOARD_HOST": HOST,
-            "DASHBOARD_PORT": str(options.ports.dashboard),
-        },
-    )
-
-
-def programs_of(options: Options, keys: Secrets) -> list[Program]:
-    """List the programs in the order in which they become ready; they stop in the reverse."""
-    engines = 0 if options.sample else options.engines
-    programs = [engine_program(options, keys, i) for i in range(engines)]
-    programs += [gateway_program(options, keys, i) for i in range(options.gateways)]
-    if options.dashboard:
-        programs.append(dashboard_program(options))
-    return programs
-
-
-def database_label(url: str) -> str:
-    """Describe a database without its password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
-
-
-FIRST_OTHER, LAST_OTHER, STEP = 9080, 60_080, 1000
-
-
 def check_ports(programs: list[Program], options: Options) -> None:
     """Raises StartError, with a base port that is free, where a port can't be had."""
     refused = [(program, why) for program in programs if (why := refusal(program.port))]
@@ -377,9 +337,14 @@ def check_ports(programs: list[Program], options: Options) -> None:
     if any(why == errno.EACCES for _, why in refused):
         raise StartError("ports below 1024 are the system's; name a higher --port")
     taken = ", ".join(f"{program.port} (for the {program.name})" for program, _ in refused)
-    others = free_base(options)
-    instead = f", or take others: scripts/run --port {others}" if others else ""
-    raise StartError(f"in use by another program: {taken}; stop what listens there{instead}")
+    above = [program.port - options.port for program in programs]
+    others = (
+        base for base in range(9080, 60_080, 1000) if not any(refusal(base + a) for a in above)
+    )
+    raise StartError(
+        f"in use by another program: {taken}; stop what listens there, or take others: "
+        f"scripts/run --port {next(others, 'P')}"
+    )
 
 
 def refusal(port: int) -> int:
@@ -392,14 +357,3 @@ def refusal(port: int) -> int:
         except OSError as error:
             return error.errno or errno.EADDRINUSE
     return 0
-
-
-def free_base(options: Options) -> int | None:
-    """A `--port` whose ports nobody has now."""
-    shift = [
-        *range(options.gateways),
-        *range(ENGINES_ABOVE, ENGINES_ABOVE + options.engines),
-        options.ports.dashboard - options.ports.base,
-    ]
-    bases = (GATEWAY_PORT, *range(FIRST_OTHER, LAST_OTHER, STEP))
-    return next((base for base in bases if not any(refusal(base + s) for s in shift)), None)

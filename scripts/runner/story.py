@@ -48,50 +48,39 @@ def prompt_tokens(answer: Answer) -> int:
     return sum(answer.usage[name] for name in (WRITTEN, READ, PLAIN))
 
 
-def reused(answer: Answer) -> int:
-    """Tokens that were not computed: read from an entry, or found without one."""
-    return int(answer.usage[READ] + answer.message["holdfast"]["automatic_tokens"])
-
-
 def first_token(answer: Answer) -> float:
     """Seconds; an answer without text counts to its end."""
     return answer.first_seconds or answer.seconds
 
 
 class DemoGateway:
-    """`keys` and `admin_keys` are tried in turn. Raises DemoError where none of them is taken."""
+    """Raises DemoError where it takes not both keys; `place` says where they are from."""
 
-    def __init__(self, url: str, keys: list[str], admin_keys: list[str], place: str) -> None:
+    def __init__(self, url: str, key: str, admin_key: str, place: str) -> None:
         self._url, self._place = url, place
-        self._http = httpx.Client(
-            base_url=url, timeout=600, trust_env=httpx.URL(url).host not in LOOPBACK
-        )
-        _, engines = self._accepted("/admin/v1/engines", admin_keys, ADMIN_KEY)
-        key, models = self._accepted("/v1/models", keys, API_KEY)
+        trusts = httpx.URL(url).host not in LOOPBACK
+        self._http = httpx.Client(base_url=url, timeout=600, trust_env=trusts)
+        engines = self._read("/admin/v1/engines", admin_key, ADMIN_KEY)
+        self.model: str = self._read("/v1/models", key, API_KEY)["data"][0]["id"]
         self._http.headers.update(headers_of(key))
-        self.model: str = models["data"][0]["id"]
         shapes = [engine["description"] for engine in engines if engine["status"] == "ready"]
         self.pool_tokens: int = sum(shape["num_blocks"] * shape["block_size"] for shape in shapes)
 
-    def _accepted(self, path: str, keys: list[str], variable: str) -> tuple[str, Any]:
-        """The first key that the gateway takes, and its answer."""
-        for key in keys:
-            reply = self._http.get(path, headers=headers_of(key))
-            if reply.status_code == 200:
-                return key, reply.json()
-            if reply.status_code not in REFUSED:
-                said = " ".join(reply.text[:200].split())
-                raise DemoError(
-                    f"{self._url} is no gateway that can tell the story: {path} answered "
-                    f"{reply.status_code} {said}; name another --port or --url"
-                )
-            if "sample data" in reply.text:
-                raise DemoError(
-                    f"{self._url} shows sample data; start scripts/run without --sample"
-                )
+    def _read(self, path: str, key: str, variable: str) -> Any:
+        reply = self._http.get(path, headers=headers_of(key))
+        if reply.status_code == 200:
+            return reply.json()
+        if "sample data" in reply.text:
+            raise DemoError(f"{self._url} shows sample data; start scripts/run without --sample")
+        if reply.status_code in REFUSED:
+            raise DemoError(
+                f"{self._url} refuses the key of {self._place}; set {variable} to the one that its "
+                "scripts/run printed, or name its --data"
+            )
+        said = " ".join(reply.text[:200].split())
         raise DemoError(
-            f"{self._url} refuses the key of {self._place}; set {variable} to the one that its "
-            "scripts/run printed, or name its --data"
+            f"{self._url} is no gateway that can tell the story: {path} answered "
+            f"{reply.status_code} {said}; name another --port or --url"
         )
 
     def ask(self, question: str, system: str, *, marked: bool, max_tokens: int = 48) -> Answer:
@@ -108,68 +97,63 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-class Story:
-    def __init__(self, gateway: DemoGateway) -> None:
-        self._gateway = gateway
+def told(gateway: DemoGateway, question: str, system: str = "", *, marked: bool = False) -> Answer:
+    """Ask, and show the answer and what the API said of it."""
+    answer = gateway.ask(question, system, marked=marked)
+    automatic = int(answer.message["holdfast"]["automatic_tokens"])
+    counts = {
+        "read from the cache": answer.usage[READ],
+        "written to it": answer.usage[WRITTEN],
+        "found in memory, by luck": 0 if marked else automatic,
+    }
+    said = [f"{number:,} tokens {what}" for what, number in counts.items() if number]
+    computed = prompt_tokens(answer) - answer.usage[READ] - automatic
+    say(f"   {question} {answer.text.strip()}")
+    after = shown(first_token(answer))
+    say(f"   first token after {after}: {', '.join([*said, f'{computed:,} computed'])}")
+    return answer
 
-    def ask(self, question: str, system: str = "", *, marked: bool = False) -> Answer:
-        """Ask, and show the answer and what the API said of it."""
-        answer = self._gateway.ask(question, system, marked=marked)
-        say(f"   {question} {answer.text.strip()}")
-        counts = [
-            f"{answer.usage[name]:,} tokens {what}"
-            for name, what in ((READ, "read from the cache"), (WRITTEN, "written to it"))
-            if answer.usage[name]
-        ]
-        automatic = int(answer.message["holdfast"]["automatic_tokens"])
-        counts += [f"{automatic:,} found in memory, by luck"] if automatic and not marked else []
-        computed = prompt_tokens(answer) - reused(answer)
-        counts.append(f"{computed:,} computed")
-        say(f"   first token after {shown(first_token(answer))}: {', '.join(counts)}")
-        return answer
 
-    def flood(self) -> int:
-        """Send unmarked prompts, each of its own, until they are more than the memory holds."""
-        pool, began, sent = self._gateway.pool_tokens, time.monotonic(), 0
-        wanted = int(pool * FLOOD_FACTOR)
-        while sent < wanted and time.monotonic() - began < FLOOD_SECONDS:
-            text = handbook("flood", edition=secrets.token_hex(4))
-            sent += prompt_tokens(self._gateway.ask(GREETING, text, marked=False, max_tokens=1))
-        seconds = time.monotonic() - began
-        times = f"{sent / pool:.1f} times what the memory holds"
-        say(f"   {sent:,} tokens in {seconds:.0f} s, {times}")
-        return sent
+def flood(gateway: DemoGateway) -> int:
+    """Send unmarked prompts, each of its own, until they are more than the memory holds."""
+    pool, began, sent = gateway.pool_tokens, time.monotonic(), 0
+    while sent < pool * FLOOD_FACTOR and time.monotonic() - began < FLOOD_SECONDS:
+        text = handbook("flood", edition=secrets.token_hex(4))
+        sent += prompt_tokens(gateway.ask(GREETING, text, marked=False, max_tokens=1))
+    seconds = time.monotonic() - began
+    say(f"   {sent:,} tokens in {seconds:.0f} s, {sent / pool:.1f} times what the memory holds")
+    return sent
 
-    def tell(self) -> str:
-        """The whole story; its last sentence is returned. Raises DemoError where it fails."""
-        pool = self._gateway.pool_tokens
-        run = secrets.token_hex(3)  # so that a second story starts cold too
-        marked, unmarked = handbook(edition=run), handbook("sales", edition=f"{run}-s")
-        say(f"{self._gateway.model}, with a memory of {pool:,} tokens")
-        self.ask(GREETING)
-        say("1. A long handbook, marked with cache_control, and a question behind it")
-        first = self.ask(QUESTIONS[0], marked, marked=True)
-        say("2. The same handbook, another question")
-        second = self.ask(QUESTIONS[1], marked, marked=True)
-        say("3. Another handbook, not marked")
-        self.ask(QUESTIONS[0], unmarked)
-        say("4. A flood: handbooks of others, each sent once")
-        sent = self.flood()
-        say("5. After the flood: the marked handbook, which has a lease")
-        kept = self.ask(QUESTIONS[2], marked, marked=True)
-        say("6. After the flood: the one without")
-        lost = self.ask(QUESTIONS[2], unmarked)
-        if kept.usage[READ] != first.usage[WRITTEN]:
-            raise DemoError(
-                f"of {first.usage[WRITTEN]:,} marked tokens {kept.usage[READ]:,} were read after "
-                "the flood: see the dashboard's page Why, or the engine's log"
-            )
-        cold, warm = first_token(first), first_token(second)
-        return (
-            f"{cold / warm:.0f} times sooner: {shown(cold)} → {shown(warm)}; after a flood of "
-            f"{sent:,} tokens still {shown(first_token(kept))}, and {shown(first_token(lost))} "
-            "without a lease."
+
+def tell(gateway: DemoGateway) -> str:
+    """The whole story; its last sentence is returned. Raises DemoError where it fails."""
+    run = secrets.token_hex(3)  # so that a second story starts cold too
+    marked, unmarked = handbook(edition=run), handbook("sales", edition=f"{run}-s")
+    say(f"{gateway.model}, with a memory of {gateway.pool_tokens:,} tokens")
+    told(gateway, GREETING)
+    say("1. A long handbook, marked with cache_control, and a question behind it")
+    first = told(gateway, QUESTIONS[0], marked, marked=True)
+    say("2. The same handbook, another question")
+    second = told(gateway, QUESTIONS[1], marked, marked=True)
+    say("3. Another handbook, not marked")
+    told(gateway, QUESTIONS[0], unmarked)
+    say("4. A flood: handbooks of others, each sent once")
+    sent = flood(gateway)
+    say("5. After the flood: the marked handbook, which has a lease")
+    kept = told(gateway, QUESTIONS[2], marked, marked=True)
+    say("6. After the flood: the one without")
+    lost = told(gateway, QUESTIONS[2], unmarked)
+    if kept.usage[READ] != first.usage[WRITTEN]:
+        raise DemoError(
+            f"of {first.usage[WRITTEN]:,} marked tokens {kept.usage[READ]:,} were read after "
+            "the flood: see the dashboard's page Why, or the engine's log"
         )
+    cold, warm = first_token(first), first_token(second)
+    return (
+        f"{cold / warm:.0f} times sooner: {shown(cold)} → {shown(warm)}; after a flood of "
+        f"{sent:,} tokens still {shown(first_token(kept))}, and {shown(first_token(lost))} "
+        "without a lease."
+    )
 
 
 def shown(seconds: float) -> str:
@@ -193,28 +177,24 @@ def run(given: argparse.Namespace) -> None:
     data = from_caller(given.data) if given.data else default_data(given.port)
     stored, running = read_secrets(data), read_running(data)
     url = (given.url or (running.gateway if running else url_of(given.port))).rstrip("/")
-    found = [
-        (os.environ.get(API_KEY), os.environ.get(ADMIN_KEY), "the environment"),
-        *([(stored.api_key, stored.admin_key, str(data / SECRETS))] if stored else []),
-    ]
-    keys, admin_keys = ([key for key in some if key] for some in list(zip(*found, strict=True))[:2])
-    if not keys or not admin_keys:
+    keys = (os.environ.get(API_KEY, ""), os.environ.get(ADMIN_KEY, ""))
+    place = "the environment"
+    if stored and not (given.url and all(keys)):
+        keys, place = (stored.api_key, stored.admin_key), str(data / SECRETS)
+    if not all(keys):
         raise DemoError(
             f"no keys: nothing was ever run with {data}; start scripts/run in another terminal, "
             f"or set {API_KEY} and {ADMIN_KEY} for a gateway elsewhere"
         )
-    place = " or ".join(where for key, _, where in found if key)
     try:
-        last = Story(DemoGateway(url, keys, admin_keys, place)).tell()
+        last = tell(DemoGateway(url, *keys, place))
     except httpx.ConnectError as error:
         raise DemoError(
             f"nothing answers at {url}; start scripts/run in another terminal, or name its --port "
             "and --data"
         ) from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
         raise DemoError(f"{url}: {error or type(error).__name__}") from error
-    except (KeyError, IndexError, TypeError) as error:
-        raise DemoError(f"{url} does not answer as a gateway; name another --port") from error
     print(f"\n{last}")
     if running and running.dashboard and not given.url:
         print(f"See it in the dashboard: {running.dashboard}")

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.runner.supervisor import (
-    FIRST_PAUSE_SECONDS,
-    LIMIT,
-    STEADY_SECONDS,
-    Restarts,
-    last_words,
-)
+from scripts.runner.supervisor import last_words
 from tests.scripts.runs import Run, ended, free_base, only_line, started
 
 LIGHT = ("--engine", "synthetic", "--no-dashboard", "--engine-arg", "num_blocks=2048")
@@ -71,16 +65,6 @@ def test_another_server_is_no_gateway(tmp_path: Path) -> None:
     assert "is no gateway that can tell the story" in said and "answered 501" in said
     server.shutdown()
     server.server_close()
-
-
-def test_pauses_double_until_it_ended_too_often_and_begin_anew_after_a_steady_life() -> None:
-    restarts = Restarts(0.0)
-    pauses = [restarts.note_end(1.0) for _ in range(LIMIT)]
-    assert pauses == [*(FIRST_PAUSE_SECONDS * 2**n for n in range(LIMIT - 1)), None]
-    restarts.note_start(10.0)
-    assert restarts.note_end(10.0 + STEADY_SECONDS) == FIRST_PAUSE_SECONDS
-    restarts.note_start(100.0)
-    assert restarts.note_end(99.0 + STEADY_SECONDS) == 2 * FIRST_PAUSE_SECONDS
 
 
 @pytest.mark.parametrize(

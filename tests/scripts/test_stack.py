@@ -39,16 +39,6 @@ def test_a_process_that_ends_is_told_with_the_end_of_its_log(tmp_path: Path) -> 
             server.wait()
 
 
-def test_another_process_that_ends_ends_the_wait() -> None:
-    waiting = start([sys.executable, "-c", "import time; time.sleep(600)"], {})
-    ended = start([sys.executable, "-c", "raise SystemExit(4)"], {})
-    try:
-        with pytest.raises(StartError, match="status 4"):
-            stack.wait_for(lambda: Readiness(False), waiting, others=[ended])
-    finally:
-        stop(waiting)
-
-
 def test_a_process_that_does_nothing_has_stalled() -> None:
     process = start([sys.executable, "-c", "import time; time.sleep(600)"], {})
     try:
