@@ -12,7 +12,7 @@ from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 
 from engine.traces import Traces, open_traces
-from gateway.admin.openapi.controller import describe_once
+from gateway.admin.openapi import describe_once
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.background import Background
 from gateway.base.catalogue import Catalogue, load_catalogue
@@ -27,17 +27,17 @@ from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
 from gateway.http.bodies import BodyDeadline
-from gateway.http.refusals import Refusals
+from gateway.http.errors import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
-from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger, open_ledgers
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.shared_limits import SharedLimitsTable
+from gateway.ledger.stored import CachedContents
 from gateway.limits.accounts import SpendWatch, WorkspaceLimits
 from gateway.limits.admission import Admission, RowAdmission
 from gateway.limits.bodies import BodyBytes
@@ -109,9 +109,9 @@ def create_app(
         middleware=[
             DefineMiddleware(
                 BodyDeadline,
-                request_seconds=settings.request_seconds,
-                bodies=BodyBytes(settings.bodies_bytes),
-                large=LargeBodies(settings.large_body_bytes_per_minute, time.monotonic),
+                request_seconds=settings.tuning.request_seconds,
+                bodies=BodyBytes(settings.tuning.bodies_bytes),
+                large=LargeBodies(settings.tuning.large_body_bytes_per_minute, time.monotonic),
             ),
         ],
         exception_handlers=errors.handlers,
@@ -161,7 +161,7 @@ async def _start(
         clock.monotonic,
         lambda: limits.in_flight,
         wait_seconds=settings.queue_seconds,
-        queue_tokens=settings.engine_queue_tokens,
+        queue_tokens=settings.tuning.engine_queue_tokens,
         num_rows=settings.batch_concurrency,
     )
     dispatcher = Dispatcher(
@@ -218,9 +218,8 @@ async def _start(
         clock=clock,
         workers=runner.workers,
         shared_limits=shared,
-        counting=Counting(settings.load_bounds, clock.monotonic),
-        bounds=settings.request_bounds,
-        load_bounds=settings.load_bounds,
+        counting=Counting(settings.tuning, clock.monotonic),
+        bounds=settings.tuning,
         cached_contents=sweep.contents,
         sweep=sweep,
         batches=runner.store,
@@ -248,7 +247,8 @@ def _sweep(
     catalogue: Catalogue,
     clock: Clock,
 ) -> Sweep:
-    contents = CachedContents(ledger, settings.cached_contents, settings.cached_content_bytes)
+    tuning = settings.tuning
+    contents = CachedContents(ledger, tuning.cached_contents, tuning.cached_content_bytes)
     return Sweep(contents, fleet, keyring, catalogue, clock)
 
 
@@ -277,13 +277,13 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, base: Foundation) -
     directory = settings.data / "journal"
     journal = Journal(directory, settings.journal_max_bytes, base.supervisor.guard).start()
     stack.push_async_callback(journal.stop)
-    base.metrics.watch_journal(
-        lambda: journal.backlog,
-        lambda: journal.num_set_aside,
-        lambda: journal.num_bytes,
-        lambda: journal.has_room,
-        lambda: len(journal.damaged),
-        journal.max_bytes,
+    base.metrics.watch(
+        journal_backlog=lambda: journal.backlog,
+        journal_set_aside=lambda: journal.num_set_aside,
+        journal_bytes=lambda: journal.num_bytes,
+        journal_has_room=lambda: journal.has_room,
+        journal_damaged=lambda: len(journal.damaged),
+        journal_max_bytes=lambda: journal.max_bytes,
     )
     return journal
 

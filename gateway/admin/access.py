@@ -12,8 +12,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.admin.bodies import given_values
-from gateway.admin.controller import AdminController, Deps, action, view
+from gateway.admin.controller import AdminController, Deps, action, given_values, view
 from gateway.admin.structs.fleet import (
     AutoCacheMode,
     AutoCacheTtl,

@@ -1,15 +1,27 @@
-"""What every controller of the admin API has in common."""
+"""What every controller of the admin API has in common: its decorators, bodies, ranges and filters.
 
-from typing import Any
+Bodies are JSON objects. An error names the bad fields together. A large body is read in a thread,
+as those of the model APIs are. Handlers take a range of time by naming a dependency: `of` is the
+range with all filters, `span` the two moments alone.
+"""
+
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Controller, get, post
-from litestar.di import NamedDependency
+from litestar import Controller, Request, get, post
+from litestar.di import NamedDependency, Provide
+from litestar.params import QueryParameter, RawBody
 
-from gateway.admin.bodies import JsonBody
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
+from gateway.base.clock import Clock
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.bodies import check_values
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.generation import check_media
 from gateway.http.query import check_query
-from gateway.http.services import Services
+from gateway.http.services import Services, services_of
+from gateway.ledger.access import IN_WORDS
+from gateway.ledger.reads.sums import Range
 
 Deps = NamedDependency[Services]
 """The gateway's parts, as a parameter of a handler."""
@@ -49,3 +61,134 @@ def action(
         dependencies={} if body is None else {"asked": JsonBody(body)},
         opt=opt,
     )
+
+
+_MAX_PROBLEMS = 16
+_MAX_REASON = 300
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+
+class JsonBody(Provide):
+    """A dependency: the request's body as a `kind`.
+
+    The description of the API reads `kind` from the handler's dependencies. A request of another
+    media type is refused with UnsupportedMedia, a wrong body with InvalidRequest.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        async def read(request: Request[Any, Any, Any], body: RawBody) -> Any:
+            check_media(request)
+            services, key = services_of(request), request.user.key_id
+            bounds = services.bounds
+            return await services.workers.run(key, len(body), decode_body, body, kind, bounds)
+
+        super().__init__(read)
+        self.kind = kind
+
+
+def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_BOUNDS) -> BodyT:
+    """Raise InvalidRequest with one `field: reason` for each field that is wrong, or TooLarge."""
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("The request body is not valid JSON") from None
+    if not isinstance(document, dict):
+        raise InvalidRequest("The request body must be a JSON object")
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    problems = [f"{name[:64]}: unknown field" for name in document if name not in fields]
+    values = {}
+    for name, field in fields.items():
+        if name not in document:
+            if field.required:
+                problems.append(f"{name}: field required")
+            continue
+        try:
+            values[field.name] = msgspec.convert(document[name], field.type)
+        except msgspec.ValidationError as error:
+            # It ends with the path to a value inside the field. A regular expression has words.
+            said = str(error)
+            words = (words for pattern, words in IN_WORDS.items() if repr(pattern) in said)
+            problems.append(f"{name}: {next(words, said)[:_MAX_REASON]}")
+    if (num_more := len(problems) - _MAX_PROBLEMS) > 0:
+        problems[_MAX_PROBLEMS:] = [f"{num_more} more"]
+    if problems:
+        raise InvalidRequest("; ".join(problems))
+    return kind(**values)
+
+
+def given_values(body: msgspec.Struct) -> dict[str, Any]:
+    """The fields that a body has, without those that it leaves out."""
+    values = {name: getattr(body, name) for name in body.__struct_fields__}
+    return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+
+
+MAX_MS = 253_402_300_799_000
+"""The end of the year 9999, in milliseconds since 1970."""
+HOUR_MS = 3_600_000
+_MAX_SPAN_MS = 3 * 366 * 86_400_000
+
+SinceMs = Annotated[int | None, QueryParameter(name="since_ms", ge=0, le=MAX_MS)]
+UntilMs = Annotated[int | None, QueryParameter(name="until_ms", ge=0, le=MAX_MS)]
+WorkspaceName = Annotated[str | None, QueryParameter(name="workspace", min_length=1, max_length=64)]
+EngineName = Annotated[str | None, QueryParameter(name="engine", min_length=1, max_length=64)]
+ModelName = Annotated[str | None, QueryParameter(name="model", min_length=1, max_length=128)]
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """The moments that a query names, in milliseconds; None where it names none."""
+
+    since_ms: int | None
+    until_ms: int | None
+
+
+def now_ms(clock: Clock) -> int:
+    """The wall clock's time in milliseconds since 1970."""
+    return int(clock.wall().timestamp() * 1000)
+
+
+def range_of(
+    services: Services,
+    span: Span,
+    workspace: str | None = None,
+    *,
+    engine: str | None = None,
+    model: str | None = None,
+) -> Range:
+    """The range of a span; the last hour by default.
+
+    Raise InvalidRequest for an empty range and for one that is longer than three years.
+    """
+    until = now_ms(services.clock) if span.until_ms is None else span.until_ms
+    since = max(until - HOUR_MS, 0) if span.since_ms is None else span.since_ms
+    if since >= until:
+        raise InvalidRequest("since_ms: must be before until_ms")
+    if until - since > _MAX_SPAN_MS:
+        raise InvalidRequest("since_ms: a range is three years at most")
+    return Range(since_ms=since, until_ms=until, workspace=workspace, engine=engine, model=model)
+
+
+def _asked_span(since_ms: SinceMs = None, until_ms: UntilMs = None) -> Span:
+    return Span(since_ms=since_ms, until_ms=until_ms)
+
+
+def _asked_range(
+    request: AdminRequest,
+    services: NamedDependency[Services],
+    span: NamedDependency[Span],
+    workspace: WorkspaceName = None,
+    engine: EngineName = None,
+    model: ModelName = None,
+) -> Range:
+    """The range of the query, confined to what the viewer may see.
+
+    Raise InvalidRequest for a wrong range, and Forbidden for another's workspace.
+    """
+    own = request.user.confine(workspace)
+    return range_of(services, span, own, engine=engine, model=model)
+
+
+ASKED_RANGE = {
+    "span": Provide(_asked_span, sync_to_thread=False),
+    "of": Provide(_asked_range, sync_to_thread=False),
+}

@@ -16,16 +16,14 @@ from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from gateway.admin.controller import AdminController, Deps
-from gateway.admin.ranges import ASKED_RANGE, MAX_MS, now_ms
+from gateway.admin.controller import ASKED_RANGE, MAX_MS, AdminController, Deps, now_ms
 from gateway.admin.structs.usage import Totals
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import Ttl as MessagesTtl
 from gateway.http.auth import EXPORT
 from gateway.http.services import Services
-from gateway.ledger.export import check_rows, moment, turn_lines, usage_lines
-from gateway.ledger.reads.savings import costs_by_class
-from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.sums import Range, costs_by_class
+from gateway.ledger.upkeep import check_rows, moment, turn_lines, usage_lines
 
 Width = Literal["1m", "1h", "1d"]
 UsageKey = Literal["api_key_id", "workspace_id", "model"]

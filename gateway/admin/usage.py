@@ -1,45 +1,62 @@
-"""The admin API's numbers over a range of time: usage, savings, latency, prefixes, turns."""
+"""The admin API's numbers over a range of time: usage, savings, latency, prefixes, turns.
 
+Also what engines hold and how they fared, why a prompt missed, and the newest error answers.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
+import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
-from gateway.admin.controller import AdminController, Deps, view
-from gateway.admin.meanings import DEFINITIONS
-from gateway.admin.ranges import (
+from gateway.admin.controller import (
     ASKED_RANGE,
     HOUR_MS,
+    AdminController,
+    Deps,
     EngineName,
     ModelName,
     Span,
     WorkspaceName,
     now_ms,
     range_of,
+    view,
 )
-from gateway.admin.structs.fleet import About
+from gateway.admin.meanings import DEFINITIONS
+from gateway.admin.structs.fleet import About, Attribution, EngineMemory, FleetHistory
 from gateway.admin.structs.usage import (
     Group,
     HitRates,
     Latency,
+    LatencySamples,
+    Overhead,
     Overview,
     PrefixReport,
+    Refusal,
+    Sample,
     Savings,
+    Section,
     Totals,
     Turn,
+    TurnDivergence,
     TurnPage,
     Usage,
 )
-from gateway.base.errors import InvalidRequest, NotFound
+from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.http.auth import AdminRequest
-from gateway.ledger.reads import latency as queries_latency
-from gateway.ledger.reads import prefixes as queries_prefixes
+from gateway.http.errors import Refusals
+from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
-from gateway.ledger.reads.savings import Priced, avoided, comparisons, waterfall
-from gateway.ledger.reads.sums import Range
-from gateway.ledger.reads.turns import Cursor, TurnFilter
+from gateway.ledger.reads.prefixes import prefixes as prefixes_of
+from gateway.ledger.reads.sums import Priced, Range, avoided, comparisons, waterfall
+from gateway.ledger.reads.sums import latency as latency_of
+from gateway.ledger.reads.turns import NUM_PARTS, Cursor, TurnFilter
+from gateway.prompt.fingerprint import Divergence, Fingerprint, compare, shared_bytes, unpack
+from gateway.routing.engine import Engine
 
 GroupBy = Literal["workspace", "key", "engine", "model"]
 
@@ -198,7 +215,7 @@ class UsageController(AdminController):
 
     @view("/latency", "getLatency", "Times to first token.")
     async def latency(self, services: Deps, of: NamedDependency[Range]) -> Latency:
-        return await queries_latency.latency(services.queries.ledger, of)
+        return await latency_of(services.queries.ledger, of)
 
     @view("/prefixes", "listPrefixes", "Prefixes that came more than once.")
     async def prefixes(
@@ -213,7 +230,7 @@ class UsageController(AdminController):
         own = request.user.confine(workspace)
         of = range_of(services, span, own, model=model)
         ledger, prices = services.queries.ledger, services.prices.own
-        return await queries_prefixes.prefixes(ledger, of, prices, limit)
+        return await prefixes_of(ledger, of, prices, limit)
 
     @view("/turns/search", "searchTurns", "Turns, page by page, the newest first.")
     async def search_turns(
@@ -276,3 +293,286 @@ def rates_of(totals: Totals) -> HitRates:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+_MAX_SAMPLES = 4000
+_ATTRIBUTION_SAMPLES = 2000
+
+
+class LiveController(AdminController):
+    path = "/admin/v1"
+    dependencies = ASKED_RANGE
+
+    @get(
+        "/engines/memory",
+        operation_id="getMemory",
+        summary="What is in each engine's memory.",
+    )
+    async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
+        return [await _memory(e) for e in services.fleet.engines if engine in (None, e.name)]
+
+    @get(
+        "/engines/history",
+        operation_id="getFleetHistory",
+        summary="Restarts in a range, and where hits were lost.",
+    )
+    async def history(
+        self,
+        services: Deps,
+        span: NamedDependency[Span],
+        engine: EngineName = None,
+        model: ModelName = None,
+    ) -> FleetHistory:
+        of = range_of(services, span, engine=engine, model=model)
+        ledger = services.queries.ledger
+        by_engine = await services.queries.totals_by(of, ("engine",))
+        names = sorted(name for (name,) in by_engine if name)
+        found = await queries_turns.samples(ledger, of, _ATTRIBUTION_SAMPLES)
+        return FleetHistory(
+            since_ms=of.since_ms,
+            until_ms=of.until_ms,
+            restarts=await queries_turns.epochs(ledger, of, names),
+            attribution=attributions(found),
+        )
+
+    @view(
+        "/latency/samples",
+        "getLatencySamples",
+        "A bounded sample of turns: time to first token against prompt length.",
+    )
+    async def samples(
+        self,
+        services: Deps,
+        of: NamedDependency[Range],
+        limit: Annotated[int, QueryParameter(name="limit", ge=NUM_PARTS, le=_MAX_SAMPLES)] = 1600,
+    ) -> LatencySamples:
+        found = await queries_turns.samples(services.queries.ledger, of, limit)
+        return LatencySamples(
+            since_ms=of.since_ms,
+            until_ms=of.until_ms,
+            samples=found,
+            overhead=overheads(found, of.since_ms, of.until_ms),
+        )
+
+
+async def _memory(engine: Engine) -> EngineMemory:
+    stats = memory = None
+    if engine.is_ready:
+        with suppress(GatewayError):  # what did not come is not shown
+            stats = await engine.stats()
+            memory = await engine.memory()
+    about = engine.description
+    return EngineMemory(
+        name=engine.name,
+        status=engine.status,
+        backend=about.backend if about else None,
+        model=about.model if about else None,
+        kv_bytes_per_token=about.kv_bytes_per_token if about else 0,
+        stats=stats,
+        memory=memory,
+    )
+
+
+def attributions(samples: Sequence[Sample]) -> list[Attribution]:
+    """Of all engines together, then of each. Only turns that were routed by held prefixes count."""
+    routed = [each for each in samples if each.available_tokens is not None]
+    engines = sorted({each.engine for each in routed if each.engine})
+    return [
+        _attribution(engine, [each for each in routed if engine in (None, each.engine)])
+        for engine in [None, *engines]
+        if routed
+    ]
+
+
+def _attribution(engine: str | None, samples: Sequence[Sample]) -> Attribution:
+    captured = [max(each.captured_tokens or 0, each.delivered_tokens) for each in samples]
+    available = [
+        max(each.available_tokens or 0, held) for each, held in zip(samples, captured, strict=True)
+    ]
+    return Attribution(
+        engine=engine,
+        turns=len(samples),
+        prompt_tokens=sum(each.prompt_tokens for each in samples),
+        available_tokens=sum(available),
+        captured_tokens=sum(captured),
+        delivered_tokens=sum(each.delivered_tokens for each in samples),
+    )
+
+
+def overheads(samples: Iterable[Sample], since_ms: int, until_ms: int) -> list[Overhead]:
+    """By parts of the range; none where no turn of a part was timed by its engine."""
+    step = max((until_ms - since_ms) // NUM_PARTS, 1)
+    parts: dict[int, list[float]] = {}
+    for each in samples:
+        if each.overhead_seconds is not None:
+            start = since_ms + (each.opened_ms - since_ms) // step * step
+            parts.setdefault(start, []).append(each.overhead_seconds)
+    return [
+        Overhead(start_ms=start, turns=len(found), p50=_rank(found, 0.5), p95=_rank(found, 0.95))
+        for start, found in sorted(parts.items())
+    ]
+
+
+def _rank(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+# How many earlier turns are compared where the query names none.
+_MAX_CANDIDATES = 200
+# By how much the blocks of two prompts may differ in length and still be taken for two versions of
+# one: a date, a name or an id in a block is shorter.
+_ALIKE_BYTES, _ALIKE_SHARE = 32, 0.02
+
+
+class DivergenceController(AdminController):
+    path = "/admin/v1/turns/{turn_id:str}/divergence"
+
+    @view("/", "getDivergence", "Where a turn's prompt first differs from an earlier one's.")
+    async def divergence(
+        self,
+        request: AdminRequest,
+        turn_id: FromPath[str],
+        services: Deps,
+        earlier: Annotated[
+            str | None, QueryParameter(name="from", min_length=1, max_length=64)
+        ] = None,
+    ) -> TurnDivergence:
+        """Compare two turns of the ledger, whatever their clients asked for."""
+        own = request.user.workspace
+        turn, packed = await _turn(services, turn_id, own)
+        later = unpack(packed)
+        if earlier is None:
+            found = await _nearest(services, turn, later)
+            if found is None:
+                return TurnDivergence(turn=turn_id)
+            before_id, before = found
+        else:
+            before_id, before = earlier, unpack((await _turn(services, earlier, own))[1])
+        return _report(services, turn, later, before_id, before)
+
+
+async def _turn(services: Services, turn_id: str, workspace: str | None) -> tuple[Turn, bytes]:
+    ledger = services.queries.ledger
+    turn = await queries_turns.one(ledger, turn_id[:64], workspace)
+    packed = None if turn is None else await services.queries.fingerprint(turn.id)
+    if turn is None or packed is None:
+        raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
+    return turn, packed
+
+
+async def _nearest(
+    services: Services, turn: Turn, later: Fingerprint
+) -> tuple[str, Fingerprint] | None:
+    """The earlier turn that shares the longest prefix with this one; of equals the latest.
+
+    Fingerprints of short prompts have few points, so two that begin alike may share none. Without
+    a shared one the latest prompt is taken whose tools and system blocks are as many and as long.
+    Any other prompt explains nothing, and is not compared.
+    """
+    best: tuple[int, str, Fingerprint] | None = None
+    alike: tuple[str, Fingerprint] | None = None
+    for turn_id, packed in await queries_turns.earlier(
+        services.queries.ledger, turn, _MAX_CANDIDATES
+    ):
+        candidate = unpack(packed)
+        shared = shared_bytes(candidate, later)
+        if shared and (best is None or shared > best[0]):
+            best = shared, turn_id, candidate
+        if alike is None and _is_alike(candidate, later):
+            alike = turn_id, candidate
+    return alike if best is None else (best[1], best[2])
+
+
+def _is_alike(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether the tools and system blocks of two prompts are as many, each about as long.
+
+    The messages only have to be as many: they are what a client asks anew. Of a prompt that is
+    messages alone, all but the last block are compared; a single block is like no other.
+    """
+    shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (one, other)]
+    fixed = (one.num_tools + one.num_system) or one.points[-1].segment
+    if not fixed or shapes[0] != shapes[1]:
+        return False
+    pairs = zip(_lengths(one, fixed), _lengths(other, fixed), strict=False)
+    return all(abs(a - b) <= _ALIKE_BYTES + _ALIKE_SHARE * max(a, b) for a, b in pairs)
+
+
+def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
+    """The bytes up to the end of each of the first `count` segments whose end has a point."""
+    ends = {p.segment: p.num_bytes for p in fingerprint.points if p.characters is None}
+    return [ends[segment] for segment in range(count) if segment in ends]
+
+
+def _report(
+    services: Services, turn: Turn, later: Fingerprint, before_id: str, before: Fingerprint
+) -> TurnDivergence:
+    found, shared = compare(before, later), shared_bytes(before, later)
+    report = TurnDivergence(
+        turn=turn.id,
+        earlier=before_id,
+        shared_tokens=_tokens(before, shared),
+        earlier_tokens=before.num_tokens or None,
+    )
+    if found is None:
+        return report
+    section, block = _place(before, found)
+    return msgspec.structs.replace(
+        report,
+        kind=found.kind,
+        segment=found.segment,
+        missed_tokens=found.missed_tokens,
+        section=section,
+        block=block,
+        characters=found.characters,
+        missed_nano=_lost(services, turn, found.missed_tokens) if shared else None,
+    )
+
+
+def _tokens(fingerprint: Fingerprint, num_bytes: int) -> int | None:
+    """So many bytes of this prompt in tokens; None where its tokens were never counted."""
+    if not (fingerprint.num_tokens and fingerprint.num_bytes):
+        return None
+    return round(fingerprint.num_tokens * num_bytes / fingerprint.num_bytes)
+
+
+def _place(before: Fingerprint, found: Divergence) -> tuple[Section | None, int | None]:
+    if found.segment is None:
+        return None, None
+    # A block that was added at a section's end belongs to that section, as its next block.
+    if found.kind == "tools_changed" or found.segment < before.num_tools:
+        return "tools", found.segment
+    inside = found.segment - before.num_tools
+    if found.kind == "system_changed" or inside < before.num_system:
+        return "system", inside
+    return "messages", inside - before.num_system
+
+
+def _lost(services: Services, turn: Turn, missed_tokens: int | None) -> int | None:
+    """What reading those tokens would have saved this turn, at its own price."""
+    price = services.prices.own.with_id(turn.price or "")
+    if price is None or missed_tokens is None:
+        return None
+    paid = turn.input_tokens + turn.written_tokens
+    rates = price.rates_above(turn.prompt_tokens - 1)
+    return min(missed_tokens, paid) * (rates.input - rates.read)
+
+
+RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]
+
+
+class RefusalsController(AdminController):
+    path = "/admin/v1/refusals"
+
+    @view("/", "listRefusals", "The newest error answers of this gateway since its start.")
+    async def refusals(
+        self,
+        request: AdminRequest,
+        workspace: WorkspaceName = None,
+        request_id: RequestId = None,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
+    ) -> list[Refusal]:
+        """Requests that were refused before their turn began are in no ledger, only here."""
+        kept: Refusals = request.app.state.refusals
+        own = request.user.confine(workspace)
+        return kept.newest(own, request_id, limit)

@@ -4,7 +4,6 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gateway.base.errors import ModelNotFound
 
@@ -83,11 +82,7 @@ def load_catalogue(path: Path | None = None, *, claude_alias: bool = False) -> C
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
-        models = [_model(entry) for entry in document["models"]]
+        models = [Model(**{"display_name": e["id"], **e}) for e in document["models"]]
         return Catalogue(models, document["default"], claude_alias=claude_alias)
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise CatalogueError(f"models file `{path}`: {error!r}") from None
-
-
-def _model(entry: dict[str, Any]) -> Model:
-    return Model(**{"display_name": entry["id"], **entry})

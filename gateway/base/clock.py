@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True, slots=True)
 class Clock:
-    wall: Callable[[], datetime] = _utc_now
+    wall: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic

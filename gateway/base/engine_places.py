@@ -1,7 +1,6 @@
 """Where engines are: what may stand in HOLDFAST_ENGINES and in the admin API."""
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -70,10 +69,6 @@ def engine_list(text: str) -> tuple[str, ...]:
                 " . _ : [ ] -, and begin with a letter or digit"
             )
     for found in ([place.url for place in places], [place.name for place in places]):
-        _check_once(found)
+        if len(set(found)) != len(found):
+            raise ValueError("names an engine twice")
     return entries
-
-
-def _check_once(found: Sequence[str]) -> None:
-    if len(set(found)) != len(found):
-        raise ValueError("names an engine twice")

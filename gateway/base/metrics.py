@@ -1,4 +1,4 @@
-"""All metrics of the gateway, in its own registry.
+"""All metrics of the gateway, in its own registry: one table, and what is counted of a closed turn.
 
 Labels are bounded, and no client can make one: routes are templates, models are those that engines
 serve, and workspaces are named only where a setting says how many.
@@ -19,9 +19,73 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from engine.protocol import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST, WRITE_FIELDS
 from engine.traces import NO_SPANS, SpanCounts
-from gateway.base.turn_metrics import SECONDS, CounterTally, TurnMetrics
+from gateway.base.record import TurnRecord
 
+# Name, labels, meaning. The histograms' buckets are in `_BUCKETS`.
+_COUNTERS = """
+requests | route, status | HTTP requests by route template and status
+refused_connections | reason | Connections that were closed before or beside any route, by why
+turns | outcome, model | Turns closed, by outcome and by the model of the engine
+tokens | class, model | Tokens by billing class and by the model of the engine
+workspace_turns | workspace | Turns closed, by workspace; only with HOLDFAST_METRICS_WORKSPACES
+workspace_tokens | class, workspace | Tokens by billing class and workspace; only with
+    HOLDFAST_METRICS_WORKSPACES
+removed_nonces | | Client nonces that were kept out of prompts
+retries | reason | Turns sent to another engine before their first byte, by what the one before did
+ignored_frames | | Frames of engines that were late, double or another request's
+prefix_tokens | stage | Prompt tokens held by some engine (available), by the chosen one (captured),
+    and reused (delivered)
+refused_turns | reason | Turns refused because the engines are full: the queue is, or its
+    workspace's share of it, another workspace's turn was let in, or the time to wait was over
+drain_failures | | Failed attempts to copy the journal to the ledger
+loop_restarts | loop | Loops of the gateway that ended by an exception and were started again
+turns_set_aside | | Turns that the ledger can't hold; they stay in the journal
+reconciled_turns | result | Turns closed from the engine's own counts, or given up
+"""
+_GAUGES = """
+engine_up | engine | 1 while ready
+engine_breaker | engine | Circuit breaker: 0 closed, 1 half-open, 2 open
+engine_draining | engine | 1 while it gets no new turns
+engine_names | engine | Prefixes that routing knows to be held there
+waiting_turns | | Turns that wait at the gateway for an engine with room
+waiting_tokens | | What those may use, in tokens by estimate
+bounded_workspaces | | Workspaces with fewer turns at a time, since their clients left before first
+    tokens
+journal_backlog | | Turns in the journal that are not in the ledger yet
+journal_bytes | | Room that the journal's turns take; new ones are refused at the bound
+journal_max_bytes | | The journal's bound
+journal_set_aside | | Turns in the journal that can't go to the ledger, damaged or refused
+journal_has_room | | 1 while another turn may be recorded
+journal_damaged | | Damaged files of the journal that are kept aside
+loops_failing | | Loops that stay down or end again and again; the gateway is not ready meanwhile
+"""
+_HISTOGRAMS = """
+waited_seconds | | How long turns waited for an engine with room; those that had not to are not
+    counted
+turn_seconds | model | From arrival to close
+first_token_seconds | cache, model | From arrival to the engine's first frame
+turn_input_tokens | model | Prompt tokens of a turn, of all classes; turns without tokens are not
+    counted
+turn_output_tokens | model | Output tokens of the same turns
+time_per_output_token_seconds | model | A whole answer's seconds after its first token, for each
+    further token
+"""
+# Prometheus' own buckets up to 10 s, and beyond: cold prompts and long answers take minutes.
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+# What OpenTelemetry's conventions for generative AI ask for.
+_BUCKETS: dict[str, Iterable[float]] = {
+    "turn_input_tokens": TOKENS_PER_REQUEST,
+    "turn_output_tokens": TOKENS_PER_REQUEST,
+    "time_per_output_token_seconds": SECONDS_PER_TOKEN,
+}
+TOKEN_CLASSES = {
+    name.removesuffix("_tokens"): name
+    for name in ("input_tokens", "cache_read_tokens", *WRITE_FIELDS.values(), "output_tokens")
+}
+MAX_MODELS = 100
+_UNKNOWN, _OTHER = "unknown", "other"
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
@@ -54,148 +118,118 @@ class Metrics:
     def __init__(self, num_workspaces: int = 0) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
-        self.turns = TurnMetrics(registry, num_workspaces)
         ProcessCollector(registry=registry)
         self._spans = _SpanCollector()
         registry.register(self._spans)
+        self._counters = {
+            name: Counter(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
+            for name, labels, meaning in _rows(_COUNTERS)
+        }
+        self._gauges = {
+            name: Gauge(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
+            for name, labels, meaning in _rows(_GAUGES)
+        }
+        self._histograms = {
+            name: Histogram(
+                f"holdfast_gateway_{name}",
+                meaning,
+                labels,
+                buckets=tuple(_BUCKETS.get(name, _SECONDS)),
+                registry=registry,
+            )
+            for name, labels, meaning in _rows(_HISTOGRAMS)
+        }
+        self._models: set[str] = set()
+        self._num_workspaces = num_workspaces
+        self._workspaces: set[str] = set()
 
-        def counter(name: str, meaning: str, *labels: str) -> Counter:
-            return Counter(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
+    def count(self, name: str, *labels: str, amount: float = 1) -> None:
+        """Add to a counter. A series with labels exists from then on, also with an amount of 0."""
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(amount)
 
-        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
-            return Gauge(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        histogram = self._histograms[name]
+        (histogram.labels(*labels) if labels else histogram).observe(value)
 
-        def tally(name: str, meaning: str, *labels: str) -> CounterTally:
-            return CounterTally(f"holdfast_gateway_{name}", meaning, labels, registry)
+    def set(self, name: str, value: float) -> None:
+        self._gauges[name].set(value)
 
-        self.requests = tally(
-            "requests", "HTTP requests by route template and status", "route", "status"
-        )
-        self.refused_connections = counter(
-            "refused_connections",
-            "Connections that were closed before or beside any route, by why",
-            "reason",
-        )
-        self.nonces = counter("removed_nonces", "Client nonces that were kept out of prompts")
-        self.engine_up = gauge("engine_up", "1 while ready", "engine")
-        self.engine_breaker = gauge(
-            "engine_breaker", "Circuit breaker: 0 closed, 1 half-open, 2 open", "engine"
-        )
-        self.engine_draining = gauge("engine_draining", "1 while it gets no new turns", "engine")
-        self.engine_names = gauge(
-            "engine_names", "Prefixes that routing knows to be held there", "engine"
-        )
-        self.retries = counter(
-            "retries",
-            "Turns sent to another engine before their first byte, by what the one before did",
-            "reason",
-        )
-        self.ignored_frames = counter(
-            "ignored_frames", "Frames of engines that were late, double or another request's"
-        )
-        self.prefix_tokens = tally(
-            "prefix_tokens",
-            "Prompt tokens held by some engine (available), by the chosen one (captured),"
-            " and reused (delivered)",
-            "stage",
-        )
-        self.waiting_turns = gauge(
-            "waiting_turns", "Turns that wait at the gateway for an engine with room"
-        )
-        self.waiting_tokens = gauge("waiting_tokens", "What those may use, in tokens by estimate")
-        self.bounded_workspaces = gauge(
-            "bounded_workspaces",
-            "Workspaces with fewer turns at a time, since their clients left before first tokens",
-        )
-        self.waited_seconds = Histogram(
-            "holdfast_gateway_waited_seconds",
-            "How long turns waited for an engine with room; those that had not to are not counted",
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.refused = counter(
-            "refused_turns",
-            "Turns refused because the engines are full: the queue is, or its workspace's share of"
-            " it, another workspace's turn was let in, or the time to wait was over",
-            "reason",
-        )
-        self.journal_backlog = gauge(
-            "journal_backlog", "Turns in the journal that are not in the ledger yet"
-        )
-        self.drain_failures = counter(
-            "drain_failures", "Failed attempts to copy the journal to the ledger"
-        )
-        self.journal_bytes = gauge(
-            "journal_bytes", "Room that the journal's turns take; new ones are refused at the bound"
-        )
-        self.journal_max_bytes = gauge("journal_max_bytes", "The journal's bound")
-        self.journal_set_aside = gauge(
-            "journal_set_aside",
-            "Turns in the journal that can't go to the ledger, damaged or refused",
-        )
-        self.journal_has_room = gauge("journal_has_room", "1 while another turn may be recorded")
-        self.journal_damaged = gauge(
-            "journal_damaged", "Damaged files of the journal that are kept aside"
-        )
-        self.loop_restarts = counter(
-            "loop_restarts",
-            "Loops of the gateway that ended by an exception and were started again",
-            "loop",
-        )
-        self.loops_failing = gauge(
-            "loops_failing",
-            "Loops that stay down or end again and again; the gateway is not ready meanwhile",
-        )
-        self.turns_set_aside = counter(
-            "turns_set_aside", "Turns that the ledger can't hold; they stay in the journal"
-        )
-        self.reconciled = counter(
-            "reconciled_turns", "Turns closed from the engine's own counts, or given up", "result"
-        )
-
-    def show_engines(self, engines: Mapping[str, EngineState]) -> None:
-        """Show these engines, by name. A removed engine is no longer shown."""
-        gauges = (self.engine_up, self.engine_draining, self.engine_breaker, self.engine_names)
-        for gauge in gauges:
-            gauge.clear()
-        for name, state in engines.items():
-            self.engine_up.labels(name).set(state.is_ready)
-            self.engine_draining.labels(name).set(state.is_draining)
-            self.engine_breaker.labels(name).set(_BREAKER_STATES[state.breaker])
-            self.engine_names.labels(name).set(state.num_names)
-            self.turns.model_of(state.model)
+    def watch(self, **gauges: Callable[[], float]) -> None:
+        """Ask these functions for the values of gauges whenever they are shown."""
+        for name, value in gauges.items():
+            self._gauges[name].set_function(value)
 
     def watch_spans(self, counts: Callable[[], SpanCounts]) -> None:
         self._spans.counts = counts
 
     def count_loop_end(self, kind: str) -> None:
-        self.loop_restarts.labels(kind).inc()
+        self.count("loop_restarts", kind)
 
-    def watch_queue(
-        self,
-        num_turns: Callable[[], float],
-        num_tokens: Callable[[], float],
-        num_bounded: Callable[[], float],
-    ) -> None:
-        self.waiting_turns.set_function(num_turns)
-        self.waiting_tokens.set_function(num_tokens)
-        self.bounded_workspaces.set_function(num_bounded)
+    def show_engines(self, engines: Mapping[str, EngineState]) -> None:
+        """Show these engines, by name. A removed engine is no longer shown."""
+        up, draining, breaker, names = (
+            self._gauges[f"engine_{what}"] for what in ("up", "draining", "breaker", "names")
+        )
+        for gauge in (up, draining, breaker, names):
+            gauge.clear()
+        for name, state in engines.items():
+            up.labels(name).set(state.is_ready)
+            draining.labels(name).set(state.is_draining)
+            breaker.labels(name).set(_BREAKER_STATES[state.breaker])
+            names.labels(name).set(state.num_names)
+            self._model_of(state.model)
 
-    def watch_journal(
-        self,
-        backlog: Callable[[], float],
-        num_set_aside: Callable[[], float],
-        num_bytes: Callable[[], float],
-        has_room: Callable[[], bool],
-        num_damaged: Callable[[], float],
-        max_bytes: int,
-    ) -> None:
-        self.journal_backlog.set_function(backlog)
-        self.journal_set_aside.set_function(num_set_aside)
-        self.journal_bytes.set_function(num_bytes)
-        self.journal_has_room.set_function(has_room)
-        self.journal_damaged.set_function(num_damaged)
-        self.journal_max_bytes.set(max_bytes)
+    def count_turn(self, record: TurnRecord) -> None:
+        """Count a closed turn. It must be called once for each turn."""
+        model = self._model_of(record.engine_model)
+        self.count("turns", record.outcome, model)
+        self.observe("turn_seconds", record.duration_seconds or 0.0, model)
+        tokens = {label: getattr(record, name) for label, name in TOKEN_CLASSES.items()}
+        for token_class, amount in tokens.items():
+            if amount:
+                self.count("tokens", token_class, model, amount=amount)
+        if num_tokens := sum(tokens.values()):
+            self.observe("turn_input_tokens", num_tokens - record.output_tokens, model)
+            self.observe("turn_output_tokens", record.output_tokens, model)
+        if record.decode_seconds is not None and record.output_tokens > 1:
+            seconds = record.decode_seconds / (record.output_tokens - 1)
+            self.observe("time_per_output_token_seconds", seconds, model)
+        if self._num_workspaces:
+            known = _has_place(self._workspaces, self._num_workspaces, record.workspace)
+            name = record.workspace if known else _OTHER
+            self.count("workspace_turns", name)
+            for token_class, amount in tokens.items():
+                self.count("workspace_tokens", token_class, name, amount=amount)
+
+    def count_first_token(self, cache: str, engine_model: str | None, seconds: float) -> None:
+        self.observe("first_token_seconds", seconds, cache, self._model_of(engine_model))
+
+    def _model_of(self, engine_model: str | None) -> str:
+        """The label of a model that an engine described, or `unknown` for a turn without engine."""
+        if engine_model in self._models:
+            return engine_model
+        if engine_model is None or not _has_place(self._models, MAX_MODELS, engine_model):
+            return _UNKNOWN
+        # Every class exists from the beginning, so that a query that adds them up finds none
+        # missing.
+        for token_class in TOKEN_CLASSES:
+            self.count("tokens", token_class, engine_model, amount=0)
+        return engine_model
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _rows(table: str) -> Iterable[tuple[str, list[str], str]]:
+    """Name, labels and meaning. A row goes on in the lines behind it that are indented."""
+    for row in table.strip().replace("\n    ", " ").splitlines():
+        name, labels, meaning = (cell.strip() for cell in row.split("|"))
+        yield name, labels.split(", ") if labels else [], meaning
+
+
+def _has_place(known: set[str], most: int, name: str) -> bool:
+    """Whether the name is among the first `most` that came."""
+    if len(known) < most:
+        known.add(name)
+    return name in known

@@ -10,6 +10,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,8 +18,7 @@ import msgspec
 from gateway.base.background import pause
 from gateway.base.logs import get_logger
 
-FIRST_PAUSE_SECONDS = 0.1
-MAX_PAUSE_SECONDS = 15.0
+_MAX_PAUSE_SECONDS = 15.0
 DOWN_SECONDS = 5.0
 STEADY_SECONDS = 10.0
 _FAILING_ENDS = 3
@@ -39,50 +39,36 @@ class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+@dataclass(slots=True)
 class Watched:
-    """The history of one loop: when it started, and how many times in a row it ended."""
+    """How one loop fares: since when it runs or is down, and how many times in a row it ended."""
 
-    def __init__(self, name: str, kind: str, monotonic: Callable[[], float]) -> None:
-        self.name = name
-        self.kind = kind
-        self._monotonic = monotonic
-        self._since = monotonic()
-        self._is_running = True
-        self._num_ends = 0
-        self._error = ""
+    name: str
+    kind: str
+    monotonic: Callable[[], float]
+    since: float = 0.0
+    is_running: bool = False
+    num_ends: int = 0
+    error: str = ""
 
     def started(self) -> None:
-        self._since, self._is_running = self._monotonic(), True
-
-    def goes_on(self) -> None:
-        """Note another round. The first round after an end is a new start."""
-        if not self._is_running:
-            self.started()
+        self.since, self.is_running = self.monotonic(), True
 
     def ended(self, error: BaseException) -> float:
         """Note the end. Return the pause before the next start, in seconds."""
-        now = self._monotonic()
-        if self._is_running and now - self._since >= STEADY_SECONDS:
-            self._num_ends = 0
-        self._num_ends += 1
-        self._since, self._is_running = now, False
-        self._error = type(error).__name__
-        return float(min(FIRST_PAUSE_SECONDS * 2 ** (self._num_ends - 1), MAX_PAUSE_SECONDS))
+        now = self.monotonic()
+        if self.is_running and now - self.since >= STEADY_SECONDS:
+            self.num_ends = 0
+        self.num_ends += 1
+        self.since, self.is_running, self.error = now, False, type(error).__name__
+        return float(min(0.1 * 2 ** (self.num_ends - 1), _MAX_PAUSE_SECONDS))
 
     @property
     def is_failing(self) -> bool:
-        if not self._num_ends:
-            return False
-        seconds = self._monotonic() - self._since
-        if self._is_running:
-            return self._num_ends >= _FAILING_ENDS and seconds < STEADY_SECONDS
-        return self._num_ends >= _FAILING_ENDS or seconds >= DOWN_SECONDS
-
-    @property
-    def health(self) -> LoopHealth:
-        return LoopHealth(
-            loop=self.name, ends=self._num_ends, is_running=self._is_running, error=self._error
-        )
+        seconds, often = self.monotonic() - self.since, self.num_ends >= _FAILING_ENDS
+        if self.is_running:
+            return often and seconds < STEADY_SECONDS
+        return self.num_ends > 0 and (often or seconds >= DOWN_SECONDS)
 
 
 class Supervisor:
@@ -93,11 +79,14 @@ class Supervisor:
         self._count_end = count_end
         self._watched: dict[str, Watched] = {}
         self._tasks: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
-        self._log = get_logger("supervisor")
 
     @property
     def failing(self) -> list[LoopHealth]:
-        return [watched.health for watched in list(self._watched.values()) if watched.is_failing]
+        return [
+            LoopHealth(loop=w.name, ends=w.num_ends, is_running=w.is_running, error=w.error)
+            for w in list(self._watched.values())
+            if w.is_failing
+        ]
 
     def start(self, name: str, loop: Loop, kind: str | None = None) -> None:
         """Run `loop` until `stop`. The loop may return earlier if its work is done for good.
@@ -107,7 +96,7 @@ class Supervisor:
         watched = self._watched[name] = Watched(name, kind or name, self._monotonic)
         stopping = asyncio.Event()
         task = asyncio.create_task(self._keep(watched, loop, stopping), name=name)
-        self._tasks[name] = (task, stopping)
+        self._tasks[name] = task, stopping
 
     async def stop(self, name: str, wait_seconds: float = _STOP_SECONDS) -> None:
         """Let a loop end between two rounds. Cancel it if that takes longer than `wait_seconds`."""
@@ -126,10 +115,9 @@ class Supervisor:
 
         An exception is noted like the end of a loop, and then the thread pauses.
         """
-        watched = self._watched.get(name)
-        if watched is None:
-            watched = self._watched[name] = Watched(name, name, self._monotonic)
-        watched.goes_on()
+        watched = self._watched.setdefault(name, Watched(name, name, self._monotonic))
+        if not watched.is_running:  # the first round after an end is a new start
+            watched.started()
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the edge of a thread: it goes on
@@ -152,5 +140,6 @@ class Supervisor:
         self._count_end(watched.kind)
         # The traceback is logged as text: other renderers may show the values of variables.
         trace = "".join(traceback.format_exception(error))
-        self._log.error("loop_ended", loop=watched.name, retry_seconds=seconds, trace=trace)
+        log = get_logger("supervisor")
+        log.error("loop_ended", loop=watched.name, retry_seconds=seconds, trace=trace)
         return seconds

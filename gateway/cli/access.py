@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import get_args
 
 from gateway.admin.structs.fleet import KeyScope, Workspace
 from gateway.base.clock import Clock
@@ -21,12 +22,14 @@ from gateway.cli.arguments import (
     shown,
 )
 from gateway.cli.upkeep import run_in_ledger
-from gateway.ledger.access import DEFAULT_WORKSPACE, ApiKey, Keys, Workspaces, new_key
+from gateway.ledger.access import AUTO_CACHE, DEFAULT_WORKSPACE, Keys, Workspaces, new_key
 from gateway.ledger.database import Ledger
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 from gateway.prices.money import NanoDollars, dollars
 
 _DAY_SECONDS = 86_400.0
+_CHANGED = (*Workspace.__struct_fields__[4:], "display_name")
+"""The columns of a workspace that options may change."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -89,17 +92,12 @@ def _create_key(options: argparse.Namespace) -> int:
     if options.expires_at is not None and options.expires_at <= now:
         print("--expires-at: must be in the future", file=sys.stderr)
         return 2
-    policy = given(options, "auto_cache", "auto_cache_ttl")
+    policy, expires = given(options, *AUTO_CACHE), options.expires_at
 
     async def create(ledger: Ledger) -> str:
         keys = Keys(ledger)
         key_id = await keys.create(
-            key,
-            options.workspace,
-            options.name,
-            now,
-            scope=options.scope,
-            expires_at=options.expires_at,
+            key, options.workspace, options.name, now, scope=options.scope, expires_at=expires
         )
         if policy:
             await keys.change(key_id, policy)
@@ -110,32 +108,18 @@ def _create_key(options: argparse.Namespace) -> int:
 
 
 def _change_key(options: argparse.Namespace) -> int:
-    policy = given(options, "auto_cache", "auto_cache_ttl")
+    policy = given(options, *AUTO_CACHE)
     key = run_in_ledger(lambda ledger: Keys(ledger).change(options.id, policy))
-    print(key.id, *_policy(key))
-    print(f"counts on every gateway within {EFFECTIVE_SECONDS} seconds", file=sys.stderr)
-    return 0
-
-
-def _policy(key: ApiKey) -> tuple[str, str]:
-    return f"auto_cache={shown(key.auto_cache)}", f"auto_cache_ttl={shown(key.auto_cache_ttl)}"
+    return _say_when(key.id, *(f"{name}={shown(getattr(key, name))}" for name in AUTO_CACHE))
 
 
 def _list_keys(options: argparse.Namespace) -> int:
     now = Clock().wall()
     for key in run_in_ledger(lambda ledger: Keys(ledger).all(options.workspace)):
         state = "active" if key.works(now) else "revoked" if key.revoked_at else "expired"
-        print(
-            key.id,
-            key.workspace,
-            key.name,
-            state,
-            key.created_at.isoformat(),
-            key.scope,
-            f"expires={shown(key.expires_at)}",
-            f"last_used={shown(key.last_used_at)}",
-            *_policy(key),
-        )
+        words = key.id, key.workspace, key.name, state, key.created_at.isoformat(), key.scope
+        moments = f"expires={shown(key.expires_at)}", f"last_used={shown(key.last_used_at)}"
+        print(*words, *moments, *(f"{name}={shown(getattr(key, name))}" for name in AUTO_CACHE))
     return 0
 
 
@@ -158,16 +142,15 @@ def _revoke_key(options: argparse.Namespace) -> int:
 
 
 def _create_workspace(options: argparse.Namespace) -> int:
-    values, now = _given(options), Clock().wall()
-    _print(run_in_ledger(lambda ledger: Workspaces(ledger).create(options.id, now, values)))
+    values, now = given(options, *_CHANGED), Clock().wall()
+    print(*_words(run_in_ledger(lambda led: Workspaces(led).create(options.id, now, values))))
     return 0
 
 
 def _change_workspace(options: argparse.Namespace) -> int:
-    values = _given(options)
-    _print(run_in_ledger(lambda ledger: Workspaces(ledger).change(options.id, values)))
-    print(f"counts on every gateway within {EFFECTIVE_SECONDS} seconds", file=sys.stderr)
-    return 0
+    values = given(options, *_CHANGED)
+    changed = run_in_ledger(lambda ledger: Workspaces(ledger).change(options.id, values))
+    return _say_when(*_words(changed))
 
 
 def _archive_workspace(options: argparse.Namespace) -> int:
@@ -177,33 +160,27 @@ def _archive_workspace(options: argparse.Namespace) -> int:
             return await workspaces.archive(options.id, Clock().wall())
         return await workspaces.restore(options.id)
 
-    _print(run_in_ledger(change))
-    print(f"counts on every gateway within {EFFECTIVE_SECONDS} seconds", file=sys.stderr)
-    return 0
+    return _say_when(*_words(run_in_ledger(change)))
 
 
 def _list_workspaces(_: argparse.Namespace) -> int:
     for workspace in run_in_ledger(lambda ledger: Workspaces(ledger).all()):
-        _print(workspace)
+        print(*_words(workspace))
     return 0
 
 
-def _print(workspace: Workspace) -> None:
-    spend = workspace.monthly_spend_nano
-    print(
-        workspace.id,
-        "archived" if workspace.archived_at else "active",
-        f"name={workspace.display_name!r}",
-        f"requests_per_minute={shown(workspace.requests_per_minute)}",
-        f"tokens_per_minute={shown(workspace.tokens_per_minute)}",
-        f"max_concurrency={shown(workspace.max_concurrency)}",
-        f"monthly_spend={NONE if spend is None else dollars(NanoDollars(spend))}",
-        f"lease_share={shown(workspace.lease_share)}",
-        f"auto_cache={shown(workspace.auto_cache)}",
-        f"auto_cache_ttl={shown(workspace.auto_cache_ttl)}",
-    )
+def _say_when(*words: str) -> int:
+    print(*words)
+    print(f"counts on every gateway within {EFFECTIVE_SECONDS} seconds", file=sys.stderr)
+    return 0
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """The columns that the options name. `none` is None; a missing option is left out."""
-    return given(options, *Workspace.__struct_fields__[4:], "display_name")
+def _words(workspace: Workspace) -> Iterator[str]:
+    yield workspace.id
+    yield "archived" if workspace.archived_at else "active"
+    yield f"name={workspace.display_name!r}"
+    for name in Workspace.__struct_fields__[4:]:
+        value = getattr(workspace, name)
+        if name == "monthly_spend_nano":
+            name, value = "monthly_spend", None if value is None else dollars(NanoDollars(value))
+        yield f"{name}={shown(value)}"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.admin.advise import (
-    DEFAULT_MIN_TOKENS,
+from gateway.admin.advice import (
     MAX_TURNS,
     AdviseRequest,
     Gathering,
@@ -24,6 +23,7 @@ from gateway.cli.upkeep import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import observed
+from gateway.planning.asked import DEFAULT_MIN_TOKENS
 from gateway.prices.files import SHIPPED, load_prices
 
 _DAY_MS = 86_400_000

@@ -2,8 +2,6 @@
 
 import argparse
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -17,18 +15,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def add_commands(commands: Commands) -> None:
-    commands.add_parser("migrate", help="bring the database up to date").set_defaults(run=_migrate)
+    def run(_: argparse.Namespace) -> int:
+        migrate(load_database())
+        return 0
 
-
-def _migrate(_: argparse.Namespace) -> int:
-    migrate(load_database())
-    return 0
+    commands.add_parser("migrate", help="bring the database up to date").set_defaults(run=run)
 
 
 def migrate(settings: DatabaseSettings) -> None:
     """Upgrade to the newest schema. A second migrator waits and then finds nothing to do."""
     settings.data.mkdir(parents=True, exist_ok=True)
-    with _lock(settings.sqlite_path or settings.data / "migrate"), translated():
+    # One migrator at a time on this machine; PostgreSQL has a lock of its own in `env.py`.
+    path = (settings.sqlite_path or settings.data / "migrate").with_suffix(".lock")
+    with path.open("w") as file, translated():
+        fcntl.flock(file, fcntl.LOCK_EX)
         upgrade(settings)
 
 
@@ -40,11 +40,3 @@ def upgrade(settings: DatabaseSettings) -> None:
     command.upgrade(config, "head")
     if settings.sqlite_path is not None:
         settings.sqlite_path.chmod(0o600)
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """One migrator at a time on this machine; PostgreSQL has a lock of its own in `env.py`."""
-    with path.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

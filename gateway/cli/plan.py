@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.admin.plan import TrafficGathering, all_of
+from gateway.admin.advice import TrafficGathering, all_of
 from gateway.admin.structs.advice import Plan, Planned, Point
 from gateway.base.errors import InvalidRequest
 from gateway.base.settings import load_price_files

@@ -9,7 +9,7 @@ workspace and the tokens, but without the key and the exact time.
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +119,8 @@ async def recover_instance(settings: Settings, instance: str) -> int:
     num_counts = 0
     async with _parts(settings) as (fleet, ledger):
         keys = Keys(ledger)
-        scope_of = _scope_of(keys, settings)
+        stale_seconds = settings.tuning.keys_stale_seconds
+        scope_of = KeyRing(keys, settings.master_secret, Clock(), None, stale_seconds).scope_of
         workspaces = {scope_of(name): name for name in await keys.workspaces()}
         billing = Billing(prices, Metrics())
         found = [
@@ -146,11 +147,6 @@ async def recover_instance(settings: Settings, instance: str) -> int:
                 await engine.ack([final.request_id for final in counts])
             num_counts += len(counts)
     return num_counts
-
-
-def _scope_of(keys: Keys, settings: Settings) -> Callable[[str], str]:
-    ring = KeyRing(keys, settings.master_secret, Clock(), None, settings.keys_stale_seconds)
-    return ring.scope_of
 
 
 def _last_attempts(request_ids: list[str]) -> set[str]:

@@ -13,7 +13,7 @@ from gateway.app import create_app
 from gateway.base.logs import configure, get_logger
 from gateway.base.settings import SettingsError, load, misspelt
 from gateway.cli.arguments import Commands
-from gateway.http.admitted import raise_descriptor_limit
+from gateway.http.connections import raise_descriptor_limit
 from gateway.http.server import Server
 from gateway.limits.workers import SWITCH_SECONDS
 

@@ -20,10 +20,9 @@ from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUna
 from gateway.base.settings import load_database, load_price_files
 from gateway.cli.arguments import UNITS_MS, Commands, add_actions, age_ms, moment_ms
 from gateway.journal.store import ASIDE, has_journal, rows_in
-from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.export import EXPORT_SECONDS, turn_lines, usage_lines
+from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
-from gateway.ledger.upkeep import problems, rebuild, retain
+from gateway.ledger.upkeep import EXPORT_SECONDS, problems, rebuild, retain, turn_lines, usage_lines
 from gateway.limits.accounts import month_of
 from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
 from gateway.prices.money import per_million
@@ -72,15 +71,7 @@ def add_commands(commands: Commands) -> None:
 
 def run_in_ledger(work: Callable[[Ledger], Coroutine[Any, Any, Result]]) -> Result:
     """Run one piece of work with the deadlines of requests."""
-
-    async def run() -> Result:
-        ledger = Ledger(_ledger_url())
-        try:
-            return await work(ledger)
-        finally:
-            await ledger.close()
-
-    return asyncio.run(run())
+    return asyncio.run(with_ledger(_ledger_url(), work, DEADLINE_SECONDS))
 
 
 def run_long_in_ledger(work: Callable[[Ledger], Coroutine[Any, Any, Result]]) -> Result:

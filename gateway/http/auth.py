@@ -32,7 +32,7 @@ from gateway.base.errors import (
     SampleData,
     Unauthenticated,
 )
-from gateway.http.admitted import group_of
+from gateway.http.connections import group_of
 from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.access import digest_of
@@ -128,12 +128,18 @@ class AdminAuth(AbstractAuthenticationMiddleware):
         super().__init__(_Reading(app), *arguments, **options)
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
-        _refuse_encoded(connection.scope)
         gate: AdminGate = connection.app.state.services.admin
         scope = connection.scope
+        # Servers decode `/admin%2fv1` or `/%61dmin/v1` to the same path. A proxy that keeps the
+        # admin API to itself may compare the bytes that were sent.
+        raw = scope.get("raw_path")
+        if raw is not None and not raw.startswith(_WRITTEN_OUT):
+            raise NotFound("not found: the path begins with a percent-encoded part")
         with _showing_key(scope):
             viewer = await gate.viewer(_presented_key(scope), _address_of(scope))
-        if viewer.workspace is not None and not _shows_own_workspace(connection):
+        opt = connection.route_handler.opt
+        is_own = bool(opt.get("own_workspace")) and _is_read(scope.get("method"), opt)
+        if viewer.workspace is not None and not is_own:
             raise Forbidden("this needs an admin key")
         return AuthenticationResult(user=viewer, auth=None)
 
@@ -159,22 +165,6 @@ class _Reading:
             whose = viewer.workspace or viewer.key_id
         async with services.reads[kind].taken(whose):
             await self._app(scope, receive, send)
-
-
-def _refuse_encoded(scope: Scope) -> None:
-    """Raise NotFound where the beginning of the path is not written out.
-
-    Servers decode `/admin%2fv1` or `/%61dmin/v1` to the same path. A proxy that keeps the admin API
-    to itself may compare the bytes that were sent.
-    """
-    raw = scope.get("raw_path")
-    if raw is not None and not raw.startswith(_WRITTEN_OUT):
-        raise NotFound("not found: the path begins with a percent-encoded part")
-
-
-def _shows_own_workspace(connection: Connection) -> bool:
-    opt = connection.route_handler.opt
-    return bool(opt.get("own_workspace")) and _is_read(connection.scope.get("method"), opt)
 
 
 def _is_read(method: object, opt: Mapping[str, Any]) -> bool:

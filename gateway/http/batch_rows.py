@@ -15,7 +15,7 @@ from gateway.dialects.anthropic.batches import decode_batch
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import Version, decode_messages
 from gateway.dialects.nonces import without_nonces
-from gateway.ledger.batches import BatchItem
+from gateway.ledger.stored import BatchItem
 from gateway.prompt.ask import Ask, Principal
 from gateway.prompt.media import Unreadable
 

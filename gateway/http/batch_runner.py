@@ -44,9 +44,9 @@ from gateway.dialects.anthropic.batches import (
 from gateway.dialects.anthropic.request import VERSIONS
 from gateway.dialects.anthropic.response import Message
 from gateway.http.batch_rows import RowReader
-from gateway.http.messages import whole
-from gateway.ledger.batches import Batch, Batches, BatchItem, Result
+from gateway.http.model_calls import whole_message
 from gateway.ledger.database import Ledger
+from gateway.ledger.stored import Batch, Batches, BatchItem, Result
 from gateway.limits.keyring import KeyRing
 from gateway.limits.workers import INLINE_BYTES, Workers
 from gateway.prompt.ask import TurnId
@@ -126,7 +126,10 @@ class BatchRunner:
     async def _step(self) -> None:
         ended = [name for name, task in self._running.items() if task.done()]
         for name in ended:
-            self._forget(name)
+            self._statuses.pop(name, None)
+            workspace = self._workspaces.pop(name)
+            if workspace not in self._workspaces.values():
+                del self._places[workspace]
             self._running.pop(name).result()
         now = self._clock.wall()
         until = now + timedelta(seconds=_OWNED_SECONDS)
@@ -135,21 +138,12 @@ class BatchRunner:
         for batch in owned:
             self._statuses[batch.id] = batch.status
             if batch.id not in self._running:
-                self._begin(batch)
+                workspace = self._workspaces[batch.id] = batch.workspace_id
+                self._places.setdefault(workspace, asyncio.Semaphore(self._concurrency))
+                self._running[batch.id] = asyncio.create_task(self._work(batch), name="batch")
         if now >= self._forget_at:
             self._forget_at = now + timedelta(seconds=_FORGET_SECONDS)
             await self.store.forget(now - _KEPT)
-
-    def _begin(self, batch: Batch) -> None:
-        workspace = self._workspaces[batch.id] = batch.workspace_id
-        self._places.setdefault(workspace, asyncio.Semaphore(self._concurrency))
-        self._running[batch.id] = asyncio.create_task(self._work(batch), name="batch")
-
-    def _forget(self, batch_id: str) -> None:
-        self._statuses.pop(batch_id, None)
-        workspace = self._workspaces.pop(batch_id)
-        if workspace not in self._workspaces.values():
-            del self._places[workspace]
 
     async def _work(self, batch: Batch) -> None:
         """Run the batch to its end, or until the database is away: then it is claimed again."""
@@ -261,7 +255,7 @@ class BatchRunner:
             version,
             line="rows of batches",
         )
-        return await whole(self._turns.run(ask, turn_id, origin), ask, turn_id)
+        return await whole_message(self._turns.run(ask, turn_id, origin), ask, turn_id)
 
 
 async def _ended(answering: Coroutine[Any, Any, Message]) -> Message | GatewayError:
@@ -290,13 +284,14 @@ def make_runner(
 ) -> BatchRunner:
     fleet = turns.dispatcher.fleet
     reader = RowReader(
-        bounds=settings.request_bounds,
+        bounds=settings.tuning,
         find_model=lambda requested: catalogue.find(requested, fleet.served),
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,
-        most_rows=settings.batch_rows,
+        most_rows=settings.tuning.batch_rows,
         clock=turns.clock,
     )
-    store = Batches(ledger, most_running=settings.batches, most_bytes=settings.batch_bytes)
+    tuning = settings.tuning
+    store = Batches(ledger, most_running=tuning.batches, most_bytes=tuning.batch_bytes)
     return BatchRunner(store, turns, reader, keyring, workers, settings.batch_concurrency)

@@ -19,12 +19,11 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import batches as wire
 from gateway.http.auth import KeyAuth
 from gateway.http.batch_rows import ranked
-from gateway.http.generation import KeyRequest, answered, check_media
-from gateway.http.messages import check_attribution, check_version
-from gateway.http.presence import while_present
+from gateway.http.generation import KeyRequest, answered, check_media, while_present
+from gateway.http.model_calls import check_attribution, check_version
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
-from gateway.ledger.batches import PENDING, Batch
+from gateway.ledger.stored import PENDING, Batch
 
 _PAGE = 100
 ResultRow = tuple[int, str, bytes]
@@ -128,7 +127,7 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
         status="in_progress",
         num_bytes=num_bytes,
         created_at=now,
-        expires_at=now + timedelta(seconds=services.load_bounds.batch_seconds),
+        expires_at=now + timedelta(seconds=services.bounds.batch_seconds),
     )
     async with services.reads["store"].taken(principal.workspace):
         await services.batches.create(batch, items)

@@ -32,11 +32,16 @@ from gateway.dialects.gemini.request import (
 )
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
-from gateway.http.generation import KeyRequest, answered, check_media, until_taken
-from gateway.http.presence import while_present
+from gateway.http.generation import (
+    KeyRequest,
+    answered,
+    check_media,
+    until_taken,
+    while_present,
+)
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
-from gateway.ledger.cached_contents import CachedContent
+from gateway.ledger.stored import CachedContent
 from gateway.prompt.ask import Ask
 
 _SHORT_SECONDS = 300.0
@@ -143,7 +148,7 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
 
     given, prompted, packed, num_bytes = await services.workers.run(workspace, len(body), read)
     model = services.find_model(given.model)
-    expires = caches.expiry_of(given, now, services.load_bounds.cached_content_seconds)
+    expires = caches.expiry_of(given, now, services.bounds.cached_content_seconds)
     if expires is None:
         expires = now + timedelta(seconds=caches.DEFAULT_SECONDS)
     async with services.reads["store"].taken(workspace):
@@ -171,7 +176,7 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
     services, workspace = services_of(request), request.user.workspace
     now = services.clock.wall()
     given = caches.decode_update(body, services.bounds)
-    expires = caches.expiry_of(given, now, services.load_bounds.cached_content_seconds)
+    expires = caches.expiry_of(given, now, services.bounds.cached_content_seconds)
     content, packed = await _with_body(request, caches.id_of(content_id))
     if expires is None:
         raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")

@@ -1,13 +1,18 @@
-"""Bounds on a client's connection: the size and time of a request, and the time to read the answer.
+"""Bounds on clients' connections: how many may stay, and the size and time of a request.
 
 uvicorn bounds none of this, and an ASGI application is called only after a whole head. Bodies are
 bounded where they are read (`bodies.py`). A request that is wrong is refused behind the answers to
-those before it. What its head must say is in `framing.py`.
+those before it.
 """
 
 import asyncio
+import ipaddress
+import re
+import resource
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -23,9 +28,175 @@ from gateway.base.errors import (
     InvalidRequest,
     Overloaded,
 )
-from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
-from gateway.http.framing import check_head, target_of
+
+# RFC 3986, 3.2.2, and a port: a name, an IPv4 address or an IPv6 address in brackets; or nothing.
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
+_ABSOLUTE = re.compile(rb"https?://([^/?]*)(/?)(.*)\Z", re.IGNORECASE)
+SERVER = "*"
+"""The target of an OPTIONS that asks of no path, but of the server."""
+
+
+class Target(NamedTuple):
+    """`path` has the query, and is SERVER for an OPTIONS without a path. `host` is None where the
+    target names none.
+    """
+
+    path: bytes
+    host: bytes | None = None
+
+
+def check_head(method: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise InvalidRequest for a head that must not be served. Names of headers are in lower case.
+
+    `version` is that of HTTP, such as `1.1`.
+    """
+    if version not in ("1.0", "1.1"):
+        raise InvalidRequest("HTTP/1.1 and HTTP/1.0 are served, and no other version")
+    if method == b"CONNECT":
+        raise InvalidRequest("CONNECT: this is no proxy")
+    hosts, codings = [], []
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding":
+            codings.append(value.strip().lower())
+    if len(hosts) > 1:
+        raise InvalidRequest("host: must be there once")
+    if not hosts and version != "1.0":
+        raise InvalidRequest("host: header is required")
+    if hosts and not _HOST.match(hosts[0].strip()):
+        raise InvalidRequest("host: must be a name or an address, with a port or without")
+    if codings and version == "1.0":
+        raise InvalidRequest("transfer-encoding: HTTP/1.0 has none")
+    if codings and codings != [b"chunked"]:
+        raise InvalidRequest("transfer-encoding: must be chunked, once, and nothing else")
+
+
+def target_of(method: bytes, target: bytes) -> Target:
+    """What a request line asks for (RFC 9112, 3.2). Raise InvalidRequest for what has no meaning.
+
+    A URL's host counts, and not the header (3.2.2). A URL without a path has the path `/`, but for
+    OPTIONS, which asks of the server then (3.2.4).
+    """
+    if target.startswith(b"/"):
+        return Target(target)
+    if target == SERVER.encode():
+        if method != b"OPTIONS":
+            raise InvalidRequest("*: only OPTIONS may ask for it")
+        return Target(SERVER.encode())
+    absolute = _ABSOLUTE.match(target)
+    if absolute is None or not absolute[1] or not _HOST.match(absolute[1]):
+        raise InvalidRequest("the request target must be a path, or an http(s) URL without a user")
+    host, slash, rest = absolute.groups()
+    if method == b"OPTIONS" and not (slash or rest):
+        return Target(SERVER.encode(), host)
+    return Target(b"/" + rest, host)
+
+
+MAX_CONNECTIONS = 16_384
+_MAX_BACKLOG = 2048
+
+
+class Guest(Protocol):
+    """A connection as it is counted."""
+
+    def evict(self) -> None: ...
+
+
+class Connections:
+    """Which connections may stay: so many in total, and so many of one address without a valid key.
+
+    A connection is *proved* while the last key that was shown on it is valid. When there is no
+    room, the oldest one that is not proved makes way, whatever it does, so clients without a key
+    keep nobody out. Where all are proved the newcomer is refused.
+    """
+
+    def __init__(self, most: int, most_of_address: int) -> None:
+        self._most = most
+        self._most_of_address = most_of_address
+        # The addresses of all, and those that are not proved, the oldest first.
+        self._groups: dict[Guest, str] = {}
+        self._unproved: OrderedDict[Guest, None] = OrderedDict()
+        self._by_address: dict[str, OrderedDict[Guest, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def enter(self, guest: Guest, address: str) -> bool:
+        """Whether the newcomer may stay; another connection may have been evicted for it."""
+        group = group_of(address)
+        of_address = self._by_address.get(group, OrderedDict())
+        if len(of_address) >= self._most_of_address:
+            self._evict(of_address)
+        if len(self) >= self._most and not self._evict(self._unproved):
+            return False
+        self._groups[guest] = group
+        self.doubt(guest)
+        return True
+
+    def prove(self, guest: Guest) -> None:
+        """A valid key was shown on it."""
+        if guest not in self._unproved:
+            return
+        del self._unproved[guest]
+        group = self._groups[guest]
+        del self._by_address[group][guest]
+        if not self._by_address[group]:
+            del self._by_address[group]
+
+    def doubt(self, guest: Guest) -> None:
+        """No valid key was shown on it, or another one behind a valid one."""
+        if guest in self._groups and guest not in self._unproved:
+            self._unproved[guest] = None
+            self._by_address.setdefault(self._groups[guest], OrderedDict())[guest] = None
+
+    def leave(self, guest: Guest) -> None:
+        self.prove(guest)
+        self._groups.pop(guest, None)
+
+    def _evict(self, guests: OrderedDict[Guest, None]) -> bool:
+        """Evict the oldest, and return whether there was one."""
+        oldest = next(iter(guests), None)
+        if oldest is not None:
+            self.leave(oldest)
+            oldest.evict()
+        return oldest is not None
+
+
+def group_of(address: str) -> str:
+    """What counts as one address: of IPv6 the network of 64 bits, which is one customer's."""
+    if ":" not in address:
+        return address
+    try:
+        return str(ipaddress.ip_network(f"{address}/64", strict=False))
+    except ValueError:
+        return address
+
+
+def raise_descriptor_limit() -> None:
+    """As many descriptors as the system lets the process have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def num_descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4 * MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections(wanted: int, descriptors: int) -> int:
+    """`wanted`, and at most three quarters of the descriptors."""
+    return min(wanted, max(descriptors * 3 // 4, 1))
+
+
+def backlog_for(descriptors: int) -> int:
+    """The length of the socket's backlog: an eighth of the descriptors.
+
+    The event loop accepts all waiting connections before it can refuse one.
+    """
+    return max(16, min(_MAX_BACKLOG, descriptors // 8))
+
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128

@@ -1,6 +1,14 @@
-"""Renders every failure in the dialect's envelope, with the request's id."""
+"""Renders every failure in the dialect's envelope, with the request's id, and keeps the newest.
+
+A path or a method that is not served is told with the nearest one that is: most such requests come
+from a client whose base URL ends in `/v1` and should not, or should and does not.
+"""
 
 import secrets
+from collections import OrderedDict, deque
+from difflib import get_close_matches
+from heapq import merge
+from itertools import islice
 from typing import Any, TypeGuard
 
 import msgspec
@@ -28,9 +36,7 @@ from gateway.base.logs import bind_request_id, get_logger
 from gateway.dialects.anthropic.response import limit_headers as anthropic_limits
 from gateway.dialects.errors import body_of, status_of
 from gateway.dialects.openai.response import limit_headers as openai_limits
-from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path, header_of
-from gateway.http.unrouted import method_told, path_told
 from gateway.prompt.ask import Principal
 from gateway.prompt.origin import Origin, agent_of
 
@@ -96,7 +102,7 @@ async def before_send(message: Message, scope: Scope) -> None:
             rates, now = services.turns.admission.rates(principal), services.clock.wall()
             found = openai_limits(rates) if dialect == "openai" else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
-        services.metrics.requests.add((route, str(message["status"])))
+        services.metrics.count("requests", route, str(message["status"]))
 
 
 def _is_limited(principal: object) -> TypeGuard[Principal]:
@@ -206,3 +212,99 @@ def _advice(failure: GatewayError, status: int) -> dict[str, str]:
 
 
 handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}
+
+
+MAX_OF_WORKSPACE = 200
+MAX_WORKSPACES = 500
+MESSAGE_CHARACTERS = 300
+PATH_CHARACTERS = 128
+
+
+class Refusals:
+    """At most MAX_OF_WORKSPACE of each of MAX_WORKSPACES workspaces, in memory."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str | None, deque[Refusal]] = OrderedDict()
+
+    def keep(self, refusal: Refusal) -> None:
+        own = self._kept.setdefault(refusal.workspace, deque(maxlen=MAX_OF_WORKSPACE))
+        own.append(refusal)
+        self._kept.move_to_end(refusal.workspace)
+        while len(self._kept) > MAX_WORKSPACES:
+            self._kept.popitem(last=False)
+
+    def newest(self, workspace: str | None, request_id: str | None, limit: int) -> list[Refusal]:
+        """The newest first. `workspace` None is all, also those without one."""
+        parts = self._kept.values() if workspace is None else [self._kept.get(workspace, ())]
+        wanted = (
+            (one for one in reversed(part) if request_id in (None, one.request_id))
+            for part in parts
+        )
+        # Each part is in the order of time, so no more is sorted than is answered.
+        return list(islice(merge(*wanted, key=lambda refusal: -refusal.at_ms), limit))
+
+
+_SHOWN_CHARACTERS = 100
+_SERVED = {
+    "/messages": "/v1/messages",
+    "/messages/count_tokens": "/v1/messages/count_tokens",
+    "/messages/batches": "/v1/messages/batches",
+    "/chat/completions": "/v1/chat/completions",
+    "/completions": "/v1/completions",
+    "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+    "/models": "/v1/models",
+}
+"""The paths of the model APIs, by what follows the version."""
+_NOT_DONE = {
+    "agents": "runs no agents",
+    "assistants": "keeps no assistants",
+    "audio": "hears and speaks nothing",
+    "batches": "has batches at /v1/messages/batches only",
+    "conversations": "keeps no conversations: send the whole of one with each request",
+    "embeddings": "makes no embeddings",
+    "files": "keeps no files",
+    "fine_tuning": "tunes no models",
+    "images": "makes no images",
+    "interactions": "keeps no interactions: use generateContent",
+    "moderations": "moderates nothing",
+    "realtime": "has no realtime connections",
+    "rerank": "ranks nothing",
+    "sessions": "runs no agents",
+    "skills": "keeps no skills",
+    "threads": "keeps no conversations: send the whole of one with each request",
+    "uploads": "keeps no files",
+    "vector_stores": "searches no files",
+    "videos": "makes no videos",
+}
+"""Calls of the vendors' APIs that have no part here, by the first word behind the version."""
+_VERSIONS = ("/v1", "/v1beta")
+_MODEL_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
+
+
+def path_told(path: str) -> str:
+    """What a 404 says of a path that has no route. The path is cut at _SHOWN_CHARACTERS."""
+    shown = path[:_SHOWN_CHARACTERS]
+    rest = shown.rstrip("/")
+    while rest.startswith(tuple(f"{version}/" for version in _VERSIONS)):
+        rest = rest[rest.index("/", 1) :]
+    if not rest or rest in _VERSIONS:
+        return "not found: this is an API, described at /openapi.json; turns go to /v1/messages"
+    if rest.endswith(_MODEL_METHODS):
+        meant = f"/v1beta/models/MODEL:{rest.rpartition(':')[2]}"
+    elif close := get_close_matches(rest, _SERVED, n=1, cutoff=0.8):
+        meant = _SERVED[close[0]]
+    else:
+        first = rest.lstrip("/").partition("/")[0]
+        lacks = f"; this server {_NOT_DONE[first]}" if first in _NOT_DONE else ""
+        return f"not found: {shown}{lacks}"
+    told = f"not found: {shown}; did you mean {meant}?"
+    if rest in _SERVED:
+        told += " Anthropic's SDKs take a base URL without /v1, OpenAI's take one that ends in /v1."
+    return told
+
+
+def method_told(method: str, allowed: str) -> str:
+    """What a 405 says. `allowed` is the response's header, such as `GET, OPTIONS`."""
+    others = [one for one in allowed.split(", ") if one and one not in ("OPTIONS", "HEAD")]
+    return f"method not allowed: {method}" + (f"; use {' or '.join(others)}" if others else "")

@@ -1,7 +1,9 @@
 """The steps that generating calls of all dialects share: read, wait for an engine, answer."""
 
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from litestar import Request
@@ -10,10 +12,10 @@ from litestar.types import Receive, Scope, Send
 
 from engine.protocol import Frame
 from gateway.base.catalogue import Model
-from gateway.base.errors import ClientGone, EngineFailed, UnsupportedMedia
+from gateway.base.errors import ClientGone, EngineFailed, GatewayError, UnsupportedMedia
+from gateway.dialects import sse
 from gateway.dialects.collector import Writer
 from gateway.http.errors import origin_of
-from gateway.http.presence import while_present, while_received
 from gateway.http.services import Services
 from gateway.http.speaking import header_of
 from gateway.limits.workers import INLINE_BYTES
@@ -23,10 +25,13 @@ from gateway.turn.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
 Items = AsyncGenerator[Taken | list[Frame], None]
+Result = TypeVar("Result")
 AskT = TypeVar("AskT")
 EventT = TypeVar("EventT")
 WholeT = TypeVar("WholeT")
 
+# Watching takes a task of its own. Most answers from memory end before this delay.
+_UNWATCHED_SECONDS = 0.02
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _encode = msgspec.json.Encoder().encode
 
@@ -39,6 +44,44 @@ class NamesModel(Protocol):
 
 
 RequestT = TypeVar("RequestT", bound=NamesModel)
+
+
+async def while_present(
+    request: Request[Any, Any, Any], work: Coroutine[Any, Any, Result]
+) -> Result:
+    """Run `work`. If the client leaves first, cancel it and raise ClientGone.
+
+    The request's body must have been read.
+    """
+    return await _while_received(request.receive, work)
+
+
+async def _while_received(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    loop = asyncio.get_running_loop()
+    watcher: asyncio.Task[None] | None = None
+
+    async def wait_for_the_end(presence: asyncio.Timeout) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        presence.reschedule(0)
+
+    def watch() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(wait_for_the_end(presence))
+
+    try:
+        # The timeout has no deadline yet. The watcher sets it to now.
+        async with asyncio.timeout(None) as presence:
+            beginning = loop.call_later(_UNWATCHED_SECONDS, watch)
+            return await work
+    except TimeoutError:
+        if presence.expired():
+            raise ClientGone from None
+        raise
+    finally:
+        beginning.cancel()
+        if watcher is not None:
+            watcher.cancel()
 
 
 def check_media(request: Request[Any, Any, Any]) -> None:
@@ -105,11 +148,47 @@ async def begun(request: KeyRequest, services: Services, ask: Ask) -> Begun:
     return Begun(turn_id, items, taken.findings)
 
 
-async def written(items: Items, writer: Writer[EventT, Any]) -> AsyncGenerator[list[EventT], None]:
-    """The events of frames that came together. An empty list keeps the connection alive."""
-    async for item in items:
-        if not isinstance(item, Taken):
-            yield [event for frame in item for event in writer.write(frame)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream(Generic[EventT]):
+    """How a dialect streams. Frames that came together go out together.
+
+    `render` makes bytes of their events; where it makes none, `idle` keeps the connection alive.
+    After an error the stream ends with `failed`, and has `last` only where `is_closed`.
+    """
+
+    render: Callable[[list[EventT]], bytes]
+    failed: Callable[[GatewayError], bytes]
+    first: bytes = b""
+    last: bytes = b""
+    idle: bytes = sse.COMMENT
+    is_closed: bool = False
+    content_type: bytes = b"text/event-stream; charset=utf-8"
+
+    async def pieces(
+        self, items: Items, writer: Writer[EventT, Any]
+    ) -> AsyncGenerator[bytes, None]:
+        if self.first:
+            yield self.first
+        try:
+            async for item in items:
+                if not isinstance(item, Taken):
+                    events = [event for frame in item for event in writer.write(frame)]
+                    yield self.render(events) or self.idle
+        except GatewayError as error:
+            yield self.failed(error)
+            if not self.is_closed:
+                return
+        if self.last:
+            yield self.last
+
+
+async def answer(
+    request: KeyRequest, items: Items, writer: Writer[EventT, Any], stream: Stream[EventT] | None
+) -> ASGIResponse:
+    """The answer of a turn that an engine has: as a stream, or in one piece for None."""
+    if stream is not None:
+        return _Streamed(stream.pieces(items, writer), items, stream.content_type)
+    return answered(await while_present(request, gathered(items, writer)))
 
 
 async def gathered(items: Items, writer: Writer[Any, WholeT]) -> WholeT:
@@ -126,7 +205,7 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
     return ASGIResponse(body=_encode(body), media_type="application/json")
 
 
-class Streamed(ASGIResponse):
+class _Streamed(ASGIResponse):
     """A body that is sent as it is made.
 
     The turn's `items` are closed behind it in whatever way it ends, also if the client stopped
@@ -134,10 +213,7 @@ class Streamed(ASGIResponse):
     """
 
     def __init__(
-        self,
-        pieces: AsyncGenerator[bytes, None],
-        items: Items,
-        content_type: bytes = b"text/event-stream; charset=utf-8",
+        self, pieces: AsyncGenerator[bytes, None], items: Items, content_type: bytes
     ) -> None:
         self._pieces = pieces
         self._items = items
@@ -147,7 +223,7 @@ class Streamed(ASGIResponse):
         headers = [(b"content-type", self._content_type), *_STREAM_HEADERS]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await while_received(receive, self._send(send))
+            await _while_received(receive, self._send(send))
         except ClientGone:
             pass
         finally:

@@ -14,7 +14,6 @@ from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.metrics import EngineState
 from gateway.base.supervisor import LoopHealth
 from gateway.http.services import Services
-from gateway.routing.engine import Engine
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -103,9 +102,18 @@ class HealthController(Controller):
 def exposition_of(services: Services) -> bytes:
     """This process's metrics."""
     services.metrics.show_engines(
-        {engine.name: _state_of(engine) for engine in services.fleet.engines}
+        {
+            engine.name: EngineState(
+                is_ready=engine.is_ready,
+                is_draining=engine.is_draining,
+                breaker=engine.breaker.state(engine.monotonic()),
+                num_names=len(engine.holdings),
+                model=engine.description.model if engine.description else None,
+            )
+            for engine in services.fleet.engines
+        }
     )
-    services.metrics.loops_failing.set(len(services.supervisor.failing))
+    services.metrics.set("loops_failing", len(services.supervisor.failing))
     return services.metrics.exposition()
 
 
@@ -142,14 +150,4 @@ def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
         loops=loops,
         ledger=ledger,
         limits_hold="all_gateways" if shared and shared.is_shared else "this_gateway",
-    )
-
-
-def _state_of(engine: Engine) -> EngineState:
-    return EngineState(
-        is_ready=engine.is_ready,
-        is_draining=engine.is_draining,
-        breaker=engine.breaker.state(engine.monotonic()),
-        num_names=len(engine.holdings),
-        model=engine.description.model if engine.description else None,
     )

@@ -16,8 +16,8 @@ from gateway.dialects.anthropic.response import ModelInfo, ModelList
 from gateway.dialects.gemini import response as gemini
 from gateway.dialects.openai import response as openai
 from gateway.http.auth import KeyAuth
-from gateway.http.gemini import call_model
 from gateway.http.generation import KeyRequest
+from gateway.http.model_calls import call_gemini_model
 from gateway.http.query import check_query
 from gateway.http.services import Services
 from gateway.http.speaking import dialect_of
@@ -76,7 +76,7 @@ class ModelsController(Controller):
     async def call(
         self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
     ) -> ASGIResponse:
-        return await call_model(request, body, str(model_id))
+        return await call_gemini_model(request, body, str(model_id))
 
 
 class GeminiModelsController(Controller):
@@ -99,7 +99,7 @@ class GeminiModelsController(Controller):
     async def call(
         self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
     ) -> ASGIResponse:
-        return await call_model(request, body, str(model_id))
+        return await call_gemini_model(request, body, str(model_id))
 
 
 def gemini_models(services: Services) -> gemini.ModelList:

@@ -19,14 +19,15 @@ from litestar.response.base import ASGIResponse
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
 from gateway.http.access_log import AccessLog, Application
-from gateway.http.admitted import (
+from gateway.http.connections import (
+    SERVER,
+    ConnectionLimits,
     Connections,
     backlog_for,
+    guarded,
     most_connections,
     num_descriptors,
 )
-from gateway.http.connections import ConnectionLimits, guarded
-from gateway.http.framing import SERVER
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
@@ -74,18 +75,18 @@ class Server(uvicorn.Server):
         self._stop_at: float | None = None
 
         def refused(reason: str, request_id: str | None = None) -> None:
-            app.state.services.metrics.refused_connections.labels(reason).inc()
+            app.state.services.metrics.count("refused_connections", reason)
             if settings.access_log:
                 log = get_logger("access")
                 log.info("refused_connection", reason=reason, request_id=request_id)
 
-        descriptors = num_descriptors()
+        descriptors, tuning = num_descriptors(), settings.tuning
         connections = Connections(
-            most_connections(settings.connections, descriptors), settings.connections_per_address
+            most_connections(tuning.connections, descriptors), tuning.connections_per_address
         )
         limits = ConnectionLimits(
-            settings.request_seconds,
-            settings.stall_seconds,
+            tuning.request_seconds,
+            tuning.stall_seconds,
             refused,
             connections,
         )

@@ -6,10 +6,10 @@ from typing import Any
 
 import litestar
 
-from gateway.base.bounds import LoadBounds, RequestBounds
+from gateway.base.background import Kept
+from gateway.base.bounds import Tuning
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
-from gateway.base.kept import Kept
 from gateway.base.metrics import Metrics
 from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
@@ -17,10 +17,9 @@ from gateway.http.auth import AdminGate
 from gateway.http.batch_rows import RowReader
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
-from gateway.ledger.batches import Batches
-from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity
 from gateway.ledger.reads.sums import Queries
+from gateway.ledger.stored import Batches, CachedContents
 from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadKind, ReadLimit
@@ -59,8 +58,7 @@ class Services:
     workers: Workers
     counting: Counting
     shared_limits: SharedLimits | None
-    bounds: RequestBounds
-    load_bounds: LoadBounds
+    bounds: Tuning
     cached_contents: CachedContents
     sweep: Sweep
     batches: Batches

@@ -41,9 +41,9 @@ class Billing:
         if record.first_leg is not None and record.epoch is None:
             record.take_prefill(0)  # the engine that was to answer told nothing
         charge(record, self._price(record))
-        self._metrics.turns.count(record)
+        self._metrics.count_turn(record)
         if record.num_removed:
-            self._metrics.nonces.inc(record.num_removed)
+            self._metrics.count("removed_nonces", amount=record.num_removed)
         self._charged(record)
 
     def most(self, ask: Ask, on: date) -> NanoDollars:

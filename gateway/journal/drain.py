@@ -58,7 +58,7 @@ class Drain:
                 backoff = _IDLE_SECONDS
                 rest = _GATHER_SECONDS if moved else _IDLE_SECONDS
             except GatewayError as error:
-                self._metrics.drain_failures.inc()
+                self._metrics.count("drain_failures")
                 self._log.warning("drain_failed", error=str(error), retry_seconds=backoff)
                 moved, rest = 0, backoff
                 backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
@@ -102,7 +102,7 @@ class Drain:
                 error=repr(error.__cause__),
             )
             await self._journal.set_aside([turns[0].id], REFUSED)
-            self._metrics.turns_set_aside.inc()
+            self._metrics.count("turns_set_aside")
             return []
         return turns
 

@@ -241,7 +241,7 @@ class Reconciler:
             await engine.ack(done)
         for request_id in mine:
             if request_id in done:
-                self._metrics.reconciled.labels("retried").inc()
+                self._metrics.count("reconciled_turns", "retried")
             if request_id in done or self._retired[request_id].is_denied:
                 del self._retired[request_id]
         return set(done)
@@ -285,7 +285,7 @@ class Reconciler:
             leftover.is_charged = True
         await self._journal.close(leftover.record)
         self._pending.pop(leftover.record.id, None)
-        self._metrics.reconciled.labels(result).inc()
+        self._metrics.count("reconciled_turns", result)
 
     async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
         mine = [final for final in counts if self._is_mine(final.request_id)]
@@ -316,7 +316,7 @@ class Reconciler:
             return
         # From now on the journal knows these turns, so the next sweep passes over them.
         await self._journal.set_aside(sorted(lost), LOST)
-        self._metrics.turns_set_aside.inc(len(lost))
+        self._metrics.count("turns_set_aside", amount=len(lost))
         for turn_id in sorted(lost):
             self._log.error("turn_lost", turn=turn_id, engine=engine.name)
 

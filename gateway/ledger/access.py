@@ -7,7 +7,8 @@ HOLDFAST_API_KEY, must be as random.
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -50,8 +51,7 @@ class Workspaces:
         """
         check_workspace_id(workspace)
         _check_names(values)
-        async with self._ledger.transaction() as connection:
-            await identity.count_change(connection)
+        async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is not None:
                 raise InvalidRequest(f"id: there is a workspace `{workspace}` already")
             row = {"id": workspace, "created_at": now, **values}
@@ -64,8 +64,7 @@ class Workspaces:
         Raise NotFound where there is no such workspace, InvalidRequest if its name is not valid.
         """
         _check_names(values)
-        async with self._ledger.transaction() as connection:
-            await identity.count_change(connection)
+        async with _changing(self._ledger) as connection:
             await _get(connection, workspace)
             if values:
                 changed = update(WorkspaceRow).where(WorkspaceRow.id == workspace)
@@ -84,7 +83,7 @@ class Workspaces:
     async def all(self) -> list[Workspace]:
         """The oldest first."""
         query = select(WorkspaceRow.__table__).order_by(WorkspaceRow.created_at, WorkspaceRow.id)
-        return [workspace_of(row) for row in await self._ledger.rows(query)]
+        return [_workspace(row) for row in await self._ledger.rows(query)]
 
     async def get(self, workspace: str) -> Workspace:
         """Raise NotFound where there is no such workspace."""
@@ -104,8 +103,7 @@ class Workspaces:
             .where(TurnRollupRow.start_ms >= int(month.timestamp() * 1000))
             .group_by(TurnRollupRow.workspace_id)
         )
-        rows = await self._ledger.rows(query)
-        found = {str(name): int(amount or 0) for name, amount in rows}
+        found = {name: int(amount or 0) for name, amount in await self._ledger.rows(query)}
         return {name: found.get(name, 0) for name in workspaces}
 
 
@@ -127,16 +125,22 @@ def _check_names(values: Mapping[str, Any]) -> None:
         check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
 
 
+@asynccontextmanager
+async def _changing(ledger: Ledger) -> AsyncIterator[AsyncConnection]:
+    """A transaction that changes who may ask."""
+    async with ledger.transaction() as connection:
+        await identity.count_change(connection)
+        yield connection
+
+
 async def find_workspace(connection: AsyncConnection, workspace: str) -> Workspace | None:
     # PostgreSQL refuses NUL in a text, and no id contains it.
-    if "\0" in workspace:
-        return None
-    query = select(WorkspaceRow.__table__).where(WorkspaceRow.id == workspace)
+    query = select(WorkspaceRow.__table__).where(WorkspaceRow.id == workspace.replace("\0", "?"))
     row = (await connection.execute(query)).one_or_none()
-    return None if row is None else workspace_of(row)
+    return None if row is None else _workspace(row)
 
 
-def workspace_of(row: Any) -> Workspace:
+def _workspace(row: Any) -> Workspace:
     values = {name: row._mapping[name] for name in Workspace.__struct_fields__}
     return Workspace(**{**values, "display_name": values["display_name"] or values["id"]})
 
@@ -232,23 +236,16 @@ class Keys:
         Raise InvalidRequest where the workspace's id or the name is not valid.
         """
         check_name("name", name, MAX_KEY_NAME)
-        async with self._ledger.transaction() as connection:
-            await identity.count_change(connection)
-            await _ensure_workspace(connection, workspace, now)
-            digest = digest_of(key)
-            query = select(ApiKeyRow.id).where(ApiKeyRow.digest == digest)
-            if (known := (await connection.execute(query)).scalar_one_or_none()) is not None:
-                return known
-            row = _row_of(
-                key,
-                workspace_id=workspace,
-                name=name,
-                scope=scope,
-                created_at=now,
-                expires_at=expires_at,
-            )
-            await connection.execute(insert(ApiKeyRow).values(row))
-            return str(row["id"])
+        async with _changing(self._ledger) as connection:
+            if await find_workspace(connection, workspace) is None:
+                check_workspace_id(workspace, "workspace")
+                made = insert(WorkspaceRow).values(id=workspace, created_at=now)
+                await connection.execute(made)
+            known = _first(await _select(connection, ApiKeyRow.digest == digest_of(key)))
+            if known is not None:
+                return known.id
+            values = {"workspace_id": workspace, "name": name, "scope": scope}
+            return await _insert(connection, key, created_at=now, expires_at=expires_at, **values)
 
     async def rotate(
         self, key_id: str, key: str, now: datetime, grace_seconds: float | None
@@ -260,31 +257,23 @@ class Keys:
 
         Raise NotFound, or InvalidRequest if the old key was replaced before.
         """
-        async with self._ledger.transaction() as connection:
-            await identity.count_change(connection)
+        async with _changing(self._ledger) as connection:
             old = _first(await _select(connection, ApiKeyRow.id == key_id))
             if old is None or not old.works(now):
                 raise NotFound(f"key: no active key `{key_id}`")
             taken = _first(await _select(connection, ApiKeyRow.replaces == key_id))
             if taken is not None:
                 raise InvalidRequest(f"key: `{key_id}` was already replaced by `{taken.id}`")
-            row = _row_of(
-                key,
-                workspace_id=old.workspace,
-                created_at=now,
-                replaces=key_id,
-                **{
-                    name: getattr(old, name)
-                    for name in ("name", "scope", "expires_at", *AUTO_CACHE)
-                },
-            )
-            await connection.execute(insert(ApiKeyRow).values(row))
+            names = ("name", "scope", "expires_at", *AUTO_CACHE)
+            values = {name: getattr(old, name) for name in names}
+            values |= {"workspace_id": old.workspace, "created_at": now, "replaces": key_id}
+            made_id = await _insert(connection, key, **values)
             if grace_seconds is not None:
                 end = now + timedelta(seconds=grace_seconds)
                 end = end if old.expires_at is None else min(end, old.expires_at)
                 changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
                 await connection.execute(changed.values(expires_at=end))
-            (made,) = await _select(connection, ApiKeyRow.id == row["id"])
+            (made,) = await _select(connection, ApiKeyRow.id == made_id)
             return made
 
     async def revoke(self, key_id: str, now: datetime) -> bool:
@@ -295,14 +284,12 @@ class Keys:
             .values(revoked_at=now)
             .returning(ApiKeyRow.id)
         )
-        async with self._ledger.transaction() as connection:
-            await identity.count_change(connection)
+        async with _changing(self._ledger) as connection:
             return (await connection.execute(statement)).scalar_one_or_none() is not None
 
     async def change(self, key_id: str, values: Mapping[str, Any]) -> ApiKey:
         """Set columns by name. Raise NotFound where there is no such key."""
-        async with self._ledger.transaction() as connection:
-            await identity.count_change(connection)
+        async with _changing(self._ledger) as connection:
             if values:
                 changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
                 await connection.execute(changed.values(**values))
@@ -345,16 +332,16 @@ class Keys:
             version = await identity.num_changes(connection)
             is_sample = await identity.is_sample(connection)
             rows = (await connection.execute(select(WorkspaceRow.__table__))).all()
-            workspaces = {row.id: workspace_of(row) for row in rows}
+            workspaces = {row.id: _workspace(row) for row in rows}
             keys = await _working_keys(connection, limit, now)
             ended = select(ApiKeyRow.digest).where(ApiKeyRow.digest.in_(asked), not_(_works(now)))
-            has_ended = frozenset((await connection.execute(ended)).scalars()) if asked else set()
+            has_ended = frozenset((await connection.execute(ended)).scalars() if asked else ())
         return Directory(
             version=version,
             is_sample=is_sample,
             keys=keys,
             workspaces=workspaces,
-            has_ended=frozenset(has_ended),
+            has_ended=has_ended,
         )
 
     async def touch(self, used: Mapping[str, datetime]) -> None:
@@ -368,19 +355,19 @@ class Keys:
             .where(or_(last.is_(None), last < bindparam("used")))
             .values(last_used_at=bindparam("used"))
         )
-        async with self._ledger.transaction() as connection:
-            rows = [{"key": key_id, "used": moment} for key_id, moment in used.items()]
-            await connection.execute(statement, rows)
+        rows = [{"key": key_id, "used": moment} for key_id, moment in used.items()]
+        await self._ledger.run(statement, rows)
 
     async def workspaces(self) -> list[str]:
-        async with self._ledger.transaction() as connection:
-            return list((await connection.execute(select(WorkspaceRow.id))).scalars())
+        return [row.id for row in await self._ledger.rows(select(WorkspaceRow.id))]
 
 
-def _row_of(key: str, **values: Any) -> dict[str, Any]:
-    """The columns of a new key."""
+async def _insert(connection: AsyncConnection, key: str, **values: Any) -> str:
+    """Store a new key, and return its id. `values` are the columns besides."""
     digest = digest_of(key)
-    return {"id": f"key_{digest[:16]}", "digest": digest, **values}
+    key_id = f"key_{digest[:16]}"
+    await connection.execute(insert(ApiKeyRow).values(id=key_id, digest=digest, **values))
+    return key_id
 
 
 def _works(now: datetime) -> ColumnElement[bool]:
@@ -392,17 +379,9 @@ def _works(now: datetime) -> ColumnElement[bool]:
 async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) -> list[KnownKey]:
     """The newest first, in pages."""
     newest = (ApiKeyRow.created_at, ApiKeyRow.id)
+    names = ("id", "workspace_id", "digest", "scope", "expires_at", *AUTO_CACHE, "created_at")
     query = (
-        select(
-            ApiKeyRow.id,
-            ApiKeyRow.workspace_id,
-            ApiKeyRow.digest,
-            ApiKeyRow.scope,
-            ApiKeyRow.expires_at,
-            ApiKeyRow.auto_cache,
-            ApiKeyRow.auto_cache_ttl,
-            ApiKeyRow.created_at,
-        )
+        select(*(getattr(ApiKeyRow, name) for name in names))
         .join(WorkspaceRow, WorkspaceRow.id == ApiKeyRow.workspace_id)
         .where(_works(now), WorkspaceRow.archived_at.is_(None))
         .order_by(*(column.desc() for column in newest))
@@ -410,16 +389,13 @@ async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) 
     keys: list[KnownKey] = []
     page = query
     while len(keys) < limit:
-        rows = (await connection.execute(page.limit(min(_PAGE, limit - len(keys))))).all()
-        keys += [_known(row) for row in rows]
+        found = await connection.execute(page.limit(min(_PAGE, limit - len(keys))))
+        rows: Sequence[Any] = found.all()
+        keys += [KnownKey(*row[: len(KnownKey._fields)]) for row in rows]
         if len(rows) < _PAGE:
             break
         page = query.where(tuple_(*newest) < tuple_(rows[-1].created_at, rows[-1].id))
     return keys
-
-
-def _known(row: Any) -> KnownKey:
-    return KnownKey(*row[: len(KnownKey._fields)])
 
 
 async def _select(
@@ -441,9 +417,3 @@ def _key(row: Any) -> ApiKey:
 
 def _first(found: list[ApiKey]) -> ApiKey | None:
     return found[0] if found else None
-
-
-async def _ensure_workspace(connection: AsyncConnection, workspace: str, now: datetime) -> None:
-    if await find_workspace(connection, workspace) is None:
-        check_workspace_id(workspace, "workspace")
-        await connection.execute(insert(WorkspaceRow).values(id=workspace, created_at=now))

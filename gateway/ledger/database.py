@@ -10,7 +10,6 @@ import asyncio
 import os
 import socket
 import sqlite3
-import threading
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -20,7 +19,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,9 +26,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import (
     Connection,
-    Engine,
     Executable,
-    create_engine,
     event,
     make_url,
     select,
@@ -105,54 +101,6 @@ async def patient(seconds: float) -> AsyncIterator[None]:
             timer.cancel()
 
 
-class WritingThread:
-    """Runs whole transactions on an SQLite file, one at a time, in a thread of its own.
-
-    `make` makes the engine when the first one comes.
-    """
-
-    def __init__(self, make: Callable[[], Engine]) -> None:
-        self._make = make
-        self._engine: Engine | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-
-    async def commit(self, work: Callable[[Connection], None], seconds: float) -> None:
-        """Run `work` in a transaction, and commit it.
-
-        Raise what the work raises, and TimeoutError after `seconds` in which this process ran. Then
-        the transaction is rolled back, unless its commit has begun.
-        """
-        is_late = threading.Event()
-        try:
-            async with patient(seconds):
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, self._run, work, is_late)
-        finally:
-            is_late.set()
-
-    def _run(self, work: Callable[[Connection], None], is_late: threading.Event) -> None:
-        """Runs in the thread. A connection that was not left in order is thrown away."""
-        if is_late.is_set():
-            return
-        self._engine = self._engine or self._make()
-        with self._engine.connect() as connection:
-            is_committed = False
-            try:
-                work(connection)
-                if not is_late.is_set():
-                    connection.commit()
-                    is_committed = True
-            finally:
-                if not is_committed:
-                    connection.invalidate()
-
-    async def close(self) -> None:
-        """Wait for the transaction that runs, and close the file."""
-        await asyncio.to_thread(self._thread.shutdown)
-        if self._engine is not None:
-            self._engine.dispose()
-
-
 class Ledger:
     """One pool of connections to the database.
 
@@ -169,15 +117,9 @@ class Ledger:
     ) -> None:
         """`identity` is that of another pool on the same database."""
         self._deadline_seconds = deadline_seconds
-        self._statement_ms = int(deadline_seconds * 1000 * _STATEMENT_SHARE)
-        self.engine = make_engine(url, self._statement_ms, pool_size)
+        self.engine = make_engine(url, int(deadline_seconds * 1000 * _STATEMENT_SHARE), pool_size)
         self.identity = identity or Identity()
         self.identity.watch(self.engine.sync_engine)
-        self._writing = None
-        if self.path is not None:
-            # A statement of the asynchronous driver passes four times from thread to thread. A
-            # batch of turns has nine statements.
-            self._writing = WritingThread(self._make_writer)
         self._discarding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -306,17 +248,8 @@ class Ledger:
             self.identity.check_stamp(connection)
             self.identity.check_log(connection)
 
-        if self._writing is None:
-            async with self.transaction() as connection:
-                await connection.run_sync(insert)
-        else:
-            self.identity.check_file()
-            try:
-                await self._writing.commit(insert, self._deadline_seconds + _MARGIN_SECONDS)
-            except TimeoutError:
-                raise LedgerUnavailable from None
-            except (SQLAlchemyError, OSError) as error:
-                raise self._translated(error) from error
+        async with self.transaction() as connection:
+            await connection.run_sync(insert)
         self.identity.check_file()
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
@@ -334,34 +267,12 @@ class Ledger:
             await connection.execute(text("ANALYZE"))
 
     @property
-    def path(self) -> str | None:
-        """The SQLite file; None for another database, or one in memory."""
-        url = self.engine.url
-        is_file = not self.is_postgres and _is_file(url.render_as_string(hide_password=False))
-        return url.database if is_file else None
-
-    def _make_writer(self) -> Engine:
-        """An engine for turns alone, on the same file."""
-        made = create_engine(
-            self.engine.url.set(drivername="sqlite"),
-            hide_parameters=True,
-            pool_size=1,
-            max_overflow=0,
-            connect_args={"timeout": self._statement_ms / 1000},
-        )
-        event.listen(made, "connect", _prepare_sqlite)
-        self.identity.watch(made)
-        return made
-
-    @property
     def is_postgres(self) -> bool:
         return self.engine.dialect.name == "postgresql"
 
     async def close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                if self._writing is not None:
-                    await self._writing.close()
                 await asyncio.gather(*self._discarding, return_exceptions=True)
                 await self.engine.dispose()
         except TimeoutError:
@@ -421,9 +332,11 @@ def translated() -> Iterator[None]:
         raise LedgerUnavailable(f"{LedgerUnavailable.default}: {line}") from error
 
 
-async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
+async def with_ledger(
+    url: str, work: Callable[[Ledger], Awaitable[Result]], seconds: float = _COMMAND_SECONDS
+) -> Result:
     """Run one piece of work of a command, with a ledger that has longer deadlines."""
-    ledger = Ledger(url, _COMMAND_SECONDS)
+    ledger = Ledger(url, seconds)
     try:
         return await work(ledger)
     finally:

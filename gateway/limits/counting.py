@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.base.bounds import LoadBounds
+from gateway.base.bounds import Tuning
 from gateway.base.errors import RateLimited
 from gateway.limits.bucket import TokenBucket
 
@@ -28,7 +28,7 @@ class _Account:
 
 
 class Counting:
-    def __init__(self, bounds: LoadBounds, monotonic: Callable[[], float]) -> None:
+    def __init__(self, bounds: Tuning, monotonic: Callable[[], float]) -> None:
         self._bounds = bounds
         self._monotonic = monotonic
         self._accounts: OrderedDict[str, _Account] = OrderedDict()

@@ -302,8 +302,8 @@ def make_keyring(keys: Keys, settings: Settings, clock: Clock) -> KeyRing:
         settings.master_secret,
         clock,
         settings.api_key,
-        settings.keys_stale_seconds,
-        settings.key_lookups_per_minute,
+        settings.tuning.keys_stale_seconds,
+        settings.tuning.key_lookups_per_minute,
         AutoCache(settings.auto_cache, settings.auto_cache_ttl),
     )
 

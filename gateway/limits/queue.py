@@ -142,10 +142,10 @@ class EngineQueue:
         self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
-        metrics.watch_queue(
-            lambda: len(self._queue),
-            lambda: self._queue.num_tokens,
-            lambda: self.windows.num_bounded,
+        metrics.watch(
+            waiting_turns=lambda: len(self._queue),
+            waiting_tokens=lambda: self._queue.num_tokens,
+            bounded_workspaces=lambda: self.windows.num_bounded,
         )
 
     async def enter(self, passage: Passage) -> None:
@@ -174,7 +174,7 @@ class EngineQueue:
         try:
             await self._entered(waiting, self._queue, seconds)
         finally:
-            self._metrics.waited_seconds.observe(self._monotonic() - began)
+            self._metrics.observe("waited_seconds", self._monotonic() - began)
 
     async def enter_row(self, passage: Passage) -> None:
         """Wait until an engine has idle room and it is this row's turn.
@@ -440,7 +440,7 @@ class EngineQueue:
         return 0 if load.num_waiting_tokens else room
 
     def _refusal(self, reason: str) -> Overloaded:
-        self._metrics.refused.labels(reason).inc()
+        self._metrics.count("refused_turns", reason)
         seconds = self._pace.seconds(len(self._queue) + 1, self._monotonic())
         return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
 

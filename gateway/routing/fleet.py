@@ -186,9 +186,9 @@ def engine_url(text: str) -> str:
 def weights_of(settings: Settings) -> Weights:
     return Weights(
         load_weight=settings.routing_load_weight,
-        host_cost=settings.routing_host_cost,
-        delay_cost=settings.routing_delay_cost,
-        fade_seconds=settings.routing_fade_seconds,
+        host_cost=settings.tuning.routing_host_cost,
+        delay_cost=settings.tuning.routing_delay_cost,
+        fade_seconds=settings.tuning.routing_fade_seconds,
     )
 
 
@@ -211,10 +211,10 @@ async def open_fleet(
             secret,
             http,
             weights=weights,
-            learns=not settings.routing_events,
-            down_seconds=settings.engine_down_seconds,
+            learns=not settings.tuning.routing_events,
+            down_seconds=settings.tuning.engine_down_seconds,
             monotonic=monotonic,
-            max_names=max(settings.routing_index_bytes // BYTES_PER_NAME // num_engines, 1),
+            max_names=max(settings.tuning.routing_index_bytes // BYTES_PER_NAME // num_engines, 1),
         )
 
     fleet = Fleet(settings.engines, make, supervisor)

@@ -141,7 +141,7 @@ class Dispatcher:
                 self._failed(turn, error)
             finally:
                 if generation.num_ignored:
-                    self.metrics.ignored_frames.inc(generation.num_ignored)
+                    self.metrics.count("ignored_frames", amount=generation.num_ignored)
             await self.send(turn)
 
     async def count(self, ask: Ask) -> int:
@@ -200,7 +200,7 @@ class Dispatcher:
             if turn.prefilled is not None:
                 record.first_leg = turn.prefilled.usage
         if turn.failure is not None:
-            self.metrics.retries.labels(reason_of(turn.failure)).inc()
+            self.metrics.count("retries", reason_of(turn.failure))
         turn.route = choice
         turn.attempts.begin(engine.url)
         record.engine, record.engine_model = engine.name, description.model
@@ -280,9 +280,12 @@ class Dispatcher:
         record.available_tokens = choice.exact(choice.available, started)
         record.captured_tokens = choice.exact(choice.captured, started)
         reused = usage.cache_read_tokens + usage.automatic_tokens
-        self.metrics.prefix_tokens.add(("available",), record.available_tokens)
-        self.metrics.prefix_tokens.add(("captured",), record.captured_tokens)
-        self.metrics.prefix_tokens.add(("delivered",), reused)
+        for stage, amount in (
+            ("available", record.available_tokens),
+            ("captured", record.captured_tokens),
+            ("delivered", reused),
+        ):
+            self.metrics.count("prefix_tokens", stage, amount=amount)
 
     def _take_leg(self, turn: Turn, leg: FirstLeg, frames: list[Frame]) -> None:
         """Take in the frames of a first leg. Raise EngineTimeout where it takes too long."""

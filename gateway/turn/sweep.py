@@ -13,7 +13,7 @@ from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
-from gateway.ledger.cached_contents import CachedContent, CachedContents
+from gateway.ledger.stored import CachedContent, CachedContents
 from gateway.limits.keyring import KeyRing
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet

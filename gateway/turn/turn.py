@@ -160,7 +160,7 @@ class TurnService:
         ask, record, engine, findings = turn.ask, turn.record, turn.engine, turn.findings
         cache = "read" if started.usage.cache_read_tokens else "cold"
         seconds = record.first_token_seconds or 0.0
-        self.metrics.turns.count_first_token(cache, record.engine_model, seconds)
+        self.metrics.count_first_token(cache, record.engine_model, seconds)
         findings.engine = engine.name
         findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
         findings.auto_cache = ask.plan.automatic

@@ -3,19 +3,20 @@
 Run it after a change of settings; tests/test_layout.py fails when it was forgotten.
 """
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 
 from dashboard.settings import Settings as DashboardSettings
 from engine.settings import Settings as EngineSettings
 from gateway.base.settings import Settings as GatewaySettings
 from scripts.stack import ROOT
 
-PROGRAMS: list[tuple[str, type[BaseSettings]]] = [
+PROGRAMS: list[tuple[str, type[BaseModel]]] = [
     ("gateway", GatewaySettings),
     ("engine", EngineSettings),
     ("dashboard", DashboardSettings),
 ]
+PREFIXES = {"gateway": "HOLDFAST_", "engine": "ENGINE_", "dashboard": "DASHBOARD_"}
 PAGES = {
     "gateway": "gateway/base/SETTINGS.md",
     "engine": "engine/SETTINGS.md",
@@ -35,7 +36,7 @@ def default_of(name: str, field: FieldInfo) -> str | None:
     value = field.default
     if name in PLACED:
         return PLACED[name]
-    if value is None:
+    if value is None or isinstance(value, BaseModel):
         return ""
     if isinstance(value, bool):
         return str(value).lower()
@@ -46,10 +47,17 @@ def rows() -> list[tuple[str, str, str | None, str]]:
     """Program, variable, default and description of every setting."""
     found = []
     for program, settings in PROGRAMS:
-        prefix = settings.model_config.get("env_prefix", "")
+        prefix = PREFIXES[program]
         for key, field in settings.model_fields.items():
             name = prefix + key.upper()
-            found.append((program, name, default_of(name, field), field.description or ""))
+            found.append(
+                (
+                    program,
+                    name,
+                    default_of(name, field),
+                    " ".join((field.description or "").split()),
+                )
+            )
     return found
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from gateway.admin.advise import Gathering
+from gateway.admin.advice import Gathering
 from gateway.admin.structs.advice import StreamAdvice
 from gateway.advice.observation import Observation
 from gateway.advice.stream import advise_stream

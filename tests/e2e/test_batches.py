@@ -168,7 +168,7 @@ def counts_of(sdk: Anthropic, batch: MessageBatch) -> Any:
 
 
 def test_rows_that_have_not_run_in_time_expire(tmp_path: Path) -> None:
-    settings = {"HOLDFAST_BATCH_SECONDS": "1", "HOLDFAST_BATCH_CONCURRENCY": "1"}
+    settings = {"HOLDFAST_TUNING": '{"batch_seconds": 1}', "HOLDFAST_BATCH_CONCURRENCY": "1"}
     with (
         serving_engine("synthetic", SLOW) as engine,
         serving_gateway(tmp_path, [engine.url], settings) as gateway,

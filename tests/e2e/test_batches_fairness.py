@@ -39,7 +39,7 @@ def test_rows_that_are_refused_for_now_keep_no_other_workspace_out(tmp_path: Pat
 def test_a_batch_too_many_is_refused_in_words_until_another_ends(tmp_path: Path) -> None:
     with (
         serving_engine("synthetic", SLOW) as engine,
-        serving_gateway(tmp_path, [engine.url], {"HOLDFAST_BATCHES": "3"}) as gateway,
+        serving_gateway(tmp_path, [engine.url], {"HOLDFAST_TUNING": '{"batches": 3}'}) as gateway,
     ):
         gateway.wait()
         with sdk_at(gateway.url) as sdk:

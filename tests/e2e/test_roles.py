@@ -21,7 +21,7 @@ PREFILL, DECODE = 0, 1
 ROLES = [{"ENGINE_ROLE": "prefill"}, {"ENGINE_ROLE": "decode"}]
 WAIT_SECONDS = 180.0
 # One running answer is enough.
-GATEWAY_SETTINGS = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_ROUTING_DELAY_COST": "10"}
+GATEWAY_SETTINGS = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_TUNING": '{"routing_delay_cost": 10}'}
 CLASSES = (
     "input_tokens",
     "cache_read_tokens",

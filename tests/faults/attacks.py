@@ -19,10 +19,12 @@ from urllib.parse import urlsplit
 import httpx
 
 from gateway.base.bounds import RequestBounds
+from gateway.base.settings import Settings
 from scripts.bench.load import headers_of
 from tests.faults.houses import CONTEXT, WORDS, text
 
 DAY_MS = 86_400_000
+BODY_BYTES: int = Settings.model_fields["body_limit_bytes"].default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ async def dropped_thinking(who: Neighbour, rng: random.Random) -> int:
 async def plain_text(who: Neighbour, rng: random.Random) -> int:
     """One text as long as a body may be: far more than the context holds."""
     once = text(rng, 2000) + " "
-    long = once * ((who.bounds.body_limit_bytes - 4096) // len(once))
+    long = once * ((BODY_BYTES - 4096) // len(once))
     return await post(who, "/v1/messages", _message(who, long, max_tokens=1))
 
 
@@ -96,7 +98,7 @@ async def one_letter_blocks(who: Neighbour, rng: random.Random) -> int:
 async def too_many_blocks(who: Neighbour, rng: random.Random) -> int:
     """As many one-letter blocks as a body can carry, which is more than are allowed."""
     one = json.dumps({"type": "text", "text": rng.choice("abcdefgh")}) + ","
-    blocks = (one * ((who.bounds.body_limit_bytes - 4096) // len(one)))[:-1]
+    blocks = (one * ((BODY_BYTES - 4096) // len(one)))[:-1]
     head = json.dumps(_message(who, "", max_tokens=1, messages=[]))[:-3]
     body = f'{head}[{{"role":"user","content":[{blocks}]}}]}}'
     return await post(who, "/v1/messages", body.encode())
@@ -188,7 +190,7 @@ async def one_byte_chunks(who: Neighbour, rng: random.Random) -> int:
 
 async def values_for_advice(who: Neighbour, rng: random.Random) -> int:
     """A body of the admin API with millions of values."""
-    values = b"[]," * ((who.bounds.body_limit_bytes - 4096) // 3)
+    values = b"[]," * ((BODY_BYTES - 4096) // 3)
     return await post(who, "/admin/v1/advise", b'{"requests": [' + values + b"1]}")
 
 
@@ -222,7 +224,7 @@ async def named_content(who: Neighbour, rng: random.Random) -> int:
 async def long_echo(who: Neighbour, rng: random.Random) -> int:
     """A field of a Responses request that each event of the answer would repeat."""
     body = {"model": who.model, "input": text(rng, 3), "max_output_tokens": 1, "stream": True}
-    long = "u" * (who.bounds.body_limit_bytes // 2)
+    long = "u" * (BODY_BYTES // 2)
     return await post(who, "/v1/responses", {**body, "user": long})
 
 

@@ -23,7 +23,7 @@ ENGINE = {
     "ENGINE_LOG_LEVEL": "error",
 }
 # Nobody is to wait at the gateway: the race is the engine's.
-GATEWAY = {"HOLDFAST_ENGINE_QUEUE_TOKENS": "10000000", "HOLDFAST_LOG_LEVEL": "error"}
+GATEWAY = {"HOLDFAST_TUNING": '{"engine_queue_tokens": 10000000}', "HOLDFAST_LOG_LEVEL": "error"}
 HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 
 

@@ -52,7 +52,8 @@ class Watched:
 @contextmanager
 def watched(tmp_path: Path) -> Iterator[Watched]:
     engine = ScriptedEngine()
-    settings = {"HOLDFAST_STALL_SECONDS": str(STALL_SECONDS), "HOLDFAST_LOG_LEVEL": "error"}
+    tuning = json.dumps({"stall_seconds": STALL_SECONDS})
+    settings = {"HOLDFAST_TUNING": tuning, "HOLDFAST_LOG_LEVEL": "error"}
     with serve(engine) as url, gateway_process(tmp_path, url, tmp_path / "log", settings) as made:
         gateway, process = made
         found = Watched(gateway, engine, psutil.Process(process.pid))

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
-from gateway.http.admitted import Connections
+from gateway.http.connections import Connections
 from gateway.http.query import query_problems
 from gateway.journal.store import Journal
 from gateway.limits.accounts import Wanted, WorkspaceLimits

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from gateway.admin.openapi.document import describe
-from gateway.admin.openapi.operations import operations_of
+from gateway.admin.openapi import describe, operations_of
 from gateway.app import create_app
 from tests.gateway.serving import make_settings
 

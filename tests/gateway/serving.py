@@ -13,6 +13,7 @@ from litestar import Litestar
 from pydantic import SecretStr
 
 from gateway.app import create_app
+from gateway.base.bounds import Tuning
 from gateway.base.settings import Settings
 from gateway.cli.migrate import migrate
 from gateway.http.server import Server
@@ -80,7 +81,8 @@ def make_settings(data: Path, *engines: str, **changes: Any) -> Settings:
         "api_key": SecretStr(API_KEY),
         "admin_key": SecretStr(ADMIN_KEY),
     }
-    return Settings(**{**values, **changes})
+    tuned = {name: changes.pop(name) for name in changes.keys() & Tuning.model_fields}
+    return Settings(**{**values, **changes}, tuning=Tuning(**tuned))
 
 
 @contextmanager

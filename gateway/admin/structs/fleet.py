@@ -235,7 +235,7 @@ class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
 class Revoked(msgspec.Struct, frozen=True, kw_only=True):
     """This gateway refuses the key at once, others within `effective_within_seconds`.
 
-    A gateway that does not reach its database may take it for HOLDFAST_KEYS_STALE_SECONDS.
+    A gateway that does not reach its database may take it for an hour.
     """
 
     info: KeyInfo

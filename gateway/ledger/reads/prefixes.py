@@ -26,24 +26,21 @@ async def looks_of(
     """The looks of these prefixes, by workspace and prefix. The index finds each last request."""
     found = {}
     for start in range(0, len(keys), _LOOKS):
-        parts = [select(_last(*key).subquery()) for key in keys[start : start + _LOOKS]]
+        parts = [
+            select(
+                select(TurnRow.__table__)
+                .where(TurnRow.prefix == prefix, TurnRow.workspace_id == workspace)
+                .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+                .limit(1)
+                .subquery()
+            )
+            for workspace, prefix in keys[start : start + _LOOKS]
+        ]
         rows = (await connection.execute(union_all(*parts))).all()
-        for row, look in await asyncio.to_thread(_looks, rows):
+        looks = await asyncio.to_thread(list, map(_look, rows))
+        for row, look in zip(rows, looks, strict=True):
             found[row.workspace_id, row.prefix] = look
     return found
-
-
-def _last(workspace: str, prefix: str) -> Any:
-    return (
-        select(TurnRow.__table__)
-        .where(TurnRow.prefix == prefix, TurnRow.workspace_id == workspace)
-        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-        .limit(1)
-    )
-
-
-def _looks(rows: Sequence[Any]) -> list[tuple[Any, PrefixLook]]:
-    return [(row, _look(row)) for row in rows]
 
 
 def _look(row: Any) -> PrefixLook:

@@ -1,28 +1,48 @@
-"""Ranges of time with filters.
+"""Ranges of time with filters: totals, series, what caching saved, times to first token.
 
-Whole days and hours are read from the sums, the rest from the turns.
+Whole days and hours are read from the sums, the rest from the turns. Own prices and published ones
+are never mixed. The cost at a hosted model is only shown beside the cost here.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cache
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import ColumnElement, Select, func, literal, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.admin.structs.usage import Bucket, Totals
+from gateway.admin.structs.usage import (
+    Avoided,
+    Bucket,
+    HostedCost,
+    Latency,
+    LatencyCell,
+    LatencyPoint,
+    Percentiles,
+    Totals,
+    Waterfall,
+)
 from gateway.ledger.database import Ledger
 from gateway.ledger.rollups import (
     DAY_SECONDS,
     HOUR_SECONDS,
     MEASURES,
+    PROMPT_EDGES,
+    TTFT_EDGES_SECONDS,
     dimensions,
+    has_read,
     horizon_ms,
     measures,
+    prompt_bucket,
+    ttft_bin,
 )
-from gateway.ledger.schema import ReasonRollupRow, TurnRollupRow, TurnRow
+from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
+from gateway.prices.price import Price, TokenPrices, cost_at
+from gateway.prices.sheets import PriceSheets
 
 _HOUR_MS = HOUR_SECONDS * 1000
 _DAY_MS = DAY_SECONDS * 1000
@@ -111,48 +131,41 @@ def sums(
     One row may come in several parts, which the caller adds up. None if the range is empty.
     """
     selects = [
-        _of_turns(of, part, by, step_seconds)
-        if part.width_seconds is None
-        else _of_rollups(of, part, by, step_seconds)
+        _sums_of(of, part, by, step_seconds)
         for part in parts_of(of.since_ms, of.until_ms, widths_for(step_seconds))
     ]
     return union_all(*selects) if selects else None
 
 
+def within(of: Range, part: Part, rollups: Any) -> list[ColumnElement[bool]]:
+    """What a part's rows fulfil: of the table of sums `rollups`, or of turns where it has none."""
+    if part.width_seconds is None:
+        moment, where = TurnRow.opened_ms, of.filters(TurnRow)
+    else:
+        moment, where = rollups.start_ms, of.filters(rollups)
+        if hasattr(rollups, "width_seconds"):
+            where.append(rollups.width_seconds == part.width_seconds)
+    return [moment >= part.since_ms, moment < part.until_ms, *where]
+
+
 def rows_of(of: Range, part: Part) -> Select[Any]:
     """The rows that a read of the part looks at, each as the number 1."""
+    table = TurnRow if part.width_seconds is None else TurnRollupRow
+    return select(literal(1)).select_from(table).where(*within(of, part, TurnRollupRow))
+
+
+def _sums_of(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
     if part.width_seconds is None:
-        table: Any = TurnRow
-        where = [table.opened_ms >= part.since_ms, table.opened_ms < part.until_ms]
+        found, values, moment = dimensions(), _values_of_turns(), TurnRow.opened_ms.expression
+        keys = [found[name].label(name) for name in by]
     else:
-        table = TurnRollupRow
-        where = [
-            table.width_seconds == part.width_seconds,
-            table.start_ms >= part.since_ms,
-            table.start_ms < part.until_ms,
-        ]
-    return select(literal(1)).select_from(table).where(*where, *of.filters(table))
-
-
-def _of_turns(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
-    found = dimensions()
-    keys = [found[name].label(name) for name in by]
-    where = [TurnRow.opened_ms >= part.since_ms, TurnRow.opened_ms < part.until_ms]
-    return _grouped(keys, _values_of_turns(), TurnRow.opened_ms, step_seconds).where(
-        *where, *of.filters(TurnRow)
-    )
-
-
-def _of_rollups(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
-    table = TurnRollupRow
-    keys = [getattr(table, name).label(name) for name in by]
-    where = [
-        table.width_seconds == part.width_seconds,
-        table.start_ms >= part.since_ms,
-        table.start_ms < part.until_ms,
-    ]
-    query = _grouped(keys, _values_of_rollups(), table.start_ms, step_seconds)
-    return query.where(*where, *of.filters(table))
+        values, moment = _values_of_rollups(), TurnRollupRow.start_ms.expression
+        keys = [getattr(TurnRollupRow, name).label(name) for name in by]
+    if step_seconds is not None:
+        step = step_seconds * 1000
+        keys = [(moment // step * step).label("start_ms"), *keys]
+    query = select(*keys, *values).where(*within(of, part, TurnRollupRow))
+    return query.group_by(*(text(str(n + 1)) for n in range(len(keys)))) if keys else query
 
 
 # Made once: to make them takes longer than many a query.
@@ -167,39 +180,18 @@ def _values_of_rollups() -> tuple[Any, ...]:
     return tuple(func.coalesce(func.sum(column), 0).label(name) for name, column in columns)
 
 
-def _grouped(
-    keys: list[Any], values: Sequence[Any], moment: Any, step_seconds: int | None
-) -> Select[Any]:
-    if step_seconds is not None:
-        step = step_seconds * 1000
-        keys = [(moment // step * step).label("start_ms"), *keys]
-    query = select(*keys, *values)
-    return query.group_by(*(text(str(n + 1)) for n in range(len(keys)))) if keys else query
-
-
 def reason_counts(of: Range) -> Iterator[Any]:
     """Selects of (kind, value, requests). The caller adds up rows that come in several parts."""
+    table = ReasonRollupRow
     for part in parts_of(of.since_ms, of.until_ms, widths_for(None)):
+        where = within(of, part, table)
         if part.width_seconds is not None:
-            table = ReasonRollupRow
-            yield (
-                select(table.kind, table.value, func.sum(table.requests).label("requests"))
-                .where(
-                    table.width_seconds == part.width_seconds,
-                    table.start_ms >= part.since_ms,
-                    table.start_ms < part.until_ms,
-                    *of.filters(table),
-                )
-                .group_by(table.kind, table.value)
-            )
+            query = select(table.kind, table.value, func.sum(table.requests).label("requests"))
+            yield query.where(*where).group_by(table.kind, table.value)
             continue
-        where = (TurnRow.opened_ms >= part.since_ms) & (TurnRow.opened_ms < part.until_ms)
         for kind, column in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
-            yield (
-                select(literal(kind).label("kind"), column.label("value"), func.count())
-                .where(column.is_not(None), where, *of.filters(TurnRow))
-                .group_by(column)
-            )
+            query = select(literal(kind).label("kind"), column.label("value"), func.count())
+            yield query.where(column.is_not(None), *where).group_by(column)
 
 
 _MAX_POINTS = 60
@@ -300,3 +292,165 @@ async def totals_by(
         own = added.setdefault(tuple(row[name] for name in names), Counter())
         own.update({name: int(row[name]) for name in Totals.__struct_fields__})
     return {key: Totals(**counted) for key, counted in added.items() if counted["requests"]}
+
+
+class Priced(msgspec.Struct, frozen=True):
+    """Sums of turns that share a price and a band of prompt lengths."""
+
+    price: str
+    prompt_above: int
+    totals: Totals
+
+
+def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
+    premium = discount = actual = counterfactual = unexplained = 0
+    for group in groups:
+        price, totals = own.with_id(group.price), group.totals
+        if price is None:
+            unexplained += totals.requests
+            continue
+        rates = price.rates_above(group.prompt_above)
+        for ttl, tokens in totals.writes.items():
+            premium += tokens * (rates.write(ttl) - rates.input)
+        discount += totals.cache_read_tokens * (rates.input - rates.read)
+        actual += totals.cost_nano
+        counterfactual += totals.cost_without_cache_nano
+    return Waterfall(
+        counterfactual_nano=counterfactual,
+        write_premium_nano=premium,
+        read_discount_nano=discount,
+        actual_nano=actual,
+        saved_nano=counterfactual - actual,
+        unexplained=unexplained,
+    )
+
+
+def comparisons(groups: Iterable[Priced], hosted: PriceSheets, on: date) -> list[HostedCost]:
+    """The whole traffic at each hosted model's price of that day, the cheapest first."""
+    listed = list(groups)
+    found = [_compare(listed, price, hosted) for price in hosted.current(on)]
+    return sorted(found, key=lambda comparison: (comparison.nano, comparison.model))
+
+
+def _compare(groups: list[Priced], price: Price, hosted: PriceSheets) -> HostedCost:
+    nano = without_cache = 0
+    for group in groups:
+        totals = group.totals
+        cost = cost_at(price.rates_above(group.prompt_above), totals, totals.output_tokens)
+        nano, without_cache = nano + cost.actual, without_cache + cost.without_cache
+    return HostedCost(
+        model=price.model,
+        price=price.id,
+        source=hosted.source,
+        as_of=hosted.as_of.isoformat() if hosted.as_of else None,
+        nano=nano,
+        nano_without_cache=without_cache,
+    )
+
+
+def avoided(engine: str | None, model: str, totals: Totals) -> Avoided:
+    rate = None
+    if totals.prefill_us and totals.prefill_tokens:
+        rate = totals.prefill_tokens / (totals.prefill_us / 1e6)
+    seconds = None if rate is None else totals.cache_read_tokens / rate
+    return Avoided(
+        engine=engine,
+        model=model,
+        prefill_tokens=totals.cache_read_tokens,
+        tokens_per_second=rate,
+        prefill_seconds=seconds,
+        gpu_hours=None if seconds is None else seconds / 3600,
+    )
+
+
+def costs_by_class(rates: TokenPrices, totals: Totals) -> dict[str, int]:
+    """What each class of tokens cost, in nano-dollars; they add up to the cost."""
+    return {
+        "uncached_input_tokens": totals.input_tokens * rates.input,
+        **{
+            f"cache_creation.ephemeral_{ttl}_input_tokens": tokens * rates.write(ttl)
+            for ttl, tokens in totals.writes.items()
+        },
+        "cache_read_input_tokens": totals.cache_read_tokens * rates.read,
+        "output_tokens": totals.output_tokens * rates.output,
+    }
+
+
+# Longer ranges have daily intervals, since the sums are kept by day.
+_MAX_RAW_SECONDS = 48 * 3600
+
+
+async def latency(ledger: Ledger, of: Range) -> Latency:
+    async with ledger.snapshot() as connection:
+        of = await widen_to_days(connection, of)
+        # Before the horizon there are no turns, so even a short range is read from the sums.
+        has_turns = of.since_ms >= await horizon_ms(connection)
+        is_short = has_turns and of.seconds <= _MAX_RAW_SECONDS
+        step = (max(bucket_seconds(int(of.seconds)), 60) if is_short else DAY_SECONDS) * 1000
+        parts = parts_of(of.since_ms, of.until_ms, [] if is_short else [DAY_SECONDS])
+        selects = [_select(of, part, step) for part in parts]
+        rows = (await connection.execute(union_all(*selects))).all() if selects else []
+    by_cell: dict[tuple[int, int], Counter[int]] = {}
+    by_start: dict[tuple[int, int], Counter[int]] = {}
+    by_hit: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
+    for start, bucket, hit, number, requests in rows:
+        by_cell.setdefault((bucket, hit), Counter())[number] += int(requests)
+        by_start.setdefault((start, hit), Counter())[number] += int(requests)
+        by_hit[hit][number] += int(requests)
+    return Latency(
+        hits=percentiles(by_hit[1]),
+        misses=percentiles(by_hit[0]),
+        cells=[_cell(*key, counts) for key, counts in sorted(by_cell.items())],
+        bucket_seconds=step // 1000,
+        series=[
+            LatencyPoint(
+                start_ms=start,
+                hits=percentiles(by_start.get((start, 1), {})),
+                misses=percentiles(by_start.get((start, 0), {})),
+            )
+            for start in sorted({start for start, _ in by_start})
+        ],
+    )
+
+
+def percentiles(bins: Mapping[int, int]) -> Percentiles:
+    found = {p: percentile(bins, p / 100) for p in (50, 95, 99)}
+    return Percentiles(requests=sum(bins.values()), p50=found[50], p95=found[95], p99=found[99])
+
+
+def percentile(bins: Mapping[int, int], share: float) -> float | None:
+    """The middle of the percentile's bin, on the logarithmic scale. None without turns.
+
+    In the last bin it is the last edge, a lower bound.
+    """
+    left = share * sum(bins.values())
+    for number in sorted(bins):
+        left -= bins[number]
+        if bins[number] and left <= 0:
+            if number == len(TTFT_EDGES_SECONDS):
+                return TTFT_EDGES_SECONDS[-1]
+            return float(TTFT_EDGES_SECONDS[number] / 2**0.25)
+    return None
+
+
+def _select(of: Range, part: Part, step: int) -> Any:
+    table = LatencyRollupRow
+    if part.width_seconds is None:
+        moment = TurnRow.opened_ms // step * step
+        query = select(moment, prompt_bucket(), has_read(), ttft_bin(), func.count())
+        query = query.where(TurnRow.first_token_seconds.is_not(None))
+    else:
+        keys = table.start_ms, table.prompt_bucket, table.has_read, table.bin
+        query = select(*keys, func.sum(table.requests))
+    query = query.where(*within(of, part, table))
+    return query.group_by(*(text(str(number)) for number in range(1, 5)))
+
+
+def _cell(bucket: int, hit: int, counts: Mapping[int, int]) -> LatencyCell:
+    edges: tuple[int | None, ...] = (0, *PROMPT_EDGES, None)
+    return LatencyCell(
+        above_tokens=edges[bucket] or 0,
+        up_to_tokens=edges[bucket + 1],
+        is_hit=bool(hit),
+        seconds=percentiles(counts),
+    )

@@ -1,12 +1,12 @@
 """The turn explorer: single turns, newest first, page by page."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select, tuple_, union_all
+from sqlalchemy import ColumnElement, Select, func, select, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.protocol import InputUsage
@@ -55,6 +55,26 @@ REQUEST_PREFIX = "req_"
 _COLUMNS = [column for column in TurnRow.__table__.columns if column.name != "fingerprint"]
 
 
+def _newest(columns: Sequence[Any], of: Range, limit: int) -> Select[Any]:
+    """The newest turns of a range."""
+    return (
+        select(*columns)
+        .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
+        .where(*of.filters(TurnRow))
+        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+        .limit(limit)
+    )
+
+
+def _before(opened_ms: int, turn_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """What turns before this one fulfil.
+
+    The first condition follows from the second; SQLite looks it up in the index.
+    """
+    place = tuple_(TurnRow.opened_ms, TurnRow.id)
+    return TurnRow.opened_ms <= opened_ms, place < tuple_(opened_ms, turn_id)
+
+
 async def page(
     ledger: Ledger, of: Range, which: TurnFilter, limit: int, after: Cursor | None = None
 ) -> TurnPage:
@@ -73,37 +93,23 @@ async def page_of(
     limit: int,
     after: Cursor | None = None,
 ) -> TurnPage:
-    wanted = {
-        "outcome": which.outcome,
-        "miss_reason": which.miss_reason,
-        "key_id": which.key_id,
-        "prefix": which.prefix,
-    }
-    if which.outcome == "error":
-        del wanted["outcome"]
-    if which.miss_reason == "any":
-        del wanted["miss_reason"]
-    query = (
-        select(*_COLUMNS)
-        .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
-        .where(*of.filters(TurnRow))
-        .where(*(getattr(TurnRow, name) == value for name, value in wanted.items() if value))
-        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-        .limit(limit + 1)
-    )
+    query = _newest(_COLUMNS, of, limit + 1)
     if which.outcome == "error":
         query = query.where(TurnRow.outcome.endswith("_error", autoescape=True))
+    elif which.outcome:
+        query = query.where(TurnRow.outcome == which.outcome)
     if which.miss_reason == "any":
         query = query.where(TurnRow.miss_reason.is_not(None))
+    elif which.miss_reason:
+        query = query.where(TurnRow.miss_reason == which.miss_reason)
+    for column, value in ((TurnRow.key_id, which.key_id), (TurnRow.prefix, which.prefix)):
+        if value:
+            query = query.where(column == value)
     if which.has_read is not None:
         read = TurnRow.cache_read_tokens
         query = query.where(read > 0 if which.has_read else read == 0)
     if after is not None:
-        # The first condition follows from the second; SQLite looks it up in the index.
-        query = query.where(
-            TurnRow.opened_ms <= after.opened_ms,
-            tuple_(TurnRow.opened_ms, TurnRow.id) < (after.opened_ms, after.id),
-        )
+        query = query.where(*_before(after.opened_ms, after.id))
     rows = (await connection.execute(query)).all()
     turns = [_turn(row._mapping) for row in rows[:limit]]
     more = len(rows) > limit
@@ -114,14 +120,9 @@ async def page_of(
 
 async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, bytes]]:
     """Ids and fingerprints of the workspace's turns right before one, the newest first."""
-    place = (turn.opened_ms, turn.id)
-    query = (
-        select(TurnRow.id, TurnRow.fingerprint)
-        .where(TurnRow.workspace_id == turn.workspace, TurnRow.opened_ms <= turn.opened_ms)
-        .where(tuple_(TurnRow.opened_ms, TurnRow.id) < place, TurnRow.fingerprint.is_not(None))
-        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-        .limit(limit)
-    )
+    of = Range(since_ms=0, until_ms=turn.opened_ms + 1, workspace=turn.workspace)
+    query = _newest((TurnRow.id, TurnRow.fingerprint), of, limit)
+    query = query.where(*_before(turn.opened_ms, turn.id), TurnRow.fingerprint.is_not(None))
     async with ledger.snapshot() as connection:
         return [(row.id, row.fingerprint) for row in await connection.execute(query)]
 
@@ -171,21 +172,13 @@ async def observed(
     """Pages of at most `limit` turns in all whose answer began."""
     after: tuple[int, str] | None = None
     while limit > 0:
-        query = (
-            select(*_OBSERVED)
-            .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
-            .where(*of.filters(TurnRow))
-            .where(TurnRow.fingerprint.is_not(None), TurnRow.first_token_seconds.is_not(None))
-            .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-            .limit(min(limit, PAGE_TURNS))
+        query = _newest(_OBSERVED, of, min(limit, PAGE_TURNS)).where(
+            TurnRow.fingerprint.is_not(None), TurnRow.first_token_seconds.is_not(None)
         )
         if key is not None:
             query = query.where(TurnRow.key_id == key)
         if after is not None:
-            query = query.where(
-                TurnRow.opened_ms <= after[0],
-                tuple_(TurnRow.opened_ms, TurnRow.id) < after,
-            )
+            query = query.where(*_before(*after))
         rows = await ledger.rows(query)
         if rows:
             yield rows
@@ -198,14 +191,9 @@ async def observed(
 async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) -> list[str]:
     """The ids of a workspace's newest turns that wrote, among its newest 1,000 of the range."""
     written = written_tokens(TurnRow)
-    newest = (
-        select(TurnRow.id, TurnRow.opened_ms, written.label("written"))
-        .where(TurnRow.workspace_id == workspace)
-        .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
-        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-        .limit(_SEARCHED_TURNS)
-        .subquery()
-    )
+    columns = TurnRow.id, TurnRow.opened_ms, written.label("written")
+    own = Range(since_ms=of.since_ms, until_ms=of.until_ms, workspace=workspace)
+    newest = _newest(columns, own, _SEARCHED_TURNS).subquery()
     query = (
         select(newest.c.id)
         .where(newest.c.written > 0)
@@ -230,15 +218,9 @@ async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
     for start, end in pairwise(edges):
         if start == end:
             continue
-        part = (
-            select(*_COLUMNS)
-            .where(TurnRow.opened_ms >= start, TurnRow.opened_ms < end)
-            .where(TurnRow.first_token_seconds.is_not(None), *of.filters(TurnRow))
-            .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-            .limit(max(limit // NUM_PARTS, 1))
-            .subquery()
-        )
-        parts.append(select(part))
+        within = replace(of, since_ms=start, until_ms=end)
+        part = _newest(_COLUMNS, within, max(limit // NUM_PARTS, 1))
+        parts.append(select(part.where(TurnRow.first_token_seconds.is_not(None)).subquery()))
     rows = await ledger.rows(union_all(*parts))
     return sorted((_sample(row) for row in rows), key=lambda each: (each.opened_ms, each.id))
 

@@ -14,8 +14,8 @@ from sqlalchemy import event
 from gateway.base.errors import InvalidRequest
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
-from gateway.ledger.export import check_rows, usage_lines
 from gateway.ledger.reads.sums import Range
+from gateway.ledger.upkeep import check_rows, usage_lines
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.ledger.test_sums import at

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.advise import AdviseRequest
-from gateway.admin.bodies import decode_body
-from gateway.admin.plan import PlanRequest
+from gateway.admin.advice import AdviseRequest, PlanRequest
+from gateway.admin.controller import decode_body
 from gateway.advice import pasted
 from gateway.base.errors import InvalidRequest, TooLarge
 from tests.gateway.conftest import Stack

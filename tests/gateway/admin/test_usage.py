@@ -15,7 +15,7 @@ from gateway.base.record import TurnRecord
 from gateway.cli.migrate import migrate
 from gateway.journal.charge import charge
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.export import line
+from gateway.ledger.upkeep import line
 from gateway.prices.files import load_prices
 from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.base.kept import Kept
+from gateway.base.background import Kept
 
 
 class Maker:

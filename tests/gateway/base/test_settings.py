@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from gateway.base.engine_places import EnginePlace
-from gateway.base.settings import SettingsError, load, misspelt, table
+from gateway.base.settings import Settings, SettingsError, load, misspelt
 from tests.gateway.admin.test_wrong_values import URLS
 
 NEEDED = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
@@ -61,7 +61,8 @@ def test_a_setting_that_is_needed_says_what_it_is() -> None:
 
 
 def test_every_setting_is_described() -> None:
-    assert all(row.description and row.name.startswith("HOLDFAST_") for row in table())
+    assert all(field.description for field in Settings.model_fields.values())
+    assert len(Settings.model_fields) <= 30
 
 
 def test_an_engines_name_depends_on_its_own_entry_only() -> None:
@@ -88,12 +89,17 @@ def test_an_engines_url_is_checked_as_the_admin_api_checks_it(name: str, url: st
     assert str(caught.value) == f"{told}and no more than a port and a path"
 
 
-@pytest.mark.parametrize("name", ["BATCH_SECONDS", "CACHED_CONTENT_SECONDS"])
-def test_times_that_end_behind_the_year_9999_are_refused_at_the_start(name: str) -> None:
-    """Each batch or cached content was a 500 then."""
-    variable = f"HOLDFAST_{name}"
-    for seconds in ("315360001", "1e12", "inf", "nan", "0"):
-        with pytest.raises(SettingsError, match=f"^{variable}: .*[0-9]$"):
-            load({**NEEDED, variable: seconds})
-    longest = load({**NEEDED, variable: "315360000"}).load_bounds
-    assert getattr(longest, name.lower()) == 10 * 365 * 86_400
+@pytest.mark.parametrize("name", ["batch_seconds", "cached_content_seconds", "max_blocks"])
+def test_tuning_has_bounds_too(name: str) -> None:
+    """A batch that ends behind the year 9999 was a 500."""
+    for wrong in ("1e17", "0", "-1", '"x"', "NaN"):
+        with pytest.raises(SettingsError, match=f"^HOLDFAST_TUNING: {name}: .*"):
+            load({**NEEDED, "HOLDFAST_TUNING": f'{{"{name}": {wrong}}}'})
+    longest = load({**NEEDED, "HOLDFAST_TUNING": f'{{"{name}": 315360000}}'}).tuning
+    assert getattr(longest, name) == 10 * 365 * 86_400
+
+
+@pytest.mark.parametrize("wrong", ["x", "[]", '{"no_such": 1}', "[" * 100_000])
+def test_tuning_is_an_object_of_known_names(wrong: str) -> None:
+    with pytest.raises(SettingsError, match=r"^HOLDFAST_TUNING: "):
+        load({**NEEDED, "HOLDFAST_TUNING": wrong})

@@ -157,4 +157,4 @@ def test_a_loop_fails_from_its_third_end_on_and_is_well_after_it_ran_for_long() 
     assert watched.ended(KeyError()) == 0.1, "a new row of ends"
     now += supervision.DOWN_SECONDS
     assert watched.is_failing, "nobody has started it again"
-    assert watched.health.error == "KeyError"
+    assert watched.error == "KeyError"

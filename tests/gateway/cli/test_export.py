@@ -58,7 +58,7 @@ def test_an_export_that_reads_for_too_long_is_ended_and_says_what_to_do(
     async def slow(*_: Any) -> None:
         await asyncio.sleep(600)
 
-    monkeypatch.setattr("gateway.ledger.export.page_of", slow)
+    monkeypatch.setattr("gateway.ledger.upkeep.page_of", slow)
     assert main([*SINCE, "--seconds", "0.1"]) == 1
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1 and "--seconds" in told.err

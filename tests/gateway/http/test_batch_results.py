@@ -13,7 +13,7 @@ import pytest
 from gateway.base.clock import Clock
 from gateway.base.errors import InvalidRequest
 from gateway.http.batch_runner import BatchRunner
-from gateway.ledger.batches import Batch, BatchItem, Result
+from gateway.ledger.stored import Batch, BatchItem, Result
 
 pytestmark = pytest.mark.anyio
 

@@ -297,13 +297,9 @@ def serving(data: Path) -> Iterator[tuple[str, psutil.Process, Path]]:
     log = data / "gateway.log"
     engine = ScriptedEngine(script=say("Hello", " there"))
     # Thousands of calls a minute: their rate is not what is tested.
-    rates = {
-        "HOLDFAST_COUNT_REQUESTS_PER_MINUTE": "1000000",
-        "HOLDFAST_COUNT_BYTES_PER_MINUTE": str(1 << 40),
-        "HOLDFAST_BATCHES": "1000000",
-        "HOLDFAST_CACHED_CONTENTS": "1000000",
-        "HOLDFAST_BATCH_CONCURRENCY": "64",
-    }
+    many = dict.fromkeys(("count_requests_per_minute", "batches", "cached_contents"), 1_000_000)
+    tuning = json.dumps({**many, "count_bytes_per_minute": 1 << 40})
+    rates = {"HOLDFAST_TUNING": tuning, "HOLDFAST_BATCH_CONCURRENCY": "64"}
     with (
         serve(engine) as engine_url,
         gateway_process(data, engine_url, log, rates) as (url, process),

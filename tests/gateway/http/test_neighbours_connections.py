@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from gateway.base.errors import Overloaded, RateLimited, TooManyUnknownKeys
-from gateway.http.admitted import Connections, backlog_for, group_of, most_connections
+from gateway.http.connections import Connections, backlog_for, group_of, most_connections
 from gateway.limits.bodies import BodyBytes
 from gateway.limits.lookups import Lookups
 from tests.gateway.admin_client import Admin

@@ -8,7 +8,7 @@ import anthropic
 import httpx
 import pytest
 
-from gateway.base.bounds import LoadBounds
+from gateway.base.bounds import Tuning
 from gateway.base.errors import RateLimited
 from gateway.limits.counting import Counting
 from tests.gateway.bodies import body, text
@@ -59,7 +59,7 @@ def test_a_workspace_counts_a_few_at_one_time_and_a_client_that_leaves_ends_its_
 
 def test_bytes_are_limited_by_workspace_and_come_back_with_time() -> None:
     now = [0.0]
-    counting = Counting(LoadBounds(count_bytes_per_minute=6000), lambda: now[0])
+    counting = Counting(Tuning(count_bytes_per_minute=6000), lambda: now[0])
     with counting.admitted("a", 6000):
         pass
     with pytest.raises(RateLimited, match="6000 bytes in count_tokens per minute") as refused:

@@ -1,7 +1,7 @@
 """The newest error answers, as they are kept and found."""
 
 from gateway.admin.structs.usage import Refusal
-from gateway.http.refusals import MAX_OF_WORKSPACE, MAX_WORKSPACES, Refusals
+from gateway.http.errors import MAX_OF_WORKSPACE, MAX_WORKSPACES, Refusals
 
 
 def refusal(at_ms: int, workspace: str | None) -> Refusal:

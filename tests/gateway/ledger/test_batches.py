@@ -10,8 +10,8 @@ import pytest
 
 from gateway.base.errors import RateLimited
 from gateway.cli.migrate import migrate
-from gateway.ledger.batches import Batch, Batches, BatchItem
 from gateway.ledger.database import Ledger
+from gateway.ledger.stored import Batch, Batches, BatchItem
 from tests.gateway.serving import make_settings
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

@@ -19,8 +19,7 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.access import Workspaces
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.reads.latency import latency
-from gateway.ledger.reads.sums import Queries, Range
+from gateway.ledger.reads.sums import Queries, Range, latency
 from gateway.ledger.rollups import dimensions, gap_changes
 from gateway.ledger.schema import (
     HorizonRow,

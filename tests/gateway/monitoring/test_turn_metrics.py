@@ -19,8 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.protocol import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
-from gateway.base.metrics import EngineState, Metrics
-from gateway.base.turn_metrics import MAX_MODELS
+from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
@@ -205,7 +204,7 @@ def test_only_so_many_workspaces_are_named_and_none_by_default(served: Served) -
             named, column
         )
     silent = Metrics()
-    silent.turns.count_first_token("cold", "a model", 1.0)
+    silent.count_first_token("cold", "a model", 1.0)
     assert b"{workspace" not in silent.exposition()
 
 
@@ -214,9 +213,9 @@ def test_models_are_those_of_engines_and_there_are_not_many() -> None:
     state = EngineState(True, False, "closed", 0)
     for number in range(MAX_MODELS + 50):
         metrics.show_engines({"one": state._replace(model=f"model {number}")})
-    metrics.turns.count_first_token("cold", None, 1.0)
-    metrics.turns.count_first_token("cold", f"model {MAX_MODELS + 49}", 1.0)
-    metrics.turns.count_first_token("cold", "model 0", 1.0)
+    metrics.count_first_token("cold", None, 1.0)
+    metrics.count_first_token("cold", f"model {MAX_MODELS + 49}", 1.0)
+    metrics.count_first_token("cold", "model 0", 1.0)
     text = metrics.exposition().decode()
     models = set(re.findall(r'model="([^"]*)"', text))
     assert models == {"unknown", *(f"model {number}" for number in range(MAX_MODELS))}

@@ -1,41 +1,48 @@
-"""Every operation of the HTTP API: as handlers declare it, or as the table of the model APIs says.
+"""GET /openapi.json: the OpenAPI 3.1 description of the HTTP API.
 
-Litestar parses each handler's signature, its dependencies and its options. The types of bodies and
-parameters are turned into JSON Schema by msgspec, which decodes and encodes them. Litestar's own
-generator leaves out bounds of 0, defaults and docstrings, and calls an optional parameter of a
-query nullable, so it is not used. The handlers of the model APIs read and write raw bytes; their
-types are those of `_KINDS`.
+Operations are as handlers declare them, or as the table of the model APIs says. Litestar parses
+each handler's signature, its dependencies and its options. The types of bodies and parameters are
+turned into JSON Schema by msgspec, which decodes and encodes them. Litestar's own generator leaves
+out bounds of 0, defaults and docstrings, and calls an optional parameter of a query nullable, so it
+is not used.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
-from litestar import Litestar, MediaType, Response
+from litestar import Controller, Litestar, MediaType, Response, get
+from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import ParameterKwarg
 from litestar.response import Stream
 from litestar.response.base import ASGIResponse
 from litestar.routes import HTTPRoute
 from litestar.typing import FieldDefinition
 
-from gateway.admin.bodies import JsonBody
+from gateway.admin.controller import JsonBody
 from gateway.base import errors
+from gateway.base.errors import GatewayError
 from gateway.dialects.anthropic import batches
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
-from gateway.dialects.anthropic.response import Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.anthropic.response import Event, Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.errors import ENVELOPES, status_of
+from gateway.dialects.fields import Fields
 from gateway.dialects.gemini import caches
 from gateway.dialects.gemini import response as gemini
 from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.openai import response as openai
-from gateway.dialects.openai.request import ChatRequest, CompletionRequest
+from gateway.dialects.openai.request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest
 from gateway.dialects.responses import response as responses
+from gateway.dialects.responses.request import FIELDS as RESPONSES
 from gateway.dialects.responses.request import ResponsesRequest
 from gateway.http.auth import AdminAuth
-from gateway.http.speaking import dialect_of_path
+from gateway.http.query import NO_NUL
+from gateway.http.speaking import ID_HEADERS, dialect_of_path
 from gateway.prompt.ask import Dialect
 
 EVENT_STREAM = "text/event-stream"
@@ -333,3 +340,185 @@ def _model_apis() -> Iterator[Operation]:
             **kinds,
         }
         yield Operation(id=id, method=method, path=path, summary=summary, **values)
+
+
+# Two types of one name are told apart by their modules, whose package says nothing to a reader.
+_PACKAGES = re.compile(rb"gateway\.(?:dialects|admin|ledger|http)\.")
+# Fields of these bodies besides those of their types: refused ones, and those without effect. See
+# `request.py` of their dialects.
+_MORE_FIELDS: dict[Any, Fields] = {
+    ChatRequest: CHAT,
+    CompletionRequest: COMPLETIONS,
+    ResponsesRequest: RESPONSES,
+}
+_DATA = {"type": "string", "contentMediaType": "application/json"}
+# One server-sent event; the names are the tags of `dialects/anthropic/response.py`.
+_NAMED_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {
+            "enum": [
+                *(str(kind.__struct_config__.tag) for kind in get_args(Event)),
+                "ping",
+                "error",
+            ]
+        },
+        "data": _DATA,
+    },
+}
+# The last one is `[DONE]`.
+_BARE_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+_EVENTS: dict[Dialect, dict[str, Any]] = {
+    "anthropic": _NAMED_EVENT,
+    "openai": _BARE_EVENT,
+    "gemini": _BARE_EVENT,
+}
+
+
+def describe(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    listed = list(operations)
+    kinds: list[Any] = list(ENVELOPES.values())
+    for operation in listed:
+        found = (*operation.replies, operation.body, operation.unready)
+        kinds += [kind for kind in found if kind is not None]
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
+    for body, fields in _MORE_FIELDS.items():
+        if repr(body) in schema_of:
+            name = schema_of[repr(body)]["$ref"].removeprefix("#/components/schemas/")
+            _add_fields(components[name], fields)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in listed:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of)
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Holdfast", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "headers": {"RequestId": {"schema": {"type": "string"}}},
+            "securitySchemes": {
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                "adminKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                "googleKey": {"type": "apiKey", "in": "header", "name": "x-goog-api-key"},
+                "bearer": {"type": "http", "scheme": "bearer"},
+            },
+        },
+    }
+    plain: dict[str, Any] = msgspec.json.decode(_PACKAGES.sub(b"", msgspec.json.encode(document)))
+    return plain
+
+
+def _add_fields(schema: dict[str, Any], fields: Fields) -> None:
+    """Describe what OpenAI's bodies may hold besides the fields of their types.
+
+    There are fields without effect, fields that are refused except for their neutral values, and
+    null for every field that may be left out.
+    """
+    properties, required = schema["properties"], schema.get("required", [])
+    for name in properties.keys() - set(required):
+        if properties[name].get("default", ...) is None:
+            continue  # null is one of its values
+        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+    properties |= {name: {} for name in sorted(fields.silent.union(fields.told))}
+    properties |= {
+        name: {"enum": [*neutral, None]} for name, neutral in sorted(fields.refused.items())
+    }
+
+
+def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if operation.other == EVENT_STREAM:
+        content[EVENT_STREAM] = {"schema": _any_of(_EVENTS[d] for d in operation.dialects)}
+    elif operation.other is not None:
+        content[operation.other] = {"schema": {"type": "string"}}
+    if operation.replies:
+        content["application/json"] = {
+            "schema": _any_of(schema_of[repr(kind)] for kind in operation.replies)
+        }
+    responses = {"200": _response(operation, "Done.", content)}
+    if operation.unready is not None:
+        body = {"application/json": {"schema": schema_of[repr(operation.unready)]}}
+        responses["503"] = _response(operation, "Not ready.", body)
+    for status, error, found in _errors(operation, schema_of):
+        body = {"application/json": {"schema": _any_of(found)}}
+        responses[status] = _response(operation, error.default, body)
+    made: dict[str, Any] = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "parameters": [_without_nul(parameter) for parameter in operation.parameters],
+        "responses": responses,
+        "security": [{name: []} for name in operation.keys],
+    }
+    if operation.body is not None:
+        made["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema_of[repr(operation.body)]}},
+        }
+    return made
+
+
+def _without_nul(parameter: dict[str, Any]) -> dict[str, Any]:
+    """Texts go to databases, of which PostgreSQL takes no NUL."""
+    schema = parameter["schema"]
+    if parameter["in"] != "query" or schema["type"] != "string" or "enum" in schema:
+        return parameter
+    return {**parameter, "schema": {**schema, "pattern": NO_NUL}}
+
+
+def _errors(
+    operation: Operation, schema_of: dict[str, Any]
+) -> Iterable[tuple[str, type[GatewayError], list[Any]]]:
+    """Each status with the envelopes that it comes in."""
+    found: dict[str, tuple[type[GatewayError], list[Any]]] = {}
+    for error in operation.errors:
+        for dialect in operation.dialects:
+            status = status_of(error(), dialect)
+            envelope = schema_of[repr(ENVELOPES[dialect])]
+            if dialect == "anthropic":
+                kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
+                envelope = {"allOf": [envelope, kind]}
+            found.setdefault(str(status), (error, []))[1].append(envelope)
+    return [(status, error, envelopes) for status, (error, envelopes) in found.items()]
+
+
+def _any_of(schemas: Iterable[Any]) -> Any:
+    found = list(schemas)
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _response(operation: Operation, description: str, content: dict[str, Any]) -> dict[str, Any]:
+    reference = {"$ref": "#/components/headers/RequestId"}
+    headers = {ID_HEADERS[dialect]: reference for dialect in operation.dialects}
+    return {"description": description, "headers": headers, "content": content}
+
+
+class OpenApiController(Controller):
+    @get(
+        "/openapi.json",
+        operation_id="getDescription",
+        summary="This description.",
+        responses={200: ResponseSpec(dict[str, Any], description="The description.")},
+        sync_to_thread=False,
+    )
+    def openapi(self, state: State) -> ASGIResponse:
+        return ASGIResponse(body=state.openapi, media_type="application/json")
+
+
+def describe_once(app: Litestar) -> None:
+    """Make the description of an application, once.
+
+    The state's `openapi` becomes the document in bytes, and its `declared_queries` the parameters
+    that queries are checked against.
+    """
+    document = describe(operations_of(app))
+    app.state.openapi = msgspec.json.encode(document)
+    app.state.declared_queries = {
+        (path, method): [each for each in operation["parameters"] if each["in"] == "query"]
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }

@@ -1,0 +1,534 @@
+"""What would pay: advice on markers, its summary of a week, and plans of memory."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from datetime import date
+from functools import partial
+from statistics import median
+from typing import Annotated, Any
+
+import msgspec
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.response import Stream
+
+from engine.protocol import InputUsage
+from gateway.admin.controller import (
+    MAX_MS,
+    AdminController,
+    Deps,
+    JsonBody,
+    Span,
+    WorkspaceName,
+    action,
+    now_ms,
+    range_of,
+    view,
+)
+from gateway.admin.structs.advice import (
+    AdviceReport,
+    AdviceSummary,
+    Plan,
+    PlanChoices,
+    PlanFailed,
+    Planned,
+    Progress,
+    StreamAdvice,
+)
+from gateway.admin.structs.usage import PrefixReport, Totals
+from gateway.advice import pasted
+from gateway.advice.observation import Observation, Row, Served, observe
+from gateway.advice.pasted import MAX_REQUESTS, PastedDialect
+from gateway.advice.request import advise_request, with_own_paths
+from gateway.advice.stream import advise_stream
+from gateway.advice.summary import MIN_TURNS, KnownPrefix, Spent, summary_lines
+from gateway.base.errors import GatewayError, InvalidRequest, NotFound, Overloaded
+from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
+from gateway.http.generation import while_present
+from gateway.http.query import NO_NUL
+from gateway.http.services import Services
+from gateway.ledger.reads.prefixes import prefixes
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import newest_writers, observed
+from gateway.limits.workers import INLINE_BYTES
+from gateway.planning.asked import DEFAULT_MIN_TOKENS, DTYPES, PlanRequest
+from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
+from gateway.planning.families import family_names
+from gateway.planning.traffic import Job, Numbers, Thinned, Turn
+from gateway.prices.sheets import PriceSheets
+from gateway.prompt.fingerprint import unpack
+
+MAX_TURNS = 60_000
+MAX_STREAMS = 50
+
+# Advices wait for each other: one thread computes for all.
+_LINE = "advice"
+_APART_MS = 1000
+StreamKey = tuple[str, str, str]
+_Ms = Annotated[int, msgspec.Meta(ge=0, le=MAX_MS)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL)]
+
+
+class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Either `requests`, or a range of the ledger.
+
+    `requests` are texts (JSON of any dialect, or a curl command) or JSON objects, 20 at most and in
+    the order of their sending; their `dialect` is told from the body where it is not named. Without
+    them the turns of the range count, the last hour by default: the newest `max_turns` of them.
+    `min_tokens` is the shortest prefix that is held; by default the model's.
+    """
+
+    requests: Annotated[list[Any], msgspec.Meta(max_length=MAX_REQUESTS)] = []
+    dialect: PastedDialect | None = None
+    workspace: _Name | None = None
+    key: _Name | None = None
+    model: _Name | None = None
+    since_ms: _Ms | None = None
+    until_ms: _Ms | None = None
+    max_turns: Annotated[int, msgspec.Meta(ge=1, le=MAX_TURNS)] = MAX_TURNS
+    min_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+
+
+class AdviseController(AdminController):
+    path = "/admin/v1/advise"
+
+    @action(
+        "/",
+        "advise",
+        "Which markers would have paid, and what breaks prefixes.",
+        AdviseRequest,
+        **READS_BY_POST,
+    )
+    async def advise(
+        self,
+        request: AdminRequest,
+        asked: NamedDependency[AdviseRequest],
+        services: Deps,
+    ) -> AdviceReport:
+        own = request.user.confine(asked.workspace)
+        if asked.requests:
+            least = partial(min_tokens_of, services)
+            on = services.clock.wall().date()
+            prices = services.prices.own
+            work = in_thread(services, request.user, _LINE, of_requests, asked, prices, on, least)
+            found: AdviceReport = await while_present(request, work)
+            return found
+        span = Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
+        of = range_of(services, span, own, model=asked.model)
+        return await while_present(request, of_range(services, of, asked, request.user))
+
+
+async def of_range(
+    services: Services, of: Range, asked: AdviseRequest, viewer: Viewer
+) -> AdviceReport:
+    gathering = Gathering(services.prices.own)
+    pages = observed(services.queries.ledger, of, asked.key, asked.max_turns)
+    async for rows in pages:
+        await in_thread(services, viewer, _LINE, gathering.take, rows)
+    advices = []
+    for (_, _, model), turns in gathering.largest():
+        least = asked.min_tokens or min_tokens_of(services, model)
+        advices.append(await in_thread(services, viewer, _LINE, advise_stream, turns, least))
+    return gathering.report(of, advices, asked.max_turns)
+
+
+def of_requests(
+    asked: AdviseRequest, prices: PriceSheets, on: date, min_tokens: Callable[[str], int]
+) -> AdviceReport:
+    """`min_tokens` is asked with a model's name. Raise InvalidRequest by the request's number."""
+    turns, found, plans, least = [], [], [], 1
+    for number, given in enumerate(asked.requests):
+        try:
+            read = pasted.read(given, asked.dialect)
+            price = prices.find(str(read.body.get("model", "")), on)
+            rates = None if price is None else price.rates
+            turn = pasted.observation_of(read, number, number * _APART_MS, rates)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"requests[{number}]: {error}") from None
+        least = asked.min_tokens or min_tokens(turn.model)
+        turns.append(turn)
+        plans.append(read)
+        found.append(advise_request(read, turn, least))
+    streams = [with_own_paths(advise_stream(turns, least), plans)] if len(turns) > 1 else []
+    return AdviceReport(
+        text=f"{len(turns)} pasted request{'s' * (len(turns) > 1)}, tokens estimated from bytes.",
+        num_turns=len(turns),
+        num_without_sketch=0,
+        is_cut=False,
+        since_ms=None,
+        until_ms=None,
+        streams=streams,
+        requests=found,
+    )
+
+
+async def in_thread(
+    services: Services, viewer: Viewer, line: str, work: Any, *arguments: Any
+) -> Any:
+    """Off the event loop. One piece of a line's work runs at a time; keys take turns."""
+    return await services.workers.run(viewer.key_id, INLINE_BYTES + 1, work, *arguments, line=line)
+
+
+def min_tokens_of(services: Services, model: str) -> int:
+    """The shortest prefix that is held for a model: its own, else its engines'."""
+    try:
+        found = services.find_model(model)
+    except NotFound:
+        return DEFAULT_MIN_TOKENS
+    if found.min_cache_tokens is not None:
+        return max(found.min_cache_tokens, 1)
+    told = [
+        engine.description.min_cache_tokens
+        for engine in services.fleet.engines
+        if engine.description and found.is_served_by(engine.description.model)
+    ]
+    return max([*told, 1]) if told else DEFAULT_MIN_TOKENS
+
+
+class Gathering:
+    """Turns of the ledger, by stream. Rows come the newest first."""
+
+    def __init__(self, prices: PriceSheets) -> None:
+        self._prices = prices
+        self._streams: dict[StreamKey, list[Observation]] = defaultdict(list)
+        self._num_turns = 0
+        self._num_without = 0
+
+    def take(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            self._num_turns += 1
+            turn = observe(row_of(row, self._prices), unpack(row.fingerprint))
+            if turn is None:
+                self._num_without += 1
+            else:
+                self._streams[turn.workspace, turn.key, turn.model].append(turn)
+
+    def largest(self) -> list[tuple[StreamKey, list[Observation]]]:
+        """The streams with the most tokens, each in order of time."""
+        by_tokens = sorted(
+            self._streams.items(), key=lambda each: -sum(turn.total for turn in each[1])
+        )
+        return [(key, turns[::-1]) for key, turns in by_tokens[:MAX_STREAMS]]
+
+    def report(self, of: Range, advices: list[StreamAdvice], max_turns: int) -> AdviceReport:
+        is_cut = self._num_turns >= max_turns
+        return AdviceReport(
+            text=self._text(is_cut),
+            num_turns=self._num_turns,
+            num_without_sketch=self._num_without,
+            is_cut=is_cut,
+            since_ms=of.since_ms,
+            until_ms=of.until_ms,
+            streams=advices,
+            requests=[],
+        )
+
+    def _text(self, is_cut: bool) -> str:
+        if not self._num_turns:
+            return "No request of this range had an answer: there is nothing to advise on."
+        text = f"{self._num_turns:,} requests were looked at"
+        if is_cut:
+            text += ", the newest of the range"
+        if self._num_without:
+            text += f"; {self._num_without:,} of an earlier version could not be compared"
+        left_out = len(self._streams) - MAX_STREAMS
+        if left_out > 0:
+            text += f"; {left_out:,} smaller groups of key and model are left out"
+        return text + "."
+
+
+def row_of(row: Any, prices: PriceSheets) -> Row:
+    price = prices.with_id(row.price) if row.price else None
+    usage = InputUsage(**{name: getattr(row, name) for name in InputUsage.__struct_fields__})
+    begun_ms = row.opened_ms + int((row.first_token_seconds or 0.0) * 1000)
+    return Row(
+        id=row.id,
+        at_ms=row.opened_ms,
+        workspace=row.workspace_id,
+        key=row.key_id,
+        model=row.model,
+        dialect=row.dialect,
+        served=Served(
+            usage=usage,
+            begun_ms=begun_ms,
+            prefill_seconds=row.prefill_seconds,
+        ),
+        rates=None if price is None else price.rates_above(usage.prompt_tokens - 1),
+    )
+
+
+WEEK_MS = 7 * 86_400_000
+MAX_SUMMARY_TURNS = 20_000
+"""As many as the dashboard's page Advice looks at."""
+MAX_PREFIXES = 100
+"""As many as the dashboard's page Savings shows."""
+DEADLINE_SECONDS = 60.0
+_NUM_TURNS_NAMED = 5
+
+
+class AdviceSummaryController(AdminController):
+    path = "/admin/v1/advice/summary"
+
+    @view("/", "summarizeAdvice", "What would pay, of the last 7 days in a few sentences.")
+    async def summary(
+        self,
+        request: AdminRequest,
+        services: Deps,
+        workspace: WorkspaceName = None,
+    ) -> AdviceSummary:
+        own = request.user.confine(workspace)
+
+        async def make() -> AdviceSummary:
+            return await summarized(services, own, request.user)
+
+        asked = services.summaries.get(own, services.clock.monotonic(), make)
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                found: AdviceSummary = await while_present(request, asked)
+                return found
+        except TimeoutError:
+            told = f"the advice took longer than {DEADLINE_SECONDS:.0f} seconds"
+            raise Overloaded(told) from None
+
+
+async def summarized(services: Services, workspace: str | None, viewer: Viewer) -> AdviceSummary:
+    """Of one workspace, or of all for None."""
+    until = now_ms(services.clock)
+    of = Range(since_ms=max(until - WEEK_MS, 0), until_ms=until, workspace=workspace)
+    ledger = services.queries.ledger
+    report = await of_range(services, of, AdviseRequest(max_turns=MAX_SUMMARY_TURNS), viewer)
+    known = await prefixes(ledger, of, services.prices.own, MAX_PREFIXES)
+    totals = await services.queries.totals_by(of, ("workspace_id",))
+    lines, num_more = summary_lines(
+        report.streams,
+        [each for one in known for each in _known(one)],
+        [_spent(name, sums) for (name,), sums in totals.items()],
+    )
+    for number, line in enumerate(lines):
+        if line.kind == "unpaid" and line.workspace is not None:
+            writers = await newest_writers(ledger, of, line.workspace, _NUM_TURNS_NAMED)
+            lines[number] = msgspec.structs.replace(line, turns=writers)
+    return AdviceSummary(
+        text=_summary_text(report, has_lines=bool(lines)),
+        since_ms=of.since_ms,
+        until_ms=of.until_ms,
+        num_turns=report.num_turns,
+        is_cut=report.is_cut,
+        lines=lines,
+        num_more=num_more,
+    )
+
+
+def _summary_text(report: AdviceReport, *, has_lines: bool) -> str:
+    if not report.num_turns:
+        if has_lines:
+            return "No request of the last 7 days could be compared block by block."
+        return "No request of the last 7 days had an answer: there is nothing to advise on."
+    text = f"The last 7 days: {report.text}" if has_lines else f"Nothing to advise. {report.text}"
+    small = sum(stream.num_turns < MIN_TURNS for stream in report.streams)
+    if small:
+        groups = "group of key and model" if small == 1 else "groups of key and model"
+        text += f" {small:,} {groups} with fewer than {MIN_TURNS} requests gave no line."
+    return text
+
+
+def _known(found: PrefixReport) -> Iterable[KnownPrefix]:
+    """Nothing of a prefix whose costs are not known, or that has the better TTL."""
+    if not found.better_ttl_saves_nano or found.better_ttl is None:
+        return
+    marked = found.cache_read_tokens + found.written_tokens
+    tokens = marked / found.requests
+    in_5m, in_1h = found.gaps_5m, found.gaps_5m + found.gaps_1h
+    with_5m = 1.25 * (found.requests - in_5m) + 0.1 * in_5m
+    with_1h = 2.0 * (found.requests - in_1h) + 0.1 * in_1h
+    is_hour = found.better_ttl == "1h"
+    yield KnownPrefix(
+        workspace=found.workspace,
+        better_ttl="1h" if is_hour else "5m",
+        saves_nano=found.better_ttl_saves_nano,
+        saves_multiples=tokens * (with_5m - with_1h if is_hour else with_1h - with_5m),
+        num_turns=found.requests,
+        last_turn=None if found.look is None else found.look.last_turn,
+    )
+
+
+def _spent(workspace: str, sums: Totals) -> Spent:
+    return Spent(
+        workspace=workspace,
+        num_turns=sums.requests,
+        read=sums.cache_read_tokens,
+        written=sums.written_tokens,
+        write_premium=sums.write_premium,
+        prompt_tokens=sums.prompt_tokens,
+        saved_nano=None if sums.unpriced else sums.saved_nano,
+    )
+
+
+_LINES = "application/x-ndjson"
+_PLAN_LINE = "plan"
+MAX_PLAN_PREFIXES = 2_000_000
+"""Of all turns together; older turns are left out beyond it."""
+_TIMED_TOKENS = 128
+"""A turn that computed fewer was timed for its fixed cost."""
+
+
+class PlanController(AdminController):
+    path = "/admin/v1/plan"
+
+    @view("/", "planChoices", "What a plan can be asked for.")
+    async def choices(self) -> PlanChoices:
+        return PlanChoices(models=family_names(), kv_dtypes=list(DTYPES))
+
+    @action(
+        "/",
+        "plan",
+        "What memory, tiers and engines would give, simulated.",
+        PlanRequest,
+        **(READS_BY_POST | {"is_plan": True}),
+    )
+    async def plan(
+        self,
+        request: AdminRequest,
+        asked: NamedDependency[PlanRequest],
+        services: Deps,
+    ) -> Plan:
+        job = await while_present(request, _job(services, asked, request.user))
+        return await while_present(request, services.planners.plan(job))
+
+    @post(
+        "/progress",
+        operation_id="planWithProgress",
+        summary="The same as lines of JSON: `progress`, and at last `plan` or `error`.",
+        status_code=200,
+        media_type=_LINES,
+        opt=READS_BY_POST | {"is_plan": True},
+        dependencies={"asked": JsonBody(PlanRequest)},
+    )
+    async def plan_with_progress(
+        self,
+        request: AdminRequest,
+        asked: NamedDependency[PlanRequest],
+        services: Deps,
+    ) -> Stream:
+        job = await while_present(request, _job(services, asked, request.user))
+        lines = services.planners.lines(job)
+        # A request that can't be planned is an error, and not the beginning of a stream.
+        first = await while_present(request, _first(lines))
+        return Stream(_told(first, lines), media_type=_LINES)
+
+
+async def _first(lines: AsyncGenerator[Progress | Planned, None]) -> Progress | Planned:
+    return await anext(lines)
+
+
+async def _told(
+    first: Progress | Planned, rest: AsyncGenerator[Progress | Planned, None]
+) -> AsyncIterator[bytes]:
+    yield msgspec.json.encode(first) + b"\n"
+    try:
+        async for line in rest:
+            yield msgspec.json.encode(line) + b"\n"
+    except GatewayError as error:
+        told = PlanFailed(message=str(error), is_asked=isinstance(error, InvalidRequest))
+        yield msgspec.json.encode(told) + b"\n"
+    finally:
+        # Closing it ends the process.
+        await rest.aclose()
+
+
+async def _job(services: Services, asked: PlanRequest, viewer: Viewer) -> Job:
+    own = viewer.confine(asked.workspace)
+    if sum(each is not None for each in (asked.trace, asked.made)) == 2:
+        raise InvalidRequest("trace: give either `trace` or `made`")
+    if asked.trace is not None or asked.made is not None:
+        return Job(asked=asked)
+    span = Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
+    of = range_of(services, span, own, model=asked.served_model)
+    gathering = TrafficGathering(services.prices.own)
+    async for rows in observed(services.queries.ledger, of, asked.key, MAX_PLAN_TURNS):
+        await in_thread(services, viewer, _PLAN_LINE, gathering.take, rows)
+        if gathering.is_full:
+            break
+    told = [min_tokens_of(services, model) for model in gathering.models]
+    least = min(told, default=DEFAULT_MIN_TOKENS)
+    job: Job = await in_thread(services, viewer, _PLAN_LINE, gathering.job, asked, least)
+    return job
+
+
+class TrafficGathering:
+    """Turns of the ledger as the planner needs them. Rows come the newest first."""
+
+    def __init__(self, prices: PriceSheets) -> None:
+        self._prices = prices
+        self._numbers = Numbers()
+        self._scopes = Numbers()
+        self._turns: list[Turn] = []
+        self._num_prefixes = 0
+        self.models: set[str] = set()
+        self._rates: list[float] = []
+        self._decodes: list[float] = []
+        self._overheads: list[float] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_prefixes >= MAX_PLAN_PREFIXES
+
+    def take(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            turn = observe(row_of(row, self._prices), unpack(row.fingerprint))
+            if turn is None or self.is_full:
+                continue
+            self._num_prefixes += len(turn.digests)
+            self._turns.append(self._turn(turn, row.output_tokens))
+            self.models.add(row.model)
+            self._time(row)
+
+    def _time(self, row: Any) -> None:
+        if not row.prefill_seconds:
+            return
+        if row.computed_tokens >= _TIMED_TOKENS:
+            self._rates.append(row.prefill_seconds / row.computed_tokens)
+        if row.decode_seconds and row.output_tokens > 1:
+            self._decodes.append(row.decode_seconds / (row.output_tokens - 1))
+        if row.queue_seconds is not None:
+            of_engine = row.queue_seconds + row.prefill_seconds
+            self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
+
+    def _turn(self, turn: Observation, output: int) -> Turn:
+        return Turn(
+            at=turn.at_ms / 1000,
+            scope=self._scopes.of((turn.workspace, turn.model)),
+            ids=[self._numbers.of(digest) for digest in turn.digests],
+            ends=turn.tokens,
+            segments=list(range(len(turn.digests))),
+            marks=turn.marks,
+            output=output,
+            tail=turn.total - turn.tokens[-1],
+            steps=[] if turn.steps.count(1) == len(turn.steps) else turn.steps,
+        )
+
+    def job(self, asked: PlanRequest, min_cache_tokens: int = DEFAULT_MIN_TOKENS) -> Job:
+        thinned = Thinned()
+        # The others shared their steps, so theirs took longer than their tokens alone.
+        rate, decode = _quickest(self._rates), _quickest(self._decodes)
+        return Job(
+            asked=asked,
+            turns=[thinned.of(turn) for turn in reversed(self._turns)],
+            prefill_us=None if rate is None else rate * 1e6,
+            timed_turns=len(self._rates),
+            decode_ms=None if decode is None else decode * 1e3,
+            overhead_seconds=median(self._overheads) if self._overheads else 0.0,
+            min_cache_tokens=min_cache_tokens,
+        )
+
+
+def _quickest(seconds: list[float]) -> float | None:
+    """What the quickest quarter took at most."""
+    return sorted(seconds)[len(seconds) // 4] if seconds else None
+
+
+def all_of(asked: PlanRequest, since_ms: int, until_ms: int) -> Range:
+    return Range(
+        since_ms=since_ms, until_ms=until_ms, workspace=asked.workspace, model=asked.served_model
+    )

@@ -1,0 +1,524 @@
+"""The calls that run turns: Messages, Chat Completions, Completions, Responses and Gemini's.
+
+Each reads its body, lowers it to an Ask, runs the turn and writes the answer in its dialect.
+"""
+
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from litestar import Controller, delete, get, post
+from litestar.params import FromPath, HeaderParameter, RawBody
+from litestar.response.base import ASGIResponse
+from msgspec import UNSET
+
+from engine.protocol import InputUsage
+from gateway.base.catalogue import Model
+from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NotFound, PromptTooLong
+from gateway.dialects import sse
+from gateway.dialects.anthropic import lower as anthropic
+from gateway.dialects.anthropic.request import (
+    VERSIONS,
+    CountTokensRequest,
+    MessagesRequest,
+    Version,
+    decode_count_tokens,
+    decode_messages,
+)
+from gateway.dialects.anthropic.response import (
+    BlockStart,
+    Event,
+    Message,
+    MessageWriter,
+    PreviousMessageNotFound,
+    TokenCount,
+    changed,
+)
+from gateway.dialects.anthropic.response import Diagnostics as MessageDiagnostics
+from gateway.dialects.errors import anthropic_error, body_of, in_responses_names
+from gateway.dialects.gemini.lower import Asked, Held
+from gateway.dialects.gemini.lower import ask_of as gemini_ask_of
+from gateway.dialects.gemini.request import GenerateRequest, decode_count, decode_generate
+from gateway.dialects.gemini.response import GeminiWriter, GenerateContentResponse, ModalityCount
+from gateway.dialects.gemini.response import TokenCount as GeminiTokenCount
+from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
+from gateway.dialects.openai.request import (
+    ChatRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+)
+from gateway.dialects.openai.response import ChatWriter, TextWriter
+from gateway.dialects.responses import response as responses
+from gateway.dialects.responses.lower import Prepared, prepare, seal
+from gateway.dialects.responses.request import Given, decode_responses
+from gateway.http.auth import KeyAuth
+from gateway.http.cached_contents import held_by
+from gateway.http.errors import request_id
+from gateway.http.generation import (
+    Items,
+    KeyRequest,
+    Stream,
+    answer,
+    answered,
+    begun,
+    check_media,
+    gathered,
+    prepared,
+    until_taken,
+    while_present,
+)
+from gateway.http.services import Services, services_of
+from gateway.http.speaking import header_of
+from gateway.prompt.ask import Ask, Compared, TurnId
+from gateway.turn.state import Findings
+
+VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
+_encode = msgspec.json.Encoder().encode
+
+
+def _paths(ask: Ask) -> list[str]:
+    return [slot.path for slot in ask.plan.slots]
+
+
+# Messages.
+
+
+class MessagesController(Controller):
+    """POST /v1/messages and POST /v1/messages/count_tokens."""
+
+    path = "/v1/messages"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        check_attribution(request)
+        services, scope = services_of(request), request.scope
+        version = check_version(header_of(scope, b"anthropic-version"))
+        arrived, betas = scope["state"]["arrived"], header_of(scope, b"anthropic-beta") or ""
+
+        def read() -> tuple[MessagesRequest, int]:
+            return services.without_nonces(decode_messages(body, services.bounds))
+
+        def make(decoded: MessagesRequest, num_removed: int, model: Model) -> Ask:
+            asked = decoded.diagnostics
+            compared = Compared(
+                is_wanted=asked is not None,
+                previous=asked.previous_message_id if asked else None,
+                parameters=anthropic.prompt_parameters(decoded, betas),
+            )
+            return anthropic.ask_of(
+                decoded,
+                request.user,
+                model,
+                version,
+                arrived,
+                comparison=compared,
+                num_removed=num_removed,
+                betas=betas,
+                unreadable=services.unreadable,
+                marks_for_client=services.auto_cache_messages,
+            )
+
+        ask = await prepared(request, services, len(body), read, make)
+        turn_id, items, findings = await begun(request, services, ask)
+        writer = _message_writer(ask, turn_id, findings)
+        stream = _message_stream(request) if ask.stream else None
+        return await answer(request, items, writer, stream)
+
+    @post("/count_tokens", status_code=200)
+    async def count_tokens(
+        self, request: KeyRequest, body: RawBody, anthropic_version: VersionHeader = None
+    ) -> TokenCount:
+        check_media(request)
+        check_attribution(request)
+        services, version = services_of(request), check_version(anthropic_version)
+        arrived, unreadable = request.scope["state"]["arrived"], services.unreadable
+
+        def read() -> tuple[CountTokensRequest, int]:
+            return services.without_nonces(decode_count_tokens(body, services.bounds))
+
+        def make(decoded: CountTokensRequest, _: int, model: Model) -> Ask:
+            user = request.user
+            return anthropic.count_ask_of(decoded, user, model, version, arrived, unreadable)
+
+        with services.counting.admitted(request.user.workspace, len(body)):
+            ask = await prepared(request, services, len(body), read, make)
+            return TokenCount(await while_present(request, services.turns.count(ask)))
+
+
+def check_attribution(request: KeyRequest) -> None:
+    """Check two parameters that the SDK sends as headers."""
+    if header_of(request.scope, b"anthropic-user-profile-id"):
+        raise InvalidRequest("anthropic-user-profile-id: user profiles are not supported")
+    workspace = header_of(request.scope, b"anthropic-workspace-id")
+    if workspace not in (None, "", request.user.workspace):
+        raise InvalidRequest("anthropic-workspace-id: does not match the workspace of the API key")
+
+
+def check_version(version: str | None) -> Version:
+    if not version:
+        raise InvalidRequest("anthropic-version: header is required")
+    for known in VERSIONS:
+        if version == known:
+            return known
+    raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
+
+
+async def whole_message(items: Items, ask: Ask, turn_id: TurnId) -> Message:
+    """The whole message of a turn that is not streamed."""
+    taken = await until_taken(items)
+    return await gathered(items, _message_writer(ask, turn_id, taken.findings))
+
+
+def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> MessageWriter:
+    return MessageWriter(
+        id=turn_id,
+        model=ask.model.id,
+        paths=_paths(ask),
+        found=findings,
+        diagnose=partial(_message_diagnostics, findings),
+        omits_thinking=ask.omit_thinking,
+        hides_thinking=not ask.thinking,
+    )
+
+
+def _message_diagnostics(findings: Findings) -> MessageDiagnostics | None:
+    """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
+    diagnosis = findings.diagnosis
+    match diagnosis and diagnosis.found:
+        case "unfinished":
+            return MessageDiagnostics(None)
+        case "not_found":
+            return MessageDiagnostics(PreviousMessageNotFound())
+        case "compared" if diagnosis is not None and diagnosis.divergence is not None:
+            return changed(diagnosis.divergence.kind, diagnosis.divergence.missed_tokens)
+        case _:
+            return None
+
+
+def _message_stream(request: KeyRequest) -> Stream[Event]:
+    failed_id, has_pinged = request_id(request.scope), False
+
+    def render(events: list[Event]) -> bytes:
+        nonlocal has_pinged
+        pieces: list[bytes] = []
+        for event in events:
+            pieces.append(sse.event(str(event.__struct_config__.tag), event))
+            if isinstance(event, BlockStart) and not has_pinged:
+                has_pinged = True
+                pieces.append(sse.PING)
+        return b"".join(pieces)
+
+    def failed(error: GatewayError) -> bytes:
+        return sse.event("error", anthropic_error(error, failed_id))
+
+    return Stream(render=render, failed=failed)
+
+
+# Chat Completions and Completions.
+
+
+class ChatCompletionsController(Controller):
+    """POST /v1/chat/completions."""
+
+    path = "/v1/chat/completions"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        services, arrived = services_of(request), request.scope["state"]["arrived"]
+
+        def read() -> tuple[ChatRequest, int]:
+            return services.without_nonces(decode_chat(body, services.bounds))
+
+        def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
+            ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
+            return msgspec.structs.replace(ask, num_removed=num_removed)
+
+        check_media(request)
+        ask = await prepared(request, services, len(body), read, make)
+        return await _complete(request, services, ask, ChatWriter, "chatcmpl")
+
+
+class CompletionsController(Controller):
+    """POST /v1/completions."""
+
+    path = "/v1/completions"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        services, arrived = services_of(request), request.scope["state"]["arrived"]
+
+        def read() -> tuple[CompletionRequest, int]:
+            return decode_completion(body, services.bounds), 0
+
+        def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
+            return completion_ask_of(decoded, request.user, model, arrived)
+
+        check_media(request)
+        ask = await prepared(request, services, len(body), read, make)
+        return await _complete(request, services, ask, TextWriter, "cmpl")
+
+
+async def _complete(
+    request: KeyRequest,
+    services: Services,
+    ask: Ask,
+    kind: type[ChatWriter] | type[TextWriter],
+    prefix: str,
+) -> ASGIResponse:
+    """Run the turn. The response's id is the turn's, in OpenAI's form."""
+    turn_id, items, findings = await begun(request, services, ask)
+    writer: Any = kind(
+        id=f"{prefix}-{turn_id.removeprefix('msg_')}",
+        model=ask.model.id,
+        created=int(services.clock.wall().timestamp()),
+        found=findings,
+        paths=_paths(ask),
+        num_choices=ask.sampling.num_choices,
+        include_usage=not ask.stream or ask.include_usage,
+    )
+    stream: Stream[msgspec.Struct] = Stream(
+        render=lambda chunks: b"".join(map(sse.data, chunks)),
+        failed=lambda error: sse.data(body_of(error, request_id(request.scope), "openai")),
+        last=sse.DONE,
+    )
+    return await answer(request, items, writer, stream if ask.stream else None)
+
+
+# Responses.
+
+
+class ResponsesController(Controller):
+    """POST /v1/responses and POST /v1/responses/input_tokens."""
+
+    path = "/v1/responses"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        services = services_of(request)
+        made = await _prepared_response(request, services, body)
+        ask, failed_id = made.ask, request_id(request.scope)
+        try:
+            turn_id, items, findings = await begun(request, services, ask)
+            writer = _response_writer(services, made, turn_id, findings)
+
+            def failed(error: GatewayError) -> bytes:
+                named = in_responses_names(error, writer.paths)
+                return _response_event(writer.fail(named, failed_id))
+
+            stream: Stream[responses.Event] = Stream(
+                render=lambda events: b"".join(map(_response_event, events)), failed=failed
+            )
+            return await answer(request, items, writer, stream if ask.stream else None)
+        except (PromptTooLong, DemandRefused) as error:
+            raise in_responses_names(error, _paths(ask)) from None
+
+    @post("/input_tokens", status_code=200)
+    async def count(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        """The exact tokens of a request's prompt."""
+        check_media(request)
+        services = services_of(request)
+        with services.counting.admitted(request.user.workspace, len(body)):
+            made = await _prepared_response(request, services, body)
+            try:
+                tokens = await while_present(request, services.turns.count(made.ask))
+            except PromptTooLong as error:
+                raise in_responses_names(error, _paths(made.ask)) from None
+        return answered(responses.InputTokens(tokens))
+
+    @get("/{response_id:str}")
+    async def retrieve(self, response_id: FromPath[str]) -> None:
+        """No response is kept."""
+        raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
+
+    @delete("/{response_id:str}", status_code=200)
+    async def remove(self, response_id: FromPath[str]) -> None:
+        """No response is kept."""
+        raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
+
+
+async def _prepared_response(request: KeyRequest, services: Services, body: bytes) -> Prepared:
+    arrived = request.scope["state"]["arrived"]
+
+    def read() -> tuple[Given, int]:
+        return decode_responses(body, services.bounds), 0
+
+    def make(given: Given, _: int, model: Model) -> Prepared:
+        return prepare(given, request.user, model, arrived, services.unreadable)
+
+    return await prepared(request, services, len(body), read, make)
+
+
+def _response_writer(
+    services: Services, made: Prepared, turn_id: TurnId, findings: Findings
+) -> responses.ResponseWriter:
+    """The response's id is the turn's, in OpenAI's form."""
+    ask, request = made.ask, made.given.request
+    options = request.prompt_cache_options
+    response = responses.Response(
+        id=f"resp_{turn_id.removeprefix('msg_')}",
+        created_at=int(services.clock.wall().timestamp()),
+        status="in_progress",
+        model=ask.model.id,
+        prompt_cache_options=UNSET
+        if options is None
+        else responses.AppliedCacheOptions(
+            mode=options.mode, comparison_response_id=options.comparison_response_id or UNSET
+        ),
+        **responses.echo_of(made.given.fields),  # type: ignore[arg-type]
+    )
+    return responses.ResponseWriter(
+        id=response.id,
+        model=response.model,
+        response=response,
+        found=findings,
+        paths=_paths(ask),
+        diagnose=partial(_response_diagnostics, findings),
+        origins=made.origins,
+        summarizes=bool(request.reasoning and request.reasoning.wants_summary),
+        seal=partial(seal, scope=ask.principal.scope) if made.seals_thoughts else None,
+        is_prewarm=request.is_prewarm,
+    )
+
+
+def _response_diagnostics(findings: Findings, usage: InputUsage) -> responses.Diagnostics | None:
+    diagnosis = findings.diagnosis
+    match diagnosis and diagnosis.found:
+        case None:
+            return None
+        case "not_found":
+            return responses.ComparisonNotFound()
+        case "unfinished":
+            return responses.Unavailable()
+        case _:
+            divergence = diagnosis.divergence if diagnosis else None
+            return responses.diagnostics_of(
+                divergence.kind if divergence else None,
+                divergence.missed_tokens if divergence else None,
+                has_read=usage.cache_read_tokens > 0,
+            )
+
+
+def _response_event(event: responses.Event) -> bytes:
+    return sse.event(str(event.__struct_config__.tag), event)
+
+
+# Gemini.
+
+_GENERATE, _STREAM, _COUNT = "generateContent", "streamGenerateContent", "countTokens"
+
+
+class _GeminiAsk(NamedTuple):
+    """An Ask, and whether its text goes out as the word of an enum."""
+
+    ask: Ask
+    is_enum: bool
+
+
+async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIResponse:
+    """Answer a call of a model's method. `model_id` ends in `:` and the method.
+
+    A stream is a list of JSON objects, or server-sent events where the query says `alt=sse`.
+    Raise NotFound for an unknown method.
+    """
+    model, _, method = model_id.lstrip("/").rpartition(":")
+    if method not in (_GENERATE, _STREAM, _COUNT):
+        raise NotFound(f"method: no method `{method[:64]}` of a model")
+    check_media(request)
+    services = services_of(request)
+    if method == _COUNT:
+        with services.counting.admitted(request.user.workspace, len(body)):
+            made = await while_present(request, _gemini_ask(request, body, model, method))
+            tokens = await while_present(request, services.turns.count(made.ask))
+        details = [ModalityCount(token_count=tokens)]
+        return answered(GeminiTokenCount(total_tokens=tokens, prompt_tokens_details=details))
+    ask, is_enum = await while_present(request, _gemini_ask(request, body, model, method))
+    turn_id, items, findings = await begun(request, services, ask)
+    writer = GeminiWriter(
+        id=turn_id,
+        model=ask.model.id,
+        found=findings,
+        paths=_paths(ask),
+        num_choices=ask.sampling.num_choices,
+        hides_thinking=ask.omit_thinking,
+        is_enum=is_enum,
+    )
+    stream = None
+    if method == _STREAM:
+        has_events = request.query_params.get("alt") == "sse"
+        made_of = _gemini_events if has_events else _gemini_list
+        stream = made_of(request_id(request.scope))
+    return await answer(request, items, writer, stream)
+
+
+async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) -> _GeminiAsk:
+    """Read the body, then what its cached content holds, then make the Ask of both."""
+    services, workspace = services_of(request), request.user.workspace
+    workers, bounds = services.workers, services.bounds
+    arrived, is_streamed = request.scope["state"]["arrived"], method == _STREAM
+
+    def read() -> GenerateRequest:
+        if method == _COUNT:
+            return decode_count(body, name, bounds)
+        return decode_generate(body, name, bounds, is_streamed=is_streamed)
+
+    def make(decoded: GenerateRequest, found: Model, held: Held | None) -> _GeminiAsk:
+        asked = Asked(request.user, found, arrived, services.unreadable)
+        ask = gemini_ask_of(decoded, asked, stream=is_streamed, held=held)
+        return _GeminiAsk(ask, decoded.generation_config.is_enum)
+
+    decoded = await workers.run(workspace, len(body), read)
+    model = services.find_model(decoded.model)
+    held, held_bytes = await held_by(request, decoded, model) or (None, 0)
+    return await workers.run(workspace, len(body) + held_bytes, make, decoded, model, held)
+
+
+def _gemini_events(failed_id: str) -> Stream[GenerateContentResponse]:
+    """The next event is always begun, and a heartbeat is a space in it.
+
+    Some clients (Genkit, `@google/generative-ai`) take all that stands between two events for a
+    broken one, also a blank line.
+    """
+
+    def render(chunks: list[GenerateContentResponse]) -> bytes:
+        pieces: list[bytes] = []
+        for chunk in chunks:
+            is_last = chunk.usage_metadata is not UNSET
+            pieces += (_encode(chunk), sse.END if is_last else sse.NEXT)
+        return b"".join(pieces)
+
+    def failed(error: GatewayError) -> bytes:
+        return _encode(body_of(error, failed_id, "gemini")) + sse.END
+
+    return Stream(render=render, failed=failed, first=sse.OPEN, idle=sse.SPACE)
+
+
+def _gemini_list(failed_id: str) -> Stream[GenerateContentResponse]:
+    """One JSON list over the whole stream. Blanks keep the connection alive."""
+    separator = b"["
+
+    def render(chunks: list[GenerateContentResponse]) -> bytes:
+        nonlocal separator
+        pieces = []
+        for chunk in chunks:
+            pieces += [separator, _encode(chunk)]
+            separator = b",\r\n"
+        return b"".join(pieces)
+
+    def failed(error: GatewayError) -> bytes:
+        return separator + _encode(body_of(error, failed_id, "gemini"))
+
+    return Stream(
+        render=render,
+        failed=failed,
+        last=b"]",
+        idle=b"\n",
+        is_closed=True,
+        content_type=b"application/json",
+    )
