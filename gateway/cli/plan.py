@@ -108,22 +108,20 @@ def _asked(options: argparse.Namespace) -> PlanRequest:
         name: value for name in names if (value := getattr(options, name, None)) is not None
     }
     if options.config is not None:
-        given["config"] = _document(options.config)
+        try:
+            given["config"] = msgspec.json.decode(_text(options.config, _MAX_CONFIG_BYTES))
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"--config: {options.config}: {error}") from None
     if options.trace is not None:
         given["trace"] = _text(options.trace, MAX_TRACE_CHARACTERS)
     if options.made is not None:
-        given["made"] = dict(_pair(text) for text in options.made)
+        if wrong := next((text for text in options.made if "=" not in text), None):
+            raise InvalidRequest(f"--made: `{wrong}` is not field=value")
+        given["made"] = dict(text.split("=", 1) for text in options.made)
     try:
         return msgspec.convert(given, PlanRequest, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
-
-
-def _document(path: Path) -> Any:
-    try:
-        return msgspec.json.decode(_text(path, _MAX_CONFIG_BYTES))
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"--config: {path}: {error}") from None
 
 
 def _text(path: Path, most: int) -> str:
@@ -132,13 +130,6 @@ def _text(path: Path, most: int) -> str:
     if len(text) > most:
         raise InvalidRequest(f"{path}: {most:,} characters at most")
     return text
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise InvalidRequest(f"--made: `{text}` is not field=value")
-    return name, value
 
 
 async def _planned(job: Job) -> Plan:

@@ -12,10 +12,9 @@ row that is refused for now keeps no place while it waits to be tried again.
 
 import asyncio
 import zlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
@@ -225,11 +224,19 @@ class BatchRunner:
         turn_id = self._turns.new_id()
         request_id = f"req_{turn_id.removeprefix('msg_')}"
         bind_request_id(request_id)
-        answer = await _ended(self._message(batch, row, turn_id, Origin(request_id)))
+        answering = self._message(batch, row, turn_id, Origin(request_id))
+        answer: Message | BaseException
+        (answer,) = await asyncio.gather(answering, return_exceptions=True)
         if isinstance(answer, Message):
             made: BatchResult = Succeeded(answer)
         else:
             error = answer
+            if not isinstance(error, Exception):
+                raise error
+            if not isinstance(error, GatewayError):
+                # A failure that nobody foresaw ends this row, and not the batches of all.
+                get_logger("batches").error("unhandled", exc_info=error)
+                error = GatewayError()
             if isinstance(error, _LATER) and not isinstance(error, _BROKEN):
                 return None
             attempts[row.position] = attempts.get(row.position, 0) + 1
@@ -256,18 +263,6 @@ class BatchRunner:
             line="rows of batches",
         )
         return await whole_message(self._turns.run(ask, turn_id, origin), ask, turn_id)
-
-
-async def _ended(answering: Coroutine[Any, Any, Message]) -> Message | GatewayError:
-    """How a row ended. A failure that nobody foresaw ends this row, and not the batches of all."""
-    ended: Message | BaseException
-    (ended,) = await asyncio.gather(answering, return_exceptions=True)
-    if isinstance(ended, Message | GatewayError):
-        return ended
-    if not isinstance(ended, Exception):
-        raise ended
-    get_logger("batches").error("unhandled", exc_info=ended)
-    return GatewayError()
 
 
 def _compressed(result: BatchResult) -> bytes:

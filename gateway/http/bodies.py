@@ -64,7 +64,10 @@ class _Body:
         self._bodies = bodies
         self._large = large
         self._deadline = asyncio.get_running_loop().time() + seconds
-        self._declared = _declared_bytes(scope)
+        self._declared = 0
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
+                self._declared = int(value)
         self._is_whole = False
         self._workspace = ""
         self._num_bytes = self._num_read = 0
@@ -127,10 +130,3 @@ async def brought_in(scope: Scope, num_bytes: int) -> None:
     """
     body: _Body = scope["state"]["body"]
     await body.grow(num_bytes, 0)
-
-
-def _declared_bytes(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
-            return int(value)
-    return 0

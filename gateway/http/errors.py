@@ -41,16 +41,7 @@ from gateway.prompt.ask import Principal
 from gateway.prompt.origin import Origin, agent_of
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
-    error.status: error
-    for error in (
-        InvalidRequest,
-        Unauthenticated,
-        Forbidden,
-        NotFound,
-        MethodNotAllowed,
-        TooLarge,
-        UnsupportedMedia,
-    )
+    error.status: error for error in (Unauthenticated, Forbidden, TooLarge, UnsupportedMedia)
 }
 
 # The paths that run turns. Only these count against a workspace's limits and have rate limit
@@ -114,40 +105,31 @@ async def after_exception(error: Exception, scope: Scope) -> None:
         get_logger("api").error("unhandled", request_id=request_id(scope), exc_info=error)
 
 
-def as_gateway_error(error: Exception) -> GatewayError:
+def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayError:
+    """A path or a method that has no route is told with what to ask instead."""
     match error:
         case GatewayError():
             return error
-        case HTTPException(status_code=status) if status in _BY_STATUS:
-            return _BY_STATUS[status](_detail(error) if status == 400 else None)
-        case _:
-            return GatewayError()
-
-
-def _told(request: Request[Any, Any, Any], error: Exception, failure: GatewayError) -> GatewayError:
-    """The failure with what to ask instead, for a path or a method that has no route."""
-    match error:
         case HTTPException(status_code=404):
             return NotFound(path_told(request.scope["path"]))
         case HTTPException(status_code=405, headers=headers):
             return MethodNotAllowed(method_told(request.method, (headers or {}).get("allow", "")))
+        case HTTPException(status_code=400, extra=extra):
+            # The wrong parameters and the reasons, if the framework has them.
+            reasons = [
+                f"{item['key']}: {item['message']}"
+                for item in (extra if isinstance(extra, list) else [])
+                if isinstance(item, dict) and {"key", "message"} <= item.keys()
+            ]
+            return InvalidRequest("; ".join(reasons) or None)
+        case HTTPException(status_code=status) if status in _BY_STATUS:
+            return _BY_STATUS[status]()
         case _:
-            return failure
-
-
-def _detail(error: HTTPException) -> str:
-    """The wrong parameter and the reason, if the framework has them."""
-    extra = error.extra if isinstance(error.extra, list) else []
-    reasons = [
-        f"{item['key']}: {item['message']}"
-        for item in extra
-        if isinstance(item, dict) and "key" in item and "message" in item
-    ]
-    return "; ".join(reasons) or "invalid request"
+            return GatewayError()
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    failure, scope = _told(request, error, as_gateway_error(error)), request.scope
+    failure, scope = _failure_of(request, error), request.scope
     dialect = dialect_of(scope)
     status, envelope = status_of(failure, dialect), body_of(failure, request_id(scope), dialect)
     _remember(scope, failure, status, envelope.error.message)

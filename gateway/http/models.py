@@ -26,10 +26,19 @@ from gateway.http.speaking import dialect_of
 _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
 
 
-class ModelsController(Controller):
-    path = "/v1/models"
+class _Models(Controller):
     middleware = (KeyAuth,)
     before_request = staticmethod(check_query)
+
+    @post("/{model_id:path}", status_code=200)
+    async def call(
+        self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
+    ) -> ASGIResponse:
+        return await call_gemini_model(request, body, str(model_id))
+
+
+class ModelsController(_Models):
+    path = "/v1/models"
 
     @get()
     async def list_models(
@@ -42,13 +51,11 @@ class ModelsController(Controller):
     ) -> ModelList | openai.ModelList | gemini.ModelList:
         dialect = dialect_of(request.scope)
         if dialect == "gemini":
-            return gemini_models(services)
+            return _gemini_models(services)
         if dialect == "openai":
             models = services.catalogue.models(services.fleet.served)
             return openai.ModelList(data=[_openai_model(model, services) for model in models])
-        infos = [
-            _info(model, services) for model in services.catalogue.models(services.fleet.served)
-        ]
+        infos = [_info(one, services) for one in services.catalogue.models(services.fleet.served)]
         ids = [info.id for info in infos]
         if after_id is not None:
             infos = infos[_position(ids, after_id, "after_id") + 1 :]
@@ -69,45 +76,31 @@ class ModelsController(Controller):
         model = services.find_model(str(model_id).lstrip("/"))
         dialect = dialect_of(request.scope)
         if dialect == "gemini":
-            return gemini_model(model, services)
+            return _gemini_model(model, services)
         return _openai_model(model, services) if dialect == "openai" else _info(model, services)
 
-    @post("/{model_id:path}", status_code=200)
-    async def call(
-        self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
-    ) -> ASGIResponse:
-        return await call_gemini_model(request, body, str(model_id))
 
-
-class GeminiModelsController(Controller):
+class GeminiModelsController(_Models):
     path = "/v1beta/models"
-    middleware = (KeyAuth,)
-    before_request = staticmethod(check_query)
 
     @get()
     async def list_models(self, services: NamedDependency[Services]) -> gemini.ModelList:
         """All models on one page."""
-        return gemini_models(services)
+        return _gemini_models(services)
 
     @get("/{model_id:path}")
     async def get_model(
         self, model_id: FromPath[str], services: NamedDependency[Services]
     ) -> gemini.Model:
-        return gemini_model(services.find_model(str(model_id).lstrip("/")), services)
-
-    @post("/{model_id:path}", status_code=200)
-    async def call(
-        self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
-    ) -> ASGIResponse:
-        return await call_gemini_model(request, body, str(model_id))
+        return _gemini_model(services.find_model(str(model_id).lstrip("/")), services)
 
 
-def gemini_models(services: Services) -> gemini.ModelList:
+def _gemini_models(services: Services) -> gemini.ModelList:
     models = services.catalogue.models(services.fleet.served)
-    return gemini.ModelList(models=[gemini_model(model, services) for model in models])
+    return gemini.ModelList(models=[_gemini_model(model, services) for model in models])
 
 
-def gemini_model(model: Model, services: Services) -> gemini.Model:
+def _gemini_model(model: Model, services: Services) -> gemini.Model:
     return gemini.model_of(model.id, model.display_name, _longest_context(model, services))
 
 

@@ -144,7 +144,8 @@ class Ledger:
         except TimeoutError:
             raise LedgerUnavailable from None
         except (SQLAlchemyError, OSError) as error:
-            raise self._translated(error) from error
+            self.identity.is_damaged |= is_damage(error)
+            raise _translated(error) from error
 
     @asynccontextmanager
     async def snapshot(
@@ -172,14 +173,6 @@ class Ledger:
         """One statement, in a transaction of its own; with `values` once for each of them."""
         async with self.transaction() as connection:
             await connection.execute(statement, values)
-
-    def _translated(self, error: Exception) -> GatewayError:
-        if _is_refusal(error):
-            return LedgerRefused()
-        if is_damage(error):
-            self.identity.is_damaged = True
-            return LedgerDamaged()
-        return LedgerNotMigrated() if _is_older(error) else LedgerUnavailable()
 
     async def _connect(self, seconds: float) -> AsyncConnection:
         """A connection whose server answers. One from the pool may have lost its server."""
@@ -298,6 +291,14 @@ def _cut(driver_connection: Any) -> None:
             pass  # it has ended by itself
 
 
+def _translated(error: Exception) -> GatewayError:
+    if _is_refusal(error):
+        return LedgerRefused()
+    if is_damage(error):
+        return LedgerDamaged()
+    return LedgerNotMigrated() if _is_older(error) else LedgerUnavailable()
+
+
 def _is_refusal(error: Exception) -> bool:
     """Whether the rows hold a value that the database would refuse again.
 
@@ -324,12 +325,11 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, OSError) as error:
-        if is_damage(error):
-            raise LedgerDamaged from error
-        if _is_older(error):
-            raise LedgerNotMigrated from error
-        line = str(getattr(error, "orig", None) or error).splitlines()[0]
-        raise LedgerUnavailable(f"{LedgerUnavailable.default}: {line}") from error
+        found = _translated(error)
+        if type(found) not in (LedgerDamaged, LedgerNotMigrated):
+            line = str(getattr(error, "orig", None) or error).splitlines()[0]
+            found = LedgerUnavailable(f"{LedgerUnavailable.default}: {line}")
+        raise found from error
 
 
 async def with_ledger(

@@ -44,16 +44,6 @@ async def num_changes(connection: AsyncConnection) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
-def stamp(connection: Connection, made: int) -> int:
-    """The database's stamp. If it has none yet, `made` is stored."""
-    if (found := connection.execute(_STAMPS).scalar_one_or_none()) is not None:
-        return int(found)
-    kind = postgresql if connection.dialect.name == "postgresql" else sqlite
-    row = kind.insert(WatermarkRow).values({"name": _STAMP, "value": made})
-    connection.execute(row.on_conflict_do_nothing())
-    return int(connection.execute(_STAMPS).scalar_one())
-
-
 async def is_sample(connection: AsyncConnection) -> bool:
     return await connection.run_sync(has_sample_mark)
 
@@ -109,7 +99,12 @@ class Identity:
 
     def check_stamp(self, connection: Connection) -> None:
         """Raise LedgerReplaced if an earlier check found another stamp."""
-        found = stamp(connection, secrets.randbits(_STAMP_BITS))
+        found = connection.execute(_STAMPS).scalar_one_or_none()
+        if found is None:
+            kind = postgresql if connection.dialect.name == "postgresql" else sqlite
+            made = {"name": _STAMP, "value": secrets.randbits(_STAMP_BITS)}
+            connection.execute(kind.insert(WatermarkRow).values(made).on_conflict_do_nothing())
+            found = connection.execute(_STAMPS).scalar_one()
         if self._stamp is None:
             self._stamp = found
         self._has_other_stamp = found != self._stamp

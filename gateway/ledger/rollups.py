@@ -17,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Select,
     Text,
     bindparam,
     case,
@@ -162,59 +163,42 @@ def ttft_bin(low: int = 0, high: int = len(TTFT_EDGES_SECONDS)) -> ColumnElement
     )
 
 
-def reasons(width_seconds: int, *where: ColumnElement[bool]) -> Iterator[Any]:
+def _per_interval(
+    width_seconds: int, keys: dict[str, Any], sums: dict[str, Any], *where: ColumnElement[bool]
+) -> Select[Any]:
+    """Sums of turns by interval and keys. A key without an expression over turns is a constant."""
+    columns = {"start_ms": start_of(width_seconds), **keys}
+    labelled = [column.label(name) for name, column in (columns | sums).items()]
+    # `GROUP BY 1, 2, …`: a label could be taken for a column of the same name.
+    ordinals = (text(str(number + 1)) for number in range(len(columns)))
+    return select(*labelled).where(*where).group_by(*ordinals)
+
+
+def _with_width(width_seconds: int, found: Select[Any], **more: str) -> Select[Any]:
+    constants = [literal(word).label(name) for name, word in more.items()]
+    width: Any = literal(width_seconds, BigInteger).label("width_seconds")
+    return found.add_columns(width, *constants)
+
+
+def _turn_sums(width_seconds: int, where: ColumnElement[bool]) -> Select[Any]:
+    found = _per_interval(width_seconds, dimensions(), measures(), where)
+    return _with_width(width_seconds, found)
+
+
+def _reasons(width_seconds: int, where: ColumnElement[bool]) -> Iterator[Select[Any]]:
     """Two selects, one of each kind, in the columns of `reason_rollups`."""
-    found = dimensions()
+    keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
     for kind, column in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
-        keys: list[Any] = [
-            start_of(width_seconds).label("start_ms"),
-            found["workspace_id"].label("workspace_id"),
-            found["engine"].label("engine"),
-            TurnRow.model.label("model"),
-            column.label("value"),
-        ]
-        yield (
-            select(
-                literal(width_seconds, BigInteger).label("width_seconds"),
-                literal(kind).label("kind"),
-                *keys,
-                func.count().label("requests"),
-            )
-            .where(column.is_not(None), *where)
-            .group_by(*(text(key.name) for key in keys))
-        )
+        own, sums = {**keys, "value": column.expression}, {"requests": func.count()}
+        found = _per_interval(width_seconds, own, sums, column.is_not(None), where)
+        yield _with_width(width_seconds, found, kind=kind)
 
 
-def _turn_sums(width_seconds: int, where: ColumnElement[bool]) -> Any:
-    keys: list[Any] = [
-        start_of(width_seconds).label("start_ms"),
-        *(column.label(name) for name, column in dimensions().items()),
-    ]
-    sums = [column.label(name) for name, column in measures().items()]
-    width = literal(width_seconds, BigInteger).label("width_seconds")
-    return select(width, *keys, *sums).where(where).group_by(*_ordinals(2, len(keys)))
-
-
-def _latencies(where: ColumnElement[bool]) -> Any:
-    keys: list[Any] = [
-        start_of(DAY_SECONDS).label("start_ms"),
-        TurnRow.workspace_id.label("workspace_id"),
-        func.coalesce(TurnRow.engine, "").label("engine"),
-        TurnRow.model.label("model"),
-        prompt_bucket().label("prompt_bucket"),
-        has_read().label("has_read"),
-        ttft_bin().label("bin"),
-    ]
-    return (
-        select(*keys, func.count().label("requests"))
-        .where(TurnRow.first_token_seconds.is_not(None), where)
-        .group_by(*_ordinals(1, len(keys)))
-    )
-
-
-def _ordinals(first: int, count: int) -> list[Any]:
-    """`GROUP BY 2, 3, …`: a label could be taken for a column of the same name."""
-    return [text(str(number)) for number in range(first, first + count)]
+def _latencies(where: ColumnElement[bool]) -> Select[Any]:
+    keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
+    keys |= {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
+    timed, sums = TurnRow.first_token_seconds.is_not(None), {"requests": func.count()}
+    return _per_interval(DAY_SECONDS, keys, sums, timed, where)
 
 
 def _prefixes(where: ColumnElement[bool]) -> Any:
@@ -276,7 +260,7 @@ def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
     return {
         TurnRollupRow: union_all(*(_turn_sums(width, where) for width in WIDTHS_SECONDS)),
         ReasonRollupRow: union_all(
-            *(part for width in WIDTHS_SECONDS for part in reasons(width, where))
+            *(part for width in WIDTHS_SECONDS for part in _reasons(width, where))
         ),
         LatencyRollupRow: _latencies(where),
     }

@@ -11,7 +11,7 @@ import asyncio
 import csv
 import io
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -79,24 +79,24 @@ async def rebuild(ledger: Ledger) -> int:
     turns begin anew with the remaining turns.
     """
     async with ledger.transaction() as connection:
-        horizon = await horizon_ms(connection)
-        ends = select(func.min(TurnRow.opened_ms), func.max(TurnRow.opened_ms))
-        first, last = (await connection.execute(ends)).one()
-        old = select(func.min(TurnRollupRow.start_ms), func.max(TurnRollupRow.start_ms))
-        first_sum, last_sum = (await connection.execute(old)).one()
-    found = [ms for ms in (first, last, first_sum, last_sum) if ms is not None]
-    if not found:
-        return 0
-    whole_ms = -(-horizon // _DAY_MS) * _DAY_MS
-    done = 0
-    for since, until in days(max(min(found), whole_ms), max(found) + 1):
+        found = await _whole_days(connection)
+    for since, until in found:
         async with ledger.transaction() as connection:
             await rebuild_interval(connection, since, until)
-        done += 1
         await asyncio.sleep(_PAUSE_SECONDS)
     async with ledger.transaction() as connection:
         await rebuild_prefixes(connection)
-    return done
+    return len(found)
+
+
+async def _whole_days(connection: AsyncConnection) -> list[tuple[int, int]]:
+    """The days of turns and sums that lie behind the horizon."""
+    moments = []
+    for column in (TurnRow.opened_ms, TurnRollupRow.start_ms):
+        ends = select(func.min(column), func.max(column))
+        moments += [ms for ms in (await connection.execute(ends)).one() if ms is not None]
+    whole = -(-await horizon_ms(connection) // _DAY_MS) * _DAY_MS
+    return list(days(max(min(moments), whole), max(moments) + 1)) if moments else []
 
 
 async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
@@ -110,11 +110,27 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
     rollups_ms = min(rollups_ms, month_ms)
     turns_ms, rollups_ms = (ms // _DAY_MS * _DAY_MS for ms in (turns_ms, rollups_ms))
     # The horizon moves first, so that no reader takes half of the turns for all of them.
-    await _move_horizon(ledger, turns_ms)
-    num_turns = await _delete_turns(ledger, turns_ms)
-    num_rollups = 0
+    insert = postgresql.insert if ledger.is_postgres else sqlite.insert
+    moved = insert(HorizonRow).values(id=1, turns_ms=turns_ms)
+    moved = moved.on_conflict_do_update(
+        index_elements=["id"],
+        set_={"turns_ms": moved.excluded.turns_ms},
+        where=moved.excluded.turns_ms > HorizonRow.turns_ms,  # it never moves back
+    )
+    await ledger.run(moved)
+    num_turns = num_rollups = 0
+    batch = select(TurnRow.id).where(TurnRow.opened_ms < turns_ms).limit(_BATCH)
+    while True:
+        async with ledger.transaction() as connection:
+            gone = await connection.execute(delete(TurnRow).where(TurnRow.id.in_(batch)))
+        if not gone.rowcount:
+            break
+        num_turns += gone.rowcount
+        await asyncio.sleep(_PAUSE_SECONDS)
     for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
-        for since, until in await _old_days(ledger, table, rollups_ms):
+        ((first,),) = await ledger.rows(select(func.min(table.start_ms)))
+        is_old = first is not None and first < rollups_ms
+        for since, until in days(first, rollups_ms) if is_old else ():
             within = (table.start_ms >= since) & (table.start_ms < until)
             async with ledger.transaction() as connection:
                 num_rollups += (await connection.execute(delete(table).where(within))).rowcount
@@ -123,42 +139,6 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
         gone = delete(PrefixRow).where(PrefixRow.last_ms < rollups_ms)
         num_rollups += (await connection.execute(gone)).rowcount
     return Deleted(num_turns, num_rollups)
-
-
-async def _old_days(
-    ledger: Ledger,
-    table: type[TurnRollupRow] | type[ReasonRollupRow] | type[LatencyRollupRow],
-    before_ms: int,
-) -> list[tuple[int, int]]:
-    async with ledger.transaction() as connection:
-        first = (await connection.execute(select(func.min(table.start_ms)))).scalar_one_or_none()
-    return [] if first is None or first >= before_ms else list(days(first, before_ms))
-
-
-async def _delete_turns(ledger: Ledger, before_ms: int) -> int:
-    batch = select(TurnRow.id).where(TurnRow.opened_ms < before_ms).limit(_BATCH)
-    statement = delete(TurnRow).where(TurnRow.id.in_(batch))
-    total = 0
-    while True:
-        async with ledger.transaction() as connection:
-            deleted = (await connection.execute(statement)).rowcount
-        total += deleted
-        if deleted == 0:
-            return total
-        await asyncio.sleep(_PAUSE_SECONDS)
-
-
-async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
-    """Move the horizon forward. It never moves back."""
-    insert = postgresql.insert if ledger.is_postgres else sqlite.insert
-    statement = insert(HorizonRow).values(id=1, turns_ms=turns_ms)
-    statement = statement.on_conflict_do_update(
-        index_elements=["id"],
-        set_={"turns_ms": statement.excluded.turns_ms},
-        where=statement.excluded.turns_ms > HorizonRow.turns_ms,
-    )
-    async with ledger.transaction() as connection:
-        await connection.execute(statement)
 
 
 async def problems(ledger: Ledger) -> list[str]:
@@ -173,11 +153,8 @@ async def problems(ledger: Ledger) -> list[str]:
             rows = await connection.execute(text("PRAGMA integrity_check(20)"))
             found += [f"structure: {line}" for line in rows.scalars() if line != "ok"]
         whole = -(-await horizon_ms(connection) // _DAY_MS) * _DAY_MS
-        ends = select(func.min(TurnRow.opened_ms), func.max(TurnRow.opened_ms))
-        old = select(func.min(TurnRollupRow.start_ms), func.max(TurnRollupRow.start_ms))
-        moments = [*(await connection.execute(ends)).one(), *(await connection.execute(old)).one()]
-    moments = [ms for ms in moments if ms is not None]
-    for since, until in days(max(min(moments), whole), max(moments) + 1) if moments else ():
+        whole_days = await _whole_days(connection)
+    for since, until in whole_days:
         where = (TurnRow.opened_ms >= since) & (TurnRow.opened_ms < until)
         async with ledger.snapshot() as connection:
             for table, sums in interval_sums(where).items():
@@ -244,7 +221,8 @@ async def claim(
 async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
     """Insert made-up turns into a claimed database and sum them up. Return their number."""
     total = 0
-    for rows in _batches(map(row_of, records)):
+    made = map(row_of, records)
+    while rows := list(islice(made, _ROWS)):
         async with ledger.transaction() as connection:
             if not await identity.is_sample(connection):
                 raise InvalidRequest("the database is not marked as one of sample data")
@@ -253,11 +231,6 @@ async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
     await rebuild(ledger)
     await ledger.analyze()
     return total
-
-
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    while batch := list(islice(rows, _ROWS)):
-        yield batch
 
 
 _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
