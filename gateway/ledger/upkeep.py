@@ -122,10 +122,10 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
     batch = select(TurnRow.id).where(TurnRow.opened_ms < turns_ms).limit(_BATCH)
     while True:
         async with ledger.transaction() as connection:
-            gone = await connection.execute(delete(TurnRow).where(TurnRow.id.in_(batch)))
-        if not gone.rowcount:
+            deleted = await connection.execute(delete(TurnRow).where(TurnRow.id.in_(batch)))
+        if not deleted.rowcount:
             break
-        num_turns += gone.rowcount
+        num_turns += deleted.rowcount
         await asyncio.sleep(_PAUSE_SECONDS)
     for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
         ((first,),) = await ledger.rows(select(func.min(table.start_ms)))

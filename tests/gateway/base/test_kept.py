@@ -6,11 +6,15 @@ import pytest
 
 from gateway.base.background import Kept
 
+pytestmark = pytest.mark.anyio
+
 
 class Maker:
-    def __init__(self) -> None:
+    def __init__(self, *, may_end: bool = True) -> None:
         self.num_made = 0
         self.may_end = asyncio.Event()
+        if may_end:
+            self.may_end.set()
 
     async def make(self) -> int:
         self.num_made += 1
@@ -19,47 +23,27 @@ class Maker:
         return number
 
 
-def test_many_who_ask_at_once_get_one_answer() -> None:
-    async def run() -> None:
-        kept, maker = Kept[int](60), Maker()
-        asking = [asyncio.create_task(kept.get("a", 0, maker.make)) for _ in range(5)]
-        await asyncio.sleep(0)
-        maker.may_end.set()
-        assert await asyncio.gather(*asking) == [1] * 5
-
-    asyncio.run(run())
+async def test_one_answer_for_all_who_ask_at_once_until_it_is_old() -> None:
+    kept, maker = Kept[int](60), Maker()
+    asking = [asyncio.create_task(kept.get("a", 0, maker.make)) for _ in range(5)]
+    assert await asyncio.gather(*asking) == [1] * 5
+    assert [await kept.get("a", now, maker.make) for now in (59, 60, 61)] == [1, 2, 2]
+    assert await kept.get("b", 61, maker.make) == 3
 
 
-def test_an_answer_is_made_anew_when_it_is_old() -> None:
-    async def run() -> None:
-        kept, maker = Kept[int](60), Maker()
-        maker.may_end.set()
-        assert [await kept.get("a", now, maker.make) for now in (0, 59, 60, 61)] == [1, 1, 2, 2]
-        assert await kept.get("b", 61, maker.make) == 3
-
-    asyncio.run(run())
-
-
-def test_the_next_one_makes_it_where_the_first_leaves() -> None:
-    async def run() -> None:
-        kept, maker = Kept[int](60), Maker()
-        first = asyncio.create_task(kept.get("a", 0, maker.make))
-        second = asyncio.create_task(kept.get("a", 0, maker.make))
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        maker.may_end.set()
-        assert await second == 2
-
-    asyncio.run(run())
+async def test_the_next_one_makes_it_where_the_first_leaves() -> None:
+    kept, maker = Kept[int](60), Maker(may_end=False)
+    first = asyncio.create_task(kept.get("a", 0, maker.make))
+    second = asyncio.create_task(kept.get("a", 0, maker.make))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    maker.may_end.set()
+    assert await second == 2
 
 
-def test_the_answers_that_were_asked_for_longest_ago_are_forgotten() -> None:
-    async def run() -> None:
-        kept, maker = Kept[int](60, max_kept=2), Maker()
-        maker.may_end.set()
-        found = [await kept.get(about, 0, maker.make) for about in ("a", "b", "a", "c", "a", "b")]
-        assert found == [1, 2, 1, 3, 1, 4]
-
-    asyncio.run(run())
+async def test_the_answers_that_were_asked_for_longest_ago_are_forgotten() -> None:
+    kept, maker = Kept[int](60, max_kept=2), Maker()
+    found = [await kept.get(about, 0, maker.make) for about in ("a", "b", "a", "c", "a", "b")]
+    assert found == [1, 2, 1, 3, 1, 4]

@@ -83,15 +83,6 @@ def test_every_failure_has_the_one_envelope(
     check_envelope(reply, status, kind)
 
 
-def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
-    with (
-        serve_gateway(tmp_path, "http://127.0.0.1:9", body_limit_bytes=2048) as url,
-        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}, timeout=120) as http,
-    ):
-        reply = http.post("/v1/messages", json=body(system="x" * 4096))
-        check_envelope(reply, 413, "request_too_large")
-
-
 def test_keys_come_as_either_header_and_nothing_else_works(stack: Stack) -> None:
     def ask(headers: dict[str, str]) -> httpx.Response:
         return httpx.post(

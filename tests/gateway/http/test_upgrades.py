@@ -88,12 +88,6 @@ def test_turns_that_ask_for_another_protocol_are_served_however_they_are_cut(
     assert ["one" in said[0], "two" in said[1], "three" in said[2]] == [True] * 3
 
 
-def test_a_connect_is_refused_and_ends(tmp_path: Path) -> None:
-    with serve(ScriptedEngine()) as engine, serve_gateway(tmp_path, engine) as url:
-        received = answers(url, b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-    assert received.count(b"HTTP/1.1 4") == 1 and b"HTTP/1.1 2" not in received
-
-
 def turn_of(upgrade: str | None, *further: str, text: str) -> bytes:
     content = json.dumps(body(messages=[{"role": "user", "content": text}])).encode()
     framing = ["content-type: application/json", f"content-length: {len(content)}", *further]
