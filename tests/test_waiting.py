@@ -1,6 +1,7 @@
 """No test fails on a busy machine because it waited for a short time only."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -8,6 +9,7 @@ CALLS = {"delete", "get", "head", "post", "put", "request", "stream", "AsyncClie
 LEAST_SECONDS = 60
 
 
+@cache
 def calls() -> list[tuple[str, ast.Call]]:
     return [
         (f"{path.relative_to(TESTS)}:{node.lineno}", node)

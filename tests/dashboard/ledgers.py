@@ -17,7 +17,7 @@ from gateway.ledger.upkeep import rebuild
 from gateway.prices.book import PriceBook
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
-NUM_MANY = 100_000
+NUM_MANY = 20_000
 # A dollar for a million tokens; written at 1.25 and 2, read at a tenth, output at five.
 PRICE = PriceBook().find("reference", date(2026, 11, 1))
 Row = dict[str, Any]
@@ -149,7 +149,7 @@ def hostile() -> Iterator[Row]:
 
 
 def many() -> Iterator[Row]:
-    """A hundred thousand of a month; half of them in prefixes that come again."""
+    """Twenty thousand of a month; half of them in prefixes that come again."""
     chance = random.Random(20261121)
     start = datetime.now(UTC) - timedelta(days=30)
     for number in range(NUM_MANY):

@@ -119,9 +119,7 @@ def test_negative_savings(monkeypatch: pytest.MonkeyPatch, gateways: Gateways, p
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_hundred_thousand_rows(
-    monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str
-) -> None:
+def test_many_rows(monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str) -> None:
     """The gateway sums them: no page gets more than it draws."""
     app = opened(monkeypatch, gateways, "many", page, range="30d")
     assert all(len(each.value) <= 200 for each in app.dataframe)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any, get_args
 
 import msgspec
@@ -19,8 +18,8 @@ from dashboard.ui.filters import RANGES, Selection
 from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
-from dashboard.views.overview import hit_rates, is_comparable, tokens_by_class
-from dashboard.views.savings import saved_over_time, waterfall_rows
+from dashboard.views.overview import is_comparable
+from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
 from gateway.admin.structs.usage import (
@@ -30,7 +29,6 @@ from gateway.admin.structs.usage import (
     Turn,
     TurnDivergence,
     Usage,
-    Waterfall,
 )
 from gateway.prompt.fingerprint import DivergenceKind
 from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
@@ -161,33 +159,6 @@ def test_intervals_that_the_range_cuts_are_drawn_as_wide_as_they_are() -> None:
     assert drawn[0]["start"].minute == 30 and drawn[-1]["end"].minute == 50
     assert [row["part"] != "" for row in drawn] == [True, False, True]
     assert [row["class"] for row in drawn] == ["Saved", "Lost", "Saved"]
-
-
-def test_classes_are_stacked_without_a_gap() -> None:
-    drawn = [row for row in tokens_by_class(usage(0)) if row["start"].hour == 0]
-    assert [row["class"] for row in drawn] == list(TOKENS["light"])
-    assert all(below["top"] == above["bottom"] for below, above in pairwise(drawn))
-    assert drawn[-1]["top"] == 4
-
-
-def test_sparklines_leave_cut_intervals_out() -> None:
-    assert hit_rates(usage(1, 1, 1, 1).series) == [0.75, 0.75]
-    assert hit_rates([]) == []
-
-
-def test_the_waterfall_hangs_together() -> None:
-    found = Waterfall(
-        counterfactual_nano=1000,
-        write_premium_nano=300,
-        read_discount_nano=100,
-        actual_nano=1200,
-        saved_nano=-200,
-        unexplained=0,
-    )
-    without, premium, discount, actual = waterfall_rows(found)
-    assert without["top"] == premium["bottom"]
-    assert premium["top"] == discount["top"]
-    assert discount["bottom"] == actual["top"]
 
 
 def test_a_cell_that_begins_like_a_formula_is_text() -> None:

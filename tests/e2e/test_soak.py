@@ -4,18 +4,14 @@ import asyncio
 import os
 from pathlib import Path
 
-import pytest
-
 from scripts.stack import API_KEY
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
     SPARE_FDS,
-    Reading,
     Target,
     idle_readings,
     run_soak,
     run_streams,
-    slope_an_hour,
 )
 
 ENGINE = {
@@ -54,10 +50,3 @@ def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
         after = asyncio.run(idle_readings(target, before))
     for url, end in after.items():
         assert end.fds - before[url].fds <= SPARE_FDS, url
-
-
-def test_a_slope_is_of_the_second_half_and_an_hour() -> None:
-    flat = [Reading(at=float(t), rss=5.0, fds=0, active=0, waiting=0) for t in range(10)]
-    rising = [Reading(at=float(t), rss=5.0 + t, fds=0, active=0, waiting=0) for t in range(10, 20)]
-    assert slope_an_hour(flat, "rss") == 0
-    assert slope_an_hour(flat + rising, "rss") == pytest.approx(3600)
