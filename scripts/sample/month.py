@@ -392,20 +392,19 @@ class Month:
 
     def records(self) -> Iterator[TurnRecord]:
         """In order of time."""
-        chance = random.Random(self.seed)
-        engines = {memory.machine.name: memory for memory in self._memories(chance)}
-        for arrival in arrivals(self.until, self.num_turns, chance):
-            yield self._record(arrival, engines, chance)
-
-    def _memories(self, chance: random.Random) -> Iterator[SampleCache]:
+        chance, until = random.Random(self.seed), self.until
+        engines: Engines = {}
         for machine in MACHINES:
             downs = [
                 (start, start + int(minutes * 60_000))
                 for day, hour, minutes in machine.restarts
-                for start in [start_of(self.until, day, hour)]
+                for start in [start_of(until, day, hour)]
             ]
             epochs = [f"{chance.getrandbits(128):032x}" for _ in range(len(downs) + 1)]
-            yield SampleCache(machine, start_of(self.until, machine.first_day, 0), downs, epochs)
+            first = start_of(until, machine.first_day, 0)
+            engines[machine.name] = SampleCache(machine, first, downs, epochs)
+        for arrival in arrivals(until, self.num_turns, chance):
+            yield self._record(arrival, engines, chance)
 
     def _record(self, arrival: Arrival, engines: Engines, chance: random.Random) -> TurnRecord:
         app = arrival.app
@@ -425,7 +424,11 @@ class Month:
             }
             serve(record, arrival, written, place, chance)
             own = held.pop(place.machine.name)
-            _refine(record, is_compacted, max(held.values(), default=0) > own)
+            # As the gateway does: only where the engine knows no better reason.
+            if record.miss_reason == "cold" and max(held.values(), default=0) > own:
+                record.miss_reason = "routed_elsewhere"
+            elif record.miss_reason == "cold" and is_compacted:
+                record.miss_reason = "messages_changed"
             if record.first_token_seconds is not None:
                 record.available_tokens = max([own, *held.values()])
                 record.captured_tokens = own
@@ -470,13 +473,3 @@ def _opened(arrival: Arrival, written: SamplePrompt, suffix: str) -> TurnRecord:
         prefix_ttl=written.marks[-1].ttl if written.marks else None,
         fingerprint=written.fingerprint(arrival, scope_of(app.workspace)),
     )
-
-
-def _refine(record: TurnRecord, is_compacted: bool, is_elsewhere: bool) -> None:
-    """Refine the miss reason as the gateway does: only where the engine knows no better one."""
-    if record.miss_reason != "cold":
-        return
-    if is_elsewhere:
-        record.miss_reason = "routed_elsewhere"
-    elif is_compacted:
-        record.miss_reason = "messages_changed"

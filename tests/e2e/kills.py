@@ -13,11 +13,11 @@ import httpx
 import sqlalchemy as sa
 
 from gateway.journal.store import OPEN, rows_in
-from scripts.setup.database import migrate
 from scripts.stack import (
     API_KEY,
     ENGINE_SECRET,
     free_port,
+    migrate,
     python,
     running_stack,
     start,

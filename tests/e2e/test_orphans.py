@@ -13,13 +13,13 @@ import msgspec
 
 from engine.protocol import FinalCounts, Stats
 from gateway.journal.store import OPEN, rows_in
-from scripts.setup.database import migrate
 from scripts.stack import (
     API_KEY,
     ENGINE_SECRET,
     Process,
     free_port,
     gateway_environment,
+    migrate,
     python,
     serving_engine,
     start,

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 
 from scripts import stack
-from scripts.setup.database import migrate
-from scripts.stack import API_KEY, free_port, python
+from scripts.stack import API_KEY, free_port, migrate, python
 from tests.conformance.engines import SECRET, running_engines
 from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
 from tests.fuzz.tiny_model import write_tiny_model

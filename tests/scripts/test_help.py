@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.setup.long_tests import jobs
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -16,3 +18,8 @@ def test_help_is_told_and_nothing_else_happens(name: str, asked: str, tmp_path: 
     )
     assert done.returncode == 0 and not done.stderr
     assert f"scripts/{name}" in done.stdout and "==>" not in done.stdout
+
+
+def test_a_long_test_names_files_that_are_there() -> None:
+    named = [path for job in jobs().values() for path in job.get("tests", ())]
+    assert len(named) > 10 and not [path for path in named if not (SCRIPTS.parent / path).exists()]

@@ -1,28 +1,11 @@
 """scripts/run: what it refuses, before it starts anything."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.runner.options import misspelt_settings
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "scripts.runner", "--data", str(data)]
-    environment = os.environ | {"VLLM_PYTHON": "/no/such/python"}
-    return subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-        env=environment,
-    )
+from tests.scripts.runs import ended
 
 
 @pytest.mark.parametrize(
@@ -40,9 +23,8 @@ def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
 def test_an_option_that_cannot_be_served_exits_2(
     tmp_path: Path, arguments: list[str], said: str
 ) -> None:
-    ended = run(*arguments, data=tmp_path / "data")
-    assert ended.returncode == 2
-    assert said in ended.stderr
+    done = ended(*arguments, "--data", tmp_path / "data", VLLM_PYTHON="/no/such/python")
+    assert done.returncode == 2 and said in done.stderr
 
 
 def test_a_name_that_is_almost_a_setting_is_told() -> None:
