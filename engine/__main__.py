@@ -93,20 +93,16 @@ def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
         from engine.backends.upstream.backend import UpstreamBackend
 
         return lambda host: UpstreamBackend(settings, clock, host.crash, host.supervisor)
-    load_parts = _load_parts(settings)
+    load_parts = _load_parts(settings.backend)
     return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
 
 
-def _load_parts(settings: Settings) -> Callable[[Settings, Progress], Parts]:
+def _load_parts(backend: str) -> Callable[[Settings, Progress], Parts]:
     """torch is imported only for backends that use it. The synthetic engine starts without it."""
-    if settings.backend == "synthetic":
+    if backend == "synthetic":
         from engine.backends.synthetic import load_synthetic
 
-        if not settings.synthetic_model:
-            return load_synthetic
-        from engine.backends.scripted import with_script
-
-        return lambda settings, progress: with_script(load_synthetic(settings, progress), settings)
+        return load_synthetic
     from engine.backends.native import load_native
 
     return load_native

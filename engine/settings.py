@@ -150,18 +150,6 @@ class Settings(BaseSettings):
     synthetic_context: int = Field(
         131_072, ge=1024, le=2**24, description="Synthetic engine: context in tokens"
     )
-    synthetic_model: str = Field(
-        "",
-        description="Synthetic engine: a directory whose tokenizer and chat template it takes, "
-        "for tests of formats; it then writes what ENGINE_SYNTHETIC_SCRIPT says",
-    )
-    synthetic_script: Json[dict[str, str]] = Field(
-        {},
-        description="Synthetic engine with a model's template: what it writes, as a JSON object; "
-        "a stop sequence of the request names its key; without one, a workspace's requests with "
-        "tools take `turn 1`, `turn 2` and so on",
-        validate_default=False,
-    )
     vllm_args: Json[dict[str, Any]] = Field(
         {},
         description="vLLM engine: any of vLLM's engine arguments, as JSON",
@@ -172,7 +160,7 @@ class Settings(BaseSettings):
         description="Upstream engine: the URL of an unmodified model server, such as "
         "http://127.0.0.1:8000; ENGINE_MODEL must name the directory of the model that it serves",
     )
-    upstream_kind: Literal["auto", "vllm", "sglang", "llamacpp", "trtllm", "tgi", "openai"] = Field(
+    upstream_kind: Literal["auto", "vllm", "llamacpp", "openai"] = Field(
         "auto", description="Upstream engine: what the server is; default: what its answers show"
     )
     upstream_model: str = Field(

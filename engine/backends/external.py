@@ -5,7 +5,7 @@ and its answers become frames.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -16,9 +16,11 @@ from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock
-from engine.protocol import Breakpoint, BreakpointReport
-from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.request import SequenceState
+from engine.errors import Overloaded
+from engine.protocol import Breakpoint, BreakpointReport, ErrorCode
+from engine.schedule.accounting import Accounting
+from engine.schedule.request import RequestState, SequenceState
+from engine.schedule.runner import SampleParams
 from engine.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -77,25 +79,28 @@ class MirrorCache(PrefixCache):
 
 
 class ExternalLoop:
-    """Brings choices to the other program: `lifecycle` is told what comes back.
+    """Brings choices to the other program, and tells `accounting` what comes back.
 
     `call` may be used from any thread, and everything else runs on the event loop's. An error of a
-    task is a crash. `lifecycle` is set before the start.
+    task is a crash.
     """
-
-    lifecycle: Lifecycle
 
     def __init__(
         self,
+        accounting: Accounting,
         cache: PrefixCache,
         clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
+        *,
+        max_waiting: int,
     ) -> None:
+        self.accounting = accounting
         self._cache = cache
         self._clock = clock
         self._event_loop = event_loop
         self._supervisor = supervisor
+        self._max_waiting = max_waiting
         self._on_crash: Callable[[BaseException], None] = lambda error: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: dict[SequenceState, asyncio.Task[None]] = {}
@@ -104,23 +109,23 @@ class ExternalLoop:
     # What each program does its own way.
 
     @property
-    def waiting(self) -> range:
-        """As long as the requests are many that wait for the other program."""
+    def num_waiting(self) -> int:
+        """How many requests wait for the other program."""
         raise NotImplementedError
 
     async def _generate(self, sequence: SequenceState) -> None:
         """Have a choice computed. The end of `_serving` ends it here too."""
         raise NotImplementedError
 
-    # The choices.
+    # Requests.
 
-    def has(self, sequence: SequenceState) -> bool:
-        return sequence in self._serving
-
-    def add(self, sequence: SequenceState) -> None:
-        """A request was looked up; its first choice computes the prompt."""
-        found, digests = sequence.request.found, sequence.request.query.digests
-        assert found is not None
+    def submit(self, request: RequestState, samples: list[SampleParams]) -> None:
+        """The first choice computes the prompt. Raises DuplicateRequest and Overloaded."""
+        if self.num_waiting >= self._max_waiting:
+            raise Overloaded("too many requests are waiting")
+        self.accounting.arrived(request, samples)
+        assert request.found is not None
+        digests = request.query.digests
         others = (
             other.request.query.digests
             for other in self._serving
@@ -128,15 +133,49 @@ class ExternalLoop:
         )
         # How much of its prompt others that have not begun to answer are computing.
         shared = max((common_blocks(digests, other) for other in others), default=0)
-        found.raced = shared * self._cache.pool.block_size
-        self.add_fork(sequence)
+        request.found.raced = shared * self._cache.pool.block_size
+        self._begin(request.leader)
 
-    def add_fork(self, sequence: SequenceState) -> None:
-        """Another choice: the prompt is computed, so the other program may have its blocks."""
+    def cancel(self, request_id: str) -> bool:
+        """End a request now. False if it is not here."""
+        request = self.accounting.find(request_id)
+        if request is not None:
+            self._let_go(request.unfinished)
+            self.accounting.cancelled(request)
+        return request is not None
+
+    def _begin(self, sequence: SequenceState) -> None:
         self._serving[sequence] = self._spawn(self._generate(sequence))
 
-    def remove(self, sequence: SequenceState) -> None:
-        """It has ended, or is cancelled: what it held here is given back."""
+    def _started(self, sequence: SequenceState) -> None:
+        """The prompt is computed and admitted to the cache: the answer begins.
+
+        The other program may have its blocks, so the other choices begin now.
+        """
+        request = sequence.request
+        assert request.found is not None
+        self.accounting.started(sequence)
+        self._cache.let_go(request.found)
+        sequence.table.release()
+        for fork in request.sequences[1:]:
+            self._begin(fork)
+
+    def _end_if_finished(self, sequence: SequenceState) -> None:
+        if sequence.finish is not None:
+            self._let_go(sequence.ending)
+            self.accounting.ended(sequence)
+
+    def _fail(self, sequence: SequenceState, message: str, code: ErrorCode = "internal") -> None:
+        self._let_go(sequence.ending)
+        self.accounting.failed(sequence, message, code)
+
+    def _let_go(self, sequences: Iterable[SequenceState]) -> None:
+        """Give back what choices hold here that end."""
+        for sequence in sequences:
+            if sequence in self._serving:
+                self._remove(sequence)
+
+    def _remove(self, sequence: SequenceState) -> None:
         task = self._serving.pop(sequence)
         request = sequence.request
         if sequence is request.leader and request.found is not None:
@@ -144,16 +183,6 @@ class ExternalLoop:
         sequence.table.release()
         if task is not asyncio.current_task():
             task.cancel()
-
-    def _begin(self, sequence: SequenceState) -> None:
-        """The prompt is computed and admitted to the cache: the answer begins."""
-        request = sequence.request
-        assert request.found is not None
-        self.lifecycle.start_if_first(sequence)
-        self._cache.let_go(request.found)
-        sequence.table.release()
-        for fork in request.sequences[1:]:
-            self.add_fork(fork)
 
     # The engine's calls.
 
@@ -185,7 +214,7 @@ class ExternalLoop:
 
     def _tell(self) -> None:
         """Publish what happened."""
-        self.lifecycle.publish()
+        self.accounting.publish()
 
     def _watch(self) -> None:
         self._supervisor.start("expiry", self._watch_time)
@@ -193,9 +222,9 @@ class ExternalLoop:
     async def _watch_time(self) -> None:
         """Announce expiry, also when nothing runs."""
         while not self._is_stopped:
-            due = self.lifecycle.seconds_to_expiry(self._clock.now())
+            due = self.accounting.seconds_to_expiry(self._clock.now())
             await asyncio.sleep(min(due, MAX_IDLE_SECONDS))
-            self.lifecycle.expire(self._clock.now())
+            self.accounting.expire(self._clock.now())
             self._tell()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

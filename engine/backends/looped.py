@@ -4,35 +4,36 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
+from zlib import crc32
 
 import msgspec
 import structlog
 
 from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
 from engine.backends.events import EventLog
-from engine.backends.prepare.pool import PreparePool, new_pool
+from engine.backends.prepare.pool import PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
 from engine.backends.prepare.preparer import may_compile
-from engine.backends.prepare.session_days import SessionDays
-from engine.backends.queries import new_samples, query_of
-from engine.backends.reports import MemoryScan, SnapshotScan, entry_infos
-from engine.backends.scope_threads import ScopeThreads
+from engine.backends.reports import MemoryScan, SnapshotScan, entry_infos, pool_stats
 from engine.backends.storing import EngineMemory, OpenStore, new_memory
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
-from engine.cache.prefix_cache import PrefixCache
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
     TTLS,
+    Counters,
     CountReply,
     Description,
     Done,
@@ -45,12 +46,12 @@ from engine.protocol import (
     Frame,
     GenerateRequest,
     KeptRecord,
+    LeaseStats,
     Memory,
     Snapshot,
     Stats,
 )
-from engine.schedule.books import Books, lease_stats, pool_stats
-from engine.schedule.lifecycle import Lifecycle, Publish, SequenceQueue
+from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import step_back
 from engine.schedule.output import OutputParser
@@ -81,6 +82,8 @@ class Loop(Protocol):
     def start(self, on_crash: Callable[[BaseException], None]) -> None: ...
     def stop(self) -> None: ...
     def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]": ...
+    def submit(self, request: RequestState, samples: list[SampleParams]) -> None: ...
+    def cancel(self, request_id: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,7 @@ class Loaded:
     renderer: Renderer
     preparation: PreparePool
     memory: EngineMemory
-    books: Books
-    lifecycle: Lifecycle
+    accounting: Accounting
     loop: Loop
 
     @property
@@ -178,7 +180,7 @@ class EngineBackend:
 
     async def cancel(self, request_id: str) -> bool:
         loaded = self._ready()
-        return await self._call(loaded, partial(loaded.lifecycle.cancel, request_id))
+        return await self._call(loaded, partial(loaded.loop.cancel, request_id))
 
     async def count(self, body: Body, scope: str = "") -> CountReply:
         answer = await self._ready().preparation.run(COUNT, *_prepared_as(body, scope))
@@ -201,7 +203,7 @@ class EngineBackend:
         """A part between two steps, so that none waits long for it."""
         loaded = self._ready()
         epoch = loaded.description.epoch
-        scan = SnapshotScan(loaded.cache, loaded.lifecycle, epoch, self._clock.now)
+        scan = SnapshotScan(loaded.cache, loaded.accounting, epoch, self._clock.now)
         while not scan.is_done:
             await self._call(loaded, scan.advance)
         return scan.report()
@@ -225,7 +227,7 @@ class EngineBackend:
             key = None if request.entry is None else Digest(bytes.fromhex(request.entry))
         except ValueError:
             raise InvalidRequest("entry: not hexadecimal") from None
-        reply = await self._call(loaded, partial(loaded.lifecycle.drop, request.scope, key))
+        reply = await self._call(loaded, partial(loaded.accounting.drop, request.scope, key))
         if loaded.store is not None:
             root = loaded.cache.digests(request.scope, []).root
             drop = partial(loaded.store.disk.drop, root, key)
@@ -236,15 +238,15 @@ class EngineBackend:
 
     async def unacknowledged(self) -> list[FinalCounts]:
         loaded = self._ready()
-        return await self._call(loaded, loaded.books.unacknowledged)
+        return await self._call(loaded, loaded.accounting.totals.unacknowledged)
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
         loaded = self._ready()
-        await self._call(loaded, partial(loaded.books.acknowledge, request_ids))
+        await self._call(loaded, partial(loaded.accounting.totals.acknowledge, request_ids))
 
     async def records(self, request_ids: Sequence[str]) -> list[KeptRecord]:
         loaded = self._ready()
-        return await self._call(loaded, partial(loaded.books.records, request_ids))
+        return await self._call(loaded, partial(loaded.accounting.totals.records, request_ids))
 
     async def advance_clock(self, seconds: float) -> float:
         clock = self._clock
@@ -256,8 +258,8 @@ class EngineBackend:
 
         def advance() -> float:
             clock.advance(seconds)
-            loaded.lifecycle.expire(clock.now())
-            loaded.lifecycle.publish()
+            loaded.accounting.expire(clock.now())
+            loaded.accounting.publish()
             return clock.now()
 
         return await self._call(loaded, advance)
@@ -269,23 +271,20 @@ class EngineBackend:
     ) -> PreparePool:
         return new_pool(renderer, worker, description, self._settings, self._days)
 
-    def _new_lifecycle(
-        self,
-        cache: PrefixCache,
-        queue: SequenceQueue,
-        books: Books,
-        description: Description,
-        publish: Publish,
-    ) -> Lifecycle:
-        return Lifecycle(
-            cache,
-            queue,
-            books,
-            self._clock,
-            epoch=description.epoch,
-            max_waiting=self._settings.max_waiting,
-            max_context_tokens=description.max_context_tokens,
-            publish=publish,
+    def _report(self, loaded: Loaded, counters: Mapping[str, int], **own: Any) -> Stats:
+        """The figures of every backend, with its `own` fields and the counters that it has."""
+        totals, entries = loaded.accounting.totals, loaded.cache.entries
+        return Stats(
+            epoch=loaded.description.epoch,
+            uptime_seconds=self._clock.now() - self._born_at,
+            counters=Counters(
+                **totals.counters, **counters, evicted_entries=entries.lifetimes.num_evicted
+            ),
+            num_entries=len(entries),
+            unacknowledged=totals.num_unacknowledged,
+            prefill_seconds=totals.prefill_seconds,
+            distributions=totals.distributions(),
+            **own,
         )
 
     def _whole(self, description: Description) -> Description:
@@ -322,7 +321,7 @@ class EngineBackend:
     ) -> None:
         """Hand the request over; one that was cancelled on the way ends here or there."""
         is_urgent = state.request.service_class == "interactive"
-        submit = partial(loaded.lifecycle.submit, state, samples)
+        submit = partial(loaded.loop.submit, state, samples)
         future = loaded.loop.call(submit, is_urgent=is_urgent)
         try:
             await asyncio.wrap_future(future)
@@ -338,7 +337,7 @@ class EngineBackend:
         return await asyncio.wrap_future(loaded.loop.call(function))
 
     def _cancel_soon(self, loaded: Loaded, request_id: str) -> None:
-        future: Future[bool] = loaded.loop.call(partial(loaded.lifecycle.cancel, request_id))
+        future: Future[bool] = loaded.loop.call(partial(loaded.loop.cancel, request_id))
         future.add_done_callback(_log_failure)
 
 
@@ -392,44 +391,60 @@ class LoopedBackend(EngineBackend):
             max_running=settings.max_running,
             speculation=speculation,
         )
-        books = Books()
-        lifecycle = self._new_lifecycle(
+        accounting = Accounting(
             cache,
-            scheduler,
-            books,
-            description,
+            self._clock,
             lambda events: self._to_event_loop(partial(self._events.publish, events)),
+            epoch=description.epoch,
+            max_context_tokens=description.max_context_tokens,
         )
         disk = store.disk if store is not None else None
-        loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock, store=disk)
+        loop = EngineLoop(
+            scheduler,
+            accounting,
+            parts.runner,
+            self._clock,
+            max_waiting=settings.max_waiting,
+            store=disk,
+        )
         if store is not None:
             # Let the engine's thread take what the store's threads did.
             store.wake_by(lambda: _wake(loop))
         pool = self._new_pool(parts.renderer, parts.worker, description)
-        return Loaded(description, parts.renderer, pool, memory, books, lifecycle, loop)
+        return Loaded(description, parts.renderer, pool, memory, accounting, loop)
 
     def _to_event_loop(self, function: Callable[[], None]) -> None:
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(function)
 
     def _stats(self, loaded: Loaded) -> Stats:
-        scheduler, cache, books = self._scheduler, loaded.cache, loaded.books
+        scheduler, cache = self._scheduler, loaded.cache
         assert scheduler is not None
-        return Stats(
-            epoch=loaded.description.epoch,
-            uptime_seconds=self._clock.now() - self._born_at,
+        pool, leases, host = cache.pool, cache.entries.leases, cache.host
+        counters = {
+            "copied_blocks": pool.num_copied,
+            "evicted_blocks": pool.num_evicted,
+            "leases_yielded_idle": leases.num_idle_yielded,
+            "leases_lowered": leases.num_lowered,
+            "preempted_requests": scheduler.num_preempted,
+            "demoted_blocks": host.num_demoted if host is not None else 0,
+            "promoted_blocks": host.num_promoted if host is not None else 0,
+        }
+        return self._report(
+            loaded,
+            counters,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            blocks=pool_stats(cache.pool),
-            counters=books.counters(cache, scheduler),
-            leases=lease_stats(cache),
-            num_entries=len(cache.entries),
+            blocks=pool_stats(pool),
+            leases=LeaseStats(
+                blocks=pool.num_leased,
+                max_blocks=leases.max_blocks,
+                idle_blocks=pool.num_idle,
+                max_idle_blocks=leases.max_idle_blocks,
+            ),
             num_leases=cache.entries.num_leases,
-            unacknowledged=books.num_unacknowledged,
-            prefill_seconds=books.prefill_seconds,
-            distributions=books.distributions.report(),
-            host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,
-            host_blocks_used=cache.host.num_used if cache.host is not None else 0,
+            host_blocks=host.pool.num_blocks if host is not None else 0,
+            host_blocks_used=host.num_used if host is not None else 0,
             store=loaded.memory.store_stats,
         )
 
@@ -491,3 +506,98 @@ def _log_failure(future: "Future[bool]") -> None:
     error = future.exception()
     if error is not None:
         log.error("cancel failed", error=type(error).__name__)
+
+
+def query_of(
+    request: GenerateRequest,
+    prepared: Prepared,
+    cache: PrefixCache,
+    description: Description,
+    *,
+    arrived_at: float,
+) -> CacheQuery:
+    """The prompt as the cache sees it."""
+    tokens, least = array("I", prepared.token_ids).tolist(), request.min_cache_tokens
+    return CacheQuery(
+        scope=request.scope,
+        tokens=tokens,
+        digests=cache.digests(request.scope, tokens),
+        segments=prepared.segments,
+        breakpoints=request.breakpoints,
+        names=prepared.names,
+        min_tokens=max(description.min_cache_tokens if least is None else least, 1),
+        arrived_at=arrived_at,
+        lease_share=request.lease_share,
+    )
+
+
+def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:
+    """One a choice. Their seeds differ; without a seed they follow from the request's id."""
+    sampling = request.sampling
+    seed = crc32(request.request_id.encode()) if sampling.seed is None else sampling.seed
+    return [
+        SampleParams(
+            temperature=_given(sampling.temperature, description.default_temperature),
+            top_p=_given(sampling.top_p, description.default_top_p),
+            top_k=_given(sampling.top_k, description.default_top_k),
+            seed=seed + choice,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            bias=sampling.logit_bias,
+        )
+        for choice in range(sampling.num_choices)
+    ]
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+class ScopeThreads:
+    """Threads for work in the engine's own process, one at a time for each scope.
+
+    A scope with many requests leaves the other threads to others, and its further work waits behind
+    its own. Used from one event loop. `begin` is called once in each thread."""
+
+    def __init__(self, num_threads: int, name: str, begin: Callable[[], None]) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, name, initializer=begin)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+
+    async def run(self, scope: str, work: Callable[[], T]) -> T:
+        """Run `work` in a thread when the scope's earlier work has ended; raise its error.
+
+        Work that a thread has begun keeps the scope's turn until its end, also where its client
+        has left.
+        """
+        loop, lock = asyncio.get_running_loop(), self._locks.setdefault(scope, asyncio.Lock())
+        self._users[scope] += 1
+        try:
+            await lock.acquire()
+        except asyncio.CancelledError:
+            self._leave(scope)
+            raise
+
+        def release() -> None:
+            lock.release()
+            self._leave(scope)
+
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # the event loop has ended before
+                loop.call_soon_threadsafe(release)
+
+        try:
+            running = self._threads.submit(work)
+        except RuntimeError:  # it is closed
+            release()
+            raise
+        running.add_done_callback(ended)
+        return await asyncio.wrap_future(running)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _leave(self, scope: str) -> None:
+        self._users[scope] -= 1
+        if not self._users[scope]:
+            del self._users[scope], self._locks[scope]

@@ -4,19 +4,20 @@ from collections import Counter
 from collections.abc import Callable
 
 from engine.cache.block import Block, Entry
+from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.protocol import (
     MAX_CELLS,
     BlockCell,
+    BlockStats,
     ChainHeld,
     EntryInfo,
     HeldName,
     Memory,
     Snapshot,
 )
-from engine.schedule.books import pool_stats
-from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.accounting import Accounting
 
 MAX_BLOCKS_A_STEP = 8192
 """The most blocks that are looked at between two steps; it takes some milliseconds."""
@@ -33,12 +34,12 @@ class SnapshotScan:
     """
 
     def __init__(
-        self, cache: PrefixCache, lifecycle: Lifecycle, epoch: str, now: Callable[[], float]
+        self, cache: PrefixCache, accounting: Accounting, epoch: str, now: Callable[[], float]
     ) -> None:
         host, self._store, self._now = cache.host, cache.store, now
         self._pools = [cache.pool.blocks, *([host.pool.blocks] if host is not None else [])]
         self._pools.extend(store.pool.blocks for store in cache.stores)
-        self._lifecycle = lifecycle
+        self._accounting = accounting
         self._epoch = epoch
         self._seq: int | None = None
         self._num_seen = 0
@@ -50,7 +51,7 @@ class SnapshotScan:
 
     def advance(self) -> None:
         if self._seq is None:
-            self._seq = self._lifecycle.num_published
+            self._seq = self._accounting.num_published
         num_names = num_blocks = 0
         while self._pools and num_names < MAX_NAMES_A_STEP and num_blocks < MAX_BLOCKS_A_STEP:
             blocks = self._pools[0]
@@ -174,3 +175,16 @@ def state_of(block: Block) -> str:
     if any(not entry.is_idle for entry in block.dependents):
         return "best_effort"
     return "cached" if block.has_content else "free"
+
+
+def pool_stats(pool: BlockPool) -> BlockStats:
+    counts = pool.counts()
+    return BlockStats(
+        total=pool.num_blocks,
+        free=counts.free,
+        active=counts.active,
+        leased=counts.leased,
+        best_effort=counts.best_effort,
+        cached=counts.cached,
+        shared=counts.shared,
+    )

@@ -1,7 +1,7 @@
 """The composition of an engine's memory: pool, tiers, entries, and the store on disk if any."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -55,20 +55,6 @@ class StorePlan:
     file_bytes: int
     num_blocks: int
     is_shared: bool
-
-    def tier(
-        self, block_size: int, hasher: ChainHasher, lower_than: Sequence[BlockPool]
-    ) -> StoreTier:
-        name_of = self.directory.keys.name_of
-        return StoreTier(self.num_blocks, block_size, hasher, name_of, lower_than=lower_than)
-
-    def peer_tier(
-        self, block_size: int, hasher: ChainHasher, lower_than: Sequence[BlockPool]
-    ) -> PeerTier | None:
-        if not self.is_shared:
-            return None
-        name_of = self.directory.keys.name_of
-        return PeerTier(self.num_blocks, block_size, hasher, name_of, lower_than=lower_than)
 
 
 def plan_store(
@@ -166,8 +152,10 @@ def new_memory(
     tier = peers = None
     if plan is not None:
         above = [pool] if host is None else [pool, host.pool]
-        tier = plan.tier(pool.block_size, hasher, above)
-        peers = plan.peer_tier(pool.block_size, hasher, [*above, tier.pool])
+        size, name_of = (plan.num_blocks, pool.block_size), plan.directory.keys.name_of
+        tier = StoreTier(*size, hasher, name_of, lower_than=above)
+        if plan.is_shared:
+            peers = PeerTier(*size, hasher, name_of, lower_than=[*above, tier.pool])
     entries = Entries(
         pool,
         lease_share=settings.lease_share,
@@ -198,7 +186,7 @@ def _open_store(
 ) -> OpenStore:
     """Take the journal's entries back, and start the threads."""
     assert cache.store is not None
-    peers, peer_work = None, None
+    peers = peer_work = None
     directory, keys = plan.directory, plan.directory.keys
     reader = BlockReader(plan.model, plan.payload_bytes, keys)
     threads = StoreThreads(directory, reader)
@@ -222,7 +210,10 @@ def _open_store(
     bounds = StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, max_loads)
     if plan.is_shared:
         peers = Peers(directory, reader)
-        peer_work = _peer_work(cache, peers, hasher, clock, wall)
+        tier = cache.stores[-1]
+        assert isinstance(tier, PeerTier)
+        above = [cache.pool, *([cache.host.pool] if cache.host is not None else [])]
+        peer_work = PeerWork(tier, cache.entries, above, peers, hasher, clock, wall)
     disk = DiskStore(
         cache.store,
         cache.entries,
@@ -239,15 +230,6 @@ def _open_store(
     threads.append([End(key=key) for key in restored.dead])
     threads.compact()
     return OpenStore(disk, threads, directory, peers)
-
-
-def _peer_work(
-    cache: PrefixCache, peers: Peers, hasher: ChainHasher, clock: Clock, wall: WallClock
-) -> PeerWork:
-    tier = cache.stores[-1]
-    assert isinstance(tier, PeerTier)
-    above = [cache.pool, *([cache.host.pool] if cache.host is not None else [])]
-    return PeerWork(tier, cache.entries, above, peers, hasher, clock, wall)
 
 
 def _journal_lines(directory: StoreDirectory) -> list[bytes]:

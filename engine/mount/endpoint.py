@@ -5,22 +5,24 @@ makes the plugin, attaches it, gives it its running engine and starts serving, i
 """
 
 import asyncio
+import logging
 import os
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
+from huggingface_hub import snapshot_download
 from pydantic import ValidationError
 
 from engine.backends.base import Progress
+from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm.arguments import NAME, lease_shares
 from engine.backends.vllm.backend import VllmBackend, VllmParts, parts_of
+from engine.backends.vllm.metrics import find_counts
 from engine.clock import Clock, ManualClock, MonotonicClock
-from engine.mount.logs import send_logs_to_vllm
-from engine.mount.model_files import renderer_of
-from engine.mount.refusals import Refused, check
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from engine.settings import Settings
@@ -68,7 +70,7 @@ class MountedEngine:
 
     async def init_state(self, engine_client: Any, args: Namespace) -> None:
         """Raises Refused where leases can't be held in this vLLM."""
-        check(engine_client, args)
+        check(engine_client)
         self._event_loop = asyncio.get_running_loop()
         self._llm, self._args = engine_client, args
         transfer = engine_client.vllm_config.kv_transfer_config
@@ -151,3 +153,131 @@ def _extra_config(transfer: Any) -> dict[str, Any]:
         if child.get("kv_connector") == NAME:
             return child.get("kv_connector_extra_config") or {}
     return extra
+
+
+WANTED = f'--kv-transfer-config \'{{"kv_connector":"{NAME}","kv_role":"kv_producer"}}\''
+RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
+
+
+class Refused(RuntimeError):
+    """This vLLM was started in a way in which leases can't be held. The message says why."""
+
+
+def check(llm: Any) -> None:
+    """Raise Refused, naming everything that is wrong, and the flag to change."""
+    problems = list(_problems(llm))
+    if problems:
+        raise Refused("holdfast: " + "; ".join(problems))
+
+
+def _problems(llm: Any) -> Iterator[str]:
+    config = llm.vllm_config
+    parallel, cache = config.parallel_config, config.cache_config
+    if getattr(cache, "kv_offloading_size", None):
+        yield "--kv-offloading-size puts its own connector in the place of ours: leave it out"
+    elif not _has_connector(config.kv_transfer_config):
+        yield f"vLLM has no {NAME}: add {WANTED}"
+    if getattr(parallel, "_api_process_count", 1) > 1:
+        yield "several API servers would each keep books of their own: --api-server-count 1"
+    if parallel.data_parallel_size > 1 and not getattr(
+        parallel, "data_parallel_external_lb", False
+    ):
+        yield (
+            "each data-parallel rank would be an engine of its own: start as many servers without "
+            "--data-parallel-size and name each of them in HOLDFAST_ENGINES"
+        )
+    if not cache.enable_prefix_caching:
+        yield "prefix caching is off: leave --no-enable-prefix-caching out"
+    elif not str(cache.prefix_caching_hash_algo).startswith("sha256"):
+        # Other hashes can be made to collide, and then one prompt would read another's blocks.
+        yield "--prefix-caching-hash-algo must be sha256 or sha256_cbor"
+    if not llm.log_stats:
+        yield "--disable-log-stats hides what runs: leave it out"
+    elif find_counts(llm) is None:
+        yield "VLLM_PLUGINS must name holdfast, so that its stat logger is loaded"
+    if config.structured_outputs_config.backend != "guidance":
+        yield "our grammars need --structured-outputs-config.backend guidance"
+    if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
+        yield f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}"
+
+
+def _has_connector(transfer: Any) -> bool:
+    """Whether ours is the connector, or one of a MultiConnector's."""
+    if transfer is None:
+        return False
+    children = (transfer.kv_connector_extra_config or {}).get("connectors", [])
+    names = [transfer.kv_connector, *(child.get("kv_connector") for child in children)]
+    return NAME in names
+
+
+# What `engine.text.files` reads.
+FILES = ["*.json", "*.jinja", "additional_chat_templates/*", "*.model"]
+WEIGHTS = ["*.safetensors.index.json", "*.bin.index.json"]
+
+
+def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
+    """Of `--tokenizer`, `--tokenizer-revision`, `--revision` and `--chat-template`.
+
+    Raises what the hub's client raises where a hub id's files are neither cached nor reachable.
+    """
+    model = llm.vllm_config.model_config
+    return WorkerSpec(
+        kind="chat",
+        model=_directory(
+            model.tokenizer or model.model,
+            model.tokenizer_revision or model.revision,
+            llm.vllm_config.load_config.download_dir,
+        ),
+        template=_template(args),
+        # A tokenizer of another directory need not know how the model ends its turns.
+        end_token_ids=_end_token_ids(model.try_get_generation_config().get("eos_token_id")),
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
+        template_date=settings.template_date,
+    )
+
+
+def _directory(name: str, revision: str | None, download_dir: str | None) -> str:
+    if Path(name).is_dir():
+        return name
+    return snapshot_download(
+        name,
+        revision=revision,
+        cache_dir=download_dir,
+        allow_patterns=FILES,
+        ignore_patterns=WEIGHTS,
+    )
+
+
+def _template(args: Namespace) -> str | None:
+    """`--chat-template`: a file's path, or the template itself."""
+    given: str | None = getattr(args, "chat_template", None)
+    if given is None or "\n" in given or not Path(given).is_file():
+        return given
+    return Path(given).read_text(encoding="utf-8")
+
+
+def _end_token_ids(declared: Any) -> list[int]:
+    if declared is None:
+        return []
+    return list(declared) if isinstance(declared, list) else [declared]
+
+
+def send_logs_to_vllm() -> None:
+    """Let structlog write to vLLM's logger, one line each, without any values of variables.
+
+    Nothing changes where the process has configured structlog itself: that is its owner's choice.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        logger_factory=lambda *_: logging.getLogger("vllm.holdfast"),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )

@@ -12,10 +12,11 @@ from typing import Protocol, TypeVar
 
 from engine.cache.ids import TokenId
 from engine.clock import Clock
-from engine.schedule.lifecycle import Lifecycle
+from engine.errors import Overloaded
+from engine.schedule.accounting import Accounting
 from engine.schedule.masks import Drawn, MaskPool, SampledTokens
-from engine.schedule.request import PrefillChunk, SequenceState
-from engine.schedule.runner import Runner, Work
+from engine.schedule.request import PrefillChunk, RequestState, SequenceState
+from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import draws_behind
 
@@ -46,21 +47,24 @@ class EngineLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        lifecycle: Lifecycle,
+        accounting: Accounting,
         runner: Runner,
         clock: Clock,
+        *,
+        max_waiting: int,
         masks: MaskPool | None = None,
         store: StoreWork | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.lifecycle = lifecycle
+        self.accounting = accounting
         self._runner = runner
         self._clock = clock
+        self._max_waiting = max_waiting
         self._masks = masks or MaskPool()
         self._store = store
         self._num_arrived = 0
         self._is_idle = False
-        self._sampled = SampledTokens(clock, lifecycle.take_token)
+        self._sampled = SampledTokens(clock, accounting.token)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         self._thread: threading.Thread | None = None
@@ -70,10 +74,11 @@ class EngineLoop:
         now = self._clock.now()
         if self._store is not None:
             self._store.before_step(now)
-        self.lifecycle.expire(now)
+        self.accounting.expire(now)
         for sequence in self._masks.settle(is_brief=self.scheduler.is_shared):
             if self.scheduler.has(sequence):
-                self.lifecycle.fail(sequence, "what may come next takes too long to find out")
+                self._let_go(sequence.ending)
+                self.accounting.failed(sequence, "what may come next takes too long to find out")
         chunks = self.scheduler.schedule(now)
         self._runner.demote(self.scheduler.take_demotions())
         self._runner.copy_blocks(self.scheduler.take_copies())
@@ -92,11 +97,13 @@ class EngineLoop:
         self._foresee(self._sampled.take_late(self._masks.is_busy, is_shared=is_shared))
         self._foresee(chunk.sequence for chunk in chunks if chunk.sequence.parser.mask is None)
         self._masks.begin(chunk.sequence for chunk in chunks)
-        self.lifecycle.finish_ended(self.scheduler.running)
+        for sequence in [one for one in self.scheduler.running if one.finish is not None]:
+            self._let_go(sequence.ending)
+            self.accounting.ended(sequence)
         if self._store is not None:
             self._store.after_step(self._clock.now())
         self._is_idle = not chunks and not self._num_arrived
-        self.lifecycle.publish()
+        self.accounting.publish()
 
     def _bring_back(self) -> None:
         """Copy what arrives from the tiers below, as much of it as a step may."""
@@ -123,16 +130,34 @@ class EngineLoop:
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
         if sequence.request.started_at is None:
             sequence.request.computed.add(chunk.start, chunk.start + chunk.count)
-        self.lifecycle.fork_choices(sequence)
+        self._fork_choices(sequence)
         if chunk.is_last:
-            self.lifecycle.start_if_first(sequence)
+            self.accounting.started(sequence)
             if token is not None:
                 drawn = [Drawn(token, work.probs)]
                 drawn += [Drawn(d.token, d.probs) for d in work.drafts if d.token is not None]
-                self.lifecycle.drew(len(chunk.draft), len(drawn) - 1)
+                self.accounting.drew(len(chunk.draft), len(drawn) - 1)
                 if chunk.draft and sequence.drafter is not None:
                     sequence.drafter.verified(len(chunk.draft), len(drawn) - 1)
                 self._sampled.add(sequence, drawn)
+
+    def _fork_choices(self, leader: SequenceState) -> None:
+        """All prompt tokens but the last are computed. From here the other choices share them."""
+        request = leader.request
+        num_shared = len(request.query.tokens) - 1
+        if leader is not request.leader or request.is_forked:
+            return
+        if leader.table.num_tokens >= num_shared:
+            request.is_forked = True
+            for sequence in request.sequences[1:]:
+                sequence.table = leader.table.fork(num_shared)
+                self.scheduler.add_fork(sequence)
+
+    def _let_go(self, sequences: Iterable[SequenceState]) -> None:
+        """Give back the blocks of choices that end."""
+        for sequence in sequences:
+            if self.scheduler.has(sequence):
+                self.scheduler.remove(sequence)
 
     def _work(self, chunk: PrefillChunk) -> Work:
         sequence, start = chunk.sequence, chunk.start
@@ -148,6 +173,23 @@ class EngineLoop:
             probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
             drafts=draws_behind(sequence, chunk.draft) if chunk.draft else (),
         )
+
+    # Requests, on the engine's thread.
+
+    def submit(self, request: RequestState, samples: list[SampleParams]) -> None:
+        """Raises DuplicateRequest and Overloaded, with nothing changed."""
+        if len(self.scheduler.waiting) >= self._max_waiting:
+            raise Overloaded("too many requests are waiting")
+        self.accounting.arrived(request, samples)
+        self.scheduler.add(request.leader)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request now. False if it is not here. Its blocks are free when this returns."""
+        request = self.accounting.find(request_id)
+        if request is not None:
+            self._let_go(request.unfinished)
+            self.accounting.cancelled(request)
+        return request is not None
 
     # The thread.
 
@@ -200,7 +242,7 @@ class EngineLoop:
         self._urgent.clear()
         now = self._clock.now()
         is_waiting = not self.scheduler.has_work
-        timeout = min(self.lifecycle.seconds_to_expiry(now), MAX_IDLE_SECONDS)
+        timeout = min(self.accounting.seconds_to_expiry(now), MAX_IDLE_SECONDS)
         if self._store is not None:
             timeout = min(timeout, self._store.seconds_to_next(now))
             # What runs waits for files alone. Their arrival is a call.

@@ -125,6 +125,11 @@ class SequenceState:
         return self.request.query.scope
 
     @property
+    def ending(self) -> "Sequence[SequenceState]":
+        """The choices that end with this one: all of a request whose response has not begun."""
+        return [self] if self.request.started_at is not None else self.request.sequences
+
+    @property
     def is_batch(self) -> bool:
         return self.request.request.service_class == "batch"
 
@@ -210,6 +215,10 @@ class RequestState:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def unfinished(self) -> "list[SequenceState]":
+        return [one for one in self.sequences if one.finish is None]
 
     @property
     def leader(self) -> SequenceState:

@@ -17,8 +17,8 @@ from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from engine.protocol import ErrorReply
-from engine.serve.calls import AccessLog
 from engine.serve.health import ServedEngine
+from engine.serve.server import AccessLog
 from engine.settings import Settings
 
 MAX_HEAD_BYTES = 64 * 1024

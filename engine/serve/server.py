@@ -3,7 +3,9 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +19,7 @@ from litestar.exceptions import HTTPException, InternalServerException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.params import FromQuery, QueryParameter, RawBody
 from litestar.response import Stream
+from structlog.contextvars import bind_contextvars, get_contextvars
 
 from engine import metrics
 from engine.backends.base import Backend, Generation, decoder_of
@@ -45,12 +48,13 @@ from engine.protocol import (
     Snapshot,
     Stats,
 )
-from engine.serve.calls import with_request_id
 from engine.serve.health import ServedEngine
 from engine.supervisor import trace_of
 from engine.traces import NO_SPANS, Traces, trace_headers
 
 T = TypeVar("T")
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
 log = structlog.get_logger()
 
 NDJSON = "application/x-ndjson"
@@ -381,3 +385,59 @@ def create_app(
         # The process may be another's, and so may its root logger.
         logging_config=None,
     )
+
+
+def with_request_id(app: Application) -> Application:
+    """Middleware: whatever is logged while a call is served has the caller's id as `request_id`.
+
+    An id of other characters, or a longer one, is not taken.
+    """
+
+    async def call(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = next(
+                (value for name, value in scope["headers"] if name == b"x-request-id"), b""
+            )
+            if _REQUEST_ID.fullmatch(given):
+                bind_contextvars(request_id=given.decode())
+        await app(scope, receive, send)
+
+    return call
+
+
+class AccessLog:
+    """Around the whole application: a line for each call of the protocol that was answered.
+
+    Probes and metrics have none. A line has the route, never a query or a body.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        began, status, num_bytes = time.monotonic(), 0, 0
+
+        async def counting(message: Any) -> None:
+            nonlocal status, num_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counting)
+        finally:
+            # A call without an id is the gateway's own: polls and acknowledgements.
+            if "request_id" in get_contextvars():
+                log.info(
+                    "call",
+                    method=scope["method"],
+                    route=str(scope.get("path_template") or "unknown"),
+                    status=status,
+                    bytes=num_bytes,
+                    seconds=round(time.monotonic() - began, 6),
+                )

@@ -5,13 +5,14 @@ thread around each step, and never waits for a file.
 """
 
 import os
+import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
@@ -31,7 +32,6 @@ from engine.store.journal import (
     entry_of,
     is_chain,
 )
-from engine.store.store import READERS, Results
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 8 * 2**20
@@ -39,6 +39,40 @@ MAX_READ_BYTES = 8 * 2**20
 LOOKED_AT = 32
 """Entries of other members that one step looks at again."""
 MAX_LOST = 65_536
+READERS = 2
+
+T = TypeVar("T")
+
+
+class Results(Generic[T]):
+    """What threads found out, until the engine's thread takes it.
+
+    `wake`, once set, is called after a result, once until results are taken; it must not block.
+    """
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._queue: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._is_woken = threading.Event()
+
+    def put(self, result: T) -> None:
+        self._queue.put(result)
+        # `take` clears the event first: a result put before that is taken with it.
+        if not self._is_woken.is_set():
+            self._is_woken.set()
+            self.wake()
+
+    def take(self, timeout: float | None = None) -> list[T]:
+        """The results since the last call. With a timeout in seconds this waits for the first."""
+        results: list[T] = []
+        self._is_woken.clear()
+        try:
+            if timeout is not None:
+                results.append(self._queue.get(timeout=timeout))
+            while True:
+                results.append(self._queue.get_nowait())
+        except queue.Empty:
+            return results
 
 
 class PeerPut(NamedTuple):

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -33,8 +33,8 @@ from engine.store.journal import (
     encode_line,
     replay,
 )
+from engine.store.peers import READERS, PeerWork, Results
 
-READERS = 2
 SCAN_BATCH = 64
 RETRY_SECONDS = 30.0
 """Seconds without a write after a write that failed."""
@@ -48,38 +48,6 @@ JOURNAL_SLACK = 4 * 2**20
 """Bytes. The journal is rewritten above JOURNAL_GROWTH times its last rewritten size and this."""
 
 log = structlog.get_logger()
-T = TypeVar("T")
-
-
-class Results(Generic[T]):
-    """What threads found out, until the engine's thread takes it.
-
-    `wake`, once set, is called after a result, once until results are taken; it must not block.
-    """
-
-    def __init__(self) -> None:
-        self.wake: Callable[[], None] = lambda: None
-        self._queue: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._is_woken = threading.Event()
-
-    def put(self, result: T) -> None:
-        self._queue.put(result)
-        # `take` clears the event first: a result put before that is taken with it.
-        if not self._is_woken.is_set():
-            self._is_woken.set()
-            self.wake()
-
-    def take(self, timeout: float | None = None) -> list[T]:
-        """The results since the last call. With a timeout in seconds this waits for the first."""
-        results: list[T] = []
-        self._is_woken.clear()
-        try:
-            if timeout is not None:
-                results.append(self._queue.get(timeout=timeout))
-            while True:
-                results.append(self._queue.get_nowait())
-        except queue.Empty:
-            return results
 
 
 class Written(NamedTuple):
@@ -263,22 +231,6 @@ class BlockMemory(Protocol):
     def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]: ...
 
 
-class PeerStore(Protocol):
-    """The part of `peers.PeerWork` that is called around each step."""
-
-    read_bytes: int
-    misses: dict[str, int]
-
-    @property
-    def is_reading(self) -> bool: ...
-    @property
-    def num_blocks(self) -> int: ...
-    def before_step(self) -> None: ...
-    def after_step(self) -> None: ...
-    def drop(self, owner: Digest, key: Digest | None) -> None: ...
-    def close(self) -> None: ...
-
-
 class StoreBounds(NamedTuple):
     """`bytes_per_second` are written at most, `max_loads` blocks brought to the device in a step.
 
@@ -306,7 +258,7 @@ class DiskStore:
         clock: Clock,
         wall: WallClock,
         restored: Restored,
-        peers: PeerStore | None = None,
+        peers: PeerWork | None = None,
     ) -> None:
         self._tier = tier
         self._entries = entries

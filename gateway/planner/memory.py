@@ -14,7 +14,7 @@ from engine.protocol import Event, LeaseEnded
 from gateway.planner.simulated import Capacities, SimulatedRequest
 
 SPARE_BLOCKS = 2
-"""What a prompt must leave of the pool, as engines refuse it (`engine/backends/queries.py`)."""
+"""What a prompt must leave of the pool, as engines refuse it (`prepare/preparer.py`)."""
 
 
 class UnitHasher(ChainHasher):

@@ -21,6 +21,7 @@ import httpx
 from scripts.stack import ADMIN_KEY, API_KEY, ROOT, free_port, serving_engine, serving_gateway
 from tests.agents.recipes import LAST_TEXT, Recipe, call
 from tests.agents.relay import Exchange, Relay, relaying
+from tests.scripted_engine import settings_of
 
 NUM_TURNS = 5
 SECONDS = 240
@@ -103,15 +104,16 @@ def script_of(recipe: Recipe) -> dict[str, str]:
 def serving(data: Path, script: dict[str, str]) -> Iterator[tuple[Relay, str]]:
     """A relay before a gateway before the scripted engine, and the gateway's own URL."""
     settings = {
-        "ENGINE_SYNTHETIC_MODEL": str(ROOT / "engine" / "demo_model"),
-        "ENGINE_SYNTHETIC_SCRIPT": json.dumps(script),
+        **settings_of(str(ROOT / "engine" / "demo_model"), script),
         "ENGINE_SYNTHETIC_PREFILL_US": "1",
         "ENGINE_SYNTHETIC_DECODE_MS": "0",
     }
     logs = data.parent
     names = {"HOLDFAST_CLAUDE_ALIAS": "true"}
     with (
-        serving_engine("synthetic", settings, logs / "engine.log") as engine,
+        serving_engine(
+            "synthetic", settings, logs / "engine.log", module="tests.scripted_engine"
+        ) as engine,
         serving_gateway(data, [engine.url], names, logs / "gateway.log") as gateway,
     ):
         engine.wait()

@@ -1,7 +1,7 @@
 """Other people's agents, unmodified: Codex and two JavaScript SDKs on Responses, Gemini CLI.
 
 `scripts/long_tests agents` installs them from npm. The engine is scripted: it renders the demo
-model's template and makes the calls that its script says (`engine/backends/scripted.py`).
+model's template and makes the calls that its script says (`tests/scripted_engine.py`).
 """
 
 import json
@@ -18,6 +18,7 @@ import pytest
 
 from scripts.stack import ADMIN_KEY, API_KEY, ROOT, serving_engine, serving_gateway
 from tests.gateway.serving import eventually
+from tests.scripted_engine import settings_of
 
 FOLDER = os.environ.get("AGENTS_FOLDER")
 NUM_TURNS = 5
@@ -40,12 +41,11 @@ def native(data: Path) -> Iterator[str]:
 @contextmanager
 def serving(data: Path, script: Mapping[str, str]) -> Iterator[str]:
     settings = {
-        "ENGINE_SYNTHETIC_MODEL": str(ROOT / "engine" / "demo_model"),
-        "ENGINE_SYNTHETIC_SCRIPT": json.dumps(script),
+        **settings_of(str(ROOT / "engine" / "demo_model"), script),
         "ENGINE_SYNTHETIC_PREFILL_US": "1",
         "ENGINE_SYNTHETIC_DECODE_MS": "0",
     }
-    with serving_engine("synthetic", settings) as engine:
+    with serving_engine("synthetic", settings, module="tests.scripted_engine") as engine:
         engine.wait()
         with serving_gateway(data, [engine.url]) as gateway:
             gateway.wait()

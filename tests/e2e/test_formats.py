@@ -1,7 +1,7 @@
 """Six turns with two tools through the official SDKs, the gateway and a scripted engine.
 
 The engine renders a real model's template and writes that model's own way of calling tools
-(`engine/backends/scripted.py`): everything is real but the model. Calls have to be parsed, results
+(`tests/scripted_engine.py`): everything is real but the model. Calls have to be parsed, results
 replayed, and whatever prefix the template leaves the same has to be read from the cache.
 """
 
@@ -25,6 +25,7 @@ from engine.protocol import (
 )
 from scripts.stack import API_KEY, serving_engine, serving_gateway
 from tests.engine.text.format_cases import REAL, renderer, source
+from tests.scripted_engine import settings_of
 
 Call = tuple[str, dict[str, Any]]
 MODEL = "scripted"
@@ -146,12 +147,11 @@ def served(
     directory = tmp_path_factory.mktemp(request.param)
     write_model(directory, style.template)
     settings = {
-        "ENGINE_SYNTHETIC_MODEL": str(directory),
-        "ENGINE_SYNTHETIC_SCRIPT": json.dumps(script(style)),
+        **settings_of(str(directory), script(style)),
         "ENGINE_SYNTHETIC_DECODE_MS": "0",
         "ENGINE_MIN_CACHE_TOKENS": "16",
     }
-    with serving_engine("synthetic", settings) as engine:
+    with serving_engine("synthetic", settings, module="tests.scripted_engine") as engine:
         engine.wait()
         with serving_gateway(directory / "data", [engine.url]) as gateway:
             gateway.wait()

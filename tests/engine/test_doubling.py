@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.backends.looped import new_samples, query_of
 from engine.backends.prepare.prepared import Prepared, RequestLimits
 from engine.backends.prepare.preparer import Preparer
-from engine.backends.queries import new_samples, query_of
 from engine.backends.synthetic import SyntheticRunner
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
@@ -37,8 +37,7 @@ from engine.protocol import (
     Tool,
     ToolChoice,
 )
-from engine.schedule.books import Books
-from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState
 from engine.schedule.scheduler import Scheduler
@@ -82,20 +81,13 @@ class OneEngine:
         cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK))
         clock = ManualClock()
         scheduler = Scheduler(cache, max_step_tokens=CONTEXT, max_running=64)
-        lifecycle = Lifecycle(
-            cache,
-            scheduler,
-            Books(),
-            clock,
-            epoch="e",
-            max_waiting=64,
-            max_context_tokens=CONTEXT,
-            publish=lambda _events: None,
+        accounting = Accounting(
+            cache, clock, lambda _events: None, epoch="e", max_context_tokens=CONTEXT
         )
         runner = SyntheticRunner(
             prefill_seconds=0, decode_seconds=0, copy_seconds=0, sleep=lambda _seconds: None
         )
-        loop = EngineLoop(scheduler, lifecycle, runner, clock)
+        loop = EngineLoop(scheduler, accounting, runner, clock, max_waiting=64)
         answer = self._preparer.generate(body)
         assert isinstance(answer, Prepared), answer
         request = msgspec.json.decode(answer.request, type=GenerateRequest)
@@ -108,7 +100,7 @@ class OneEngine:
             emit=frames.append,
             submitted_at=0.0,
         )
-        lifecycle.submit(state, new_samples(request, self.description))
+        loop.submit(state, new_samples(request, self.description))
         while not frames:
             loop.step()
         assert isinstance(frames[0], Started)

@@ -49,8 +49,6 @@ Request = TypeVar("Request")
 
 SPARE_BLOCKS = 2
 """What a prompt must leave of the pool: its next token's block, and one for copy-on-write."""
-CHAT_KINDS = ("openai", "sglang", "trtllm", "tgi")
-"""Kinds of upstream servers that take conversations."""
 _decode_generate = decoder_of(GenerateRequest)
 _decode_count = decoder_of(CountRequest)
 
@@ -97,7 +95,7 @@ class Preparer:
             self._compile(request)
         request, unheld = self._held(request)
         # A server of conversations renders them once more.
-        is_chat = self._description.upstream in CHAT_KINDS
+        is_chat = "own_template" not in self._description.capabilities
         kept = request if is_chat else without_texts(request)
         marked = {point.segment for point in request.breakpoints}
         return msgspec.structs.replace(

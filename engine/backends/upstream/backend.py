@@ -18,10 +18,10 @@ from engine.backends.external import MirrorPool
 from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
+from engine.backends.reports import pool_stats
 from engine.backends.storing import EngineMemory
 from engine.backends.upstream.chat import ChatServerRenderer
-from engine.backends.upstream.entries import UnheldEntries, UpstreamCache
-from engine.backends.upstream.loop import UpstreamLoop
+from engine.backends.upstream.loop import UnheldEntries, UpstreamCache, UpstreamLoop
 from engine.backends.upstream.probe import examined, new_server
 from engine.backends.upstream.server import Facts, ModelFacts, Server, UpstreamRefused
 from engine.backends.upstream.wire import UpstreamDenied, UpstreamError, UpstreamGone
@@ -29,8 +29,8 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
 from engine.errors import NotReady
-from engine.protocol import Capability, Counters, Description, LeaseStats, Stats
-from engine.schedule.books import Books, pool_stats
+from engine.protocol import Capability, Description, LeaseStats, Stats
+from engine.schedule.accounting import Accounting, Totals
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
@@ -72,7 +72,7 @@ class UpstreamBackend(EngineBackend):
     ) -> None:
         super().__init__(settings, clock, on_crash)
         self._supervisor = supervisor
-        self._books = Books()
+        self._totals = Totals()
         self._asking: Future[_Parts] | None = None
         self._parts: _Parts | None = None
         self._is_suspect = asyncio.Event()
@@ -107,24 +107,15 @@ class UpstreamBackend(EngineBackend):
 
     async def stats(self) -> Stats:
         loaded = self._ready()
-        books, cache, loop = loaded.books, loaded.cache, loaded.loop
+        pool, loop = loaded.cache.pool, loaded.loop
         assert isinstance(loop, UpstreamLoop)
-        return Stats(
-            epoch=loaded.description.epoch,
-            uptime_seconds=self._clock.now() - self._born_at,
+        return self._report(
+            loaded,
+            {"evicted_blocks": pool.num_evicted},
             running=loop.num_sent,
             waiting=loop.num_unsent,
-            blocks=pool_stats(cache.pool),
-            counters=Counters(
-                **books.totals,
-                evicted_blocks=cache.pool.num_evicted,
-                evicted_entries=cache.entries.lifetimes.num_evicted,
-            ),
+            blocks=pool_stats(pool),
             leases=LeaseStats(blocks=0, max_blocks=0),
-            num_entries=len(cache.entries),
-            unacknowledged=books.num_unacknowledged,
-            prefill_seconds=books.prefill_seconds,
-            distributions=books.distributions.report(),
         )
 
     # The server.
@@ -229,23 +220,30 @@ class UpstreamBackend(EngineBackend):
         hasher = ChainHasher(os.urandom(32), description.block_size)
         is_isolated = parts.facts.isolation != "none"
         cache = UpstreamCache(pool, entries, hasher, is_isolated=is_isolated)
+        accounting = Accounting(
+            cache,
+            self._clock,
+            self._events.publish,
+            epoch=description.epoch,
+            max_context_tokens=description.max_context_tokens,
+            totals=self._totals,
+        )
         loop = UpstreamLoop(
             parts.server,
             parts.facts,
+            accounting,
             cache,
             self._clock,
             self._event_loop,
             self._supervisor,
             self._is_suspect.set,
-        )
-        loop.lifecycle = lifecycle = self._new_lifecycle(
-            cache, loop, self._books, description, self._events.publish
+            max_waiting=settings.max_waiting,
         )
         renderer: Renderer = parts.renderer
         if parts.facts.is_chat:
             renderer = ChatServerRenderer(parts.renderer)
         memory = EngineMemory(cache)
-        return Loaded(description, renderer, parts.workers, memory, self._books, lifecycle, loop)
+        return Loaded(description, renderer, parts.workers, memory, accounting, loop)
 
     def _description(self, facts: Facts, renderer: ChatRenderer, files: ModelFacts) -> Description:
         settings = self._settings

@@ -1,4 +1,9 @@
-"""Brings requests to a server and its tokens back, on the event loop's thread."""
+"""Brings requests to a server and its tokens back, on the event loop's thread.
+
+A server that is not ours evicts when it wants and tells nobody. So an entry here is never leased:
+it says what a scope has sent, and the server's own count of reused tokens decides what was read. An
+entry of which less was reused than it has is over, and the request writes it anew.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -6,19 +11,97 @@ from contextlib import aclosing
 
 import structlog
 
-from engine.backends.external import ExternalLoop
+from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool
 from engine.backends.upstream.chat import ChatParser
-from engine.backends.upstream.entries import UpstreamCache
 from engine.backends.upstream.server import Facts, Order, Piece, Server
 from engine.backends.upstream.slots import Place, Places
 from engine.backends.upstream.wire import UpstreamError, UpstreamGone
+from engine.cache.block import Entry
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.pool import NoFreeBlocks
+from engine.cache.prefix_cache import CacheQuery, Found
+from engine.cache.table import BlockTable
 from engine.clock import Clock
 from engine.protocol import ErrorCode
+from engine.schedule.accounting import Accounting
 from engine.schedule.request import SequenceState
 from engine.supervisor import Supervisor
 from engine.text.formats.turn_parser import TurnParser
 
 log = structlog.get_logger()
+
+
+class UnheldEntries(Entries):
+    """Entries without a lease: `no_hold`."""
+
+    def __init__(self, pool: MirrorPool, *, ttl_scale: float, grace_seconds: float) -> None:
+        super().__init__(
+            pool,
+            lease_share=0.0,
+            scope_lease_share=0.0,
+            idle_lease_share=0.0,
+            ttl_scale=ttl_scale,
+            grace_seconds=grace_seconds,
+        )
+
+    def lose(self, entry: Entry) -> None:
+        """Its content, or a part of it, is not in the server's memory any more."""
+        if self.get(entry.key) is entry:
+            self.end(entry, entry.why_broken)
+            entry.is_broken = True
+
+    def _try_lease(self, entry: Entry) -> bool:
+        entry.why_unleased = "no_hold"
+        return False
+
+
+class UpstreamCache(MirrorCache):
+    """`is_isolated`: no scope's prompt reuses what another scope sent.
+
+    Where it is not, reuse beyond a scope's own entries is not told: it would tell of others.
+    """
+
+    entries: UnheldEntries
+
+    def __init__(
+        self, pool: MirrorPool, entries: UnheldEntries, hasher: ChainHasher, *, is_isolated: bool
+    ) -> None:
+        super().__init__(pool, entries, hasher)
+        self._is_isolated = is_isolated
+
+    def admit(self, query: CacheQuery, found: Found, table: BlockTable, reused: int | None) -> None:
+        """The prompt is computed: `reused` of its tokens came from memory; None: not told."""
+        self._check_hit(query, found, reused)
+        found.reused = found.read if reused is None or not self._is_isolated else reused
+        found.raced = min(found.raced, found.reused)
+        self._unwritten = set()
+        try:
+            table.blocks = self.pool.mirror(query.digests)
+        except NoFreeBlocks:
+            # Waiting requests hold all of the books: this prompt is not written down.
+            self._unwritten = {mark.segment for mark in found.marks}
+            found.marks = []
+            return
+        table.num_tokens = len(query.tokens)
+
+    def _check_hit(self, query: CacheQuery, found: Found, reused: int | None) -> None:
+        hit, found.read = found.hit, 0
+        if hit is None:
+            return
+        size = self.pool.block_size
+        usable = (len(query.tokens) - 1) // size * size
+        found.read = min(hit.tokens, reused or 0)
+        if reused is None:
+            found.hit, found.miss_reason = None, "not_told"
+        elif found.read < min(hit.tokens, usable):
+            self.entries.lose(hit)
+            found.miss_reason = "best_effort_evicted"
+            if not found.read:
+                found.hit = None
+
+    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
+        return found.miss_reason != "not_told" and super()._was_overtaken(query, found, now)
 
 
 class UpstreamLoop(ExternalLoop):
@@ -30,13 +113,16 @@ class UpstreamLoop(ExternalLoop):
         self,
         server: Server,
         facts: Facts,
+        accounting: Accounting,
         cache: UpstreamCache,
         clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
         suspect: Callable[[], None],
+        *,
+        max_waiting: int,
     ) -> None:
-        super().__init__(cache, clock, event_loop, supervisor)
+        super().__init__(accounting, cache, clock, event_loop, supervisor, max_waiting=max_waiting)
         self._server = server
         self._facts = facts
         self._places = Places(facts.max_running)
@@ -51,19 +137,16 @@ class UpstreamLoop(ExternalLoop):
         return max(len(self._serving) - self.num_sent, 0)
 
     @property
-    def waiting(self) -> range:
-        """As long as the requests are many that have not begun to answer.
-
-        No server tells which of them it computes.
-        """
-        return range(sum(one.request.started_at is None for one in self._serving))
+    def num_waiting(self) -> int:
+        """Those that have not begun to answer: no server tells which of them it computes."""
+        return sum(one.request.started_at is None for one in self._serving)
 
     async def end(self, message: str, code: ErrorCode) -> None:
         """The server is gone: every request fails, and this loop is not used again."""
         self._is_stopped = True
         for sequence in list(self._serving):
-            if self.has(sequence):
-                self.lifecycle.fail(sequence, message, code)
+            if sequence in self._serving:
+                self._fail(sequence, message, code)
         self._tell()
         await self._cancel_tasks()
 
@@ -75,9 +158,8 @@ class UpstreamLoop(ExternalLoop):
             log.warning("the upstream server failed a request", why=str(error))
             if isinstance(error, UpstreamGone):
                 self._suspect()
-            if self.has(sequence):
-                message = f"the upstream server failed: {error}"
-                self.lifecycle.fail(sequence, message, error.code)
+            if sequence in self._serving:
+                self._fail(sequence, f"the upstream server failed: {error}", error.code)
         self._tell()
 
     async def _run(self, sequence: SequenceState, order: Order) -> None:
@@ -86,8 +168,8 @@ class UpstreamLoop(ExternalLoop):
             request.began_at = self._clock.now()
         if request.started_at is None and self._facts.tells == "at_the_end":
             self._admit(sequence, await self._server.prefill(order))
-            self.lifecycle.finish_ended([sequence])
-        if not self.has(sequence):
+            self._end_if_finished(sequence)
+        if sequence not in self._serving:
             return
         # Closing the connection ends the request at the server.
         async with aclosing(self._server.generate(order)) as pieces:
@@ -96,7 +178,7 @@ class UpstreamLoop(ExternalLoop):
                 if request.started_at is None and is_answer:
                     self._admit(sequence, piece)
                 self._take(sequence, piece)
-                if not self.has(sequence):
+                if sequence not in self._serving:
                     return
         raise UpstreamError("the answer ended before its end")
 
@@ -108,7 +190,7 @@ class UpstreamLoop(ExternalLoop):
             raise UpstreamError("the server did not say how much it reused")
         told = piece.cached_tokens if is_told else None
         self._cache.admit(request.query, request.found, sequence.table, told)
-        self._begin(sequence)
+        self._started(sequence)
 
     def _take(self, sequence: SequenceState, piece: Piece) -> None:
         parser = sequence.parser
@@ -117,23 +199,23 @@ class UpstreamLoop(ExternalLoop):
         for token in piece.token_ids:
             if sequence.finish is not None:
                 break
-            self.lifecycle.take_token(sequence, token)
+            self.accounting.token(sequence, token)
         if piece.is_last and sequence.finish is None:
             sequence.finish = parser.finish or piece.finish or "failed"
-        self.lifecycle.finish_ended([sequence])
+        self._end_if_finished(sequence)
         self._tell()
 
     def _take_chat(self, sequence: SequenceState, parser: ChatParser, piece: Piece) -> None:
         """Deltas, each taken for a token until the server tells how many there were."""
         if piece.delta is not None and not parser.has_ended():
             deltas = parser.take(piece.delta, piece.finish_reason)
-            self.lifecycle.take_deltas(sequence, deltas, sequence.num_output + bool(deltas))
+            self.accounting.text(sequence, deltas, sequence.num_output + bool(deltas))
             if parser.has_ended() and piece.finish_reason is None:
                 # Ours ended it: nobody will tell.
-                self.lifecycle.take_deltas(sequence, [], parser.count_written())
+                self.accounting.text(sequence, [], parser.count_written())
                 sequence.finish = parser.finish
         if piece.sampled_tokens is not None:
-            self.lifecycle.take_deltas(sequence, [], piece.sampled_tokens)
+            self.accounting.text(sequence, [], piece.sampled_tokens)
 
 
 def _order(sequence: SequenceState, place: Place, facts: Facts) -> Order:

@@ -6,14 +6,12 @@ Nothing is taken from its version: a flag that was left out shows only in what i
 
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 import structlog
 
-from engine.backends.upstream.llamacpp_server import LlamaCppServer
-from engine.backends.upstream.openai_server import MODELS, ChatServer, Models, VllmServer
 from engine.backends.upstream.server import (
     Facts,
     Kind,
@@ -23,6 +21,7 @@ from engine.backends.upstream.server import (
     Server,
     UpstreamRefused,
 )
+from engine.backends.upstream.servers import MODELS, ChatServer, LlamaCppServer, Models, VllmServer
 from engine.backends.upstream.slots import Slots, common_length
 from engine.backends.upstream.wire import (
     UpstreamBusy,
@@ -63,33 +62,6 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-class _Row(NamedTuple):
-    """What is known of a kind: who owns its models, a path that it alone answers, and the notes on
-    where it tells what it reused, or what it lacks."""
-
-    owner: str = ""
-    path: str = ""
-    told_by: str = "usage.prompt_tokens_details.cached_tokens"
-    not_told: str = "its usage has no prompt_tokens_details.cached_tokens"
-    unproven: str = "the server knows no scopes"
-
-
-KINDS: dict[Kind, _Row] = {
-    "vllm": _Row(
-        owner="vllm",
-        not_told="start the server with --enable-prompt-tokens-details",
-        unproven="cache_salt is sent, and nothing shows whether the server heeds it",
-    ),
-    "llamacpp": _Row(owner="llamacpp", path="/props", told_by="timings.cache_n"),
-    "sglang": _Row(
-        owner="sglang",
-        path="/get_model_info",
-        not_told="start the server with --enable-cache-report",
-    ),
-    "trtllm": _Row(owner="tensorrt_llm"),
-    "tgi": _Row(path="/info", told_by="", not_told="no field of its answers has it"),
-    "openai": _Row(),
-}
 _APART_BY = {
     "salt": "cache_salt, tried at the start",
     "slots": "a slot is one scope's; another's content in it is computed over, tried at the start",
@@ -107,16 +79,14 @@ async def new_server(settings: Settings, files: ModelFacts) -> Server:
         closing.pop_all()
     if found == "llamacpp":
         return LlamaCppServer(wire, files, settings.block_size)
-    if found == "vllm":
-        return VllmServer(wire, files, settings.upstream_model)
-    # The others have chat completions too, and nothing more of theirs was tried here.
-    return ChatServer(wire, files, settings.upstream_model, found)
+    return (VllmServer if found == "vllm" else ChatServer)(wire, files, settings.upstream_model)
 
 
 async def find_kind(wire: Wire) -> Kind:
-    """By what each kind alone answers. `/v1/models` names the owner on vLLM and llama.cpp.
+    """By whom `/v1/models` names as the owner, and by llama.cpp's own `/props`.
 
-    Raises UpstreamRefused, UpstreamDenied, and UpstreamBusy where it is not ready yet.
+    Whatever else lists its models is a server of chat completions. Raises UpstreamRefused,
+    UpstreamDenied, and UpstreamBusy where it is not ready yet.
     """
     status, answer = await wire.look(MODELS)
     owners = set[str]()
@@ -126,20 +96,17 @@ async def find_kind(wire: Wire) -> Kind:
             owners = {model.owned_by.lower() for model in models.data}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
-    for kind, row in KINDS.items():
-        if row.owner and row.owner in owners:
-            return kind
-    statuses = {status}
-    for kind, row in KINDS.items():
-        if row.path:
-            status, _ = await wire.look(row.path)
-            if status == 200:
-                return kind
-            statuses.add(status)
-    if statuses & {401, 403}:
+    if "vllm" in owners:
+        return "vllm"
+    props, _ = await wire.look("/props")
+    if props == 200 or "llamacpp" in owners:
+        return "llamacpp"
+    if owners:
+        return "openai"
+    if {status, props} & {401, 403}:
         raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
-    if 429 in statuses or max(statuses) >= 500:
-        raise UpstreamBusy(f"the server is not ready: status {max(statuses)}")
+    if 429 in (status, props) or max(status, props) >= 500:
+        raise UpstreamBusy(f"the server is not ready: status {max(status, props)}")
     raise UpstreamRefused(
         "ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it: `openai` for any server"
         " of Chat Completions"
@@ -182,15 +149,15 @@ async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> F
         told.append(await server.prefill(order))
         slots.give_back(place)
     again, foreign = told[1].cached_tokens, told[3].cached_tokens
-    row, length = KINDS[facts.kind], len(tokens[id(first)])
+    length = len(tokens[id(first)])
     if told[1].prompt_tokens not in (None, length):
         note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {length}"
         return replace(facts, tells="never", tells_note=note)
     if again is None or foreign is None:
-        note = f"not told: {row.not_told}"
+        note = f"not told: {server.NOT_TOLD}"
         facts = replace(facts, tells="never", tells_note=note)
-        return replace(facts, isolation="none", isolation_note=row.unproven)
-    note = row.told_by
+        return replace(facts, isolation="none", isolation_note=server.UNPROVEN)
+    note = server.TOLD_BY
     if not again:
         note += "; it reused nothing of a prompt that was sent twice"
     facts = replace(facts, tells_note=note)

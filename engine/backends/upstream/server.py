@@ -14,7 +14,7 @@ from engine.schedule.runner import SampleParams
 from engine.text.files import read_json
 from engine.text.renderer import ChatRenderer
 
-Kind = Literal["vllm", "sglang", "llamacpp", "trtllm", "tgi", "openai"]
+Kind = Literal["vllm", "llamacpp", "openai"]
 Isolation = Literal["salt", "slots", "none"]
 Tells = Literal["with_tokens", "at_the_end", "never"]
 """When a server says how many of a prompt's tokens it reused."""
@@ -208,6 +208,11 @@ class Server:
     """
 
     ALIVE: ClassVar[str] = "/health"
+    # For people: where it tells what it reused, what it lacks where it does not, and whether it
+    # keeps scopes apart where nothing shows that.
+    TOLD_BY: ClassVar[str] = "usage.prompt_tokens_details.cached_tokens"
+    NOT_TOLD: ClassVar[str] = "its usage has no prompt_tokens_details.cached_tokens"
+    UNPROVEN: ClassVar[str] = "the server knows no scopes"
 
     def __init__(self, wire: Wire, files: ModelFacts) -> None:
         self._wire = wire

@@ -15,15 +15,14 @@ from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.storing import EngineMemory
 from engine.backends.vllm.arguments import engine_arguments, pool_advice
-from engine.backends.vllm.core import StepCounts, VllmCore
-from engine.backends.vllm.loop import VllmLoop
+from engine.backends.vllm.loop import StepCounts, VllmCore, VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
-from engine.protocol import BlockStats, Counters, Description, LeaseStats, Stats
+from engine.protocol import BlockStats, Description, LeaseStats, Stats
 from engine.refusal import StartRefused
-from engine.schedule.books import Books
+from engine.schedule.accounting import Accounting
 from engine.settings import Settings
 from engine.sizing import DTYPE_BYTES, NotSizable, kv_size
 from engine.supervisor import Supervisor
@@ -83,29 +82,22 @@ class VllmBackend(EngineBackend):
         loaded, parts = self._ready(), self._parts
         assert parts is not None
         core = await parts.core.stats()
-        books, entries = loaded.books, loaded.cache.entries
-        return Stats(
-            epoch=loaded.description.epoch,
-            uptime_seconds=self._clock.now() - self._born_at,
+        counters = {
+            "preempted_requests": parts.counts.preempted,
+            "evicted_blocks": core.evicted_blocks,
+        }
+        return self._report(
+            loaded,
+            counters,
             running=core.running,
             waiting=core.waiting,
             foreign_running=core.foreign_running,
             blocks=BlockStats(
                 **{name: getattr(core, name) for name in BlockStats.__struct_fields__}
             ),
-            counters=Counters(
-                **books.totals,
-                preempted_requests=parts.counts.preempted,
-                evicted_blocks=core.evicted_blocks,
-                evicted_entries=entries.lifetimes.num_evicted,
-            ),
             # Idle leases have no bound here.
             leases=LeaseStats(blocks=core.leased_blocks, max_blocks=core.max_leased_blocks),
-            num_entries=len(entries),
-            num_leases=len(entries.leases),
-            unacknowledged=books.num_unacknowledged,
-            prefill_seconds=books.prefill_seconds,
-            distributions=books.distributions.report(),
+            num_leases=len(loaded.cache.entries.leases),
         )
 
     def _assemble(self, parts: VllmParts, description: Description) -> Loaded:
@@ -117,22 +109,27 @@ class VllmBackend(EngineBackend):
             pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
         )
         cache = HeldCache(pool, entries, ChainHasher(os.urandom(32), description.block_size))
-        books = Books()
+        accounting = Accounting(
+            cache,
+            self._clock,
+            self._events.publish,
+            epoch=description.epoch,
+            max_context_tokens=description.max_context_tokens,
+            counts_prefill=False,
+        )
         loop = VllmLoop(
             parts.core,
             parts.counts,
+            accounting,
             cache,
             self._clock,
             self._event_loop,
             self._supervisor,
+            max_waiting=settings.max_waiting,
             max_leased_blocks=int(description.num_blocks * settings.lease_share),
         )
-        publish = self._events.publish
-        loop.lifecycle = self._new_lifecycle(cache, loop, books, description, publish)
-        loop.lifecycle.ask_prefilled = loop.ask_prefilled
         workers = self._new_pool(parts.renderer, parts.worker, description)
-        memory = EngineMemory(cache)
-        return Loaded(description, parts.renderer, workers, memory, books, loop.lifecycle, loop)
+        return Loaded(description, parts.renderer, workers, EngineMemory(cache), accounting, loop)
 
 
 def load_vllm(settings: Settings, progress: Progress) -> VllmParts:

@@ -5,22 +5,209 @@ expiries. Nothing of ours waits for a step but what has to know what it did.
 """
 
 import asyncio
-from collections.abc import Callable
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import structlog
 
 from engine.backends.external import ExternalLoop
-from engine.backends.vllm.core import Order, OrderRefused, Output, StepCounts, VllmCore
-from engine.backends.vllm.directive import Directive
+from engine.backends.vllm.directive import (
+    BIND,
+    CORE_STATS,
+    LOSSES,
+    PARAM_KEY,
+    RELEASE,
+    REPORT,
+    SWITCH_OFF,
+    UNLEASE,
+    CoreStats,
+    Directive,
+    Loss,
+    Report,
+)
 from engine.backends.vllm.mirror import HeldCache
-from engine.cache.ids import Digest
+from engine.cache.ids import Digest, TokenId
 from engine.clock import Clock, ManualClock
 from engine.protocol import Failed
+from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
+from engine.schedule.runner import SampleParams
 from engine.supervisor import Supervisor, trace_of
 from engine.text.formats.turn_parser import TurnParser
 
 log = structlog.get_logger()
+
+_MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What one choice asks of vLLM. `max_tokens` None is what the context leaves.
+
+    `is_seeded`: the client asked for draws that can be repeated.
+    `end_token_ids` end it, and nothing else does; `grammar` is in llguidance's form of Lark.
+    """
+
+    order_id: str
+    salt: str
+    token_ids: Sequence[TokenId]
+    sample: SampleParams
+    is_seeded: bool
+    max_tokens: int | None
+    end_token_ids: Sequence[TokenId]
+    directive: Directive
+    grammar: str | None = None
+    is_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What came since the last one; `queue_seconds` by the scheduler's clock."""
+
+    token_ids: Sequence[TokenId]
+    is_last: bool
+    num_cached_tokens: int
+    queue_seconds: float = 0.0
+
+
+class OrderRefused(Exception):
+    """vLLM does not take a request that we hold for good; its reason is for the log."""
+
+
+class VllmCore:
+    """`llm` is a vllm.AsyncLLM; `vocabulary_size` bounds what its sampler takes for `top_k`.
+
+    `takes_seeds`: vLLM's CPU build ends with an error when a request with a seed has its prompt
+    computed in several steps, so there seeds are left out. `is_owner`: vLLM ends when we end.
+    """
+
+    def __init__(
+        self, llm: Any, vocabulary_size: int, *, takes_seeds: bool, is_owner: bool
+    ) -> None:
+        self._llm = llm
+        self._is_owner = is_owner
+        self._token = secrets.token_hex(32)
+        self._vocabulary_size = vocabulary_size
+        self._takes_seeds = takes_seeds
+
+    async def bind(self) -> None:
+        """Tell the connector the token that our directives carry. Must come before `generate`."""
+        await self._call(BIND, self._token)
+
+    async def switch_off(self, reason: str) -> None:
+        """End all holds for good: nobody keeps books of them any more."""
+        await self._call(SWITCH_OFF, reason)
+
+    async def generate(self, order: Order) -> AsyncIterator[Output]:
+        """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
+        prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": order.salt}
+        try:
+            params = self._params(order)
+            # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
+            # would leave it unapplied until the model ends its thinking.
+            collector = await self._llm.add_request(
+                order.order_id,
+                prompt,
+                params,
+                reasoning_ended=True,
+                # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
+                priority=int(order.is_batch),
+            )
+        except ValueError as error:
+            raise OrderRefused(str(error)) from error
+        while True:
+            output = await collector.get()
+            metrics = output.metrics
+            yield Output(
+                token_ids=[token for one in output.outputs for token in one.token_ids],
+                is_last=output.finished,
+                num_cached_tokens=output.num_cached_tokens or 0,
+                queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
+            )
+            if output.finished:
+                return
+
+    async def abort(self, order_id: str) -> None:
+        await self._llm.abort(order_id)
+
+    async def report(self, request_id: str) -> Report:
+        """What became of a directive; raises RuntimeError for one never heard of."""
+        report = await self._call(REPORT, request_id)
+        if report is None:
+            raise RuntimeError("the connector has no report of a request that began to answer")
+        return msgspec.convert(report, Report)
+
+    async def computed(self, request_id: str) -> int:
+        """Tokens of a prompt that were scheduled; 0 for a request that the connector never met."""
+        report = await self._call(REPORT, request_id)
+        return 0 if report is None else msgspec.convert(report, Report).computed_tokens
+
+    async def release(self, keys: Sequence[str]) -> None:
+        await self._call(RELEASE, list(keys))
+
+    async def unlease(self, keys: Sequence[str]) -> None:
+        await self._call(UNLEASE, list(keys))
+
+    async def losses(self) -> list[Loss]:
+        return msgspec.convert(await self._call(LOSSES), list[Loss])
+
+    async def stats(self) -> CoreStats:
+        return msgspec.convert(await self._call(CORE_STATS), CoreStats)
+
+    def shut_down(self) -> None:
+        if self._is_owner:
+            self._llm.shutdown()
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        return await self._llm.engine_core.call_utility_async(name, *arguments)
+
+    def _params(self, order: Order) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        sample = order.sample
+        directive = msgspec.structs.replace(order.directive, token=self._token)
+        structured = None
+        if order.grammar is not None:
+            structured = StructuredOutputsParams(grammar=order.grammar)
+        return SamplingParams(
+            temperature=sample.temperature,
+            top_p=sample.top_p,
+            top_k=sample.top_k if sample.top_k < self._vocabulary_size else 0,
+            seed=sample.seed % _MAX_SEED if order.is_seeded and self._takes_seeds else None,
+            presence_penalty=sample.presence_penalty,
+            frequency_penalty=sample.frequency_penalty,
+            logit_bias={t: b for t, b in sample.bias.items() if t < self._vocabulary_size} or None,
+            max_tokens=order.max_tokens,
+            # Whatever the model's files say ends a turn: we say it.
+            ignore_eos=True,
+            stop_token_ids=list(order.end_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=structured,
+            extra_args={"kv_transfer_params": {PARAM_KEY: msgspec.to_builtins(directive)}},
+        )
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """`running` requests of ours in vLLM's last step. `preempted` requests of all, ever.
+
+    `failure` says why nothing is counted any more.
+    """
+
+    failure: str | None = None
+    running: int = 0
+    preempted: int = 0
+
+    def check(self) -> None:
+        """Raise RuntimeError where vLLM's steps are not counted any more."""
+        if self.failure is not None:
+            raise RuntimeError(f"the stat logger is off: {self.failure}")
+
 
 FAILED = "the engine failed"
 LOSS_SECONDS = 0.25
@@ -41,21 +228,22 @@ class VllmLoop(ExternalLoop):
         self,
         core: VllmCore,
         counts: StepCounts,
+        accounting: Accounting,
         cache: HeldCache,
         clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
         *,
+        max_waiting: int,
         max_leased_blocks: int,
     ) -> None:
-        super().__init__(cache, clock, event_loop, supervisor)
+        super().__init__(accounting, cache, clock, event_loop, supervisor, max_waiting=max_waiting)
         self._core = core
         self._counts = counts
         self._max_leased_blocks = max_leased_blocks
         # What each choice asked of the connector, and the requests whose wants are not settled.
         self._directives: dict[SequenceState, Directive] = {}
         self._wanting: dict[RequestState, Directive] = {}
-        self._unstarted: dict[str, str] = {}
         self._released: list[Digest] = []
         self._num_orders = 0
 
@@ -72,7 +260,7 @@ class VllmLoop(ExternalLoop):
         self._is_stopped = True
         order_ids = [self._directives[sequence].request_id for sequence in self._serving]
         for sequence in list(self._serving):
-            if self.has(sequence):  # else it ended with another choice of its request
+            if sequence in self._serving:  # else it ended with another choice of its request
                 self._end_failed(sequence)
         await self._cancel_tasks()
         aborts = (self._core.abort(order_id) for order_id in order_ids)
@@ -81,7 +269,7 @@ class VllmLoop(ExternalLoop):
 
     def _end_failed(self, sequence: SequenceState) -> None:
         try:
-            self.lifecycle.fail(sequence, FAILED)
+            self._fail(sequence, FAILED)
         except Exception as error:  # noqa: BLE001 - the books failed; the caller must hear of it
             log.error("a request could not be closed", trace=trace_of(error))
             sequence.request.emit(Failed(code="internal", message=FAILED))
@@ -89,11 +277,11 @@ class VllmLoop(ExternalLoop):
     # Requests.
 
     @property
-    def waiting(self) -> range:
-        """As long as those that did not run in the last step are many."""
-        return range(max(len(self._serving) - self._counts.running, 0))
+    def num_waiting(self) -> int:
+        """Those that did not run in the last step."""
+        return max(len(self._serving) - self._counts.running, 0)
 
-    def add_fork(self, sequence: SequenceState) -> None:
+    def _begin(self, sequence: SequenceState) -> None:
         query, found = sequence.request.query, sequence.request.found
         # A client may use an id again; the connector never hears one twice.
         self._num_orders += 1
@@ -110,37 +298,33 @@ class VllmLoop(ExternalLoop):
                 request_id=order_id, scope=query.scope, wants=[], lease_blocks=lease_blocks
             )
         self._directives[sequence] = directive
-        super().add_fork(sequence)
+        super()._begin(sequence)
 
-    def remove(self, sequence: SequenceState) -> None:
+    def _remove(self, sequence: SequenceState) -> None:
         """What still runs of it is aborted; before anything that is asked of vLLM after this."""
-        directive = self._directives.pop(sequence)
+        directive, request = self._directives.pop(sequence), sequence.request
         is_running = self._serving[sequence] is not asyncio.current_task()
-        if sequence is sequence.request.leader:
-            self._end_wants(sequence.request)
-        if sequence.request.started_at is None:
-            self._unstarted[sequence.request.request_id] = directive.request_id
-        super().remove(sequence)
-        if is_running:
+        if sequence is request.leader:
+            self._end_wants(request)
+        super()._remove(sequence)
+        if request.started_at is None:
+            self._spawn(self._close_failed(request, directive.request_id))
+        elif is_running:
             self._spawn(self._core.abort(directive.request_id))
+
+    async def _close_failed(self, request: RequestState, order_id: str) -> None:
+        """Only vLLM's scheduler knows what it computed of a prompt without a first token.
+
+        Nothing more is computed behind an abort.
+        """
+        await self._core.abort(order_id)
+        self.accounting.close_failed(request, await self._core.computed(order_id))
 
     def _end_wants(self, request: RequestState) -> None:
         """It began to answer, or never will: nothing waits for its wants any more."""
         directive = self._wanting.pop(request, None)
         if directive is not None:
             self._released += self._cache.let_off(directive)
-
-    def ask_prefilled(self, request: RequestState, close: Callable[[int], None]) -> bool:
-        """Only vLLM's scheduler knows what it computed of a prompt without a first token."""
-        order_id = self._unstarted.pop(request.request_id, None)
-        if order_id is not None:
-            self._spawn(self._tell_prefilled(order_id, close))
-        return order_id is not None
-
-    async def _tell_prefilled(self, order_id: str, close: Callable[[int], None]) -> None:
-        # Nothing more is computed behind an abort, and that of `remove` may come after this one.
-        await self._core.abort(order_id)
-        close(await self._core.computed(order_id))
 
     async def _generate(self, sequence: SequenceState) -> None:
         is_last, order = False, _order(sequence, self._directives[sequence])
@@ -150,11 +334,11 @@ class VllmLoop(ExternalLoop):
                 if sequence.request.started_at is None:
                     await self._admit(sequence, output, order.directive)
                 self._take(sequence, output)
-                if not self.has(sequence):
+                if sequence not in self._serving:
                     break
         except OrderRefused as refusal:
             log.error("vLLM refused a request", why=type(refusal.__cause__).__name__)
-            self.lifecycle.fail(sequence, "vLLM refused the request")
+            self._fail(sequence, "vLLM refused the request")
             self._tell()
             return
         if not is_last:
@@ -169,17 +353,17 @@ class VllmLoop(ExternalLoop):
         self._cache.admit(request.query, request.found, sequence.table, report)
         is_manual = isinstance(self._clock, ManualClock)
         request.began_at = request.submitted_at + (0.0 if is_manual else output.queue_seconds)
-        self._begin(sequence)
+        self._started(sequence)
         self._end_wants(request)
 
     def _take(self, sequence: SequenceState, output: Output) -> None:
         for token in output.token_ids:
             if sequence.finish is not None:
                 break
-            self.lifecycle.take_token(sequence, token)
+            self.accounting.token(sequence, token)
         if output.is_last and sequence.finish is None:
             sequence.finish = "failed"
-        self.lifecycle.finish_ended([sequence])
+        self._end_if_finished(sequence)
         self._tell()
 
     # Along the way.

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from engine.backends.vllm.arguments import NAME
-from engine.backends.vllm.core import StepCounts
+from engine.backends.vllm.loop import StepCounts
 from engine.backends.vllm.switch import Switch, guarded
 
 GAUGES = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.backends.prepare.preparer import new_segments
-from engine.backends.queries import new_query, new_samples
+from engine.backends.looped import new_samples, query_of
+from engine.backends.prepare.preparer import new_segments, prepare
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
@@ -61,7 +61,8 @@ def query(request: GenerateRequest, description: Description) -> CacheQuery:
     pool = BlockPool(8, BLOCK_SIZE)
     cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE))
     rendered = SyntheticRenderer().render(request.prompt, thinking=False, scope=request.scope)
-    return new_query(request, rendered, cache, description, arrived_at=5.0)
+    prepared = prepare(request, rendered, description, request)
+    return query_of(request, prepared, cache, description, arrived_at=5.0)
 
 
 def test_segments_have_their_kinds_and_turns() -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.backends.scope_threads import ScopeThreads
+from engine.backends.looped import ScopeThreads
 
 SECONDS = 60
 

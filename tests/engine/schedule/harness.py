@@ -1,4 +1,4 @@
-"""An engine without threads, sockets or a model: real cache, scheduler and lifecycle, fake runner.
+"""An engine without threads, sockets or a model: real cache, scheduler and accounting, fake runner.
 
 The fake runner has a KV memory and answers with a checksum of what it *reads through the block
 table*: a wrong block, a missed copy or a stale slot changes the tokens. `expected` says what a
@@ -42,8 +42,7 @@ from engine.protocol import (
     TextPart,
     Ttl,
 )
-from engine.schedule.books import Books
-from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop, StoreWork
 from engine.schedule.output import Mask
 from engine.schedule.request import Drafter, RequestState
@@ -235,21 +234,23 @@ class Harness:
                 max_step_tokens=max_step_tokens,
                 max_context_tokens=max_context_tokens,
             )
-        self.books = Books()
         self.events: list[Event] = []
-        self.lifecycle = Lifecycle(
+        self.accounting = Accounting(
             self.cache,
-            self.scheduler,
-            self.books,
             self.clock,
+            self.events.extend,
             epoch="e",
-            max_waiting=max_waiting,
             max_context_tokens=max_context_tokens,
-            publish=self.events.extend,
         )
+        self.totals = self.accounting.totals
         self.runner = FakeRunner(num_blocks, block_size, host_blocks)
         self.loop = EngineLoop(
-            self.scheduler, self.lifecycle, runner or self.runner, self.clock, store=store
+            self.scheduler,
+            self.accounting,
+            runner or self.runner,
+            self.clock,
+            max_waiting=max_waiting,
+            store=store,
         )
         self._num_sent = 0
         self._scaffold = scaffold
@@ -306,7 +307,7 @@ class Harness:
         samples = [
             SampleParams(temperature=1, top_p=1, top_k=0, seed=seed + i) for i in range(choices)
         ]
-        self.lifecycle.submit(state, samples)
+        self.loop.submit(state, samples)
         return Sent(state, frames)
 
     def step(self, count: int = 1) -> None:

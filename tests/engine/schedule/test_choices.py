@@ -51,6 +51,6 @@ def test_cancelling_choices_at_any_point_gives_everything_back(steps: int) -> No
     engine = Harness()
     sent = engine.send(words(0, 20), choices=3, max_tokens=10)
     engine.step(steps)
-    assert engine.lifecycle.cancel(sent.state.request_id)
+    assert engine.loop.cancel(sent.state.request_id)
     assert engine.pool.counts().active == 0
     assert not engine.scheduler.has_work

@@ -131,7 +131,7 @@ def test_steps_that_are_stopped_at_any_time_change_no_answer_and_no_count(seed: 
             )
         )
         if rng.random() < 0.1:
-            engine.lifecycle.cancel(rng.choice(sents).state.request_id)
+            engine.loop.cancel(rng.choice(sents).state.request_id)
         engine.clock.advance(rng.random() / 10)  # type: ignore[attr-defined]
         engine.step(rng.randrange(6))
     engine.finish(*(sent for sent in sents if not sent.is_over))

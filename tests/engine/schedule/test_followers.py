@@ -51,7 +51,7 @@ def ask_some(engine: Harness, rng: random.Random) -> None:
         sents.append(engine.send(*segments, marks=marks, scope=scope, has_names=True))
     while not all(sent.is_over for sent in sents):
         engine.step()
-        engine.lifecycle.publish()
+        engine.accounting.publish()
         assert followed(engine) == held_in(engine)
 
 
@@ -81,7 +81,7 @@ def test_engines_that_share_a_store(tmp_path: Path, seed: int) -> None:
         for engine in both:
             for _ in range(3):
                 engine.step()
-                engine.lifecycle.publish()
+                engine.accounting.publish()
                 assert followed(engine) == held_in(engine)
     for engine in both:
         engine.kill()

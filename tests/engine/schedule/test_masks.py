@@ -40,10 +40,11 @@ def engine_with(seconds: float) -> Harness:
     engine = Harness()
     engine.loop = EngineLoop(
         engine.scheduler,
-        engine.lifecycle,
+        engine.accounting,
         engine.runner,
         engine.clock,
-        MaskPool(MonotonicClock(), seconds=seconds),
+        max_waiting=16,
+        masks=MaskPool(MonotonicClock(), seconds=seconds),
     )
     return engine
 

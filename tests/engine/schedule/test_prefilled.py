@@ -7,7 +7,7 @@ from tests.engine.schedule.harness import Harness, Sent, words
 def counts_of(engine: Harness, sent: Sent) -> FinalCounts:
     return next(
         counts
-        for counts in engine.books.unacknowledged()
+        for counts in engine.totals.unacknowledged()
         if counts.request_id == sent.state.request_id
     )
 
@@ -16,7 +16,7 @@ def test_a_request_that_is_cancelled_during_prefill_tells_what_was_computed() ->
     engine = Harness(max_step_tokens=16, num_blocks=128)
     sent = engine.send(words(0, 200), max_tokens=4)
     engine.step(5)
-    engine.lifecycle.cancel(sent.state.request_id)
+    engine.loop.cancel(sent.state.request_id)
     counts = counts_of(engine, sent)
     assert counts.usage is None and counts.prefilled_tokens == 5 * 16
     engine.step()
@@ -29,7 +29,7 @@ def test_what_was_read_or_reused_was_not_computed() -> None:
     engine.finish(first)
     sent = engine.send(words(0, 80), words(500, 100), marks={0: "5m"}, max_tokens=1)
     engine.step(2)
-    engine.lifecycle.cancel(sent.state.request_id)
+    engine.loop.cancel(sent.state.request_id)
     assert counts_of(engine, sent).prefilled_tokens == 32
 
 
@@ -39,5 +39,5 @@ def test_a_prompt_that_is_computed_again_after_preemption_counts_once() -> None:
     engine.step(3)
     engine.scheduler._preempt(sent.state.leader)
     engine.step(1)
-    engine.lifecycle.cancel(sent.state.request_id)
+    engine.loop.cancel(sent.state.request_id)
     assert counts_of(engine, sent).prefilled_tokens == 64

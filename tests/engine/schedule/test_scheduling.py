@@ -84,7 +84,7 @@ def test_a_lease_is_sacrificed_when_nothing_can_run_otherwise() -> None:
     engine.finish(engine.send(words(500, 31), marks={0: "1h"}, max_tokens=1))
     engine.finish(engine.send(words(100, 40), max_tokens=1))
     engine.step()
-    assert engine.books.totals["leases_sacrificed"] == 1
+    assert engine.totals.counters["leases_sacrificed"] == 1
     assert len(engine.entries.leases) == 0
 
 
@@ -96,7 +96,7 @@ def test_waiting_holds_are_given_up_before_a_lease() -> None:
     holder = engine.send(words(600, 23), marks={0: "5m"}, max_tokens=1)
     engine.finish(first, holder)
     assert len(engine.entries.leases) >= 1
-    assert "leases_sacrificed" not in engine.books.totals
+    assert "leases_sacrificed" not in engine.totals.counters
 
 
 def random_run(seed: int) -> None:
@@ -132,7 +132,7 @@ def random_run(seed: int) -> None:
         if sents and rng.random() < 0.1:
             # Half of those that hang up came a moment ago: they wait, with what was found held.
             leaving = sents[-2:] if rng.random() < 0.5 else sents
-            engine.lifecycle.cancel(rng.choice(leaving).state.request_id)
+            engine.loop.cancel(rng.choice(leaving).state.request_id)
         if rng.random() < 0.1:
             engine.clock.advance(rng.choice([1, 200, 3000]))
         engine.step()
@@ -140,7 +140,7 @@ def random_run(seed: int) -> None:
     for sent in sents:
         if isinstance(sent.frames[-1], Done):
             assert len(sent.finishes) == len(sent.state.sequences)
-    assert engine.books.num_unacknowledged == len(sents)
+    assert engine.totals.num_unacknowledged == len(sents)
     engine.check_idle()
 
 

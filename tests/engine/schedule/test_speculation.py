@@ -78,8 +78,8 @@ def test_answers_counts_and_blocks_are_as_without_speculation(seed: int) -> None
             sents.append(ask(engine, rng))
             engine.step(2)
         engine.finish(*sents)
-        counts.append(sorted(engine.books.unacknowledged(), key=lambda told: told.request_id))
-        totals = engine.books.totals
+        counts.append(sorted(engine.totals.unacknowledged(), key=lambda told: told.request_id))
+        totals = engine.totals.counters
         if is_speculating:
             assert totals["accepted_draft_tokens"] > 20, "nothing was tried"
             assert totals["draft_tokens"] > totals["accepted_draft_tokens"]

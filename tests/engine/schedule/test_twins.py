@@ -71,7 +71,7 @@ def test_when_the_other_is_cancelled_it_goes_ahead_with_what_is_there(steps: int
     second = engine.send(words(0, 60), marks={0: "5m"}, seed=2)
     third = engine.send(words(0, 60), marks={0: "5m"}, seed=3)
     engine.step(steps)
-    engine.lifecycle.cancel(first.state.request_id)
+    engine.loop.cancel(first.state.request_id)
     engine.finish(second, third)
     assert started(second).usage.automatic_tokens == min(16 * steps, 60)
     assert started(third).usage.computed_tokens == 1

@@ -13,15 +13,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.backends.external import MirrorPool
-from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.directive import LOSSES, CoreStats
-from engine.backends.vllm.loop import VllmLoop
+from engine.backends.vllm.loop import StepCounts, VllmCore, VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.clock import ManualClock
 from engine.metrics import render
-from engine.schedule.books import Books
-from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.accounting import Accounting
 from engine.serve.health import ServedEngine
 from engine.supervisor import CALLBACKS, STEADY_SECONDS, Expected, Supervisor, trace_of
 from scripts.stack import free_port, python, start, wait_until_ready
@@ -97,18 +95,18 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
     cache = HeldCache(pool, HeldEntries(pool, ttl_scale=1), ChainHasher(bytes(32), 16))
     core = VllmCore(llm, 100, takes_seeds=True, is_owner=True)
     running = asyncio.get_running_loop()
-    loop = VllmLoop(core, StepCounts(), cache, clock, running, supervisor, max_leased_blocks=4)
-    loop.lifecycle = Lifecycle(
+    accounting = Accounting(cache, clock, lambda events: None, epoch="e", max_context_tokens=64)
+    return VllmLoop(
+        core,
+        StepCounts(),
+        accounting,
         cache,
-        loop,
-        Books(),
         clock,
-        epoch="e",
+        running,
+        supervisor,
         max_waiting=1,
-        max_context_tokens=64,
-        publish=lambda events: None,
+        max_leased_blocks=4,
     )
-    return loop
 
 
 @pytest.mark.anyio

@@ -32,7 +32,7 @@ def test_a_scan_takes_few_names_between_two_steps_and_finds_all() -> None:
     for block in blocks[::2]:
         block.names.update({f"{block.block_id:08x}{n:08x}": n + 1 for n in range(NAMES_OF_BLOCK)})
     scan, before, longest = (
-        SnapshotScan(engine.cache, engine.lifecycle, "e", engine.clock.now),
+        SnapshotScan(engine.cache, engine.accounting, "e", engine.clock.now),
         0,
         0,
     )
@@ -49,11 +49,11 @@ def test_what_comes_between_two_pieces_is_in_later_events() -> None:
     engine = Harness(num_blocks=2000)
     for block in engine.cache.pool.blocks:
         block.names.update({f"{block.block_id:08x}{n:08x}": n + 1 for n in range(NAMES_OF_BLOCK)})
-    scan = SnapshotScan(engine.cache, engine.lifecycle, "e", engine.clock.now)
-    before = engine.lifecycle.num_published
+    scan = SnapshotScan(engine.cache, engine.accounting, "e", engine.clock.now)
+    before = engine.accounting.num_published
     scan.advance()
     assert not scan.is_done
-    engine.lifecycle.num_published += 3
+    engine.accounting.num_published += 3
     while not scan.is_done:
         scan.advance()
     assert scan.report().seq == before

@@ -136,12 +136,19 @@ class StoredEngine(Harness):
         self.store.threads.abandon()
         self.store.directory.close()
 
-    def restart(self, *, is_killed: bool = False, **changes: object) -> "StoredEngine":
-        """The next process, with the same options but for `changes`."""
+    def end(self, *, is_killed: bool = False) -> None:
+        """A planned end writes what the store still lacks."""
         if is_killed:
             self.kill()
         elif self.store is not None:
             self.store.close(30.0)
+
+    def restart(self, *, is_killed: bool = False, **changes: object) -> "StoredEngine":
+        """The next process, with the same options but for `changes`."""
+        self.end(is_killed=is_killed)
+        return self.next(**changes)
+
+    def next(self, **changes: object) -> "StoredEngine":
         return StoredEngine(self.path, clock=self.clock, **{**self._options, **changes})
 
 

@@ -161,7 +161,7 @@ def test_a_members_damage_is_counted_though_nothing_of_it_was_told(
 def hurt(engine: StoredEngine, kind: str, rng: random.Random, looks: Looks) -> None:
     """Damage some files of a store: their bytes, the journal, or the installation's secret."""
     assert engine.store is not None
-    path = engine.store.files.path
+    path = engine.store.directory.path
     files = sorted(path.glob("blocks/*/*"))
     before = {place: place.read_bytes() for place in files}
     is_all = kind in ("all", "secret")
@@ -184,7 +184,7 @@ def hurt(engine: StoredEngine, kind: str, rng: random.Random, looks: Looks) -> N
     else:
         for place in chosen:
             whole = place.read_bytes()
-            place.write_bytes(hurt_file(whole, kind, engine.store.files.keys, rng))
+            place.write_bytes(hurt_file(whole, kind, engine.store.directory.keys, rng))
     for place, good in before.items():
         now = place.read_bytes() if place.exists() else None
         if now != good or kind == "secret":

@@ -37,7 +37,7 @@ def entries_of(engine: StoredEngine) -> list[Entry]:
 
 def files_of(engine: StoredEngine) -> list[Path]:
     assert engine.store is not None
-    return sorted(engine.store.files.path.glob("blocks/*/*"))
+    return sorted(engine.store.directory.path.glob("blocks/*/*"))
 
 
 def learn(writer: StoredEngine, reader: StoredEngine, *prompts: list[int]) -> None:
@@ -98,7 +98,7 @@ def test_a_members_damaged_file_is_a_counted_miss(pair: Pair, kind: str) -> None
 def test_what_a_member_drops_ends_at_the_others(pair: Pair) -> None:
     writer, reader = pair
     learn(writer, reader, PREFIX)
-    writer.lifecycle.drop("s", None)
+    writer.accounting.drop("s", None)
     assert writer.store is not None
     writer.store.disk.drop(writer.cache.digests("s", []).root).result(60)
     assert not files_of(writer)
@@ -115,7 +115,7 @@ def test_what_made_way_here_is_taken_in_again_and_what_was_dropped_is_not(pair: 
     until(reader, lambda: bool(entries_of(reader)))
     assert read_of(reader.say(PREFIX, [77], scope="s")) == 22
     (entry,) = (entry for entry in entries_of(reader) if entry.tokens == len(PREFIX))
-    reader.lifecycle.drop("s", entry.key)
+    reader.accounting.drop("s", entry.key)
     assert reader.store is not None
     reader.store.disk.drop(reader.cache.digests("s", []).root, entry.key).result(60)
     for _ in range(8):

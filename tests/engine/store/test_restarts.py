@@ -127,7 +127,7 @@ def test_what_a_workspace_drops_is_gone_from_the_disk(engine: StoredEngine) -> N
     engine.say(OTHER, scope="theirs")
     engine.settle()
     files = set(engine.path.glob("blocks/*/*"))
-    engine.lifecycle.drop("mine", None)
+    engine.accounting.drop("mine", None)
     assert engine.store is not None
     root = engine.cache.digests("mine", []).root
     engine.store.disk.drop(root).result(60)

@@ -11,8 +11,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import ManualClock
 from engine.protocol import Event, Frame, GenerateRequest, LeaseEnded, Prompt, Sampling, Started
-from engine.schedule.books import Books
-from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
@@ -59,17 +58,12 @@ class Core:
             copy_seconds=0.0,
             sleep=self.clock.advance,
         )
-        self._lifecycle = Lifecycle(
-            self._cache,
-            self.scheduler,
-            Books(),
-            self.clock,
-            epoch="core",
-            max_waiting=10**6,
-            max_context_tokens=10**6,
-            publish=self._hear,
+        self._accounting = Accounting(
+            self._cache, self.clock, self._hear, epoch="core", max_context_tokens=10**6
         )
-        self._loop = EngineLoop(self.scheduler, self._lifecycle, runner, self.clock)
+        self._loop = EngineLoop(
+            self.scheduler, self._accounting, runner, self.clock, max_waiting=10**6
+        )
 
     def run(self, requests: Sequence[PlannedRequest]) -> None:
         """As the engine's thread does: calls between two steps, and steps while there is work."""
@@ -83,8 +77,8 @@ class Core:
             else:
                 self.clock.advance(coming[0][1].at - self.clock.now())
         self.clock.advance(2 * 3600)
-        self._lifecycle.expire(self.clock.now())
-        self._lifecycle.publish()
+        self._accounting.expire(self.clock.now())
+        self._accounting.publish()
 
     def _submit(self, number: int, request: PlannedRequest) -> None:
         tokens = [*request.units, *request.behind]
@@ -119,7 +113,7 @@ class Core:
             emit=emit,
             submitted_at=request.at,
         )
-        self._lifecycle.submit(state, [_SAMPLE])
+        self._loop.submit(state, [_SAMPLE])
 
     def _hear(self, events: list[Event]) -> None:
         self.ends += [event.reason for event in events if isinstance(event, LeaseEnded)]

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.backends.prepare.checks import check_schemas
 from engine.backends.prepare.prepared import Refused, RequestLimits
 from engine.backends.prepare.preparer import Preparer
-from engine.backends.prepare.schemas import check_schemas
 from engine.errors import SchemaRefused
 from engine.protocol import Description, GenerateRequest, Message, Prompt, Sampling, TextPart
 from engine.settings import DEMO_MODEL

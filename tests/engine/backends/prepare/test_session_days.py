@@ -21,10 +21,8 @@ import pytest
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
 from engine.backends.prepare import pool as preparation
-from engine.backends.prepare import session_days
-from engine.backends.prepare.pool import PreparePool
+from engine.backends.prepare.pool import PreparePool, SessionDays
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
-from engine.backends.prepare.session_days import SessionDays
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import ManualClock
 from engine.protocol import (
@@ -260,8 +258,8 @@ async def test_of_two_first_uses_at_midnight_the_first_decides() -> None:
 async def test_what_is_remembered_is_bounded_by_scope_and_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_days, "MAX_SCOPE_BEGINNINGS", 4)
-    monkeypatch.setattr(session_days, "MAX_BEGINNINGS", 10)
+    monkeypatch.setattr(preparation, "MAX_SCOPE_BEGINNINGS", 4)
+    monkeypatch.setattr(preparation, "MAX_BEGINNINGS", 10)
     days = Days()
     for index in range(9):
         days.use(b"%d" % index)

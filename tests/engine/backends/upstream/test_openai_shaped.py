@@ -139,18 +139,13 @@ def test_what_the_servers_own_template_rules_is_refused_by_name(
     assert refused.value.reply["message"].startswith(named)
 
 
-@pytest.mark.parametrize(("kind", "tells"), [("sglang", True), ("trtllm", True), ("tgi", False)])
-def test_other_kinds_by_their_chat_completions_before_a_stand_in(kind: str, tells: bool) -> None:
-    """The stand-in is scripted: no server of these kinds was run."""
-    script = Script(tells=tells)
-    with (
-        serving_script(script, ScriptedOpenAi) as url,
-        engine_before(url, UPSTREAM_KIND=kind) as engine,
-    ):
-        assert engine.description.upstream == kind
-        assert engine.keeps("exact_read") == tells and not engine.keeps("isolation")
+def test_a_server_that_tells_nothing_is_found_and_read_from_by_nobody() -> None:
+    script = Script(tells=False)
+    with serving_script(script, ScriptedOpenAi) as url, engine_before(url) as engine:
+        assert engine.description.upstream == "openai"
+        assert not engine.keeps("exact_read") and not engine.keeps("isolation")
         scope, asked = engine.scope(), prompt(engine.text(100))
         first, again = engine.ask(asked, scope, 0), engine.ask(asked, scope, 0)
         assert first.started.breakpoints[0].reason == "no_hold"
-        assert again.usage.cache_read_tokens == (engine.ends(asked)[0] if tells else 0)
-        assert again.started.miss_reason == (None if tells else "not_told")
+        assert again.usage.cache_read_tokens == 0
+        assert again.started.miss_reason == "not_told"

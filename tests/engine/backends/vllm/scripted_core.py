@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import anyio.to_thread
 
 from engine.backends.vllm.backend import VllmBackend, VllmParts
-from engine.backends.vllm.core import Order, Output, StepCounts, VllmCore
 from engine.backends.vllm.directive import CoreStats, Directive, Held, Loss, Report
+from engine.backends.vllm.loop import Order, Output, StepCounts, VllmCore
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
 from engine.protocol import (

@@ -5,7 +5,7 @@ taken in only after the next one was scheduled, as asynchronous scheduling does 
 is a function of the prompt, so equal prompts get equal answers.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +31,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from engine.backends.vllm.connector import find_connector
 from engine.backends.vllm.directive import PARAM_KEY, Report
+from engine.backends.vllm.leases import LeaseManager
 
 BLOCK = 16
 TOKEN = "token-of-the-tests"
@@ -253,7 +254,7 @@ class Simulator:
 
     def check_refs(self) -> None:
         """Idle: every reference in the pool is a lease's."""
-        self.leases.check()
+        check_leases(self.leases)
         used = self.leases.total_blocks - self.pool.get_num_free_blocks()
         assert used == self.stats().leased_blocks
         assert self.stats().protected_blocks == 0
@@ -291,3 +292,20 @@ def tokens_of(name: str, length: int) -> list[int]:
     """Tokens that begin with the name's own and so are nobody else's."""
     head = [10 + byte for byte in name.encode()]
     return [*head, *(400 + (index * 7) % 3000 for index in range(length - len(head)))]
+
+
+def check_leases(leases: LeaseManager) -> None:
+    """Prove that books, leases and dependents agree; raises AssertionError."""
+    leased = [hold for hold in leases._holds.values() if hold.is_leased]
+    assert leases.num_leases == len(leased) == sum(map(len, leases._leases.values()))
+    assert leases._lease_refs == Counter(b.block_id for h in leased for b in h.blocks)
+    assert len(leases._lease_refs) <= leases.max_leased_blocks
+    for scope, refs in leases._scope_refs.items():
+        mine = [hold for hold in leased if hold.scope == scope]
+        assert set(mine) == set(leases._leases[scope])
+        assert refs == Counter(b.block_id for hold in mine for b in hold.blocks)
+    for hold in leases._holds.values():
+        for block in hold.blocks:
+            assert hold.is_leased != (hold in leases._dependents.get(block.block_id, ()))
+    ours = leases._lease_refs + leases._protected
+    assert all(leases._pool.blocks[block_id].ref_cnt >= n for block_id, n in ours.items())

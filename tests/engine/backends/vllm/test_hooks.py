@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
 from engine.backends.vllm.connector import HoldfastConnector
-from engine.backends.vllm.core import StepCounts
+from engine.backends.vllm.loop import StepCounts
 from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStatLogger
 from engine.backends.vllm.switch import SwitchedOff, guarded
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.backends.vllm.core import Order, Output
+from engine.backends.vllm.loop import Order, Output
 from engine.errors import DuplicateRequest
 from engine.protocol import FinalCounts, GenerateRequest, Message, Prompt, Sampling, TextPart
 from engine.settings import DEMO_MODEL

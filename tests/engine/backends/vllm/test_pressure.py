@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
+from engine.backends.vllm.connector import relieve
 from engine.backends.vllm.directive import Directive, Watch
 from engine.backends.vllm.leases import Watches
-from engine.backends.vllm.pressure import relieve
 from engine.backends.vllm.switch import Switch
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from tests.engine.backends.vllm.simulator import BLOCK, Simulator, tokens_of
+from tests.engine.backends.vllm.simulator import BLOCK, Simulator, check_leases, tokens_of
 
 SCOPES = ["a", "b", "c"]
 LENGTHS = [40, 96, 130, 200]
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "sim"):
             return
         leases, pool = self.sim.leases, self.sim.pool
-        leases.check()
+        check_leases(leases)
         expected = leases._lease_refs + leases._protected
         for manager in self.sim.scheduler.kv_cache_manager.coordinator.single_type_managers:
             for blocks in manager.req_to_blocks.values():

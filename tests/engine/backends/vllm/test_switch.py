@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
-from engine.backends.vllm.leases import LeaseManager, Watches
-from engine.backends.vllm.requests import RequestTracker
+from engine.backends.vllm.leases import LeaseManager, RequestTracker, Watches
 from engine.backends.vllm.switch import SwitchedOff
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 
@@ -23,7 +22,7 @@ ASKED = {
     "tracker": {"bind", "report"},
     "leases": {
         *("release", "unlease", "state", "take_losses"),
-        *("block_states", "abandon", "check"),
+        *("block_states", "abandon"),
     },
     "watches": {"take_losses"},
 }

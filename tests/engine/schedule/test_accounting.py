@@ -25,7 +25,7 @@ def test_who_never_began_to_answer_has_refreshed_nothing_v79(others: bool) -> No
     cancelled.append(engine.send(words(0, 10), marks={0: "1h"}))
     assert entry.expires_at == 250 + 300
     for sent in (*cancelled, blocker):
-        engine.lifecycle.cancel(sent.state.request_id)
+        engine.loop.cancel(sent.state.request_id)
     if other is not None:
         engine.finish(other)
     assert entry.expires_at == (200 + 300 if others else 300)
@@ -48,7 +48,7 @@ def test_what_is_found_at_arrival_is_held_until_it_runs() -> None:
 def test_the_lease_ends_with_an_event_exactly_at_its_expiry() -> None:
     engine = Harness()
     engine.finish(engine.send(words(0, 9), marks={0: "5m"}))
-    assert engine.lifecycle.seconds_to_expiry(engine.clock.now()) == 300
+    assert engine.accounting.seconds_to_expiry(engine.clock.now()) == 300
     engine.clock.advance(299.999)
     engine.step()
     assert not [event for event in engine.events if isinstance(event, LeaseEnded)]

@@ -1,25 +1,24 @@
 """The synthetic engine with a real template and a script: for tests of formats, end to end.
 
-A model's directory gives tokenizer and chat template; the setting `synthetic_script` says what is
-written. Everything is real but the model: rendering, tokens, cache, parsing. The description calls
-the model `scripted`.
+`SCRIPTED_MODEL`, a model's directory, gives tokenizer and chat template; `SCRIPTED_SCRIPT`, a JSON
+object, says what is written. Everything is real but the model: rendering, tokens, cache, parsing.
 """
 
+import json
+import os
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
-from engine.backends.base import Parts
+from engine import __main__ as program
+from engine.backends import synthetic
+from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of, clock_of
 from engine.cache.ids import TokenId
-from engine.protocol import (
-    Delta,
-    FinishReason,
-    GenerateRequest,
-    Prompt,
-)
+from engine.protocol import Delta, FinishReason, GenerateRequest, Prompt
 from engine.schedule.output import Mask, OutputParser, Spelled
 from engine.settings import Settings
 from engine.text.formats.proof import FormatChoice
@@ -29,29 +28,31 @@ from engine.text.renderer import ChatRenderer
 _DEFAULT = "scripted"
 
 
-def with_script(parts: Parts, settings: Settings) -> Parts:
+def settings_of(model: str, script: Mapping[str, str]) -> dict[str, str]:
+    return {"SCRIPTED_MODEL": model, "SCRIPTED_SCRIPT": json.dumps(script)}
+
+
+def load(settings: Settings, progress: Progress) -> Parts:
     """The synthetic engine's parts with another renderer. Raises TemplateRefused."""
+    parts = _load(settings, progress)
     renderer = ChatRenderer.from_model(
-        settings.synthetic_model,
+        os.environ["SCRIPTED_MODEL"],
         FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
         clock_of(settings.template_date),
     )
     own = [one for one in parts.description.capabilities if one != "tools"]
     has_strict = renderer.tool_format is not None and renderer.can_trigger
-    capabilities = [*own, *capabilities_of(renderer, {"strict_tools": has_strict})]
     description = msgspec.structs.replace(
         parts.description,
         model="scripted",
-        capabilities=capabilities,
+        capabilities=[*own, *capabilities_of(renderer, {"strict_tools": has_strict})],
         prefix_order=renderer.prefix_order,
         tool_format=renderer.tool_format,
         reasoning_format=renderer.reasoning_format,
     )
+    script = json.loads(os.environ["SCRIPTED_SCRIPT"])
     return replace(
-        parts,
-        renderer=ScriptedRenderer(renderer, settings.synthetic_script),
-        worker=None,
-        description=description,
+        parts, renderer=ScriptedRenderer(renderer, script), worker=None, description=description
     )
 
 
@@ -132,3 +133,10 @@ class ScriptedParser:
 
     def close(self) -> Sequence[Delta]:
         return self._inner.close()
+
+
+_load = synthetic.load_synthetic
+
+if __name__ == "__main__":
+    synthetic.load_synthetic = load
+    sys.exit(program.main(["--backend", "synthetic"]))

@@ -1,12 +1,13 @@
-"""Servers with OpenAI's API: vLLM by its completions, others by their chat completions.
+"""The servers: vLLM by its completions, llama.cpp by its own API, others by chat completions.
 
-Both tell with the last event of a stream how much of a prompt they reused, if at all. The first
-frame of an answer needs that number. So a prompt is computed first by a request for one token; the
-generation that follows finds it in the cache.
+OpenAI's API tells with the last event of a stream how much of a prompt was reused, if at all. The
+first frame of an answer needs that number. So a prompt is computed first by a request for one
+token; the generation that follows finds it in the cache.
 """
 
 import re
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,7 +16,6 @@ from engine.backends.upstream.chat import chat_messages, chat_tools
 from engine.backends.upstream.server import (
     ChatDelta,
     Facts,
-    Kind,
     ModelFacts,
     Order,
     Piece,
@@ -23,6 +23,7 @@ from engine.backends.upstream.server import (
     UpstreamRefused,
 )
 from engine.backends.upstream.wire import UpstreamError, UpstreamGone, Wire, decoded
+from engine.protocol import FinishReason
 
 MODELS = "/v1/models"
 _MAX_SEED = 2**63
@@ -88,16 +89,15 @@ class ChatServer(Server):
     # An event of one token has a few hundred bytes; servers that send several at a time have more.
     MAX_TOKEN_EVENT_BYTES = 4096
 
-    def __init__(self, wire: Wire, files: ModelFacts, model: str, kind: Kind = "openai") -> None:
-        """`model`: the server's name of it, or empty for its only one. `kind` is what is told."""
+    def __init__(self, wire: Wire, files: ModelFacts, model: str) -> None:
+        """`model`: the server's name of it, or empty for its only one."""
         super().__init__(wire, files)
-        self._kind: Kind = kind
         self._model = model
 
     async def find_facts(self) -> Facts:
         model = await self._find_model()
         return Facts(
-            kind=self._kind,
+            kind="openai",
             model=model.id,
             max_context_tokens=self._files.context(model.max_model_len),
             max_running=64,
@@ -205,6 +205,8 @@ class VllmServer(ChatServer):
     """
 
     ALIVE = "/health"
+    NOT_TOLD = "start the server with --enable-prompt-tokens-details"
+    UNPROVEN = "cache_salt is sent, and nothing shows whether the server heeds it"
     PATH = "/v1/completions"
     # vLLM's CPU build ends when a prompt with a seed is computed in several steps.
     PREFILLS_SEEDED = True
@@ -300,3 +302,149 @@ class VllmServer(ChatServer):
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and 0 < int(text) < 2**31 else None
+
+
+COMPLETION = "/completion"
+MAX_SLOTS = 1024
+_FIELDS = ["tokens", "stop", "stop_type", "tokens_evaluated", "timings"]
+"""Of the last event, which has the whole prompt else."""
+_FINISH: dict[str, FinishReason] = {"eos": "stop", "limit": "length"}
+
+
+class _Generation(msgspec.Struct):
+    n_ctx: int
+
+
+class _Props(msgspec.Struct):
+    total_slots: int
+    default_generation_settings: _Generation
+    model_path: str = ""
+    build_info: str = ""
+
+
+class _Text(msgspec.Struct):
+    content: str
+
+
+class _Timings(msgspec.Struct, frozen=True):
+    cache_n: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """One event of a stream. With `prompt_progress` its `tokens` are none that were sampled."""
+
+    tokens: list[int] = []
+    stop: bool = False
+    stop_type: str = ""
+    tokens_evaluated: int | None = None
+    timings: _Timings = _Timings()
+    prompt_progress: Any = None
+    error: Any = None
+
+
+class LlamaCppServer(Server):
+    """An unmodified `llama-server`: token ids to `/completion`, a slot for each scope.
+
+    A slot keeps what was computed in it last, and tells with the first token how much of that it
+    used again (`timings.cache_n`). What another scope left in a slot is computed over
+    (`cache_prompt`).
+    """
+
+    TOLD_BY = "timings.cache_n"
+
+    def __init__(self, wire: Wire, files: ModelFacts, block_size: int) -> None:
+        """`block_size` in tokens: our books count in blocks, and the server does not."""
+        super().__init__(wire, files)
+        self._block_size = block_size
+
+    async def find_facts(self) -> Facts:
+        props = await self._wire.get("/props", _Props)
+        if not 0 < props.total_slots <= MAX_SLOTS:
+            raise UpstreamRefused(f"the server says that it has {props.total_slots} slots")
+        context = self._files.context(props.default_generation_settings.n_ctx)
+        for text, ours in self._files.probes.items():
+            # Ids must mean the same text; how text is cut into ids is our business alone.
+            if (await self._wire.post("/detokenize", {"tokens": ours}, _Text)).content != text:
+                raise UpstreamRefused(
+                    "the server has another vocabulary than ENGINE_MODEL; name the same model"
+                )
+        return Facts(
+            kind="llamacpp",
+            model=props.model_path[-256:],
+            version=props.build_info[:64],
+            max_context_tokens=context,
+            max_running=props.total_slots,
+            tells="with_tokens",
+            isolation="slots",
+            block_size=self._block_size,
+            num_blocks=max(props.total_slots * context // self._block_size, 8),
+            capabilities=frozenset({"multiple_choices"}),
+            takes_grammars=False,
+            forced_note="its grammars are of another form than ours",
+        )
+
+    async def prefill(self, order: Order) -> Piece:
+        async with aclosing(self.generate(order)) as pieces:
+            async for piece in pieces:
+                if piece.token_ids or piece.is_last:
+                    return piece
+        raise UpstreamError("an answer without a token")
+
+    async def generate(self, order: Order) -> AsyncGenerator[Piece, None]:
+        num_tokens = 0
+        async for data in self._wire.events(COMPLETION, self._body(order)):
+            event = decoded(data, _Event, COMPLETION)
+            if event.error is not None:
+                raise UpstreamError("the server ended the stream with an error")
+            if event.prompt_progress is not None:
+                continue
+            tokens = self._files.check_tokens(event.tokens)
+            num_tokens += len(tokens)
+            if num_tokens > order.max_tokens:
+                raise UpstreamError("more tokens than were asked for")
+            cached = event.timings.cache_n
+            if event.tokens_evaluated is None or cached is None:
+                raise UpstreamError("an answer without counts")
+            order.check_counts(event.tokens_evaluated, cached)
+            if cached and not order.may_reuse:
+                raise UpstreamError("the server reused what it was told to compute")
+            yield Piece(
+                token_ids=tokens,
+                cached_tokens=cached,
+                prompt_tokens=event.tokens_evaluated,
+                is_last=event.stop,
+                finish=_FINISH.get(event.stop_type),
+            )
+            if event.stop:
+                return
+        raise UpstreamGone("the stream ended without a reason")
+
+    def _body(self, order: Order) -> dict[str, Any]:
+        sample = order.sample
+        return {
+            "prompt": list(order.token_ids),
+            "n_predict": order.max_tokens,
+            "stream": True,
+            "id_slot": order.slot,
+            "cache_prompt": order.may_reuse,
+            "n_cache_reuse": 0,
+            "return_tokens": True,
+            "return_progress": True,
+            "timings_per_token": True,
+            "response_fields": _FIELDS,
+            "temperature": sample.temperature,
+            "top_p": sample.top_p,
+            "top_k": sample.top_k,
+            "min_p": 0.0,
+            "typical_p": 1.0,
+            "repeat_penalty": 1.0,
+            "repeat_last_n": 0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "dry_multiplier": 0.0,
+            "xtc_probability": 0.0,
+            "mirostat": 0,
+            "seed": sample.seed % 2**32 if order.is_seeded else -1,
+            # It makes the server's own ends of a turn impossible, so only where nothing may end it.
+            "ignore_eos": not order.end_token_ids,
+        }
