@@ -7,34 +7,20 @@ engine's own code for this works on tokens and blocks; this works on digests of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import mul
-from typing import NamedTuple
 
-from engine.protocol import TTLS, InputUsage, Ttl, split_writes
+from engine.protocol import TTLS, WRITE_FIELDS, InputUsage, Ttl, split_writes
 from gateway.advice.observation import Mark, Observation
-from gateway.prices.price import TokenPrices
+from gateway.prices.money import NanoDollars
+from gateway.prices.price import TokenPrices, cost_at
 
 WINDOW = 20
 """The positions that one breakpoint looks at, its own included."""
 _LIFE_MS: dict[Ttl, int] = {ttl: each.seconds * 1000 for ttl, each in TTLS.items()}
-# In input tokens.
-_READ_MULTIPLE = 0.1
-
-
-class Billed(NamedTuple):
-    """A prompt's tokens by class; `writes` by TTL class, in the order of `TTLS`."""
-
-    input: int
-    read: int
-    writes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, usage: InputUsage) -> "Billed":
-        return cls(usage.input_tokens, usage.cache_read_tokens, tuple(usage.writes.values()))
-
-    @property
-    def written(self) -> int:
-        return sum(self.writes)
+_COUNTED = ("input_tokens", "cache_read_tokens", "computed_tokens", *WRITE_FIELDS.values())
+_HUNDREDTHS = TokenPrices(
+    input=NanoDollars(100), writes={}, read=NanoDollars(10), output=NanoDollars(0)
+)
+"""In hundredths of an input token."""
 
 
 @dataclass(slots=True)
@@ -52,58 +38,50 @@ class _Entry:
 
 @dataclass(slots=True)
 class Sums:
-    """Prompts' tokens by class, and those that were `computed`.
+    """What prompts were billed, and `hits` of them that read something.
 
     `raced` tokens were written by a turn while another was writing them, in `num_races` turns;
     `first_raced` by those others.
     """
 
-    turns: int = 0
     hits: int = 0
-    computed: int = 0
     raced: int = 0
     num_races: int = 0
     first_raced: int = 0
-    _by_rates: dict[int, tuple[TokenPrices | None, list[int]]] = field(default_factory=dict)
+    # Turns of one price share the object.
+    _by_rates: dict[int, tuple[TokenPrices | None, InputUsage]] = field(default_factory=dict)
 
-    def add(self, billed: Billed, rates: TokenPrices | None, computed: int) -> None:
-        self.turns += 1
-        self.hits += billed.read > 0
-        self.computed += computed
-        # Turns of one price share the object.
-        found = self._by_rates.get(id(rates))
-        if found is None:
-            found = self._by_rates[id(rates)] = (rates, [0] * (2 + len(TTLS)))
-        sums = found[1]
-        sums[0] += billed.input
-        sums[1] += billed.read
-        for number, written in enumerate(billed.writes, 2):
-            sums[number] += written
+    def add(self, usage: InputUsage, rates: TokenPrices | None) -> None:
+        self.hits += usage.cache_read_tokens > 0
+        _, sums = self._by_rates.setdefault(id(rates), (rates, InputUsage()))
+        _add(sums, usage)
 
     @property
-    def billed(self) -> Billed:
-        columns = zip(*(sums for _, sums in self._by_rates.values()), strict=True)
-        plain, read, *writes = map(sum, columns) if self._by_rates else [0] * (2 + len(TTLS))
-        return Billed(plain, read, tuple(writes))
+    def usage(self) -> InputUsage:
+        total = InputUsage()
+        for _, sums in self._by_rates.values():
+            _add(total, sums)
+        return total
 
     @property
     def multiples(self) -> float:
         """The cost in input tokens: an input token is 1, a read is 0.1, a write as `TTLS` says."""
-        found = self.billed
-        multiples = (each.write_multiple for each in TTLS.values())
-        writes: float = sum(map(mul, found.writes, multiples))
-        return round(found.input + found.read * _READ_MULTIPLE + writes, 2)
+        return cost_at(_HUNDREDTHS, self.usage, 0).actual / 100
 
     @property
     def nano(self) -> int | None:
         """The prompts' cost at the turns' own prices, None where one has none."""
         total = 0
-        for rates, (plain, read, *writes) in self._by_rates.values():
+        for rates, usage in self._by_rates.values():
             if rates is None:
                 return None
-            total += plain * rates.input + read * rates.read
-            total += sum(map(mul, writes, map(rates.write, TTLS)))
+            total += cost_at(rates, usage, 0).actual
         return total
+
+
+def _add(sums: InputUsage, usage: InputUsage) -> None:
+    for name in _COUNTED:
+        setattr(sums, name, getattr(sums, name) + getattr(usage, name))
 
 
 @dataclass(slots=True)
@@ -114,19 +92,23 @@ class Cache:
     sums: Sums = field(default_factory=Sums)
     _entries: dict[bytes, _Entry] = field(default_factory=dict)
 
-    def take(self, turn: Observation, marks: Sequence[Mark]) -> Billed:
+    def take(self, turn: Observation, marks: Sequence[Mark]) -> InputUsage:
         """Serve a turn with these breakpoints, in order of the prompt, and add it to the sums."""
         tokens, least = turn.tokens, self.min_tokens
         marks = [mark for mark in marks if tokens[mark[0]] >= least]
         read, hit = self._longest(turn, marks) if marks else (0, None)
         split = split_writes(((tokens[place], ttl) for place, ttl in marks), read)
-        writes = tuple(split[ttl] for ttl in TTLS)
         if marks and (raced := self._write(turn, marks, hit)) > read:
             self.sums.raced += raced - read
             self.sums.num_races += 1
-        billed = Billed(turn.total - read - sum(writes), read, writes)
-        self.sums.add(billed, turn.rates, min(turn.served.usage.computed_tokens, turn.total - read))
-        return billed
+        usage = InputUsage(
+            input_tokens=turn.total - read - sum(split.values()),
+            cache_read_tokens=read,
+            computed_tokens=min(turn.served.usage.computed_tokens, turn.total - read),
+            **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in split.items()},
+        )
+        self.sums.add(usage, turn.rates)
+        return usage
 
     def _longest(self, turn: Observation, marks: Sequence[Mark]) -> tuple[int, bytes | None]:
         digests, tokens, steps, now = turn.digests, turn.tokens, turn.steps, turn.at_ms

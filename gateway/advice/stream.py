@@ -14,7 +14,7 @@ from gateway.admin.structs.advice import (
     Verdict,
 )
 from gateway.advice import words
-from gateway.advice.cache import Billed, Cache, Sums
+from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import Fault, find_faults
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Placement, placements_for, shared_ends
@@ -84,7 +84,7 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
 def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
     """What `after` saves of `before`; `rate` is in seconds of prefill per token."""
     paid, pays = before.nano, after.nano
-    tokens = before.computed - after.computed
+    tokens = before.usage.computed_tokens - after.usage.computed_tokens
     return Amount(
         tokens=tokens,
         multiples=round(before.multiples - after.multiples, 1),
@@ -96,8 +96,7 @@ def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
 def _observed(turns: Sequence[Observation]) -> Sums:
     sums = Sums()
     for turn in turns:
-        usage = turn.served.usage
-        sums.add(Billed.of(usage), turn.rates, usage.computed_tokens)
+        sums.add(turn.served.usage, turn.rates)
     return sums
 
 
@@ -143,17 +142,17 @@ def _next_best(
 
 
 def _outcome(name: str, sums: Sums, saves: Amount | None) -> Outcome:
-    billed = sums.billed
+    usage = sums.usage
     return Outcome(
         name=name,
         requests_with_read=sums.hits,
-        input_tokens=billed.input,
-        cache_read_tokens=billed.read,
-        computed_tokens=sums.computed,
+        input_tokens=usage.input_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+        computed_tokens=usage.computed_tokens,
         multiples=round(sums.multiples, 1),
         nano=sums.nano,
         saves=saves,
-        **dict(zip(WRITE_FIELDS.values(), billed.writes, strict=True)),
+        **{name: getattr(usage, name) for name in WRITE_FIELDS.values()},
     )
 
 
@@ -216,7 +215,7 @@ def _about_markers(turns: Sequence[Observation], min_tokens: int, as_sent: Sums)
         longest = max(turn.tokens[turn.marks[-1][0]] for turn in short)
         made.append(words.too_short(len(short), longest, min_tokens, _spread(short)))
     marked = [turn for turn in turns if turn.marks]
-    written = as_sent.billed.written
+    written = as_sent.usage.written_tokens
     if len(marked) > 2 and written and not as_sent.hits:
         made.append(words.changing_end(len(marked), as_sent, _spread(marked)))
     return made

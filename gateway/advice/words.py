@@ -1,41 +1,55 @@
 """The sentences of an advice. Pure."""
 
 from collections.abc import Sequence
-from operator import mul
 
-from engine.protocol import TTLS
 from gateway.admin.structs.advice import Amount, FaultKind, Finding, Marker, Verdict
 from gateway.advice.cache import Sums
 from gateway.advice.faults import Fault
 
 BEFORE_ANSWER = "before the last answer"
 LAST_BLOCK = "last block"
-_WHAT: dict[FaultKind, str] = {
-    "tool_order": "The same tools come in another order",
-    "key_order": "The same JSON comes with its keys in another order",
-    "tool_set": "Tools are added or left out",
-    "date": "A part of the text changes once a day, as a date does",
-    "hour": "A part of the text changes once an hour, as a time does",
-    "minute": "A part of the text changes once a minute, as a time does",
-    "nonce": "A part of the text is new in every request, as an id or a time is",
-    "varying_text": "A part of the text changes from request to request",
-    "growing_text": "The text grows with every request",
-    "moved_text": "A text stands at another place than before",
-    "sliding_history": "The first messages are left out and the others move up",
+_TO_LAST_MESSAGE = "Put the time into the last user message."
+_FAULTS: dict[FaultKind, tuple[str, str]] = {
+    "tool_order": (
+        "The same tools come in another order",
+        "Sort the tools by name before sending them.",
+    ),
+    "key_order": (
+        "The same JSON comes with its keys in another order",
+        "Write JSON with its keys in a fixed order.",
+    ),
+    "tool_set": (
+        "Tools are added or left out",
+        "Send all tools always, and choose with `tool_choice`.",
+    ),
+    "date": (
+        "A part of the text changes once a day, as a date does",
+        "Put the date into the last user message.",
+    ),
+    "hour": ("A part of the text changes once an hour, as a time does", _TO_LAST_MESSAGE),
+    "minute": ("A part of the text changes once a minute, as a time does", _TO_LAST_MESSAGE),
+    "nonce": (
+        "A part of the text is new in every request, as an id or a time is",
+        "Put it into the last user message, or leave it out.",
+    ),
+    "varying_text": (
+        "A part of the text changes from request to request",
+        "Put what changes behind what stays the same, in a block of its own.",
+    ),
+    "growing_text": (
+        "The text grows with every request",
+        "Leave the text as it is and put what is new into a message at the end.",
+    ),
+    "moved_text": (
+        "A text stands at another place than before",
+        "Keep the text at the place where it stood first.",
+    ),
+    "sliding_history": (
+        "The first messages are left out and the others move up",
+        "Append only, and cut the history rarely and by much.",
+    ),
 }
-_CHANGES: dict[FaultKind, str] = {
-    "tool_order": "Sort the tools by name before sending them.",
-    "key_order": "Write JSON with its keys in a fixed order.",
-    "tool_set": "Send all tools always, and choose with `tool_choice`.",
-    "date": "Put the date into the last user message.",
-    "hour": "Put the time into the last user message.",
-    "minute": "Put the time into the last user message.",
-    "nonce": "Put it into the last user message, or leave it out.",
-    "varying_text": "Put what changes behind what stays the same, in a block of its own.",
-    "growing_text": "Leave the text as it is and put what is new into a message at the end.",
-    "moved_text": "Keep the text at the place where it stood first.",
-    "sliding_history": "Append only, and cut the history rarely and by much.",
-}
+"""What happens, and what to change."""
 # The last user message may be the one that has it.
 _BEHIND = "Put it behind what stays the same, in a block of its own, or leave it out."
 _WAYS = {
@@ -73,12 +87,12 @@ def fault(found: Fault) -> str:
     part = " in its middle" if found.part == "middle" else part
     tokens = f"{found.tokens:,} tokens that were the same as before had to be sent anew"
     turns = f"{found.turns:,} request" + ("s" if found.turns != 1 else "")
-    return f"{_WHAT[found.kind]}{part}: {tokens} in {turns}."
+    return f"{_FAULTS[found.kind][0]}{part}: {tokens} in {turns}."
 
 
 def change(found: Fault) -> str:
     is_timed = found.kind in ("date", "hour", "minute", "nonce")
-    return _BEHIND if is_timed and found.section == "messages" else _CHANGES[found.kind]
+    return _BEHIND if is_timed and found.section == "messages" else _FAULTS[found.kind][1]
 
 
 def too_short(count: int, longest: int, least: int, turns: list[str]) -> Finding:
@@ -96,10 +110,7 @@ def too_short(count: int, longest: int, least: int, turns: list[str]) -> Finding
 
 
 def changing_end(count: int, sums: Sums, turns: list[str]) -> Finding:
-    billed = sums.billed
-    written = billed.written
-    multiples = (each.write_multiple - 1 for each in TTLS.values())
-    premium = sum(map(mul, billed.writes, multiples))
+    written = sums.usage.written_tokens
     return Finding(
         kind="changing_end",
         path="cache_control",
@@ -107,7 +118,7 @@ def changing_end(count: int, sums: Sums, turns: list[str]) -> Finding:
         " comes again in time.",
         change="Move the marker to the last block that comes again.",
         tokens=written,
-        multiples=round(premium, 1),
+        multiples=round(sums.usage.write_premium, 1),
         num_turns=count,
         turns=turns,
     )

@@ -53,8 +53,8 @@ def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None
         tail = turn.total - turn.tokens[-1]
         seconds, begin = turn.at_ms / 1000, turn.served.begun_ms / 1000
         expected = oracle.run(blocks_of(turn, marks), t=seconds, begin=begin, g=tail)
-        five, _, hour = counts.writes
-        found = dict(inp=counts.input, read=counts.read, w5=five, w1=hour)
+        five, _, hour = counts.writes.values()
+        found = dict(inp=counts.input_tokens, read=counts.cache_read_tokens, w5=five, w1=hour)
         assert found == expected
 
 
@@ -69,4 +69,4 @@ def test_the_window_ends_twenty_positions_back() -> None:
         cache = Cache(MINIMUM)
         cache.take(turns[0], [(14, "5m")])
         found = cache.take(turns[1], [(count - 1, "5m")])
-        assert bool(found.read) == is_read
+        assert bool(found.cache_read_tokens) == is_read
