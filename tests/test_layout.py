@@ -160,7 +160,7 @@ def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
     strays = {
         (name, module)
         for name, modules in imports()
-        # The planner, which no other room imports, runs the engine's own pool.
+        # The planner, which no other room imports, runs the engine's own loop.
         if name.startswith("gateway/") and not name.startswith("gateway/planner/")
         for module in modules
         if module.split(".")[0] == "engine"

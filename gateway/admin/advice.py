@@ -52,9 +52,13 @@ from gateway.ledger.reads.prefixes import prefixes
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import newest_writers, observed
 from gateway.limits.workers import INLINE_BYTES
-from gateway.planning.asked import DEFAULT_MIN_TOKENS, DTYPES, PlanRequest
+from gateway.planning.asked import (
+    DEFAULT_MIN_TOKENS,
+    DTYPES,
+    PlanRequest,
+    family_names,
+)
 from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
-from gateway.planning.families import family_names
 from gateway.planning.traffic import Job, Numbers, Thinned, Turn
 from gateway.prices.sheets import PriceSheets
 from gateway.prompt.fingerprint import unpack

@@ -23,8 +23,8 @@ from gateway.planning.asked import (
     MAX_TURNS,
     MadeTraffic,
     PlanRequest,
+    family_names,
 )
-from gateway.planning.families import family_names
 from gateway.planning.process import Planners
 from gateway.planning.traffic import Job
 from gateway.prices.files import SHIPPED, load_prices

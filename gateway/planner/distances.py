@@ -50,16 +50,17 @@ def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
     for request in requests:
         made.prompt += request.tokens
         deepest = before = 0
-        for place, unit in enumerate(request.units):
+        known = request.known
+        for place, unit in enumerate(known):
             at = used_at.get(unit)
             if at is None:
                 break
             deepest = max(deepest, _marked_after(tree, at, len(used_at)))
-            tokens = request.tokens_of(0, place + 1)
+            tokens = request.tokens_at(place + 1)
             made.tokens[deepest] = made.tokens.get(deepest, 0) + tokens - before
             before = tokens
         # The tail is forgotten first.
-        for unit in reversed(request.units):
+        for unit in reversed(known):
             at = used_at.get(unit)
             if at is not None:
                 _add(tree, size, at, -1)

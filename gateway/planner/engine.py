@@ -1,278 +1,505 @@
-"""One simulated engine: real memory and the engine's order of work, under a virtual clock.
+"""One simulated engine: the engine's own loop, scheduler and memory, under a virtual clock.
 
-A time model stands in for the computation. A token of the pool stands for one *unit* of the
-traffic. Units of one token and blocks of several units say to the token what an engine reads. Units
-of more tokens are for long traces: then one step stands for several of the engine, and computes one
-prompt to its end. What is not simulated: fair turns of scopes, and files that are still being
-written.
+A time model stands in for the computation. A token of the engine stands for one *unit* of the
+traffic. Units of one token and blocks of several units are what an engine does, to the token. Units
+of more tokens are for long traces: then an answer takes part in a step only once it has a whole
+unit more, and the steps between are counted and not made. Files are written and read at once.
 """
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
-from engine.cache.residency import touch
-from engine.protocol import Event
-from gateway.planner.lineup import Lineup, Piece, SimulatedTurn, Step
-from gateway.planner.memory import SimulatedMemory
-from gateway.planner.simulated import Capacities, Costs, SimulatedRequest
+from engine.cache.digests import TOKEN_BYTES, ChainHasher
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
+from engine.cache.host_tier import HostTier
+from engine.cache.ids import BlockId, Digest, TokenId
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.store_tier import Payload, StoreTier
+from engine.cache.table import BlockCopy
+from engine.clock import ManualClock
+from engine.protocol import (
+    Done,
+    Event,
+    Failed,
+    FinishReason,
+    Frame,
+    GenerateRequest,
+    LeaseEnded,
+    Prompt,
+    Sampling,
+    Started,
+    TextDelta,
+)
+from engine.schedule.books import Books
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.loop import EngineLoop
+from engine.schedule.masks import MaskPool
+from engine.schedule.request import PrefillChunk, RequestState, SequenceState
+from engine.schedule.runner import SampleParams, Stop, Work
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.speculation import Speculation
+from gateway.planner.requests import ANSWERS, TAILS, PlannedRequest
 
-__all__ = ["SimulatedEngine", "SimulatedTurn"]
-_UNBOUNDED = 2**31
-SHARED_SECONDS, LATELY_SECONDS, LEAST_SHARE = 0.02, 10.0, 16
-"""Those of `engine/schedule/pace.py`."""
 STEP_TOKENS = 2048
-"""Of an engine whose steps are not told."""
+"""The most tokens of a step, as engines have it on a GPU."""
+SPARE_BLOCKS = 2
+"""What a prompt must leave of the pool, as engines refuse it."""
+_UNBOUNDED = 2**31
+_GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
+_PROMPT = Prompt(messages=[])
 At = Callable[[float, Callable[[float], None]], None]
 
 
-class SimulatedEngine:
-    """`at(time, call)` runs `call(time)` then. `started`, `ended` hear of turns, `tell` of events.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds of the time model: `prefill`, `host` and `disk` for each token, `decode` a step.
 
-    `leases_ended` counts leases by why they ended.
+    `host` and `disk` are the ways back to the device. A step computes at most `step_tokens` of
+    prompts and one token of each answer, and takes a decode longer if there are answers. Before and
+    after an engine's work a first token takes `overhead` seconds.
+    """
+
+    prefill: float = 50e-6
+    decode: float = 20e-3
+    host: float = 0.0
+    disk: float = 0.0
+    step_tokens: int = STEP_TOKENS
+    overhead: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacities:
+    """Tokens of each tier of one engine, and what bounds leases and running requests.
+
+    A block has `block_units` units. Prefixes below `min_cache_tokens` are not cached.
+    """
+
+    device: int
+    host: int = 0
+    disk: int = 0
+    lease_share: float = 0.5
+    scope_lease_share: float = 1.0
+    max_running: int = _UNBOUNDED
+    ttl_scale: float = 1.0
+    grace_seconds: float = ARRIVAL_GRACE_SECONDS
+    block_units: int = 1
+    min_cache_tokens: int = 1
+
+
+class UnitHasher(ChainHasher):
+    """A prefix's digest is its last unit's id, since that stands for all before it too."""
+
+    def root(self, scope: str) -> Digest:
+        return Digest(scope.encode())
+
+    def extend(self, parent: Digest, packed: bytes | bytearray | memoryview) -> Digest:
+        return Digest(bytes(packed[-TOKEN_BYTES:]))
+
+    def chain(self, root: Digest, packed: bytes) -> list[Digest]:
+        stride = self._stride
+        ends = range(stride, len(packed) + 1, stride)
+        return [Digest(packed[end - TOKEN_BYTES : end]) for end in ends]
+
+
+class Decoding:
+    """How many decode steps an engine has made, and the answers that it writes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.num_made = 0.0
+        self.answers: set[Answer] = set()
+
+    def seconds_to_next(self) -> float | None:
+        """Until the first answer has a whole unit more."""
+        dues = [answer.due for answer in self.answers if not answer.is_ready]
+        if not dues:
+            return None
+        return math.ceil(min(dues) - self.num_made - _ROUNDED) * self.seconds
+
+
+_ROUNDED = 1e-6
+
+
+class Answer:
+    """Writes an answer of `num_units`, the first with the prompt. Its own mask: the next unit may
+    be taken when the decode steps of one unit were made since. `num_steps` are those of all."""
+
+    def __init__(self, decoding: Decoding, num_units: int, num_steps: int) -> None:
+        self.finish: FinishReason | None = None
+        self.stop_sequence: str | None = None
+        self.thinking_tokens = 0
+        self.allowed: bytes | None = None
+        self.due = 0.0
+        self._decoding = decoding
+        self._steps_a_unit = num_steps / max(num_units - 1, 1)
+        self.is_failed = False
+        self.ahead: Sequence[bytes] = ()
+
+    @property
+    def mask(self) -> "Answer | None":
+        return self if self._steps_a_unit > 1 and self._decoding.seconds else None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.due <= self._decoding.num_made + _ROUNDED
+
+    def feed(self, token_id: TokenId) -> Sequence[TextDelta]:
+        self._decoding.answers.add(self)
+        self.due = self._decoding.num_made + self._steps_a_unit
+        return ()
+
+    def close(self) -> Sequence[TextDelta]:
+        self._decoding.answers.discard(self)
+        return ()
+
+    def foresee(self, draft: Sequence[TokenId]) -> None:
+        """Nothing is proposed."""
+
+    def compute(self) -> None:
+        """Time alone makes it ready."""
+
+
+class _NoThreads(MaskPool):
+    def begin(self, sequences: object) -> None:
+        """No mask is computed."""
+
+
+class Ahead(Speculation):
+    """Makes many decode steps as one where nothing else would happen between.
+
+    An engine's speculation computes several tokens of an answer in a step. Here each of them takes
+    the time of a step. `next_arrival` is the earliest time of another request.
+    """
+
+    def __init__(self, clock: ManualClock, step_seconds: float) -> None:
+        self._clock = clock
+        self._seconds = step_seconds
+        self.next_arrival: Callable[[], float] = lambda: 0.0
+        self.next_expiry: Callable[[], float | None] = lambda: None
+        self.waiting: Sized = ()
+
+    def propose(self, sequence: SequenceState) -> None:
+        """Nothing is known before all chunks of a step are."""
+
+    def extended(
+        self, chunks: Sequence[PrefillChunk], pool: BlockPool, copies: list[BlockCopy]
+    ) -> list[PrefillChunk]:
+        num_steps = self._num_steps(chunks, pool)
+        if num_steps < 2:
+            return list(chunks)
+        draft = [0] * (num_steps - 1)  # the runner draws others
+        for chunk in chunks:
+            copies += chunk.sequence.table.prepare(num_steps)
+        return [replace(chunk, draft=draft) for chunk in chunks]
+
+    def _num_steps(self, chunks: Sequence[PrefillChunk], pool: BlockPool) -> int:
+        """How many steps nothing but decodes happens in."""
+        if not chunks or not self._seconds:
+            return 1
+        num_steps = self._steps_until(self.next_arrival())
+        for chunk in chunks:
+            request = chunk.sequence.request
+            if chunk.count > 1 or request.started_at is None:
+                return 1
+            output_tokens = request.request.sampling.max_tokens or 0
+            num_steps = min(num_steps, output_tokens - chunk.sequence.num_output)
+        needed = sum(chunk.sequence.table.blocks_needed(num_steps) for chunk in chunks)
+        if num_steps < 2 or needed > pool.num_reclaimable:
+            return 1
+        due = self.next_expiry()
+        if due is not None and (needed > pool.num_empty or self.waiting):
+            # An expiry changes what is reused next, and may make room for a request that waits.
+            num_steps = min(num_steps, self._steps_until(due))
+        return num_steps
+
+    def _steps_until(self, time: float) -> int:
+        return math.ceil(min((time - self._clock.now()) / self._seconds, _UNBOUNDED))
+
+
+class TimedRunner:
+    """Computes nothing, and takes the time for it. `has_worked` since it was last set to False."""
+
+    def __init__(
+        self, costs: Costs, unit: int, block_tokens: int, clock: ManualClock, decoding: Decoding
+    ) -> None:
+        self._costs = costs
+        self._unit = unit
+        self._block_tokens = block_tokens
+        self._clock = clock
+        self._decoding = decoding
+        self._ids = count(ANSWERS)
+        self.has_worked = False
+
+    def execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
+        costs, decoding = self._costs, self._decoding
+        tokens = num_steps = 0
+        for work in works:
+            drafts, ids = work.drafts, work.token_ids
+            # An engine takes one token alone for a decode.
+            if len(ids) == 1 + len(drafts) and (self._unit == 1 or ids[0] >= ANSWERS):
+                num_steps = len(ids)
+                for draft in drafts:
+                    draft.token = next(self._ids)
+            else:
+                tokens += len(ids) if self._unit == 1 else sum(map(self._tokens_of, ids))
+        if self._unit > 1:
+            # Other steps were made beside, and those of answers alone before.
+            num_steps = math.ceil(tokens / costs.step_tokens) if decoding.answers else 0
+        decoding.num_made += num_steps
+        self._take(tokens * costs.prefill + num_steps * costs.decode)
+        return [None if work.sample is None else next(self._ids) for work in works]
+
+    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copies on the device take no time."""
+
+    def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copies to the host are made beside."""
+
+    def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        if pairs:
+            self._take(len(pairs) * self._block_tokens * self._costs.host)
+
+    def save(self, blocks: Sequence[BlockId]) -> list[Payload]:
+        return [b"" for _ in blocks]
+
+    def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
+        self._take(len(loads) * self._block_tokens * self._costs.disk)
+
+    def _tokens_of(self, unit: int) -> int:
+        return 0 if TAILS <= unit < ANSWERS else self._unit
+
+    def _take(self, seconds: float) -> None:
+        self.has_worked = True
+        self._clock.advance(seconds)
+
+
+class QuickStore:
+    """The store's work around a step: all that is wanted is written or read at once."""
+
+    max_loads = _UNBOUNDED
+    is_reading = False
+
+    def __init__(self, store: StoreTier, runner: TimedRunner) -> None:
+        self._store = store
+        self._runner = runner
+
+    def before_step(self, now: float) -> None:
+        """Everything was done behind the step before."""
+
+    def after_step(self, now: float) -> None:
+        store = self._store
+        while saves := store.take_saves(len(store.pool.blocks)):
+            for save in saves:
+                store.written(save.key.name, is_good=True)
+        store.take_deletes()
+        store.take_notes()
+        for key in store.take_asked():
+            store.arrived(key.name, b"")
+            self._runner.has_worked = True
+
+    def seconds_to_next(self, now: float) -> float:
+        return math.inf
+
+
+class SimulatedEngine:
+    """`at(time, call)` runs `call(time)` then. `started` and `ended` hear of requests.
+
+    `tell` hears of events; with `has_names` a gateway asks where a prefix is held. `leases_ended`
+    counts leases by why they ended.
     """
 
     def __init__(
-        self,
-        capacities: Capacities,
-        unit_tokens: int,
-        at: At,
-        costs: Costs | None = None,
-        *,
-        has_names: bool = True,
+        self, capacities: Capacities, unit: int, at: At, costs: Costs, *, has_names: bool
     ) -> None:
-        self._memory = SimulatedMemory(capacities, unit_tokens, has_names=has_names)
-        self.pool, self.entries = self._memory.pool, self._memory.entries
-        self._costs = costs or Costs()
-        self._unit = unit_tokens
-        self._is_exact = unit_tokens == 1
-        running = capacities.max_running or _UNBOUNDED
-        step_units = (self._costs.step_tokens or STEP_TOKENS) // unit_tokens
-        self._lineup = Lineup(self._memory, running, step_units, is_exact=self._is_exact)
+        block_tokens = unit * capacities.block_units
+        self._unit = unit
         self._at = at
-        self._inbox: deque[tuple[SimulatedRequest, float]] = deque()
-        self._step: Step | None = None
-        self._began_at = 0.0
-        self._num_rounds = 0
-        self._round_seconds = 0.0
+        self._has_names = has_names
+        self._clock = ManualClock()
+        self._decoding = Decoding(costs.decode)
+        self._runner = TimedRunner(costs, unit, block_tokens, self._clock, self._decoding)
+        self._cache = _new_cache(capacities, block_tokens)
+        self._min_units = max(-(-capacities.min_cache_tokens // unit), 1)
+        step_units = max(costs.step_tokens // unit, 1)
+        self.ahead = Ahead(self._clock, costs.decode)
+        self.scheduler = Scheduler(
+            self._cache,
+            max_step_tokens=step_units,
+            max_running=capacities.max_running,
+            speculation=self.ahead if unit == 1 else None,
+        )
+        self.ahead.next_expiry = self._cache.entries.next_expiry
+        self.ahead.waiting = self.scheduler.waiting
+        self._books = Books()
+        self._lifecycle = Lifecycle(
+            self._cache,
+            self.scheduler,
+            self._books,
+            self._clock,
+            epoch="simulated",
+            max_waiting=_UNBOUNDED,
+            max_context_tokens=_UNBOUNDED,
+            publish=self._take_events,
+        )
+        store = self._cache.store
+        work = QuickStore(store, self._runner) if store is not None else None
+        self._loop = EngineLoop(
+            self.scheduler, self._lifecycle, self._runner, self._clock, _NoThreads(), work
+        )
+        self._inbox: deque[PlannedRequest] = deque()
         self._number = 0
-        self._seen: dict[str, float] = {}
-        self.started: Callable[[SimulatedTurn, float], None] = lambda turn, now: None
-        self.ended: Callable[[SimulatedTurn, float], None] = lambda turn, now: None
+        self._is_busy = False
+        self._frames: list[tuple[PlannedRequest, Started | None]] = []
+        self._events: list[Event] = []
+        self.started: Callable[[PlannedRequest, Started, float], None] = lambda *told: None
+        self.ended: Callable[[PlannedRequest, float], None] = lambda *told: None
         self.tell: Callable[[list[Event], float], None] | None = None
         self.leases_ended: Counter[str] = Counter()
         self.num_refused = 0
 
-    @property
-    def num_preempted(self) -> int:
-        return self._lineup.num_preempted
-
-    def take(self, request: SimulatedRequest, now: float) -> None:
+    def take(self, request: PlannedRequest, now: float) -> None:
         """A request arrives. It is looked up between two steps."""
-        self._inbox.append((request, now))
-        if self._step is None:
-            self._next(now)
-        elif self._num_rounds > 1 and not self._step.pieces:
-            self._cut(now)
+        self._inbox.append(request)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        step = self._decoding.seconds
+        if self._decoding.answers and step and self._unit > 1:
+            # The decode step in progress is made to its end.
+            began = self._clock.now()
+            now = began + math.ceil((now - began) / step - _ROUNDED) * step
+        self._wake_at(now)
 
     def close(self, now: float) -> None:
         """End what is over by now, and count it."""
-        self.entries.expire(now)
-        self._publish(now)
+        self._go_on_to(now)
+        self._lifecycle.expire(now)
+        self._lifecycle.publish()
 
     # Inside.
 
-    def _next(self, now: float) -> None:
-        """Begin the next step, if there is something to compute."""
-        self._look_up(now)
-        while True:
-            self.entries.expire(now)
-            step = self._lineup.next_step(self._max_units(now))
-            for turn in step.refused:
-                self._refuse(turn, now)
-            over = [turn for turn in self._lineup.running if turn.is_over]
-            for turn in over:
-                self._end(turn, now)
-            if not step.is_empty or not (step.refused or over):
-                break
-        self._step = None if step.is_empty else step
-        if self._step is not None:
-            self._began_at = now
-            self._wait(now + self._seconds(step))
-        self._publish(now)
-
-    def _max_units(self, now: float) -> int:
-        """The units of prompts in a step: fewer while several scopes share the engine."""
-        most = self._costs.step_tokens
-        if not most or not self._is_exact:
-            return _UNBOUNDED
-        for turn in (*self._lineup.running, *self._lineup.waiting):
-            self._seen[turn.request.scope] = now
-        if len(self._seen) > 1:
-            self._seen = {one: at for one, at in self._seen.items() if now - at <= LATELY_SECONDS}
-        if len(self._seen) <= 1:
-            return most
-        fitting = int(SHARED_SECONDS / self._costs.prefill)
-        return min(max(fitting, most // LEAST_SHARE, 1), most)
-
-    def _look_up(self, now: float) -> None:
-        while self._inbox:
-            request, arrived_at = self._inbox.popleft()
-            self.entries.expire(now)
-            query, cache = self._memory.query(request, arrived_at), self._memory.cache
-            table = cache.new_table(query)
-            turn = SimulatedTurn(request, query, table, arrived_at, None)
-            if not self._memory.fits(query):
-                self._count_refused(turn, now)
-                continue
-            turn.found = cache.look_up(query)
-            if self._lineup.has_work:
-                touch(self.pool, query.digests)
-            if self._is_exact:
-                ends = {query.segments[point.segment].end for point in query.breakpoints}
-                turn.boundaries = sorted(end for end in ends if end and end < request.tokens)
-            self._lineup.waiting.append(turn)
-
-    def _seconds(self, step: Step) -> float:
-        """How long the step takes. It sets how many tokens each answer gets meanwhile."""
-        costs, tokens = self._costs, sum(self._tokens_of(*piece) for piece in step.pieces)
-        prefill = tokens * costs.prefill
-        copies = step.num_host * costs.host + step.num_disk * costs.disk
-        copies *= self._memory.block_tokens
-        longest = max((self._num_left(turn) for turn in step.answers), default=0)
-        if not step.pieces:
-            self._num_rounds, self._round_seconds = self._rounds(step, longest), costs.decode
-            return self._num_rounds * costs.decode
-        if not costs.step_tokens:
-            rounds = prefill / costs.decode if costs.decode else longest
-            self._num_rounds = min(int(rounds), longest)
-            return prefill + copies
-        self._num_rounds = 1
-        if not self._is_exact:
-            self._num_rounds = max(min(math.ceil(tokens / costs.step_tokens), longest), 1)
-        has_decode = bool(step.answers) or any(
-            self._is_exact and piece.end - piece.start == 1 for piece in step.pieces
-        )
-        return prefill + copies + self._num_rounds * has_decode * costs.decode
-
-    def _tokens_of(self, turn: SimulatedTurn, start: int, end: int) -> int:
-        """Tokens of a piece, also behind the prompt."""
-        request = turn.request
-        size, whole = len(request.units), len(turn.query.tokens)
-        if self._is_exact:
-            # The engine takes one token alone for a decode.
-            tokens = end - start if end - start > 1 else 0
-            return tokens - (whole - request.tokens if start < whole <= end else 0)
-        tokens = request.tokens_of(min(start, size), min(end, size))
-        if start < whole <= end:
-            tokens += request.tokens - request.tokens_of(0, size)
-        return tokens + max(end - max(start, whole), 0) * self._unit
-
-    def _num_left(self, turn: SimulatedTurn) -> int:
-        return max(turn.request.output_tokens - turn.num_output, 1)
-
-    def _rounds(self, step: Step, longest: int) -> int:
-        """How many decode steps in a row nothing but decodes happens in."""
-        if any(turn.written is None for turn in step.answers):
-            return 1
-        rounds = min((self._num_left(turn) for turn in step.answers), default=1)
-        units = -(-rounds // self._unit)
-        needed = sum(turn.table.blocks_needed(units) for turn in step.answers)
-        pool = self.pool
-        if needed > pool.num_reclaimable:
-            return 1
-        # An expiry changes what is reused next, and may make room for a turn that waits.
-        if (needed > pool.num_empty or self._lineup.waiting) and self._costs.decode:
-            due = self.entries.next_expiry()
-            if due is not None:
-                left = max(due - self._began_at, 0.0)
-                rounds = min(rounds, math.ceil(left / self._costs.decode))
-        return max(rounds, 1)
-
-    def _wait(self, until: float) -> None:
+    def _wake_at(self, time: float) -> None:
         self._number += 1
-        self._at(until, partial(self._end_step, self._number))
+        self._at(time, partial(self._step, self._number))
 
-    def _cut(self, now: float) -> None:
-        """A request came while answers were written: the decode step in progress is the last."""
-        if not self._round_seconds:
+    def _go_on_to(self, now: float) -> None:
+        seconds = max(now - self._clock.now(), 0.0)
+        self._clock.advance(seconds)
+        if self._unit > 1 and self._decoding.answers and self._decoding.seconds:
+            self._decoding.num_made += seconds / self._decoding.seconds
+
+    def _step(self, number: int, now: float) -> None:
+        if number != self._number:
             return
-        rounds = int((now - self._began_at) / self._round_seconds) + 1
-        if rounds < self._num_rounds:
-            self._num_rounds = rounds
-            self._wait(self._began_at + rounds * self._round_seconds)
+        self._go_on_to(now)
+        while self._inbox:
+            self._submit(self._inbox.popleft())
+        self._runner.has_worked = False
+        if self.scheduler.waiting or any(one.can_sample for one in self.scheduler.running):
+            self._loop.step()
+        end = self._clock.now()
+        if self._frames or self._events:
+            self._at(end, partial(self._deliver, self._frames, self._events))
+            self._frames, self._events = [], []
+        seconds = self._decoding.seconds_to_next()
+        self._is_busy = self._runner.has_worked
+        if self._is_busy:
+            self._wake_at(end)
+        elif seconds is not None:
+            self._wake_at(end + seconds)
 
-    def _end_step(self, number: int, now: float) -> None:
-        if number != self._number or self._step is None:
-            return
-        step, self._step = self._step, None
-        begun: list[SimulatedTurn] = []
-        for turn in step.answers:
-            if turn.written is None:
-                self._compute(Piece(turn, turn.table.num_tokens, turn.num_known), begun, now)
-            else:
-                self._answer(turn, self._num_rounds)
-        for piece in step.pieces:
-            self._compute(piece, begun, now)
-        for turn in begun:
-            self.started(turn, now)
-        for turn in list(self._lineup.running):
-            if turn.written is not None and turn.num_output >= turn.request.output_tokens:
-                self._end(turn, now)
-        self._publish(now)
-        self._next(now)
-
-    def _compute(self, piece: Piece, begun: list[SimulatedTurn], now: float) -> None:
-        """A piece's keys and values are written. The last one of a prompt begins the answer."""
-        turn = piece.turn
-        turn.table.commit(turn.tokens[piece.start : piece.end])
-        if piece.end < turn.num_known:
-            return
-        if turn.written is None:
-            assert turn.found is not None
-            turn.written = self._memory.write(turn.query, turn.found, turn.table, now)
-            begun.append(turn)
-        else:
-            # It was preempted, and its answer was computed again with the prompt.
-            turn.num_answered = turn.table.num_tokens - len(turn.query.tokens)
-        if turn.request.output_tokens:
-            turn.num_output += 1
-
-    def _answer(self, turn: SimulatedTurn, num_tokens: int) -> None:
-        """So many more tokens of an answer. The last one has no keys and values yet."""
-        turn.num_output = min(turn.num_output + num_tokens, turn.request.output_tokens)
-        answer, start = turn.request.answer, turn.num_answered
-        end = min((turn.num_output - 1) // self._unit, len(answer) - 1)
-        if not self._is_exact and turn.table.blocks_needed(end - start) > self.pool.num_reclaimable:
-            # A long step has room for its first unit. The others follow when there is room.
-            end = min(end, start + 1)
-        if end > start:
-            turn.table.prepare(end - start)
-            turn.table.commit(answer[start:end])
-            turn.num_answered = end
-
-    def _end(self, turn: SimulatedTurn, now: float) -> None:
-        self._lineup.remove(turn)
-        if turn.written is None:
-            assert turn.found is not None
-            self._memory.cache.take_back(turn.found)
+    def _submit(self, request: PlannedRequest) -> None:
+        units = request.units
+        if len(units) > max(self._cache.pool.num_blocks - SPARE_BLOCKS, 1) * self._block_size:
             self.num_refused += 1
-        self.ended(turn, now)
+            self._frames.append((request, None))
+            return
+        num_units = -(-request.output_tokens // self._unit)
+        num_steps = max(request.output_tokens - 1, 0)
+        if num_steps and num_units == 1:
+            num_units = 2
+        query = CacheQuery(
+            scope=request.scope,
+            tokens=units,
+            digests=self._cache.digests(request.scope, units),
+            segments=request.segments,
+            breakpoints=request.breakpoints,
+            names=request.names if self._has_names else [],
+            min_tokens=self._min_units,
+            arrived_at=request.at,
+        )
+        state = RequestState(
+            request=GenerateRequest(
+                request_id=str(id(request)),
+                scope=request.scope,
+                prompt=_PROMPT,
+                sampling=Sampling(max_tokens=num_units),
+            ),
+            query=query,
+            parsers=[Answer(self._decoding, num_units, num_steps)],
+            emit=partial(self._hear, request),
+            submitted_at=request.at,
+        )
+        self._lifecycle.submit(state, [_GREEDY])
 
-    def _refuse(self, turn: SimulatedTurn, now: float) -> None:
-        """A turn that does not fit into the whole pool."""
-        if turn.found is not None:
-            self._memory.cache.let_go(turn.found)
-            self._memory.cache.take_back(turn.found)
-        self._count_refused(turn, now)
+    @property
+    def _block_size(self) -> int:
+        return self._cache.pool.block_size
 
-    def _count_refused(self, turn: SimulatedTurn, now: float) -> None:
-        self.num_refused += 1
-        self.ended(turn, now)
+    def _hear(self, request: PlannedRequest, frame: Frame) -> None:
+        if isinstance(frame, Started):
+            self._frames.append((request, frame))
+        elif isinstance(frame, Done | Failed):
+            self.num_refused += isinstance(frame, Failed)
+            self._frames.append((request, None))
 
-    def _publish(self, now: float) -> None:
-        events, reasons = self._memory.take_events()
-        self.leases_ended.update(reasons)
+    def _take_events(self, events: list[Event]) -> None:
+        self.leases_ended.update(event.reason for event in events if isinstance(event, LeaseEnded))
+        if self.tell is not None:
+            self._events += events
+
+    def _deliver(
+        self,
+        frames: Sequence[tuple[PlannedRequest, Started | None]],
+        events: list[Event],
+        now: float,
+    ) -> None:
         if events and self.tell is not None:
             self.tell(events, now)
+        for request, started in frames:
+            if started is not None:
+                self.started(request, started, now)
+                continue
+            self._books.acknowledge([str(id(request))])
+            self.ended(request, now)
+
+
+def _new_cache(capacities: Capacities, block_tokens: int) -> PrefixCache:
+    size = capacities.block_units
+    pool = BlockPool(max(capacities.device // block_tokens, 2), size)
+    hasher = UnitHasher(b"simulation", size)
+    host = store = None
+    above = [pool]
+    if num_blocks := capacities.host // block_tokens:
+        # Copies are not bounded: a step of the simulation may be a whole prompt.
+        host = HostTier(pool, num_blocks, max_copies=num_blocks)
+        above.append(host.pool)
+    if num_blocks := capacities.disk // block_tokens:
+        store = StoreTier(num_blocks, size, hasher, bytes.hex, lower_than=above)
+    entries = Entries(
+        pool,
+        lease_share=capacities.lease_share,
+        scope_lease_share=capacities.scope_lease_share,
+        ttl_scale=capacities.ttl_scale,
+        grace_seconds=capacities.grace_seconds,
+        host=host.pool if host is not None else None,
+        store=store,
+    )
+    return PrefixCache(pool, entries, hasher, host, store)

@@ -2,43 +2,99 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
+
+import msgspec
 
 from gateway.admin.structs.advice import Change, KvFigures, LruPoint, Plan, Point
 from gateway.base.errors import InvalidRequest
 from gateway.planner import words
 from gateway.planner.distances import Distances, distances
+from gateway.planner.engine import Capacities, Costs
+from gateway.planner.fleet import SimulatedGateway, Simulation, Tell
 from gateway.planner.parallel import points_of
-from gateway.planner.points import (
-    Bench,
-    Fleet,
-    asked_fleet,
-    engine_fleets,
-    int8_fleet,
-    memory_fleets,
-    stretch_of,
-    tier_fleets,
-    timing_of,
-    typical_lease,
+from gateway.planner.requests import (
+    BLOCK_TOKENS,
+    PlannedRequest,
+    Requests,
+    exact_unit_for,
+    unit_for,
 )
-from gateway.planner.requests import PlannedRequest, Requests, exact_unit_for, unit_for
 from gateway.planner.sizes import GIB, Sizes, sizes_of
+from gateway.planning.asked import MAX_ENGINES
 from gateway.planning.traffic import Job, Turn, made_up, of_trace, total_tokens
 
 KNEE_SHARE = 0.95
+SCOPE_LEASE_SHARE = 0.5
+TERABYTE_GIB = 1e12 / GIB
+HOST_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 10e9, 2e9
+MAX_STRETCH = 5_000
+"""Turns of the busiest stretch, under which the curves' points are simulated."""
+_WARMING = 0.2
 _LRU_SIZES = 40
 _LRU_WORK = 0.15
 """The part of the work that the exact curve is, roughly."""
-Tell = Callable[[float], None]
+_INT8_SCALES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+TellShare = Callable[[float], None]
 
 
-def turns_of(job: Job) -> list[Turn]:
-    """Raise InvalidRequest for traffic without turns."""
-    asked = job.asked
-    if asked.trace is not None:
-        return of_trace(asked.trace.splitlines())
-    if asked.made is not None:
-        return made_up(asked.made)
+def plan(job: Job, tell: TellShare) -> Plan:
+    """Raise InvalidRequest with the field that is wrong. `tell` hears the share that is done."""
+    began = time.monotonic()
+    asked, sizes = job.asked, sizes_of(job.asked)
+    turns = _turns_of(job)
+    tell(0.0)
+    unit = unit_for(turns)
+    exact = _exact(turns, unit)
+    tell(_LRU_WORK)
+    distinct = exact.num_distinct * unit
+    bench = Bench(job, sizes, exact_unit_for(turns), distinct)
+    base = Fleet(
+        label="As asked",
+        engines=asked.engines,
+        host_gib=asked.host_gib,
+        disk_gib=asked.disk_gib,
+        kv_dtype=asked.kv_dtype,
+    )
+    whole, memory, engines = replace(base, is_whole=True), _by_memory(base), _by_engines(base)
+    tiers, buys = _by_tiers(base), _buys(base)
+    stretch = stretch_of(turns)
+    fleets = [whole, base, *memory, *engines, *tiers, *buys.values()]
+    at = _points(bench, turns, stretch, fleets, tell)
+    knee_gib = exact.size_for(KNEE_SHARE) * unit * sizes.bytes_per_token / GIB
+    kv = _kv(bench, sizes, base, _typical_lease(turns))
+    ceiling = exact.read / max(exact.prompt, 1)
+    return Plan(
+        text=words.about(turns, stretch),
+        assumptions=words.assumptions(job, sizes, unit),
+        turns=len(turns),
+        prompt_tokens=total_tokens(turns),
+        distinct_tokens=distinct,
+        stretch_turns=len(stretch),
+        kv=kv,
+        whole=at[whole],
+        memory=[at[fleet] for fleet in memory],
+        engines=[at[fleet] for fleet in engines],
+        tiers=[at[fleet] for fleet in tiers],
+        lru=_curve(exact, unit, sizes),
+        ceiling=ceiling,
+        knee_gib=knee_gib,
+        knee_text=words.knee(knee_gib, kv.kv_gib * asked.engines, ceiling),
+        buys=[_change(kind, at[base], at[fleet]) for kind, fleet in buys.items()],
+        seconds=time.monotonic() - began,
+    )
+
+
+def _change(kind: words.Kind, before: Point, after: Point) -> Change:
+    return Change(kind=kind, text=words.change(kind, before, after), before=before, after=after)
+
+
+def _turns_of(job: Job) -> list[Turn]:
+    if job.asked.trace is not None:
+        return of_trace(job.asked.trace.splitlines())
+    if job.asked.made is not None:
+        return made_up(job.asked.made)
     if not job.turns:
         raise InvalidRequest(
             "since_ms: no request of this range had an answer: there is no traffic to plan for"
@@ -46,63 +102,190 @@ def turns_of(job: Job) -> list[Turn]:
     return job.turns
 
 
-def plan(job: Job, tell: Tell) -> Plan:
-    """Raise InvalidRequest with the field that is wrong. `tell` hears the share that is done."""
-    began = time.monotonic()
-    asked, sizes = job.asked, sizes_of(job.asked)
-    turns = turns_of(job)
-    tell(0.0)
-    unit = unit_for(turns)
-    exact = _exact(turns, unit)
-    tell(_LRU_WORK)
-    distinct = exact.num_distinct * unit
-    timing = timing_of(job)
-    bench = Bench(asked, sizes, exact_unit_for(turns), timing, distinct)
-    base = asked_fleet(asked)
-    stretch = stretch_of(turns)
-    points = _points(bench, turns, stretch, _fleets(base), tell)
-    kv = _kv(bench, sizes, base, typical_lease(turns))
-    at = {fleet.key: point for fleet, point in points}
-
-    def of(fleets: Sequence[Fleet]) -> list[Point]:
-        return [_named(at[fleet.key], fleet, bench, sizes) for fleet in fleets]
-
-    knee_units = exact.size_for(KNEE_SHARE)
-    knee_gib = knee_units * unit * sizes.bytes_per_token / GIB
-    tiers, same = of(tier_fleets(base)), at[base.key]
-    return Plan(
-        text=words.about(turns, stretch, unit),
-        assumptions=words.assumptions(job, sizes, timing, unit),
-        turns=len(turns),
-        prompt_tokens=total_tokens(turns),
-        distinct_tokens=distinct,
-        stretch_turns=len(stretch),
-        kv=kv,
-        whole=at[replace(base, is_whole=True).key],
-        memory=of(memory_fleets(base)),
-        engines=of(engine_fleets(base)),
-        tiers=tiers,
-        lru=_curve(exact, unit, sizes),
-        ceiling=exact.read / max(exact.prompt, 1),
-        knee_gib=knee_gib,
-        knee_text=words.knee(knee_gib, kv.kv_gib * asked.engines, exact.read / exact.prompt),
-        buys=_buys(base, same, of),
-        seconds=time.monotonic() - began,
-    )
-
-
 def _exact(turns: Sequence[Turn], unit: int) -> Distances:
     made = Requests(unit, with_names=False)
-    requests: list[PlannedRequest] = [made.of(turn) for turn in turns]
+    requests = [made.of(turn) for turn in turns]
     return distances(requests, sum(len(request.units) for request in requests))
 
 
-def _fleets(base: Fleet) -> list[Fleet]:
-    """All that are simulated, each once; the longest work first."""
-    int8 = int8_fleet(base)
-    found = [replace(base, is_whole=True), base, *memory_fleets(base), *engine_fleets(base)]
-    found += [*tier_fleets(base), *([int8] if int8 is not None else [])]
-    return list({fleet.key: fleet for fleet in found}.values())
+def stretch_of(turns: Sequence[Turn]) -> Sequence[Turn]:
+    """The MAX_STRETCH turns in a row with the most tokens a second; all where they are fewer."""
+    if len(turns) <= MAX_STRETCH:
+        return turns
+    tokens = sum(turn.ends[-1] for turn in turns[:MAX_STRETCH])
+    best, chosen = -1.0, 0
+    for start in range(len(turns) - MAX_STRETCH + 1):
+        seconds = turns[start + MAX_STRETCH - 1].at - turns[start].at
+        if tokens / max(seconds, 1e-3) > best:
+            best, chosen = tokens / max(seconds, 1e-3), start
+        if start + MAX_STRETCH < len(turns):
+            tokens += turns[start + MAX_STRETCH].ends[-1] - turns[start].ends[-1]
+    return turns[chosen : chosen + MAX_STRETCH]
+
+
+def _typical_lease(turns: Sequence[Turn]) -> int | None:
+    marked = [turn.ends[turn.marks[-1][0]] for turn in turns if turn.marks]
+    return round(median(marked)) if marked else None
+
+
+# Fleets.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """`kv_scale` is the memory for keys and values on the device, as a share of what is asked.
+
+    `token_scale` is how many more tokens a byte holds. One that `is_whole` gets all of the traffic,
+    the others the busiest stretch.
+    """
+
+    label: str
+    engines: int
+    host_gib: float
+    disk_gib: float
+    kv_scale: float = 1.0
+    kv_dtype: str
+    is_whole: bool = False
+    token_scale: float = 1.0
+
+
+def _by_memory(base: Fleet) -> list[Fleet]:
+    return [
+        replace(base, label=f"{scale:g} times the memory", kv_scale=scale)
+        for scale in (0.25, 0.5, 1.0, 2.0, 4.0)
+    ]
+
+
+def _by_engines(base: Fleet) -> list[Fleet]:
+    counts = sorted({max(base.engines - 1, 1), base.engines, base.engines + 1, 2 * base.engines})
+    return [
+        replace(base, label=f"{count} engine{'s' * (count > 1)}", engines=count)
+        for count in counts
+        if count <= 2 * MAX_ENGINES
+    ]
+
+
+def _by_tiers(base: Fleet) -> list[Fleet]:
+    """Each with what the tiers above it have."""
+    found = [replace(base, label="Device alone", host_gib=0.0, disk_gib=0.0)]
+    if base.host_gib:
+        found.append(replace(base, label="With host memory", disk_gib=0.0))
+    if base.disk_gib:
+        found.append(replace(base, label="With host and disk" if base.host_gib else "With disk"))
+    more = base.disk_gib + TERABYTE_GIB
+    found.append(replace(base, label="With one terabyte more of disk", disk_gib=more))
+    return found
+
+
+def _buys(base: Fleet) -> dict[words.Kind, Fleet]:
+    """What may be bought next."""
+    one_more = base.engines + 1
+    found: dict[words.Kind, Fleet] = {
+        "engine": replace(base, label=f"{one_more} engines", engines=one_more),
+        "memory": replace(base, label="2 times the memory", kv_scale=2.0),
+        "disk": _by_tiers(base)[-1],
+    }
+    if scale := _INT8_SCALES.get(base.kv_dtype):
+        label = "Keys and values in int8"
+        found["int8"] = replace(base, label=label, token_scale=scale, kv_dtype="int8")
+    return found
+
+
+class Bench:
+    """Simulates fleets of one model. A `unit` of one token is exact."""
+
+    def __init__(self, job: Job, sizes: Sizes, unit: int, distinct_tokens: int) -> None:
+        self._job = job
+        self._sizes = sizes
+        self._unit = unit
+        # A pool whose leases have room for everything that there is: more is the same.
+        share = max(job.asked.lease_share, 0.05)
+        self._enough = int(distinct_tokens / share * 1.1) + 64 * max(unit, BLOCK_TOKENS)
+
+    def tokens_of(self, gib: float, fleet: Fleet) -> int:
+        return int(gib * GIB / self._sizes.bytes_per_token * fleet.token_scale)
+
+    def device_gib(self, fleet: Fleet) -> float:
+        return self._sizes.kv_bytes / GIB * fleet.kv_scale
+
+    def capacities(self, fleet: Fleet) -> Capacities:
+        device, host, disk = (
+            min(self.tokens_of(gib, fleet), self._enough)
+            for gib in (self.device_gib(fleet), fleet.host_gib, fleet.disk_gib)
+        )
+        return Capacities(
+            device=device,
+            host=host,
+            disk=disk,
+            lease_share=self._job.asked.lease_share,
+            scope_lease_share=SCOPE_LEASE_SHARE,
+            max_running=self._job.asked.max_running,
+            block_units=max(BLOCK_TOKENS // self._unit, 1),
+            min_cache_tokens=self._job.asked.min_cache_tokens or self._job.min_cache_tokens,
+        )
+
+    def costs(self, fleet: Fleet) -> Costs:
+        per_token = self._sizes.bytes_per_token / fleet.token_scale
+        return Costs(
+            prefill=self._job.computed_us / 1e6,
+            decode=self._job.step_ms / 1e3,
+            host=per_token / HOST_BYTES_PER_SECOND,
+            disk=per_token / DISK_BYTES_PER_SECOND,
+            overhead=self._job.overhead_seconds,
+        )
+
+    def requests(self, turns: Sequence[Turn], *, is_warmed: bool) -> list[PlannedRequest]:
+        """`is_warmed`: the first ones only fill the memory."""
+        made = Requests(self._unit, with_names=True)
+        requests = [made.of(turn) for turn in turns]
+        for request in requests[: int(_WARMING * len(requests)) if is_warmed else 0]:
+            request.is_counted = False
+        return requests
+
+    def point(self, fleet: Fleet, requests: Sequence[PlannedRequest], tell: Tell) -> Point:
+        gateway = SimulatedGateway(fleet.engines) if fleet.engines > 1 else None
+        costs = self.costs(fleet)
+        fleets = Simulation(fleet.engines, self.capacities(fleet), costs, self._unit, gateway, tell)
+        found = fleets.replay(requests)
+        served = [each for each in found.served if each.request.is_counted]
+        prompt = max(sum(each.request.tokens for each in served), 1)
+        reused = sum(each.reused for each in served)
+        breakpoints = sum(each.breakpoints for each in served)
+        leased, ended = sum(each.leased for each in served), found.leases.total()
+        waits = sorted(each.wait for each in served) or [0.0]
+        device = self.device_gib(fleet)
+        return Point(
+            label=fleet.label,
+            engines=fleet.engines,
+            device_gib=round(device, 3),
+            host_gib=fleet.host_gib,
+            disk_gib=round(fleet.disk_gib, 3),
+            kv_dtype=fleet.kv_dtype,
+            device_tokens=self.tokens_of(device, fleet),
+            hit_rate=sum(each.read for each in served) / prompt,
+            reuse_rate=reused / prompt,
+            promise_kept=found.leases["expired"] / ended if ended else None,
+            leases_ended=ended,
+            best_effort=1 - leased / breakpoints if breakpoints else None,
+            first_token_p50=waits[len(waits) // 2],
+            first_token_p95=waits[min(int(0.95 * len(waits)), len(waits) - 1)],
+            prefill_saved_seconds=reused * costs.prefill,
+            refused=found.refused,
+            turns=len(served),
+        )
+
+    def relabelled(self, point: Point, fleet: Fleet) -> Point:
+        """A point as the fleet that it stands for: another may have been equal to it."""
+        device = self.device_gib(fleet)
+        return msgspec.structs.replace(
+            point,
+            label=fleet.label,
+            device_gib=round(device, 3),
+            host_gib=fleet.host_gib,
+            disk_gib=round(fleet.disk_gib, 3),
+            kv_dtype=fleet.kv_dtype,
+            device_tokens=self.tokens_of(device, fleet),
+        )
 
 
 def _points(
@@ -110,20 +293,19 @@ def _points(
     turns: Sequence[Turn],
     stretch: Sequence[Turn],
     fleets: Sequence[Fleet],
-    tell: Tell,
-) -> list[tuple[Fleet, Point]]:
+    tell: TellShare,
+) -> dict[Fleet, Point]:
     """What is equal by its capacities, since more than enough is the same, is simulated once."""
     is_cut = len(stretch) < len(turns)
-    about = {
-        fleet.key: (fleet.engines, bench.capacities(fleet), bench.costs(fleet))
-        + ((fleet.is_whole,) if is_cut else ())
-        for fleet in fleets
-    }
-    work = {key: fleet for fleet in reversed(fleets) for key in (about[fleet.key],)}
-    chosen = list(reversed(work.items()))
+
+    def like(fleet: Fleet) -> tuple[object, ...]:
+        costs = bench.costs(fleet)
+        return fleet.engines, bench.capacities(fleet), costs, fleet.is_whole and is_cut
+
+    chosen = list({like(fleet): fleet for fleet in reversed(fleets)}.values())[::-1]
     whole = bench.requests(turns, is_warmed=False)
     part = bench.requests(stretch, is_warmed=True) if is_cut else whole
-    total = sum(len(whole if fleet.is_whole else part) for _, fleet in chosen)
+    total = sum(len(whole if fleet.is_whole else part) for fleet in chosen)
     done = 0
 
     def told(count: int) -> None:
@@ -131,45 +313,27 @@ def _points(
         done += count
         tell(_LRU_WORK + (1 - _LRU_WORK) * min(done / total, 1.0))
 
-    def point(number: int, tell_turns: Callable[[int], None]) -> Point:
-        fleet = chosen[number][1]
+    def point(number: int, tell_turns: Tell) -> Point:
+        fleet = chosen[number]
         return bench.point(fleet, whole if fleet.is_whole else part, tell_turns)
 
     found = points_of(len(chosen), point, told)
-    by = {key: point for (key, _), point in zip(chosen, found, strict=True)}
-    return [(fleet, by[about[fleet.key]]) for fleet in fleets]
-
-
-def _named(point: Point, fleet: Fleet, bench: Bench, sizes: Sizes) -> Point:
-    """A point as the fleet that it stands for: others may have been equal to it."""
-    device = sizes.kv_bytes / GIB * fleet.kv_scale
-    return Point(
-        **{name: getattr(point, name) for name in Point.__struct_fields__}
-        | {
-            "label": fleet.label,
-            "device_gib": round(device, 3),
-            "host_gib": fleet.host_gib,
-            "disk_gib": round(fleet.disk_gib, 3),
-            "kv_dtype": fleet.kv_dtype,
-            "device_tokens": bench.tokens_of(device, fleet),
-        }
-    )
+    by = {like(fleet): point for fleet, point in zip(chosen, found, strict=True)}
+    return {fleet: bench.relabelled(by[like(fleet)], fleet) for fleet in fleets}
 
 
 def _kv(bench: Bench, sizes: Sizes, base: Fleet, lease: int | None) -> KvFigures:
-    capacities = bench.capacities(base)
-    device = sizes.kv_bytes / GIB
-    tokens = bench.tokens_of(device, base)
-    fit = None if not lease else int(tokens * capacities.lease_share) // lease
+    tokens = bench.tokens_of(bench.device_gib(base), base)
+    share = bench.capacities(base).lease_share
     return KvFigures(
         bytes_per_token=sizes.bytes_per_token,
-        kv_gib=round(device, 3),
+        kv_gib=round(bench.device_gib(base), 3),
         weights_gib=round(sizes.weights_gib, 3),
         device_tokens=tokens,
         host_tokens=bench.tokens_of(base.host_gib, base),
         disk_tokens=bench.tokens_of(base.disk_gib, base),
         lease_tokens=lease,
-        leases_that_fit=fit,
+        leases_that_fit=int(tokens * share) // lease if lease else None,
     )
 
 
@@ -180,18 +344,3 @@ def _curve(exact: Distances, unit: int, sizes: Sizes) -> list[LruPoint]:
         LruPoint(gib=count * unit * sizes.bytes_per_token / GIB, reuse_rate=share)
         for count, share in zip(counts, exact.curve(counts), strict=True)
     ]
-
-
-def _buys(base: Fleet, same: Point, of: Callable[[Sequence[Fleet]], list[Point]]) -> list[Change]:
-    engine = next(each for each in engine_fleets(base) if each.engines == base.engines + 1)
-    double = next(each for each in memory_fleets(base) if each.kv_scale == 2)
-    wanted: list[tuple[words.Kind, Fleet]] = [
-        ("engine", engine),
-        ("memory", double),
-        ("disk", tier_fleets(base)[-1]),
-    ]
-    if (int8 := int8_fleet(base)) is not None:
-        wanted.append(("int8", int8))
-    points = of([fleet for _, fleet in wanted])
-    kinds = [kind for kind, _ in wanted]
-    return [words.change(kind, same, after) for kind, after in zip(kinds, points, strict=True)]

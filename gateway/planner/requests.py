@@ -5,121 +5,121 @@ What was read is told in exact tokens wherever it ends at a known prefix.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.cache.lookup import Segment, SegmentKind
 from engine.protocol import Breakpoint, HeldName, outlives
-from gateway.planner.simulated import SimulatedRequest
 from gateway.planning.traffic import Turn, total_tokens
+from gateway.prompt.names import step_at
 
 BLOCK_TOKENS = 16
 """Of an engine."""
+CHARACTERS_PER_TOKEN = 4
+TAILS, ANSWERS = 2**30, 2**31
+"""The first ids of units behind the known prefixes, and of those that engines write."""
 _UNITS_A_TURN, _UNITS = 5, 100_000
-EXACT_TOKENS = 2_000_000
-"""Of all prompts together: up to so many, a unit is one token."""
+EXACT_TOKENS, EXACT_OUTPUT = 2_000_000, 200_000
+"""Of all prompts and of all answers together: up to so many, a unit is one token."""
 _NO_END = Segment("text", None)
 
 
-@dataclass(slots=True, kw_only=True)
-class PlannedRequest(SimulatedRequest):
-    """`exact` has the tokens of the prefixes that are known, by their units."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class PlannedRequest:
+    """`units` are ids of consecutive pieces of the prompt: equal ids, equal content and history.
 
+    The last `num_tail` of them are nobody else's. `exact` has the tokens of the prefixes that are
+    known, by their units. The ends of `segments` and the depths of `names` are in units.
+    """
+
+    at: float
+    scope: str
+    unit: int
+    units: list[int]
+    num_tail: int
+    tokens: int
+    output_tokens: int
     exact: dict[int, int]
-    marked: list[Breakpoint]
-    parts: list[Segment]
-    scope_number: int
+    segments: list[Segment]
+    breakpoints: list[Breakpoint]
+    names: list[HeldName]
     is_counted: bool = True
-    held_names: list[HeldName] = field(default_factory=list)
 
-    def tokens_of(self, start: int, end: int) -> int:
-        return self._tokens_at(end) - self._tokens_at(start)
+    @property
+    def known(self) -> Sequence[int]:
+        """The units that other prompts may have too."""
+        return self.units[: len(self.units) - self.num_tail]
 
-    def _tokens_at(self, units: int) -> int:
+    def tokens_at(self, units: int) -> int:
+        """How many tokens the first so many units have."""
         found = self.exact.get(units)
-        return min(units * self.unit_tokens, self.tokens) if found is None else found
-
-    def names(self) -> list[HeldName]:
-        return self.held_names
-
-    def segments(self) -> list[Segment]:
-        return self.parts
-
-    def breakpoints(self) -> list[Breakpoint]:
-        return self.marked
+        return min(units * self.unit, self.tokens) if found is None else found
 
 
 def exact_unit_for(turns: Sequence[Turn]) -> int:
     """One token where the traffic is small enough for that, else as `unit_for` says."""
-    return 1 if total_tokens(turns) <= EXACT_TOKENS else unit_for(turns)
+    output = sum(turn.output for turn in turns)
+    is_small = total_tokens(turns) <= EXACT_TOKENS and output <= EXACT_OUTPUT
+    return 1 if is_small else unit_for(turns)
 
 
 def unit_for(turns: Sequence[Turn]) -> int:
     """Tokens of a unit: as few as the number of turns allows."""
     wanted = max(_UNITS_A_TURN * len(turns), _UNITS)
-    return max(BLOCK_TOKENS, -(-total_tokens(turns) // wanted))
+    tokens = max(total_tokens(turns), sum(turn.output for turn in turns))
+    return max(BLOCK_TOKENS, -(-tokens // wanted))
 
 
 class Requests:
-    """`with_names`: more than one engine asks where a prefix is held."""
+    """`with_names`: more than one engine asks where a prefix is held.
 
-    def __init__(self, unit: int, *, with_names: bool) -> None:
+    `with_tails`: there is one unit at least in a template behind, so that all before it can be
+    read.
+    """
+
+    def __init__(self, unit: int, *, with_names: bool, with_tails: bool = True) -> None:
         self._unit = unit
         self._with_names = with_names
+        self._with_tails = with_tails
         self._slots: dict[int, dict[int, list[int]]] = {}
-        self.num_units = 0
+        self._num_units = 0
+        self._num_tails = 0
 
     def of(self, turn: Turn) -> PlannedRequest:
         units, depths, exact = self._units(turn)
-        ends, segments, segment_of = self._segments(turn, depths)
+        segments, segment_of = _segments(turn, depths)
         marked: dict[int, Breakpoint] = {}
         for place, ttl in turn.marks:
             segment = segment_of.get(place, -1)
             if segment >= 0 and (segment not in marked or outlives(ttl, marked[segment].ttl)):
                 marked[segment] = Breakpoint(segment, ttl)
-        names = []
-        if self._with_names:
-            names = [HeldName(f"{units[depth - 1]:x}", depth) for depth in ends]
+        num_tail = max(turn.tail if self._unit == 1 else 0, self._with_tails)
+        first_tail = TAILS + self._num_tails
+        self._num_tails += num_tail
         return PlannedRequest(
             at=turn.at,
-            kind="",
-            units=units,
-            unit_tokens=self._unit,
+            scope=f"workspace-{turn.scope}",
+            unit=self._unit,
+            units=[*units, *range(first_tail, first_tail + num_tail)],
+            num_tail=num_tail,
             tokens=turn.ends[-1] + turn.tail,
             output_tokens=turn.output,
-            ends=ends,
-            scope=f"workspace-{turn.scope}",
-            behind=self._new(max(turn.tail, 1) if self._unit == 1 else 1),
-            answer=self._new(turn.output // self._unit + (self._unit == 1)),
             exact=exact,
-            marked=list(marked.values()),
-            parts=segments,
-            scope_number=turn.scope,
-            held_names=names,
+            segments=segments,
+            breakpoints=list(marked.values()),
+            names=self._names(units, segments, exact) if self._with_names else [],
         )
 
-    def _segments(
-        self, turn: Turn, depths: list[int]
-    ) -> tuple[list[int], list[Segment], dict[int, int]]:
-        """The ends in units, the segments, and the number of the segment at each place.
-
-        Segments without an end stand for positions that are walked between two places. Segments of
-        one run are one position.
-        """
-        ends, segments, segment_of = list[int](), list[Segment](), dict[int, int]()
-        kind: SegmentKind = "tool_use" if turn.steps else "text"
-        walked = run = 0
-        for place in turn.segments:
-            depth, step = depths[place], turn.steps[place] if turn.steps else 1
-            run += step > 0
-            walked += step
-            if depth and (not ends or depth > ends[-1]):
-                if turn.steps:
-                    segments += [_NO_END] * (walked - 1)
-                ends.append(depth)
-                segments.append(Segment(kind, depth, run))
-                walked = 0
-            segment_of[place] = len(segments) - 1
-        return ends, segments, segment_of
+    def _names(
+        self, units: Sequence[int], segments: Sequence[Segment], exact: dict[int, int]
+    ) -> list[HeldName]:
+        """At the ends of segments, and inside texts where `gateway.prompt.names` sets them."""
+        depths = {segment.end for segment in segments if segment.end}
+        step = self._unit * CHARACTERS_PER_TOKEN
+        depth = 0
+        while (depth := depth + max(step_at(depth * step) // step, 1)) < len(units):
+            if depth in exact:
+                depths.add(depth)
+        return [HeldName(f"{units[depth - 1]:x}", depth) for depth in sorted(depths)]
 
     def _units(self, turn: Turn) -> tuple[list[int], list[int], dict[int, int]]:
         """The prompt's units, the depth of each prefix in them, and its tokens by depth."""
@@ -144,6 +144,28 @@ class Requests:
         return units, depths, exact
 
     def _new(self, count: int) -> list[int]:
-        first = self.num_units
-        self.num_units += max(count, 0)
-        return list(range(first, self.num_units))
+        first = self._num_units
+        self._num_units += count
+        return list(range(first, self._num_units))
+
+
+def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[int, int]]:
+    """The segments, and the number of the segment at each place.
+
+    Segments without an end stand for positions that are walked between two places. Segments of one
+    run are one position.
+    """
+    segments, segment_of = list[Segment](), dict[int, int]()
+    kind: SegmentKind = "tool_use" if turn.steps else "text"
+    walked = run = end = 0
+    for place in turn.segments:
+        depth, step = depths[place], turn.steps[place] if turn.steps else 1
+        run += step > 0
+        walked += step
+        if depth > end:
+            if turn.steps:
+                segments += [_NO_END] * (walked - 1)
+            segments.append(Segment(kind, depth, run))
+            walked, end = 0, depth
+        segment_of[place] = len(segments) - 1
+    return segments, segment_of

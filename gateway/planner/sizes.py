@@ -7,8 +7,7 @@ from typing import Any
 
 from engine.sizing import GIB, KvSize, NotSizable, kv_size
 from gateway.base.errors import InvalidRequest
-from gateway.planning.asked import PlanRequest
-from gateway.planning.families import FAMILIES
+from gateway.planning.asked import FAMILIES, PlanRequest
 
 _KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 _WEIGHT_BYTES = 2

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from gateway.admin.structs.advice import Change, Point
-from gateway.planner.points import Timing
+from gateway.admin.structs.advice import Point
+from gateway.planner.engine import STEP_TOKENS
 from gateway.planner.sizes import Sizes
 from gateway.planning.traffic import Job, Turn, total_tokens
 
@@ -17,7 +17,7 @@ _WHAT: dict[Kind, str] = {
 }
 
 
-def about(turns: Sequence[Turn], stretch: Sequence[Turn], unit: int) -> str:
+def about(turns: Sequence[Turn], stretch: Sequence[Turn]) -> str:
     hours = (turns[-1].at - turns[0].at) / 3600
     text = (
         f"Simulated: {len(turns):,} requests with {total_tokens(turns):,} prompt tokens over"
@@ -31,7 +31,7 @@ def about(turns: Sequence[Turn], stretch: Sequence[Turn], unit: int) -> str:
     return text
 
 
-def assumptions(job: Job, sizes: Sizes, timing: Timing, unit: int) -> list[str]:
+def assumptions(job: Job, sizes: Sizes, unit: int) -> list[str]:
     asked = job.asked
     if asked.prefill_us is not None:
         told = "as given"
@@ -40,16 +40,15 @@ def assumptions(job: Job, sizes: Sizes, timing: Timing, unit: int) -> list[str]:
     else:
         told = "assumed: give prefill_us"
     found = [
-        f"A computed token takes {timing.prefill_us:,.1f} µs ({told}), a decode step"
-        f" {timing.decode_ms:,.3g} ms.",
+        f"A computed token takes {job.computed_us:,.1f} µs ({told}), a decode step"
+        f" {job.step_ms:,.3g} ms.",
         f"Keys and values take {sizes.bytes_per_token:,} bytes a token in {asked.kv_dtype}, on a"
         f" memory of {sizes.kv_bytes / 2**30:,.1f} GiB an engine.",
-        f"Pool, leases and placement are the product's own, with {unit} tokens a block;"
+        f"Scheduler, pool, leases and placement are the product's own, with {unit} tokens a block;"
         " model and time are simulated.",
         "Each engine has its own host memory and disk. Copies take 10 GB/s from the host and 2 GB/s"
         " from disk.",
-        f"An engine takes requests in order of arrival and computes at most {timing.step_tokens:,}"
-        " tokens of prompts in a step.",
+        f"An engine computes at most {STEP_TOKENS:,} tokens of prompts in a step.",
     ]
     if not sizes.is_weights_given:
         found.append(
@@ -69,14 +68,13 @@ def knee(gib: float, here: float, ceiling: float) -> str:
     return f"{text} More memory adds little."
 
 
-def change(kind: Kind, before: Point, after: Point) -> Change:
-    text = (
+def change(kind: Kind, before: Point, after: Point) -> str:
+    return (
         f"{_WHAT[kind]}: hit rate {before.hit_rate:.1%} → {after.hit_rate:.1%},"
         f" first token p95 {_seconds(before.first_token_p95)} →"
         f" {_seconds(after.first_token_p95)}, promise kept {_share(before.promise_kept)} →"
         f" {_share(after.promise_kept)}."
     )
-    return Change(kind=kind, text=text, before=before, after=after)
 
 
 def _seconds(value: float) -> str:

@@ -1,11 +1,16 @@
-"""What a plan is asked for. No I/O.
+"""What a plan is asked for.
 
 Sizes of memory are in GiB (2**30 bytes), of each engine.
 """
 
+import tomllib
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+
+FAMILIES = Path(__file__).parent / "families.toml"
+"""The shapes of common models."""
 
 MAX_TURNS = 100_000
 DEFAULT_MIN_TOKENS = 1024
@@ -81,3 +86,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     served_model: Name | None = None
     since_ms: _Ms | None = None
     until_ms: _Ms | None = None
+
+
+def family_names() -> list[str]:
+    return list(tomllib.loads(FAMILIES.read_text("utf-8")))

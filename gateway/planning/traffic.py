@@ -20,6 +20,7 @@ from gateway.planning.asked import (
 
 TRACE_UNIT = 512
 MAX_MADE_BLOCKS = 2_000_000
+ASSUMED_PREFILL_US, ASSUMED_DECODE_MS = 50.0, 20.0
 _TTLS: dict[str, Ttl] = {"5m": "5m", "1h": "1h"}
 
 
@@ -209,3 +210,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float | None = None
     overhead_seconds: float = 0.0
     min_cache_tokens: int = DEFAULT_MIN_TOKENS
+
+    @property
+    def computed_us(self) -> float:
+        """A computed token's time: what is asked for, else what was measured, else assumed."""
+        return self.asked.prefill_us or self.prefill_us or ASSUMED_PREFILL_US
+
+    @property
+    def step_ms(self) -> float:
+        decode = self.asked.decode_ms if self.asked.decode_ms is not None else self.decode_ms
+        return ASSUMED_DECODE_MS if decode is None else decode

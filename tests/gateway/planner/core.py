@@ -17,8 +17,8 @@ from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
 from engine.text.formats.stops import StopStrings
+from gateway.planner.engine import Capacities, Costs
 from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest
-from gateway.planner.simulated import Capacities, Costs
 
 _SAMPLE = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
 
@@ -50,7 +50,7 @@ class Core:
         self.scheduler = Scheduler(
             self._cache,
             max_step_tokens=costs.step_tokens,
-            max_running=capacities.max_running or 10**6,
+            max_running=capacities.max_running,
         )
         runner = SyntheticRunner(
             prefill_seconds=costs.prefill,
@@ -81,13 +81,13 @@ class Core:
         self._accounting.publish()
 
     def _submit(self, number: int, request: PlannedRequest) -> None:
-        tokens = [*request.units, *request.behind]
+        tokens = request.units
         query = CacheQuery(
             scope=request.scope,
             tokens=tokens,
             digests=self._cache.digests(request.scope, tokens),
-            segments=request.segments(),
-            breakpoints=request.breakpoints(),
+            segments=request.segments,
+            breakpoints=request.breakpoints,
             names=[],
             min_tokens=self._min_tokens,
             arrived_at=request.at,

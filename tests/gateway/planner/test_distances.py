@@ -23,9 +23,10 @@ def kept(found: list[PlannedRequest], size: int) -> float:
     memory: OrderedDict[int, None] = OrderedDict()
     read = 0
     for request in found:
-        depth = next((n for n, u in enumerate(request.units) if u not in memory), None)
-        read += request.tokens_of(0, len(request.units) if depth is None else depth)
-        for unit in reversed(request.units):
+        known = request.known
+        depth = next((n for n, u in enumerate(known) if u not in memory), len(known))
+        read += request.tokens_at(depth)
+        for unit in reversed(known):
             memory[unit] = None
             memory.move_to_end(unit)
         while len(memory) > size:
@@ -53,17 +54,18 @@ def test_units_are_right_on_average_and_tokens_exact(unit: int) -> None:
     turns = made_up(TRAFFIC)
     made = Requests(unit, with_names=False)
     found = [made.of(turn) for turn in turns]
-    num_units = sum(len(request.units) for request in found)
+    num_units = sum(len(request.known) for request in found)
     assert num_units * unit == pytest.approx(total_tokens(turns), rel=0.05)
     for turn, request in zip(turns, found, strict=True):
-        assert request.tokens_of(0, len(request.units)) == turn.ends[-1]
-        assert request.ends == sorted(set(request.ends)) and request.ends[-1] == len(request.units)
+        assert request.tokens_at(len(request.known)) == turn.ends[-1]
+        ends = [segment.end for segment in request.segments]
+        assert ends == sorted(set(ends)) and ends[-1] == len(request.known)
 
 
 def test_equal_prefixes_have_equal_units_and_others_have_none_in_common() -> None:
-    by_scope: dict[int, set[int]] = {}
+    by_scope: dict[str, set[int]] = {}
     for request in requests():
-        by_scope.setdefault(request.scope_number, set()).update(request.units)
+        by_scope.setdefault(request.scope, set()).update(request.known)
     first, *others = by_scope.values()
     assert all(not first & other for other in others)
     order = random.Random(1).sample(requests(), 10)

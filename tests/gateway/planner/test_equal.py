@@ -3,16 +3,14 @@
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
-from gateway.planner.engine import SimulatedEngine, SimulatedTurn
-from gateway.planner.fleet import Clockwork
+from gateway.planner.engine import Capacities, Costs
+from gateway.planner.fleet import Simulation
 from gateway.planner.requests import PlannedRequest, Requests
-from gateway.planner.simulated import Capacities, Costs
 from gateway.planning.traffic import Turn
-from tests.gateway.planner.core import Core, Told
+from tests.gateway.planner.core import Core
 
 COSTS = Costs(prefill=50e-6, decode=5e-3, step_tokens=512)
 ROOMY = Capacities(
@@ -52,51 +50,32 @@ def talks(
     return [made.of(turn) for turn in sorted(turns, key=lambda turn: turn.at)]
 
 
-class Planned:
-    """The same on the planner's engine."""
-
-    def __init__(
-        self, capacities: Capacities, costs: Costs, requests: list[PlannedRequest]
-    ) -> None:
-        self.told: dict[int, Told] = {}
-        clock = Clockwork()
-        self.engine = SimulatedEngine(capacities, 1, clock.at, costs)
-        self._numbers = {id(request): number for number, request in enumerate(requests)}
-        self.engine.started = self._on_started
-        for request in requests:
-            clock.at(request.at, partial(self.engine.take, request))
-        clock.run()
-        self.engine.close(clock.now + 2 * 3600)
-
-    def _on_started(self, turn: SimulatedTurn, now: float) -> None:
-        assert turn.found is not None
-        computed = len(turn.query.tokens) - turn.found.reused
-        self.told[self._numbers[id(turn.request)]] = Told(turn.found.read, computed, now)
-
-
 def compare(capacities: Capacities, requests: list[PlannedRequest], costs: Costs = COSTS) -> Core:
     core = Core(capacities, costs)
     core.run(requests)
-    planned = Planned(capacities, costs, requests)
-    assert planned.told.keys() == core.told.keys()
+    planned = Simulation(1, capacities, costs, 1, None).replay(requests)
+    served = {requests.index(each.request): each for each in planned.served}
+    assert served.keys() == core.told.keys()
     for number, told in sorted(core.told.items()):
-        found = planned.told[number]
-        assert (number, found.read, found.computed) == (number, told.read, told.computed)
-        assert found.started_at == pytest.approx(told.started_at, abs=1e-6), number
-    assert planned.engine.leases_ended == Counter(core.ends)
-    assert planned.engine.num_preempted == core.scheduler.num_preempted
+        found, request = served[number], requests[number]
+        read = min(told.read, request.tokens_at(len(request.known)))
+        assert (number, found.read) == (number, read)
+        assert (number, request.tokens - found.reused) == (number, told.computed)
+        assert request.at + found.wait == pytest.approx(told.started_at, abs=1e-6), number
+    assert planned.leases == Counter(core.ends)
+    assert planned.preempted == core.scheduler.num_preempted
     return core
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("blocks", [250, 400, 700, 2500])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("blocks", [250, 400, 2500])
 def test_reads_are_equal_to_the_token_in_tight_and_roomy_pools(seed: int, blocks: int) -> None:
     requests = talks(seed, 12)
     core = compare(replace(ROOMY, device=blocks * 16), requests)
     assert sum(told.read for told in core.told.values()) > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_that_find_no_block_preempt_the_same_turns(seed: int) -> None:
     requests = talks(seed, 10, num_turns=2, gap=0.3, answer=500)
     core = compare(replace(ROOMY, device=260 * 16), requests)
