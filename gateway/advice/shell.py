@@ -1,8 +1,7 @@
 """The words of a shell command, in time linear in its length. Pure.
 
 The result is that of `shlex.split`, which copies a word for each of its characters: a megabyte took
-12 seconds of processor. Gateway and dashboard share no code, so each has a copy of this file. A
-test compares the two copies.
+12 seconds of processor.
 """
 
 import re
