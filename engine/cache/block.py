@@ -101,7 +101,8 @@ class BlockQueue:
         block.queue = self
         self._size += 1
         if len(self._heap) > 2 * self._size + _SPARE:
-            self._heap = [item for item in self._heap if self._is_here(item)]
+            here = {item[3]: item for item in self._heap if self._is_here(item)}
+            self._heap = list(here.values())
             heapify(self._heap)
         heappush(self._heap, (block.last_use, -block.index, block.block_id, block))
 
