@@ -242,13 +242,15 @@ class TimedRunner:
         tokens = num_steps = 0
         for work in works:
             drafts, ids = work.drafts, work.token_ids
+            has_tail = TAILS <= ids[-1] < ANSWERS
             # An engine takes one token alone for a decode.
-            if len(ids) == 1 + len(drafts) and (self._unit == 1 or ids[0] >= ANSWERS):
+            is_decode = len(ids) == 1 + len(drafts) and not has_tail
+            if is_decode and (self._unit == 1 or ids[0] >= ANSWERS):
                 num_steps = len(ids)
                 for draft in drafts:
                     draft.token = next(self._ids)
             else:
-                tokens += len(ids) if self._unit == 1 else sum(map(self._tokens_of, ids))
+                tokens += (len(ids) - has_tail) * self._unit
         if self._unit > 1:
             # Other steps were made beside, and those of answers alone before.
             num_steps = math.ceil(tokens / costs.step_tokens) if decoding.answers else 0
@@ -271,9 +273,6 @@ class TimedRunner:
 
     def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
         self._take(len(loads) * self._block_tokens * self._costs.disk)
-
-    def _tokens_of(self, unit: int) -> int:
-        return 0 if TAILS <= unit < ANSWERS else self._unit
 
     def _take(self, seconds: float) -> None:
         self.has_worked = True

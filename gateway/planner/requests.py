@@ -16,7 +16,7 @@ BLOCK_TOKENS = 16
 """Of an engine."""
 CHARACTERS_PER_TOKEN = 4
 TAILS, ANSWERS = 2**30, 2**31
-"""The first ids of units behind the known prefixes, and of those that engines write."""
+"""The first ids of units that stand for no tokens, and of those that engines write."""
 _UNITS_A_TURN, _UNITS = 5, 100_000
 EXACT_TOKENS, EXACT_OUTPUT = 2_000_000, 200_000
 """Of all prompts and of all answers together: up to so many, a unit is one token."""
@@ -73,7 +73,7 @@ class Requests:
     """`with_names`: more than one engine asks where a prefix is held.
 
     `with_tails`: there is one unit at least in a template behind, so that all before it can be
-    read.
+    read. Where the turn has none it takes no time.
     """
 
     def __init__(self, unit: int, *, with_names: bool, with_tails: bool = True) -> None:
@@ -92,15 +92,17 @@ class Requests:
             segment = segment_of.get(place, -1)
             if segment >= 0 and (segment not in marked or outlives(ttl, marked[segment].ttl)):
                 marked[segment] = Breakpoint(segment, ttl)
-        num_tail = max(turn.tail if self._unit == 1 else 0, self._with_tails)
-        first_tail = TAILS + self._num_tails
-        self._num_tails += num_tail
+        if turn.tail and self._unit == 1:
+            tail = self._new(turn.tail)
+        else:
+            tail = [TAILS + self._num_tails] if self._with_tails else []
+            self._num_tails += len(tail)
         return PlannedRequest(
             at=turn.at,
             scope=f"workspace-{turn.scope}",
             unit=self._unit,
-            units=[*units, *range(first_tail, first_tail + num_tail)],
-            num_tail=num_tail,
+            units=[*units, *tail],
+            num_tail=len(tail),
             tokens=turn.ends[-1] + turn.tail,
             output_tokens=turn.output,
             exact=exact,
