@@ -35,8 +35,7 @@ from engine.protocol import (
     Started,
     TextDelta,
 )
-from engine.schedule.books import Books
-from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import MaskPool
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
@@ -336,21 +335,22 @@ class SimulatedEngine:
         )
         self.ahead.next_expiry = self._cache.entries.next_expiry
         self.ahead.waiting = self.scheduler.waiting
-        self._books = Books()
-        self._lifecycle = Lifecycle(
+        self._accounting = Accounting(
             self._cache,
-            self.scheduler,
-            self._books,
             self._clock,
+            self._take_events,
             epoch="simulated",
-            max_waiting=_UNBOUNDED,
             max_context_tokens=_UNBOUNDED,
-            publish=self._take_events,
         )
         store = self._cache.store
-        work = QuickStore(store, self._runner) if store is not None else None
         self._loop = EngineLoop(
-            self.scheduler, self._lifecycle, self._runner, self._clock, _NoThreads(), work
+            self.scheduler,
+            self._accounting,
+            self._runner,
+            self._clock,
+            max_waiting=_UNBOUNDED,
+            masks=_NoThreads(),
+            store=QuickStore(store, self._runner) if store is not None else None,
         )
         self._inbox: deque[PlannedRequest] = deque()
         self._number = 0
@@ -379,8 +379,8 @@ class SimulatedEngine:
     def close(self, now: float) -> None:
         """End what is over by now, and count it."""
         self._go_on_to(now)
-        self._lifecycle.expire(now)
-        self._lifecycle.publish()
+        self._accounting.expire(now)
+        self._accounting.publish()
 
     # Inside.
 
@@ -446,7 +446,7 @@ class SimulatedEngine:
             emit=partial(self._hear, request),
             submitted_at=request.at,
         )
-        self._lifecycle.submit(state, [_GREEDY])
+        self._loop.submit(state, [_GREEDY])
 
     @property
     def _block_size(self) -> int:
@@ -476,7 +476,7 @@ class SimulatedEngine:
             if started is not None:
                 self.started(request, started, now)
                 continue
-            self._books.acknowledge([str(id(request))])
+            self._accounting.totals.acknowledge([str(id(request))])
             self.ended(request, now)
 
 
