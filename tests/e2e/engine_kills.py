@@ -7,10 +7,8 @@ nothing comes: it is killed later, or goes on as if nothing had been.
 import asyncio
 import random
 import signal
-import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,18 @@ import httpx
 
 from scripts.stack import ENGINE_SECRET
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
+from tests.e2e.kills import (
+    BOUND_SECONDS,
+    CLASSES,
+    PROMPT_CLASSES,
+    backlog,
+    idle_stats,
+    ledger_rows,
+    markdown,
+    until,
+)
 from tests.e2e.sdk_clients import SdkClients, Told
 
-PROMPT_CLASSES = (
-    "input_tokens",
-    "cache_read_tokens",
-    "cache_write_5m_tokens",
-    "cache_write_1h_tokens",
-)
-CLASSES = (*PROMPT_CLASSES, "automatic_tokens", "computed_tokens", "output_tokens")
 ENGINE_SETTINGS = {
     "ENGINE_MIN_CACHE_TOKENS": "64",
     "ENGINE_SYNTHETIC_PREFILL_US": "50",
@@ -38,7 +39,6 @@ GATEWAY_SETTINGS = {"HOLDFAST_LOG_LEVEL": "error"}
 NUM_ENGINES = 4
 # Longer than the silence after which the gateway gives an engine up.
 HANG_SECONDS = 20.0
-BOUND_SECONDS = 120.0
 
 
 @dataclass
@@ -104,16 +104,9 @@ def run_engine_kills(
 ) -> Report:
     """Run it all. `hangs` of the rounds are hangs, at random places."""
     with running_fleet(data, NUM_ENGINES, 1, ENGINE_SETTINGS, GATEWAY_SETTINGS) as fleet:
+        more = {"hangs": hangs, "max_tokens": max_tokens, "seed": seed}
         ledger = data / "gateway-0" / "ledger.db"
-        return kill_in(
-            fleet,
-            ledger,
-            kills=kills,
-            clients=clients,
-            hangs=hangs,
-            max_tokens=max_tokens,
-            seed=seed,
-        )
+        return kill_in(fleet, ledger, kills=kills, clients=clients, **more)
 
 
 def kill_in(
@@ -130,13 +123,13 @@ def kill_in(
     rng = random.Random(seed)
     report = Report(kills, hangs)
     gateway = fleet.gateways[0]
-    asyncio.run(_until(lambda: _backlog(gateway) == 0))
-    before = {row["id"] for row in _rows(ledger)}
+    asyncio.run(until(lambda: backlog(gateway.url) == 0))
+    before = {row["id"] for row in ledger_rows(f"sqlite:///{ledger}")}
     asking = SdkClients(gateway.url, gateway.model, max_tokens, rng)
     asyncio.run(_kill_over_and_over(fleet, asking, report, clients, rng))
     report.retries = _counted(gateway, "holdfast_gateway_retries_total")
     report.reconciled = _counted(gateway, "holdfast_gateway_reconciled_turns_total")
-    rows = _rows(ledger)
+    rows = ledger_rows(f"sqlite:///{ledger}")
     _read_books(fleet, report, rows)
     _compare(report, asking, [row for row in rows if row["id"] not in before])
     return report
@@ -151,7 +144,7 @@ async def _kill_over_and_over(
     for number in range(report.kills):
         # The kill must hit answers, so new ones must have begun.
         enough = len(asking.told) + clients
-        await _until(lambda enough=enough: len(asking.told) >= enough)  # type: ignore[misc]
+        await until(lambda enough=enough: len(asking.told) >= enough)  # type: ignore[misc]
         await asyncio.sleep(rng.uniform(0, 1))
         running_at = {
             number: (await _engine(gateway, number))["routing"]["running"]
@@ -172,7 +165,7 @@ async def _kill_over_and_over(
     asking.stopping.set()
     await running
     report.asked = asking.num_asked
-    await _until(lambda: _backlog(gateway) == 0)
+    await until(lambda: backlog(gateway.url) == 0)
 
 
 async def _replace(fleet: Fleet, engine: int, pause: float) -> None:
@@ -199,19 +192,6 @@ async def _engine(gateway: Gateway, number: int) -> dict[str, Any]:
     return await asyncio.to_thread(gateway.engine, f"engine-{number}")
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"did not happen within {BOUND_SECONDS} s")
-        await asyncio.sleep(0.05)
-
-
-def _backlog(gateway: Gateway) -> int:
-    reply = httpx.get(f"{gateway.url}/readyz", timeout=120, trust_env=False).json()
-    return int(reply["journal_backlog"])
-
-
 def _counted(gateway: Gateway, name: str) -> dict[str, int]:
     """A counter with one label, by its value."""
     text = httpx.get(f"{gateway.url}/metrics", timeout=120, trust_env=False).text
@@ -219,35 +199,16 @@ def _counted(gateway: Gateway, name: str) -> dict[str, int]:
     return {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-        db.row_factory = sqlite3.Row
-        rows = [dict(row) for row in db.execute("SELECT * FROM turns")]
-    db.close()
-    return rows
-
-
 def _read_books(fleet: Fleet, report: Report, rows: list[dict[str, Any]]) -> None:
     for url in fleet.engines:
-        stats = _idle_stats(url)
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        with httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as engine:
+            stats = idle_stats(engine)
         report.leaked += stats["running"] + stats["waiting"] + stats["blocks"]["active"]
         report.unacknowledged += stats["unacknowledged"]
         mine = [row for row in rows if row["epoch"] == stats["epoch"]]
-        engine = {name: stats["counters"].get(name, 0) for name in CLASSES}
-        report.books[stats["epoch"]] = engine, {n: sum(row[n] for row in mine) for n in CLASSES}
-
-
-def _idle_stats(url: str) -> dict[str, Any]:
-    """The engine's stats once it is idle and everything is acknowledged, or after the bound."""
-    deadline = time.monotonic() + BOUND_SECONDS
-    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-    while True:
-        reply = httpx.get(f"{url}/v1/stats", headers=headers, timeout=120, trust_env=False)
-        stats: dict[str, Any] = reply.json()
-        is_idle = stats["running"] + stats["waiting"] + stats["unacknowledged"] == 0
-        if is_idle or time.monotonic() > deadline:
-            return stats
-        time.sleep(0.2)
+        counted = {name: stats["counters"].get(name, 0) for name in CLASSES}
+        report.books[stats["epoch"]] = counted, {n: sum(row[n] for row in mine) for n in CLASSES}
 
 
 def _compare(report: Report, asking: SdkClients, rows: list[dict[str, Any]]) -> None:
@@ -295,7 +256,7 @@ def table(report: Report) -> str:
         ("counts left unacknowledged", report.unacknowledged),
         ("last epochs whose books differ from the ledger's", len(report.unbalanced)),
     ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in lines)])
+    return markdown(lines)
 
 
 def _spread(values: list[int]) -> str:

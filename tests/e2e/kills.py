@@ -4,7 +4,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,15 @@ from scripts.stack import (
     start,
     wait_until_ready,
 )
-from tests.e2e.streams import Clients
+from tests.e2e.sdk_clients import SdkClients
 
-CLASSES = (
+PROMPT_CLASSES = (
     "input_tokens",
     "cache_read_tokens",
     "cache_write_5m_tokens",
     "cache_write_1h_tokens",
-    "automatic_tokens",
-    "computed_tokens",
-    "output_tokens",
 )
+CLASSES = (*PROMPT_CLASSES, "automatic_tokens", "computed_tokens", "output_tokens")
 ENGINE_SETTINGS = {
     "ENGINE_MIN_CACHE_TOKENS": "64",
     "ENGINE_MAX_RUNNING": "64",
@@ -143,7 +141,7 @@ def run_kills(
         gateway = Killed(home, settings, url)
         rng = random.Random(seed)
         model = "synthetic" if backend == "synthetic" else "holdfast-demo"
-        clients = Clients(url, model, max_tokens, rng)
+        clients = SdkClients(url, model, max_tokens, rng)
         report = Report(kills)
         try:
             asyncio.run(_kill_over_and_over(gateway, clients, report, streams, rng))
@@ -157,33 +155,37 @@ def run_kills(
 
 
 async def _kill_over_and_over(
-    gateway: Killed, clients: Clients, report: Report, streams: int, rng: random.Random
+    gateway: Killed, clients: SdkClients, report: Report, streams: int, rng: random.Random
 ) -> None:
     running = asyncio.create_task(clients.run(streams))
     for _ in range(report.kills):
         begun = len(clients.told)
         # The kill must hit streams, so new ones must have begun.
-        await _until(lambda begun=begun: len(clients.told) >= begun + streams // 2)
+        await until(lambda begun=begun: len(clients.told) >= begun + streams // 2)
         await asyncio.sleep(rng.uniform(0, 1))
         left = await asyncio.to_thread(gateway.kill)
         report.interrupted.append(len(left))
         await asyncio.to_thread(gateway.start)
         started = time.monotonic()
-        await _until(lambda left=left: not left & gateway.open_turns())
+        await until(lambda left=left: not left & gateway.open_turns())
         report.close_seconds.append(time.monotonic() - started)
     clients.stopping.set()
     await running
-    await _until(
-        lambda: httpx.get(f"{gateway.url}/readyz", timeout=120).json()["journal_backlog"] == 0
-    )
+    await until(lambda: backlog(gateway.url) == 0)
 
 
-async def _until(condition: Any) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + BOUND_SECONDS
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"did not happen within {BOUND_SECONDS} s")
         await asyncio.sleep(0.05)
+
+
+def backlog(gateway: str) -> int:
+    """The turns in the journal of the gateway at this URL."""
+    reply = httpx.get(f"{gateway}/readyz", timeout=120, trust_env=False).json()
+    return int(reply["journal_backlog"])
 
 
 def idle_stats(engine: httpx.Client) -> dict[str, Any]:
@@ -205,7 +207,7 @@ def ledger_rows(url: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _compare(report: Report, clients: Clients, url: str) -> None:
+def _compare(report: Report, clients: SdkClients, url: str) -> None:
     rows = ledger_rows(url)
     by_id = {row["id"]: row for row in rows}
     report.rows, report.duplicates = len(rows), len(rows) - len(by_id)
@@ -244,6 +246,10 @@ def table(report: Report) -> str:
     ]
     for name in CLASSES:
         lines.append((f"{name}: ledger, engine", f"{report.ledger[name]}, {report.engine[name]}"))
+    return markdown(lines)
+
+
+def markdown(lines: Sequence[tuple[str, object]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in lines)])
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 from anthropic.types import Usage
 from openai.types import CompletionUsage
@@ -128,8 +129,8 @@ class SdkClients:
                         told.usage["output_tokens"] = event.usage.output_tokens
                     elif told is not None and event.type == "message_stop":
                         told.is_final = True
-        except anthropic.APIError as error:
-            # The SDK makes one from an `error` event; of a broken connection it makes another.
+        except (anthropic.APIError, httpx2.TransportError) as error:
+            # The SDK makes one from an `error` event, and none of a connection that breaks later.
             await self._failed("messages stream", error, told, _is_event(error))
         else:
             self._ended("messages stream", told)
@@ -146,7 +147,7 @@ class SdkClients:
                         told = self._begin(Told(_turn_id(chunk.id), {}))
                     if chunk.usage is not None:
                         _take(told, chunk.usage)
-        except openai.APIError as error:
+        except (openai.APIError, httpx2.TransportError) as error:
             await self._failed("chat stream", error, told, _is_event(error))
         else:
             self._ended("chat stream", told)

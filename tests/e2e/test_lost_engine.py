@@ -5,7 +5,6 @@ again.
 """
 
 import signal
-import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,8 +16,8 @@ import pytest
 
 from scripts.bench.load import body_of
 from scripts.stack import API_HEADERS, API_KEY
-from tests.e2e.engine_kills import CLASSES
 from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.kills import CLASSES, backlog, ledger_rows
 from tests.gateway.serving import eventually
 
 QUICK = {
@@ -74,16 +73,8 @@ def post(url: str, path: str, stream: bool) -> httpx.Response:
 
 def rows(data: Path, fleet: Fleet) -> list[dict[str, Any]]:
     """The ledger's turns, once all are in it."""
-    gateway = fleet.gateways[0]
-    eventually(
-        lambda: httpx.get(f"{gateway.url}/readyz", timeout=60).json()["journal_backlog"] == 0,
-        WAIT_SECONDS,
-    )
-    with sqlite3.connect(f"file:{data / 'gateway-0' / 'ledger.db'}?mode=ro", uri=True) as db:
-        db.row_factory = sqlite3.Row
-        found = [dict(row) for row in db.execute("SELECT * FROM turns")]
-    db.close()
-    return found
+    eventually(lambda: backlog(fleet.gateways[0].url) == 0, WAIT_SECONDS)
+    return ledger_rows(f"sqlite:///{data / 'gateway-0' / 'ledger.db'}")
 
 
 def test_turns_cut_before_their_first_byte_go_on_at_the_engines_next_process(

@@ -38,8 +38,8 @@ from scripts.stack import (
     wait_until_ready,
 )
 from tests.conformance.engines import CONNECTOR, MOUNT, VLLM_ON_CPU, mounted_vllm
-from tests.e2e.kills import Killed, ledger_rows
-from tests.e2e.streams import Clients
+from tests.e2e.kills import Killed, backlog, ledger_rows
+from tests.e2e.sdk_clients import SdkClients
 from tests.faults.forgery import BODIES, Forgeries, untried, words
 
 MODEL = "demo_model"
@@ -198,7 +198,7 @@ def look_at_forgery(vllm: Plugged, count: int, findings: Findings) -> None:
 
 
 async def under_load(
-    vllm: Plugged, gateway: Killed, kills: int, findings: Findings, clients: Clients
+    vllm: Plugged, gateway: Killed, kills: int, findings: Findings, clients: SdkClients
 ) -> None:
     """Ends of both sides while clients stream; each side is started again after its end."""
     running = asyncio.create_task(clients.run(8))
@@ -226,11 +226,11 @@ async def under_load(
         await asyncio.sleep(0.1)
     clients.stopping.set()
     await running
-    while httpx.get(f"{gateway.url}/readyz").json()["journal_backlog"] or gateway.open_turns():
+    while backlog(gateway.url) or gateway.open_turns():
         await asyncio.sleep(0.2)
 
 
-def compare(clients: Clients, ledger: str, findings: Findings) -> None:
+def compare(clients: SdkClients, ledger: str, findings: Findings) -> None:
     rows = {row["id"]: row for row in ledger_rows(ledger)}
     lost = [told.turn_id for told in clients.told.values() if told.turn_id not in rows]
     wrong = [
@@ -278,7 +278,7 @@ def main() -> int:
             look_at_leases(vllm, gateway.url, findings)
             look_at_losses(vllm, gateway.url, findings)
             look_at_forgery(vllm, options.forged, findings)
-            clients = Clients(gateway.url, MODEL, 30, random.Random(1))
+            clients = SdkClients(gateway.url, MODEL, 30, random.Random(1))
             asyncio.run(under_load(vllm, gateway, options.kills, findings, clients))
             compare(clients, ledger, findings)
     bad = [what for what, _, is_right in findings.rows if not is_right]
