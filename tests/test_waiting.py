@@ -6,6 +6,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 CALLS = {"delete", "get", "head", "post", "put", "request", "stream", "AsyncClient", "Client"}
+SDKS = {"Anthropic", "AsyncAnthropic", "OpenAI", "AsyncOpenAI"}
 LEAST_SECONDS = 60
 
 
@@ -26,6 +27,13 @@ def is_of_httpx(call: ast.Call) -> bool:
     return False
 
 
+def name_of(call: ast.Call) -> str:
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
 def test_every_request_says_how_long_it_waits() -> None:
     """Without it httpx gives up after five seconds."""
     known = {"timeout", "transport", None}
@@ -33,6 +41,16 @@ def test_every_request_says_how_long_it_waits() -> None:
         place
         for place, call in calls()
         if is_of_httpx(call) and not known & {keyword.arg for keyword in call.keywords}
+    ] == []
+
+
+def test_every_client_of_an_sdk_says_how_long_it_waits() -> None:
+    """Without it the SDKs give up after five seconds without a connection."""
+    known = {"timeout", "http_client", None}
+    assert [
+        place
+        for place, call in calls()
+        if name_of(call) in SDKS and not known & {keyword.arg for keyword in call.keywords}
     ] == []
 
 

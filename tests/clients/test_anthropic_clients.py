@@ -139,7 +139,9 @@ def test_instructor(service: Service) -> None:
         is_about_memory: bool
         score: int = Field(ge=0, le=9)
 
-    client = instructor.from_anthropic(Anthropic(base_url=service.url, api_key=service.key))
+    client = instructor.from_anthropic(
+        Anthropic(base_url=service.url, api_key=service.key, timeout=120)
+    )
     system = [{"type": "text", "text": handbook(), "cache_control": EPHEMERAL}]
     messages: list[Any] = []
     turns = []

@@ -30,7 +30,7 @@ def synthetic(started: Engine) -> Iterator[Engine]:
 @pytest.fixture
 def client(synthetic: Engine) -> Iterator[OpenAI]:
     url = f"{str(synthetic.client.base_url).rstrip('/')}/v1"
-    with OpenAI(base_url=url, api_key=SECRET, max_retries=0) as client:
+    with OpenAI(base_url=url, api_key=SECRET, max_retries=0, timeout=120) as client:
         yield client
 
 

@@ -36,7 +36,7 @@ class Site:
 
     def ask(self, system: str, key: str = API_KEY) -> str:
         """One request with a marked system prompt; its id."""
-        with Anthropic(base_url=self.gateway, api_key=key, max_retries=0) as client:
+        with Anthropic(base_url=self.gateway, api_key=key, max_retries=0, timeout=120) as client:
             message = client.messages.create(
                 model="holdfast-demo",
                 max_tokens=8,

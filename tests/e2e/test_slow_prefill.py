@@ -34,7 +34,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def wait(slow: Stack) -> int:
-    with Anthropic(base_url=slow.gateway, api_key=API_KEY, max_retries=0) as client:
+    with Anthropic(base_url=slow.gateway, api_key=API_KEY, max_retries=0, timeout=120) as client:
         message = client.messages.create(
             model=MODEL, max_tokens=2, messages=QUESTION, system=handbook(100)
         )

@@ -47,7 +47,7 @@ def test_a_conversation_that_marks_nothing_is_held_where_the_setting_says_so(
     ):
         held.wait()
         plain.wait()
-        with Anthropic(base_url=held.url, api_key=API_KEY, max_retries=0) as sdk:
+        with Anthropic(base_url=held.url, api_key=API_KEY, max_retries=0, timeout=120) as sdk:
             answers = conversation(sdk, "Who sleeps where?")
             for before, after in pairwise(answers):
                 usage, last = after.usage, before.usage
@@ -67,7 +67,7 @@ def test_a_conversation_that_marks_nothing_is_held_where_the_setting_says_so(
             (result,) = sdk.messages.batches.results(batch.id)
             assert result.result.type == "succeeded"
             assert result.result.message.usage.cache_read_input_tokens
-        with Anthropic(base_url=plain.url, api_key=API_KEY, max_retries=0) as sdk:
+        with Anthropic(base_url=plain.url, api_key=API_KEY, max_retries=0, timeout=120) as sdk:
             for answer in conversation(sdk, "Who sleeps here?"):
                 usage = answer.usage
                 assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (0, 0)

@@ -290,7 +290,10 @@ def test_a_stream_says_the_same_v110_v111(vector: Vector) -> None:
     assert delta["output_tokens"] == whole["usage"]["output_tokens"]
     assert delta["cache_read_input_tokens"] == 2000
     with Anthropic(
-        base_url=vector.world.url, api_key=vector.world.keys["default"], max_retries=0
+        base_url=vector.world.url,
+        api_key=vector.world.keys["default"],
+        max_retries=0,
+        timeout=120,
     ) as client:
         del body["temperature"]
         with client.messages.stream(**body) as stream:

@@ -14,7 +14,9 @@ mode, url, key, name, prompt = sys.argv[1:]
 llm: FunctionCallingLLM
 if mode == "anthropic":
     kept = {"cache_control": {"type": "ephemeral"}}
-    llm = Anthropic(name, base_url=url, api_key=key, max_tokens=500, additional_kwargs=kept)
+    llm = Anthropic(
+        name, base_url=url, api_key=key, max_tokens=500, additional_kwargs=kept, timeout=120
+    )
 elif mode == "openai-chat":
     tools = {"is_chat_model": True, "is_function_calling_model": True}
     llm = OpenAILike(name, api_base=f"{url}/v1", api_key=key, **tools)

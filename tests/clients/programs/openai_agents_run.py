@@ -13,7 +13,7 @@ from agents import (
 from openai import AsyncOpenAI
 
 mode, url, key, name, prompt = sys.argv[1:]
-set_default_openai_client(AsyncOpenAI(base_url=f"{url}/v1", api_key=key))
+set_default_openai_client(AsyncOpenAI(base_url=f"{url}/v1", api_key=key, timeout=120))
 set_default_openai_api("chat_completions" if mode == "openai-chat" else "responses")
 set_tracing_disabled(True)
 handbook = " ".join(f"Rule {n}: the staff must file form {n * 7} before noon." for n in range(80))

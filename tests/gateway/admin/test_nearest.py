@@ -22,7 +22,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def ask(stack: Stack, key: str, system: list[str]) -> str:
     """Send a prompt of these system blocks; its turn's id, once the ledger has it."""
     blocks = [{"type": "text", "text": text} for text in system]
-    with Anthropic(base_url=stack.gateway, api_key=key, max_retries=0) as client:
+    with Anthropic(base_url=stack.gateway, api_key=key, max_retries=0, timeout=120) as client:
         answer = client.messages.create(
             model="synthetic",
             max_tokens=2,

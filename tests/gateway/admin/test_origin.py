@@ -37,7 +37,7 @@ def recorded(gateway: str, request_id: str) -> dict[str, object]:
 
 
 def test_a_request_id_of_anthropics_sdk_leads_to_its_turn(stack: Stack) -> None:
-    with Anthropic(base_url=stack.gateway, api_key=API_KEY, max_retries=0) as client:
+    with Anthropic(base_url=stack.gateway, api_key=API_KEY, max_retries=0, timeout=120) as client:
         answer = client.messages.create(
             model="synthetic",
             max_tokens=2,
@@ -68,7 +68,7 @@ def test_the_answer_that_no_model_is_served_is_found_by_its_request_id(
 
 def test_a_request_that_was_refused_at_the_door_is_found_too(stack: Stack, admin: Admin) -> None:
     with (
-        Anthropic(base_url=stack.gateway, api_key=API_KEY, max_retries=0) as client,
+        Anthropic(base_url=stack.gateway, api_key=API_KEY, max_retries=0, timeout=120) as client,
         pytest.raises(BadRequestError) as refused,
     ):
         client.messages.create(model="synthetic", max_tokens=2, messages=[])

@@ -51,7 +51,7 @@ def test_without_a_stream_nothing_is_sent_before_the_answer_and_the_client_must_
     slow: Stack,
 ) -> None:
     """What keeps such a connection is the client's patience: the SDK's own is ten minutes."""
-    assert anthropic.Anthropic(api_key="x").timeout == httpx2.Timeout(600, connect=5.0)
+    assert anthropic.Anthropic(api_key="x", timeout=120).timeout == httpx2.Timeout(600, connect=5.0)
     with pytest.raises(anthropic.APITimeoutError):
         impatient(slow).messages.create(**body(system=SYSTEM))
     assert slow.sdk().messages.create(**body(system=SYSTEM)).content
