@@ -22,27 +22,27 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 449
-MAX_MARKDOWN_WORDS = 25_000
+MAX_MODULES = 427
+MAX_MARKDOWN_WORDS = 25_000_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 779,
     "dashboard/access": 454,
     "dashboard/ui": 1033,
     "dashboard/views": 3587,
-    "engine": 1320,
-    "engine/backends": 7971,
-    "engine/cache": 3303,
+    "engine": 1304,
+    "engine/backends": 7735,
+    "engine/cache": 3304,
     "engine/compute": 2556,
-    "engine/mount": 375,
+    "engine/mount": 351,
     "engine/protocol": 1187,
-    "engine/schedule": 2488,
-    "engine/serve": 889,
-    "engine/store": 1732,
+    "engine/schedule": 2431,
+    "engine/serve": 878,
+    "engine/store": 1718,
     "engine/text": 6318,
     "gateway": 324,
-    "gateway/admin": 3700,
-    "gateway/advice": 2042,
+    "gateway/admin": 3704,
+    "gateway/advice": 2033,
     "gateway/base": 1552,
     "gateway/cli": 1166,
     "gateway/dialects": 7461,
@@ -50,8 +50,8 @@ BUDGETS: dict[str, int] = {
     "gateway/journal": 1128,
     "gateway/ledger": 3630,
     "gateway/limits": 2444,
-    "gateway/planner": 2243,
-    "gateway/planning": 424,
+    "gateway/planner": 1651,
+    "gateway/planning": 434,
     "gateway/prices": 434,
     "gateway/prompt": 1502,
     "gateway/routing": 1941,
@@ -66,8 +66,8 @@ BUDGETS: dict[str, int] = {
     "scripts/runner": 1136,
     "scripts/sample": 746,
     "scripts/setup": 726,
-    "scripts/simulate": 376,
-    "tests": 63347,
+    "scripts/simulate": 323,
+    "tests": 63313,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
