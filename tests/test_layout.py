@@ -54,7 +54,7 @@ BUDGETS: dict[str, int] = {
     "gateway/planning": 434,
     "gateway/prices": 434,
     "gateway/prompt": 1502,
-    "gateway/routing": 1941,
+    "gateway/routing": 1949,
     "gateway/turn": 1391,
     "migrations": 274,
     "scripts": 395,

@@ -69,17 +69,13 @@ class EngineResponse:
 class EngineHttp:
     """Connections to all engines. Make it in a running loop.
 
-    Their number has no limit here, because admission bounds the turns.
+    Their number has no limit here, because admission bounds the turns. The regular GETs have
+    connections of their own: aiohttp takes the connection that was idle for longest, so they would
+    keep every connection of an earlier burst of turns.
     """
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
-            read_bufsize=PIECE_BYTES,
-        )
+        self._turns, self._polls = _new_session(), _new_session()
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,7 +89,8 @@ class EngineHttp:
         await self.aclose()
 
     async def aclose(self) -> None:
-        await self._session.close()
+        await self._turns.close()
+        await self._polls.close()
 
     async def send(
         self,
@@ -110,7 +107,8 @@ class EngineHttp:
         """
         data = io.BytesIO(body) if body and len(body) > _LARGE_BYTES else body
         try:
-            response = await self._session.request(
+            session = self._polls if method == "GET" else self._turns
+            response = await session.request(
                 method, url, headers=headers, data=data, timeout=timeout, allow_redirects=False
             )
         except aiohttp.ConnectionTimeoutError:
@@ -123,3 +121,13 @@ class EngineHttp:
         except aiohttp.ClientError:
             raise EngineLost from None
         return EngineResponse(response)
+
+
+def _new_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+        read_bufsize=PIECE_BYTES,
+    )
