@@ -1,7 +1,8 @@
 """Run pytest in several processes, with everything that is drawn by chance from one seed.
 
-Much of the tests is waiting for other processes, so there are two more of these than cores, or as
+A part of the tests is waiting for other processes, so there is one more of these than cores, or as
 many as there are five GiB of memory for: a process and the servers that it starts take that much.
+With more of them a slow machine answers no request in time.
 TEST_SEED is a number, or `fresh` for a new one; without it every run draws the same, so
 that a run in a new clone fails only where something is wrong.
 """
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
         os.environ["CHROMIUM"] = chromium
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    number = max(cores, min(cores + 2, memory // PROCESS_BYTES))
+    number = max(cores, min(cores + 1, memory // PROCESS_BYTES))
     parallel = ["-n", str(number), "--dist", "loadgroup", "--durations=20", "--durations-min=1"]
     os.chdir(ROOT)
     command = [*python("pytest"), *parallel, *drawn, *arguments]
