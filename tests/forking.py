@@ -96,7 +96,10 @@ def _path_of(output: Output, ours: int) -> str:
     if output == subprocess.DEVNULL:
         return os.devnull
     number = ours if output is None else output if isinstance(output, int) else output.fileno()
-    return os.path.realpath(f"/proc/{os.getpid()}/fd/{number}")
+    ours_now = f"/proc/{os.getpid()}/fd/{number}"
+    path = os.path.realpath(ours_now)
+    # pytest captures in files without a name, which can be opened by their descriptor alone.
+    return path if os.path.exists(path) else ours_now
 
 
 def _be(module: str, words: Sequence[str], env: Mapping[str, str], outputs: Sequence[str]) -> None:

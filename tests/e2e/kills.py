@@ -115,11 +115,12 @@ def run_kills(
     seed: int = 1,
     gateway_settings: Mapping[str, str] | None = None,
     disk_seconds: float = 0.0,
+    kind: type[Killed] = Killed,
 ) -> Report:
     """Run it all; the engine lives throughout and its counters are the independent count.
 
     Each write of the journal waits up to `disk_seconds`, so that kills come while records are being
-    written.
+    written. `kind` says how the gateway is ended.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -138,7 +139,7 @@ def run_kills(
         migrate({**settings, "HOLDFAST_DATA": str(home)})
         if disk_seconds:
             settings |= {"PYTHONPATH": str(SLOW_DISK), "SLOW_DISK_SECONDS": str(disk_seconds)}
-        gateway = Killed(home, settings, url)
+        gateway = kind(home, settings, url)
         rng = random.Random(seed)
         model = "synthetic" if backend == "synthetic" else "holdfast-demo"
         clients = SdkClients(url, model, max_tokens, rng)
