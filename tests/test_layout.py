@@ -23,13 +23,13 @@ MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
 MAX_MODULES = 427
-MAX_MARKDOWN_WORDS = 25_000_000
+MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 779,
     "dashboard/access": 454,
     "dashboard/ui": 1033,
-    "dashboard/views": 3587,
+    "dashboard/views": 3588,
     "engine": 1304,
     "engine/backends": 7735,
     "engine/cache": 3304,
@@ -42,18 +42,18 @@ BUDGETS: dict[str, int] = {
     "engine/text": 6318,
     "gateway": 324,
     "gateway/admin": 3704,
-    "gateway/advice": 2033,
+    "gateway/advice": 2031,
     "gateway/base": 1552,
     "gateway/cli": 1166,
-    "gateway/dialects": 7461,
+    "gateway/dialects": 7454,
     "gateway/http": 3442,
     "gateway/journal": 1128,
-    "gateway/ledger": 3630,
-    "gateway/limits": 2444,
+    "gateway/ledger": 3638,
+    "gateway/limits": 2459,
     "gateway/planner": 1651,
     "gateway/planning": 434,
     "gateway/prices": 434,
-    "gateway/prompt": 1502,
+    "gateway/prompt": 1497,
     "gateway/routing": 1949,
     "gateway/turn": 1391,
     "migrations": 274,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 746,
     "scripts/setup": 727,
     "scripts/simulate": 323,
-    "tests": 63319,
+    "tests": 63430,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

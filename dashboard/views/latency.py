@@ -13,6 +13,7 @@ from gateway.admin.structs.usage import Latency, LatencyCell, LatencySamples, Pe
 
 MIN_TURNS = 5
 """Medians of fewer turns are not compared."""
+TOO_FEW = f"no prompt length has {MIN_TURNS} of each"
 MAX_DOTS = 600
 """Dots of one chart: a browser takes a second to draw a few thousand."""
 
@@ -101,7 +102,7 @@ def draw_cards(view: View) -> None:
             "compared_first_token",
             f"{sooner:.2g}×" if sooner else formats.NO_VALUE,
             label="Sooner when cached",
-            delta=f"{found.length} tokens" if found else "no prompt length has both",
+            delta=f"{found.length} tokens" if found else TOO_FEW,
         )
         ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
         middle = ordered[len(ordered) // 2] if ordered else None

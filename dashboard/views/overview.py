@@ -21,7 +21,7 @@ from dashboard.ui.charts import CHART_HEIGHT, TOKENS, Row, bars_over_time, momen
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
-from dashboard.views.latency import compared
+from dashboard.views.latency import TOO_FEW, compared
 from engine.protocol import TTLS, WRITE_FIELDS, Counters
 from gateway.admin.structs.advice import AdviceSummary, SummaryLine
 from gateway.admin.structs.fleet import EngineReport
@@ -201,7 +201,7 @@ def draw_more_cards(view: View) -> None:
                 "compared_first_token",
                 formats.rough_seconds(side.p50 if side else None),
                 label=f"First token, {title}",
-                delta=f"{found.length} tokens" if found else "no prompt length has both",
+                delta=f"{found.length} tokens" if found else TOO_FEW,
             )
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]

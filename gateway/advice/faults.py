@@ -31,7 +31,6 @@ class Loss(NamedTuple):
     turn: str
     earlier: str
     tokens: int
-    gap_ms: int
 
 
 @dataclass(slots=True)
@@ -144,8 +143,7 @@ class _Finder:
             # A tool that is known from elsewhere stands here.
             found = replace(found, kind="tool_set")
         least = max(LEAST_TOKENS, _LEAST_SHARE * turn.total)
-        gap = turn.at_ms - earlier.at_ms
-        if found.tokens < least or gap > _HOUR_MS:
+        if found.tokens < least or turn.at_ms - earlier.at_ms > _HOUR_MS:
             return
         is_of_block = found.kind in ("varying_text", "key_order")
         if found.section != "messages":
@@ -154,7 +152,7 @@ class _Finder:
         fault = self._found.get(key)
         if fault is None:
             fault = self._found[key] = Fault(found.kind, found.section, found.index)
-        fault.losses.append(Loss(turn.id, earlier.id, found.tokens, gap))
+        fault.losses.append(Loss(turn.id, earlier.id, found.tokens))
         if found.kind == "varying_text":
             part = part_of(earlier.segments, turn.segments, first)
             self._parts[found.section, found.index][part] += 1

@@ -55,11 +55,6 @@ def check_values(body: bytes, most: int, most_keys: int) -> None:
             keys.take(piece.translate(None, b",["))
 
 
-def check_keys(body: bytes, most_keys: int) -> None:
-    """`check_values` of the keys alone, for JSON that stands in a string of the body."""
-    check_values(body, len(body) + 1, most_keys)
-
-
 class _Keys:
     """Counts the keys of the objects that are open."""
 

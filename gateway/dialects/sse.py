@@ -2,8 +2,6 @@
 
 import msgspec
 
-BLANK = b"\n"
-"""Keeps a connection alive like a comment, where no event is open."""
 SPACE = b" "
 """Keeps a connection alive where bare data is open: JSON may begin with blanks."""
 OPEN, END = b"data: ", b"\n\n"

@@ -4,14 +4,21 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import SharedLimitsRow
 
 _SECONDS = 1.0
+# A gateway that is frozen in an exchange holds its locks no longer than two seconds.
+_FROZEN = select(func.set_config("idle_in_transaction_session_timeout", "2000", True))
 _ROW = SharedLimitsRow.__table__
+_CHANGE = (
+    update(SharedLimitsRow)
+    .where(SharedLimitsRow.workspace_id == bindparam("name"))
+    .values(state=bindparam("text"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,7 @@ class SharedLimitsTable:
         Raise LedgerUnavailable and its like, at the latest after a second.
         """
         async with self._ledger.transaction(_SECONDS) as connection:
+            await connection.execute(_FROZEN)
             if workspaces:
                 new = [{"workspace_id": name, "state": ""} for name in workspaces]
                 await connection.execute(insert(SharedLimitsRow).on_conflict_do_nothing(), new)
@@ -50,6 +58,6 @@ class SharedLimitsTable:
             now = await connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
             page = Exchange(float(now or 0), {name: state for name, state in found})
             yield page
-            for name, text in page.states.items():
-                changed = update(SharedLimitsRow).where(SharedLimitsRow.workspace_id == name)
-                await connection.execute(changed.values(state=text))
+            if page.states:
+                changed = [{"name": name, "text": text} for name, text in page.states.items()]
+                await connection.execute(_CHANGE, changed)

@@ -94,6 +94,7 @@ class Account:
         if self.month is not None:
             self.other_months[self.month] = self.spent
         self.month, self.spent = month, self.other_months.pop(month, 0)
+        self.untold.spent = 0
         while len(self.other_months) >= _MAX_MONTHS:
             del self.other_months[next(iter(self.other_months))]
 
@@ -171,7 +172,8 @@ class WorkspaceLimits:
             raise RateLimited(what, limit, max(1, math.ceil(seconds)))
         for _, bucket, amount in amounts:
             bucket.take(amount, now)
-        account.untold.requests += 1
+        # Without a limit nothing is counted, so a limit that is set later begins with no debt.
+        account.untold.requests += account.requests is not None
         account.untold.tokens += reserved
         account.reserved += most_cost
         self._reservations[wanted.turn_id] = _Reservation(workspace, estimate, reserved, most_cost)
@@ -222,8 +224,8 @@ class WorkspaceLimits:
         account = self.account(reservation.workspace)
         account.num_uncounted -= 1
         account.reserved -= reservation.cost
-        account.untold.tokens += counted - reservation.tokens
         if account.tokens is not None:
+            account.untold.tokens += counted - reservation.tokens
             account.tokens.take(counted - reservation.tokens, self._monotonic())
         if counted:
             share = min(1.0, counted / reservation.estimate)

@@ -28,18 +28,25 @@ class Permit:
 
     async def take_limits(self, backlog: int) -> None:
         ask, admission = self.passage.ask, self._admission
+        is_spending = ask.principal.limits.monthly_spend is not None
         wanted = Wanted(
             turn_id=self._turn_id,
             principal=ask.principal,
             estimate=ask.estimated_tokens,
             backlog=backlog,
-            most_cost=admission.most_cost(ask),
+            most_cost=admission.most_cost(ask) if is_spending else 0,
         )
         if admission.shared is None:
             admission.limits.take(wanted)
         else:
             await admission.shared.take(wanted)
         self._is_limited = True
+
+    def _leave_limits(self) -> None:
+        if self._is_limited:
+            self._is_limited = False
+            workspace = self.passage.workspace
+            self._admission.limits.leave(self._turn_id, workspace, is_open=self.is_open)
 
     async def wait_again(self) -> None:
         """Go back to the queue, before the other turns of the workspace: an engine refused it."""
@@ -57,12 +64,9 @@ class Permit:
 
     async def give_back(self) -> None:
         """Give the workspace's place back before the client has its whole answer."""
-        if self._is_limited:
-            self._is_limited = False
-            workspace = self.passage.workspace
-            self._admission.limits.leave(self._turn_id, workspace, is_open=self.is_open)
-            if self._admission.shared is not None:
-                await self._admission.shared.told(workspace)
+        self._leave_limits()
+        if self._admission.shared is not None:
+            await self._admission.shared.told(self.passage.workspace)
 
     def __enter__(self) -> Self:
         return self
@@ -79,10 +83,7 @@ class Permit:
         # One whose client left counts in the window until its engine has been told to end it.
         if not passage.is_left:
             passage.ended()
-        if self._is_limited:
-            self._is_limited = False
-            workspace = passage.workspace
-            self._admission.limits.leave(self._turn_id, workspace, is_open=self.is_open)
+        self._leave_limits()
         if was_between:
             queue.changed()
 

@@ -25,12 +25,13 @@ import msgspec
 
 from gateway.base.background import pause
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, RateLimited
+from gateway.base.errors import GatewayError, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS
 from gateway.base.logs import get_logger
 from gateway.ledger.shared_limits import Exchange
 from gateway.limits.accounts import (
     CONCURRENT,
+    NOTHING_ELSEWHERE,
     Account,
     Elsewhere,
     Untold,
@@ -126,6 +127,7 @@ class SharedLimits:
         self._clock = clock
         self._waiting: list[_Waiting] = []
         self._telling: list[asyncio.Future[None]] = []
+        # Workspaces with turns here, and those of which others don't know the newest.
         self._known: set[str] = set()
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
@@ -138,9 +140,11 @@ class SharedLimits:
             return
         try:
             await self._take(wanted)
-        except RateLimited as error:
-            account = self._limits.account(wanted.principal.workspace)
-            if error.what != CONCURRENT or not account.elsewhere.in_flight:
+        except (RateLimited, SpendLimitReached) as error:
+            # What others hold may be given back in this moment.
+            elsewhere = self._limits.account(wanted.principal.workspace).elsewhere
+            is_rate = isinstance(error, RateLimited) and error.what != CONCURRENT
+            if is_rate or elsewhere == NOTHING_ELSEWHERE:
                 raise
             await asyncio.sleep(_LEAVING_SECONDS)
             await self._take(wanted)
@@ -150,8 +154,9 @@ class SharedLimits:
 
         A client that asks another gateway next is not refused for a turn that it has the answer of.
         """
-        account = self._limits.account(workspace)
-        if self.is_shared and account.limits.max_concurrency is not None:
+        limits = self._limits.account(workspace).limits
+        is_held = limits.max_concurrency is not None or limits.monthly_spend is not None
+        if self.is_shared and is_held:
             told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._telling.append(told)
             self._changed.add(workspace)
@@ -179,6 +184,9 @@ class SharedLimits:
                         await pause(stopping, _RETRY_SECONDS)
         finally:
             ended.cancel()
+            # Nobody may wait for an exchange that does not come.
+            self._say_shared(False, "the gateway stops, or this loop failed")
+            self._answer([], [])
 
     def _note(self, workspace: str) -> None:
         if workspace in self._known:
@@ -236,19 +244,22 @@ class SharedLimits:
             if not decided:
                 for one in waiting:
                     one.decide(self._limits)
-            if not self.is_shared:
-                telling += self._telling
-                self._telling = []
-                late, self._waiting = self._waiting, []
-                for one in late:
-                    one.decide(self._limits)
-                waiting += late
-            for one in waiting:
-                one.answer(self._limits)
-            for told_to in telling:
-                if not told_to.done():
-                    told_to.set_result(None)
+            self._answer(waiting, telling)
         return self.is_shared
+
+    def _answer(self, waiting: list[_Waiting], telling: list[asyncio.Future[None]]) -> None:
+        """Wake who took part, and everybody who came meanwhile while limits are not shared."""
+        if not self.is_shared:
+            late, self._waiting = self._waiting, []
+            for one in late:
+                one.decide(self._limits)
+            waiting, telling = [*waiting, *late], [*telling, *self._telling]
+            self._telling = []
+        for one in waiting:
+            one.answer(self._limits)
+        for told in telling:
+            if not told.done():
+                told.set_result(None)
 
     def _others(self, state: SharedState, now: float) -> dict[str, Held]:
         return {
@@ -278,6 +289,7 @@ class SharedLimits:
         held = self._others(state, page.now)
         if account.num_uncounted or account.in_flight:
             held[self._gateway] = Held(account.in_flight, account.reserved, page.now)
+            self._known.add(workspace)
         else:
             self._known.discard(workspace)
         written = SharedState(

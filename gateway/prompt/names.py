@@ -124,11 +124,6 @@ class NamedText(NamedTuple):
     depth: int
 
 
-def name_prefixes(prompt: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
-    """The names that go out with a request: see `find_prefixes` and `trim_names`."""
-    return [prefix.name for prefix in trim_names(find_prefixes(prompt, scope), keep)]
-
-
 def find_prefixes(
     prompt: Prompt, scope: str, known: Recent[NamedText] | None = None
 ) -> list[Prefix]:

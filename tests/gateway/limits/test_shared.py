@@ -1,7 +1,10 @@
 """Limits over two gateways that share a PostgreSQL database: real ledgers, two `SharedLimits`."""
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from gateway.limits import shared as module
 from gateway.limits.accounts import Wanted, WorkspaceLimits
 from gateway.limits.shared import SharedLimits
 from gateway.prompt.ask import Principal
+from scripts.stack import ROOT
 from tests.postgres import new_database
 
 pytestmark = pytest.mark.postgres
@@ -38,14 +42,18 @@ def url(tmp_path: Path, postgres: str) -> str:
 class Store(SharedLimitsTable):
     """The table, which can be taken away."""
 
-    is_away = False
+    is_away = is_slow = is_within = False
 
     @asynccontextmanager
     async def exchange(self, workspaces: Sequence[str]) -> AsyncIterator[Exchange]:
         if self.is_away:
             raise LedgerUnavailable
         async with super().exchange(workspaces) as page:
+            self.is_within = bool(workspaces)
+            while self.is_slow:
+                await asyncio.sleep(0.01)
             yield page
+        self.is_within = False
 
 
 @dataclass
@@ -53,6 +61,7 @@ class Gateway:
     limits: WorkspaceLimits
     shared: SharedLimits
     store: Store
+    stopping: asyncio.Event
     count: int = 0
 
     async def take(self, limits: Limits, estimate: int = 1, most_cost: int = 0) -> str:
@@ -93,7 +102,7 @@ async def gateways(url: str, number: int = 2) -> AsyncIterator[list[Gateway]]:
             limits = WorkspaceLimits(CLOCK.monotonic, CLOCK.wall)
             shared = SharedLimits(limits, store, f"gateway-{index}", CLOCK)
             running.create_task(shared.run(stopping))
-            made.append(Gateway(limits, shared, store))
+            made.append(Gateway(limits, shared, store, stopping))
         for one in made:
             await until(lambda one=one: one.shared.is_shared)  # type: ignore[misc]
         yield made
@@ -261,3 +270,99 @@ def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> None:
             assert most[0] == 4 and sum(served) > 20
 
     asyncio.run(check())
+
+
+def test_a_limit_that_is_set_again_begins_with_no_debt(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            limits = Limits(tokens_per_minute=1000)
+            a.close(await a.take(limits, 10), input_tokens=10)
+            for _ in range(5):
+                a.close(await a.take(Limits()), input_tokens=1_000_000)
+            await a.take(limits, 10)
+            await b.take(limits, 10)
+
+    asyncio.run(check())
+
+
+def test_money_that_came_back_elsewhere_refuses_nobody(url: str) -> None:
+    """A client with money for one turn at a time goes from one gateway to the other."""
+
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            for number in range(40):
+                one = (a, b)[number % 2]
+                one.close(await one.take(Limits(monthly_spend=1000), most_cost=900), cost=1)
+                await one.shared.told("w")
+
+    asyncio.run(check())
+
+
+def test_a_turn_that_comes_while_its_workspace_is_told_idle_is_known_to_others(url: str) -> None:
+    """It was forgotten, so its end was not told: the others refused until it was stale."""
+
+    async def check() -> None:
+        async with gateways(url) as (a, b):
+            limits = Limits(max_concurrency=1)
+            turn_id = await a.take(limits)
+            a.store.is_slow = True
+            a.leave(turn_id)
+            await until(lambda: a.store.is_within)
+            turn = asyncio.create_task(a.take(limits))
+            await asyncio.sleep(0)
+            a.store.is_slow = False
+            turn_id = await turn
+            with pytest.raises(RateLimited):
+                await b.take(limits)
+            a.leave(turn_id)
+            async with asyncio.timeout(module._STALE_SECONDS / 2):
+                await eventually_takes(b, limits)
+
+    asyncio.run(check())
+
+
+def test_a_turn_that_waits_when_the_gateway_stops_is_decided(url: str) -> None:
+    async def check() -> None:
+        async with gateways(url, 1) as (a,):
+            a.store.is_slow = True
+            first = asyncio.create_task(a.take(Limits(max_concurrency=5)))
+            await until(lambda: a.store.is_within)
+            late = asyncio.create_task(a.take(Limits(max_concurrency=5)))
+            await asyncio.sleep(0)
+            a.stopping.set()
+            a.store.is_slow = False
+            async with asyncio.timeout(60):
+                await asyncio.gather(first, late)
+                await a.shared.told("w")
+            await a.take(Limits(max_concurrency=5))
+
+    asyncio.run(check())
+
+
+FROZEN = """
+import asyncio, os, signal, sys
+from gateway.ledger.database import Ledger
+from gateway.ledger.shared_limits import SharedLimitsTable
+
+async def freeze():
+    async with SharedLimitsTable(Ledger(sys.argv[1], 60.0)).exchange(["w"]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+asyncio.run(freeze())
+"""
+
+
+def test_a_gateway_that_is_frozen_in_an_exchange_holds_up_the_others_for_seconds(url: str) -> None:
+    async def check(frozen: "subprocess.Popen[bytes]") -> None:
+        async with gateways(url, 1) as (a,):
+            os.waitpid(frozen.pid, os.WUNTRACED)
+            limits = Limits(requests_per_minute=100)
+            await a.take(limits)
+            assert not a.shared.is_shared
+            await until(lambda: a.shared.is_shared)
+
+    with subprocess.Popen([sys.executable, "-c", FROZEN, url], cwd=ROOT) as frozen:
+        try:
+            asyncio.run(check(frozen))
+        finally:
+            frozen.kill()

@@ -1,4 +1,5 @@
 import random
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -14,9 +15,14 @@ from gateway.prompt.names import (
     NamedText,
     Recent,
     find_prefixes,
-    name_prefixes,
+    trim_names,
 )
 from tests.gateway.bodies import LONG, body, conversation, text, tool
+
+
+def name_prefixes(asked: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
+    """The names that go out with a request."""
+    return [prefix.name for prefix in trim_names(find_prefixes(asked, scope), keep)]
 
 
 def names(request: dict[str, Any], scope: str = "scope") -> list[Name]:
