@@ -5,6 +5,7 @@ import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -53,12 +54,20 @@ def servers_are_forked() -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares servers by a session's fixture runs in one process, as does each file."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = next((folder for folder in SHARING if file.startswith(folder)), file)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What shares servers by a session's fixture runs in one process, as does each file.
+
+    `--dist loadgroup` of pytest-xdist 3.8 groups nothing under pytest 9.2, and does not say so.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # not installed where vLLM's tests run
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((folder for folder in SHARING if file.startswith(folder)), file)
+
+    return ByFile(config, log)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     number = max(cores, min(cores + 1, memory // PROCESS_BYTES))
-    parallel = ["-n", str(number), "--dist", "loadgroup", "--durations=20", "--durations-min=1"]
+    parallel = ["-n", str(number), "--durations=20", "--durations-min=1"]
     os.chdir(ROOT)
     command = [*python("pytest"), *parallel, *drawn, *arguments]
     os.execv(command[0], command)
