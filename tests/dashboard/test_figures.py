@@ -306,8 +306,9 @@ def test_the_waterfall(figures: Figures, savings: AppTest, label: str) -> None:
 
 def test_savings_over_time_add_up(figures: Figures, savings: AppTest) -> None:
     drawn = bars(savings, 1)
-    assert drawn["amount"].sum() == pytest.approx(figures.value(SAVED) / 1e9)
-    assert set(drawn.loc[drawn["amount"] < 0, "class"]) <= {"Lost"}
+    amount = drawn["top"] - drawn["bottom"]
+    assert amount.sum() == pytest.approx(figures.value(SAVED) / 1e9)
+    assert set(drawn.loc[amount < 0, "class"]) <= {"Lost"}
 
 
 def test_what_has_no_price_is_counted(figures: Figures, savings: AppTest) -> None:
