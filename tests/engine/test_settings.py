@@ -104,7 +104,7 @@ def test_a_number_has_a_bound_at_both_ends(name: str, monkeypatch: pytest.Monkey
 
 
 def test_all_numbers_are_seen_above() -> None:
-    assert len(NUMBERS) > 30 and {"threads", "num_blocks", "lease_share"} < set(NUMBERS)
+    assert len(NUMBERS) > 15 and {"threads", "num_blocks", "lease_share"} < set(NUMBERS)
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
