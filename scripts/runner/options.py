@@ -78,7 +78,7 @@ def parse_options(arguments: list[str]) -> Options:
             raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(given, name)}")
     if given.sample and given.no_dashboard:
         raise UsageError("`--sample` is there to be looked at: leave `--no-dashboard` out")
-    default = default_data(given.port) / ("sample" if given.sample else "")
+    default = default_data(given.port)
     return Options(
         engine=given.engine,
         engines=0 if given.sample else given.engines,
