@@ -75,11 +75,14 @@ def test_no_lease_is_told_as_stored_before_its_line_is_in_the_journal(
     again.kill()
 
 
+def are_all_stored(engine: StoredEngine) -> bool:
+    return all(entry.outlives_restarts for entry in engine.entries.live())
+
+
 def test_what_is_told_as_stored_is_there_after_a_kill_at_that_moment(engine: StoredEngine) -> None:
     for count in range(1, 21):
         engine.say([count, *PREFIX])
-        entry = next(one for one in engine.entries.live() if not one.outlives_restarts)
-        engine.step_until(partial(getattr, entry, "outlives_restarts"))
+        engine.step_until(partial(are_all_stored, engine))
         engine = engine.restart(is_killed=True)
         assert engine.stats.restored_leases == count
     engine.kill()
