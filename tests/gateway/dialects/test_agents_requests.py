@@ -61,13 +61,6 @@ def test_an_image_stands_in_the_prompt_as_a_text_and_is_told(stack: Stack) -> No
     assert told(message)[0][0] == "messages.2.content.0.tool_result.content.1"
 
 
-def test_a_marked_image_holds_the_prefix_as_any_block_does(stack: Stack) -> None:
-    long = text("Rules. " * 100)
-    asked = [{"role": "user", "content": [long, {**PNG, "cache_control": SHORT}, text("So?")]}]
-    first, second = ask(stack, messages=asked), ask(stack, messages=asked)
-    assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens > 100
-
-
 @pytest.mark.parametrize(
     "block, shown",
     [

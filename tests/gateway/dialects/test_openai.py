@@ -34,8 +34,6 @@ from tests.gateway.openai_bodies import (
     frames,
     refused,
 )
-from tests.gateway.scripted_engine import say
-from tests.gateway.serving import eventually
 
 
 def test_an_answer_has_text_reason_and_inclusive_usage(stack: Stack) -> None:
@@ -240,24 +238,6 @@ def test_a_messages_marker_stands_on_its_last_part(stack: Stack) -> None:
     assert stack.engine.requests[-1].breakpoints == [Breakpoint(0, "1h"), Breakpoint(2, "5m")]
 
 
-def test_of_many_native_breakpoints_the_latest_count(stack: Stack) -> None:
-    part = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
-    messages = [{"role": "user", "content": [part] * 6}]
-    chat(stack, messages=messages, extra_body={"prompt_cache_options": {"mode": "explicit"}})
-    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
-    assert marked == [2, 3, 4, 5]
-    chat(stack, messages=messages)
-    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
-    assert marked == [3, 4, 5], "three, beside the implicit one, which is at the last one's place"
-    chat(
-        stack,
-        messages=[{"role": "user", "content": [part] * 6 + [{"type": "text", "text": "end"}]}],
-        extra_body={"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}},
-    )
-    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
-    assert marked == [3, 4, 5, 6]
-
-
 def test_marker_rules_are_those_of_the_other_dialect(stack: Stack) -> None:
     part = {"type": "text", "text": "x", "cache_control": EPHEMERAL}
     error = refused(stack, messages=[{"role": "user", "content": [part] * 5}])
@@ -317,20 +297,3 @@ def test_a_failure_in_the_midst_is_the_streams_last_event(stack: Stack) -> None:
     with stack.http() as http:
         body = {"model": MODEL, "messages": MESSAGES, "stream": True}
         assert "[DONE]" not in http.post("/v1/chat/completions", json=body).text
-
-
-def test_a_client_that_leaves_its_stream_ends_the_turn(stack: Stack) -> None:
-    stack.engine.script = say(*["word "] * 400, delay=0.05)
-    stream = chat(stack, stream=True)
-    assert next(iter(stream)).choices[0].delta.role == "assistant"
-    stream.close()
-    request_id = stack.engine.requests[-1].request_id
-    eventually(lambda: request_id in stack.engine.cancelled)
-
-
-def test_heartbeats_of_a_long_prefill_are_comments(stack: Stack) -> None:
-    stack.engine.wait_seconds = 0.2
-    body = {"model": MODEL, "messages": MESSAGES, "stream": True}
-    with stack.http() as http:
-        assert http.post("/v1/chat/completions", json=body).text.startswith(": \n\n")
-    assert chat(stack, stream=False).choices[0].message.content == "Hello there"

@@ -17,7 +17,7 @@ from tests.gateway.conftest import Stack
 from tests.gateway.operations import OPERATIONS
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, soon_after
 
-NUM_FUZZED = 2000
+NUM_FUZZED = 500
 CLOSED = [operation for operation in OPERATIONS if operation.keys]
 # What a key that is not an admin's may look at, of its own workspace.
 OWN = {
@@ -162,25 +162,6 @@ def test_a_reader_sees_its_own_workspace_and_no_trace_of_others(
     about = mine.get("about")
     assert (about["workspace"], about["workspaces"]) == ("mine", ["mine"])
     assert {"mine", "theirs"} < set(Admin(stack.url).get("about")["workspaces"])
-
-
-def test_a_reader_compares_and_counts_its_own_turns_alone(
-    stack: Stack, keys: dict[str, str]
-) -> None:
-    with stack.http(keys["inference"]) as http_:
-        own = http_.post("/v1/messages", json=body()).json()["id"]
-    with stack.http() as http_:
-        other = http_.post("/v1/messages", json=body()).json()["id"]
-    admin, mine = Admin(stack.url), Admin(stack.url, keys["read_only"])
-    eventually(lambda: {own, other} <= {turn["id"] for turn in admin.get("turns")})
-    assert mine.get(f"turns/{own}/divergence")["turn"] == own
-    mine.get(f"turns/{other}/divergence", status=404)
-    mine.get(f"turns/{own}/divergence?from={other}", status=404)
-    assert mine.get(f"turns/{own}/divergence")["earlier"] != other
-    seen = mine.get("overview")
-    assert seen["totals"]["requests"] == mine.get("usage")["totals"]["requests"]
-    assert seen["totals"]["requests"] < admin.get("overview")["totals"]["requests"]
-    assert seen["journal_backlog"] is None
 
 
 def test_an_admin_key_works_everywhere_and_serves_its_own_workspace(

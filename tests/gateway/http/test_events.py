@@ -41,8 +41,8 @@ class TellingEngine(ScriptedEngine):
 
 
 @contextmanager
-def followed(tmp_path: Path, engine: TellingEngine, **settings: Any) -> Iterator[Admin]:
-    with serve(engine) as url, serve_gateway(tmp_path, url, **settings) as gateway:
+def followed(tmp_path: Path, engine: TellingEngine) -> Iterator[Admin]:
+    with serve(engine) as url, serve_gateway(tmp_path, url) as gateway:
         yield Admin(gateway)
 
 
@@ -81,11 +81,3 @@ def test_a_broken_frame_and_a_new_epoch_are_no_end(tmp_path: Path) -> None:
             *("", "epoch=epoch-1&after=1", "epoch=epoch-2&after=0", "epoch=epoch-2&after=1")
         ]
         assert names(admin) == 1
-
-
-def test_what_it_learns_by_answers_alone_is_a_setting(tmp_path: Path) -> None:
-    engine = TellingEngine(tales=[[Snapshot(seq=1, epoch="epoch-1", chains=[held(1, "a")])]])
-    with followed(tmp_path, engine, routing_events=False) as admin:
-        (report,) = admin.get("engines")
-        assert report["routing"]["source"] == "learned"
-        assert names(admin) == 0 and not engine.asked

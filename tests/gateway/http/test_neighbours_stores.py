@@ -6,13 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.base.bounds import DEFAULT_BOUNDS
-from gateway.base.clock import Clock
-from gateway.http.batch_rows import BATCH_BYTES, ROW_BYTES, RowReader, ranked
+from gateway.http.batch_rows import BATCH_BYTES, ROW_BYTES
 from gateway.limits import large_bodies
-from gateway.prompt.ask import Principal
 from tests.gateway.conftest import Stack
-from tests.gateway.doubling_requests import MODEL as A_MODEL
 from tests.gateway.gemini_bodies import MODEL
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, serve, serve_gateway
@@ -68,18 +64,3 @@ def test_rows_of_a_few_bytes_count_what_they_take_in_the_database(strict: Stack)
         replies = [http.post("/v1/messages/batches", json={"requests": rows}) for _ in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert "bytes of batches" in replies[-1].json()["error"]["message"]
-
-
-def test_a_row_counts_its_body_and_its_place() -> None:
-    reader = RowReader(
-        bounds=DEFAULT_BOUNDS,
-        find_model=lambda _: A_MODEL,
-        removes_nonces=True,
-        unreadable="placeholder",
-        auto_cache_messages=False,
-        most_rows=10,
-        clock=Clock(),
-    )
-    body = b'{"requests": [{"custom_id": "a", "params": {}}, {"custom_id": "b", "params": 1.0}]}'
-    items, num_bytes = ranked(reader, body, Principal("w", "k", "s"), "2023-06-01")
-    assert len(items) == 2 and num_bytes == BATCH_BYTES + 2 * ROW_BYTES + len("{}") + len("1.0")

@@ -17,16 +17,6 @@ def refusal(at_ms: int, workspace: str | None) -> Refusal:
     )
 
 
-def test_the_newest_of_all_workspaces_come_first_and_one_is_found_by_its_id() -> None:
-    kept = Refusals()
-    for at_ms in range(30):
-        kept.keep(refusal(at_ms, ("a", "b", None)[at_ms % 3]))
-    assert [one.at_ms for one in kept.newest(None, None, 5)] == [29, 28, 27, 26, 25]
-    assert [one.at_ms for one in kept.newest("b", None, 2)] == [28, 25]
-    assert [one.at_ms for one in kept.newest(None, "req_7", 5)] == [7]
-    assert kept.newest("a", "req_7", 5) == [], "it is another workspace's"
-
-
 def test_one_that_is_refused_all_day_hides_nobody_else() -> None:
     kept = Refusals()
     kept.keep(refusal(0, "quiet"))

@@ -9,7 +9,6 @@ import httpx2
 import openai
 import pytest
 
-from engine.protocol import ErrorReply
 from tests.gateway.bodies import SHORT, body, text
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import MESSAGES, MODEL
@@ -47,16 +46,6 @@ def test_heartbeats_keep_a_stream_alive_in_both_sdks(slow: Stack) -> None:
     assert "".join(texts) == "Hello there"
 
 
-def test_without_a_stream_nothing_is_sent_before_the_answer_and_the_client_must_wait(
-    slow: Stack,
-) -> None:
-    """What keeps such a connection is the client's patience: the SDK's own is ten minutes."""
-    assert anthropic.Anthropic(api_key="x", timeout=120).timeout == httpx2.Timeout(600, connect=5.0)
-    with pytest.raises(anthropic.APITimeoutError):
-        impatient(slow).messages.create(**body(system=SYSTEM))
-    assert slow.sdk().messages.create(**body(system=SYSTEM)).content
-
-
 def test_a_client_that_gave_up_before_the_first_token_retries_as_if_for_the_first_time(
     slow: Stack,
 ) -> None:
@@ -82,21 +71,3 @@ def test_a_client_that_gave_up_before_the_first_token_retries_as_if_for_the_firs
     eventually(lambda: set(rows()) == ids)
     assert rows()[first.request_id]["outcome"] == "client_disconnect"
     assert rows()[second.request_id]["outcome"] not in ("client_disconnect", None)
-
-
-def test_a_full_engine_is_retried_by_the_sdk_into_a_slow_stream(slow: Stack) -> None:
-    """Refused before the first byte: a real status, so that the SDK's own retry takes it."""
-    engine, statuses = slow.engine, []
-    engine.refusal = ErrorReply("overloaded", "full")
-
-    def note(response: httpx2.Response) -> None:
-        statuses.append(response.status_code)
-        engine.refusal = None
-
-    timeout = httpx2.Timeout(SILENCE_SECONDS, connect=20)
-    with httpx2.Client(event_hooks={"response": [note]}, timeout=timeout) as http:
-        sdk = impatient(slow, max_retries=2, http_client=http)
-        with sdk.messages.stream(**body(system=SYSTEM)) as stream:
-            message = stream.get_final_message()
-    assert statuses == [529, 200]
-    assert message.content[0].text == "Hello there"  # type: ignore[union-attr]

@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from engine.protocol import Breakpoint
-from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.lower import plan_of
-from gateway.dialects.anthropic.request import decode_count_tokens, decode_messages
+from gateway.dialects.anthropic.request import decode_messages
 from gateway.prompt.breakpoints import Slot, find_breakpoints, find_target
 from tests.gateway.bodies import LONG, SHORT, body, text, tool
 
@@ -146,15 +145,6 @@ BROKEN = [
         id="V56-count-before-order",
     ),
 ]
-
-
-@pytest.mark.parametrize("request_body, message", BROKEN)
-def test_count_tokens_makes_the_same_checks(request_body: dict[str, Any], message: str) -> None:
-    del request_body["max_tokens"]
-    with pytest.raises(InvalidRequest) as caught:
-        plan_of(decode_count_tokens(msgspec.json.encode(request_body)), "scope")
-    assert str(caught.value) == message
-    request_body["max_tokens"] = 16
 
 
 def test_long_before_short_is_fine() -> None:

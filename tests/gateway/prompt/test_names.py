@@ -17,7 +17,7 @@ from gateway.prompt.names import (
     find_prefixes,
     trim_names,
 )
-from tests.gateway.bodies import LONG, body, conversation, text, tool
+from tests.gateway.bodies import conversation
 
 
 def name_prefixes(asked: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
@@ -34,19 +34,6 @@ def prompt(*texts: str) -> Prompt:
     return Prompt([Message("user", [TextPart(value) for value in texts])])
 
 
-def test_markers_and_the_order_of_body_keys_do_not_change_names() -> None:
-    plain = body(system=[text("rules")], tools=[tool()])
-    marked = body(system=[text("rules", LONG)], tools=[tool(marker=LONG)], cache_control=LONG)
-    backwards = dict(reversed(list(plain.items())))
-    assert names(plain) == names(marked) == names(backwards)
-
-
-def test_the_order_of_keys_inside_a_schema_does_change_names() -> None:
-    one = {"name": "t", "input_schema": {"type": "object", "properties": {}}}
-    other = {"name": "t", "input_schema": {"properties": {}, "type": "object"}}
-    assert names(body(tools=[one])) != names(body(tools=[other]))
-
-
 def test_another_scope_shares_no_name() -> None:
     ours = {name.digest for name in names(conversation(), "ours")}
     assert not ours & {name.digest for name in names(conversation(), "theirs")}
@@ -61,18 +48,6 @@ def test_names_inside_a_text_are_dense_in_front_and_sparse_behind() -> None:
         (0, None),
         (1, None),
     ]
-
-
-def test_the_step_grows_with_the_depth_in_the_prompt_not_in_the_segment() -> None:
-    found = name_prefixes(prompt("x" * 66_000, "y" * 20_000), "s")
-    assert [n.characters for n in found if n.segment == 1] == [MAX_STEP, 2 * MAX_STEP, None]
-
-
-def test_a_text_that_goes_on_keeps_its_names() -> None:
-    before = name_prefixes(prompt("é" * 3000), "s")
-    after = name_prefixes(prompt("é" * 3000 + "more"), "s")
-    assert [n.digest for n in before[:2]] == [n.digest for n in after[:2]]
-    assert before[2].digest != after[2].digest
 
 
 @given(st.integers(0, 40_000), st.integers(1, 9000))

@@ -1,7 +1,6 @@
 """What can be told from two sketches, and how large one gets."""
 
 import random
-from typing import Any
 
 import msgspec
 
@@ -10,10 +9,7 @@ from engine.protocol import (
     Prompt,
     Role,
     TextPart,
-    ThinkingPart,
     Tool,
-    ToolResultPart,
-    ToolUsePart,
 )
 from gateway.prompt.fingerprint import MAX_POINTS, Fingerprint, kinds_at, pack, points_of, unpack
 from gateway.prompt.names import Recent, find_prefixes
@@ -47,21 +43,10 @@ def system(*texts: str) -> Prompt:
     return Prompt([Message("user", [TextPart("x")])], system=[TextPart(text) for text in texts])
 
 
-def tools(*schemas: dict[str, Any]) -> Prompt:
-    return Prompt([], tools=[Tool(f"t{n}", schema) for n, schema in enumerate(schemas)])
-
-
 def test_another_scope_gives_other_digests() -> None:
     one, other = sketch_of(system("\n".join(LINES)), "a"), sketch_of(system("\n".join(LINES)), "b")
     assert not set(digests(one)) & set(digests(other))
     assert not set(pieces(one, 0)) & set(pieces(other, 0))
-
-
-def test_keys_in_another_order_change_the_own_digest_alone() -> None:
-    one = sketch_of(tools({"type": "object", "title": "x"}), "scope")
-    other = sketch_of(tools({"title": "x", "type": "object"}), "scope")
-    assert one.own != other.own
-    assert one.unordered == other.unordered
 
 
 def test_a_sketch_is_bounded() -> None:
@@ -72,24 +57,6 @@ def test_a_sketch_is_bounded() -> None:
     assert len(msgspec.msgpack.encode(many)) < 1500
     large = sketch_of(system("a" * SKETCHED_BYTES, "b"), "scope")
     assert large.own == b""
-
-
-def test_kinds_say_who_speaks_and_where_a_message_begins() -> None:
-    calls = [ToolUsePart("1", "t", {}), ToolUsePart("2", "t", {})]
-    prompt = Prompt(
-        [
-            Message("user", [TextPart("x"), TextPart("y")]),
-            Message(
-                "assistant",
-                [ThinkingPart("z"), *calls],
-            ),
-            Message("user", [ToolResultPart("1", "r"), ToolResultPart("2", "r")]),
-            Message("assistant", [TextPart("so")]),
-        ],
-        tools=[Tool("t", {})],
-        system=[TextPart("s")],
-    )
-    assert kinds_of(prompt) == "tsUuHccOoA"
 
 
 def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> None:
