@@ -12,8 +12,7 @@ from engine.cache.block import Block, Entry
 from engine.cache.ids import Digest
 from engine.cache.store_tier import BlockKey
 from engine.protocol import Ttl
-from tests.engine.cache.lease_rules import note_new_leases
-from tests.engine.cache.lives import Expected, Life, Prefix
+from tests.engine.cache.lives import Expected, Life, Prefix, note_new_leases
 
 if TYPE_CHECKING:
     from tests.engine.cache.world import World

@@ -1,16 +1,57 @@
-"""Entries and leases on ten blocks of four tokens: time, budget, sacrifice, copy-on-write."""
+"""Entries on ten blocks of four tokens: late readers, copy-on-write, and the host tier."""
 
+from engine.cache.prefix_cache import Found
+from tests.engine.cache.checks import check_entries
 from tests.engine.cache.world import World
 
 FIVE = (1, 2, 3, 4, 5)
 SIX = (11, 12, 13, 14, 15, 16)
 EIGHT = (21, 22, 23, 24, 25, 26, 27, 28)
+TWELVE = tuple(range(1, 13))
 
 
 def finished(world: World, scope: str, *segments: tuple[int, ...], ttl: str = "5m") -> None:
     """A request that wrote its last segment's prefix and is over."""
     world.end(world.run(scope, segments, {len(segments) - 1: ttl}))
     world.check()
+
+
+def flood(world: World, start: int = 1000, blocks: int = 9) -> None:
+    tokens = tuple(range(start, start + blocks * world.block_size))
+    world.end(world.run("flood", [tokens], {}))
+    world.check()
+
+
+def late(world: World, now: float, age: float) -> Found:
+    """What a reader that came `age` seconds ago finds now."""
+    world.now = now
+    world.entries.expire(now)
+    return world.cache.look_up(world.query("red", [EIGHT], {0: "5m"}, age=age))
+
+
+def test_what_was_readable_when_a_turn_arrived_is_kept_for_it_until_the_grace_is_over() -> None:
+    world = World(num_blocks=16, grace_seconds=60)
+    finished(world, "red", EIGHT)
+    world.entries.expire(300)
+    assert [ended.reason for ended in world.entries.leases.take_ended()] == ["expired"]
+    assert len(world.entries) == 0 and world.entries.live() == [], "it is told to nobody as there"
+    assert world.entries.next_expiry() is None
+    found = late(world, 305, 10)
+    assert found.read == 8
+    world.cache.let_go(found)
+    world.cache.take_back(found)
+    world.entries.expire(306)
+    assert len(world.entries) == 0, "who never answered leaves it lapsed"
+    check_entries(world.entries)
+    world.expected.clear()
+    flood(world)
+    flood(world, start=2000)
+    assert world.pool.counts().best_effort == 2
+    world.entries.expire(360)
+    assert world.pool.counts().best_effort == 0 and late(world, 360, 61).read == 0
+    finished(world, "red", EIGHT)
+    world.entries.expire(660)
+    assert world.entries.drop("red") == 0
 
 
 def test_who_goes_on_in_the_midst_of_a_best_effort_tail_leaves_it_as_it_is() -> None:
@@ -24,88 +65,6 @@ def test_who_goes_on_in_the_midst_of_a_best_effort_tail_leaves_it_as_it_is() -> 
     longer = world.entry_at("red", FIVE, (6,))
     assert longer is not None and not longer.is_leased
     assert [world.memory[block.block_id][:2] for block in longer.blocks[1:]] == [[5, 6]]
-
-
-def test_blocks_of_a_best_effort_entry_are_reused_last_and_take_it_along() -> None:
-    world = World(lease_share=0.0)
-    finished(world, "red", EIGHT)
-    world.end(world.run("red", (SIX, EIGHT), {}))
-    taken = [world.pool.allocate().block_id for _ in range(8)]
-    assert set(taken) == set(range(10)) - {0, 1}
-    assert world.entry_at("red", EIGHT) is not None
-    assert world.pool.allocate().block_id == 1
-    assert world.entry_at("red", EIGHT) is None
-    digests = world.query("red", [EIGHT], {0: "5m"}).digests
-    assert world.entries.why_missing(digests.at(8), world.now) == "best_effort_evicted"
-
-
-def test_who_holds_more_than_its_share_yields_what_ends_first() -> None:
-    world = World(lease_share=0.6)
-    for start, ttl in ((10, "1h"), (20, "5m"), (30, "1h")):
-        finished(world, "red", tuple(range(start, start + 8)), ttl=ttl)
-    finished(world, "blue", EIGHT)
-    assert world.entry_at("blue", EIGHT).is_leased
-    states = [world.entry_at("red", tuple(range(start, start + 8))).state for start in (10, 20, 30)]
-    assert states == ["leased", "best_effort", "leased"]
-    world.check()
-
-
-def test_a_scope_with_a_share_of_its_own_claims_that() -> None:
-    world = World(lease_share=0.6, lease_shares={"blue": 0.8, "red": 0.3})
-    for start in (10, 20, 30):
-        finished(world, "red", tuple(range(start, start + 8)))
-    finished(world, "blue", tuple(range(13)))
-    assert world.entry_at("blue", tuple(range(13))).is_leased
-    assert len(world.entries.leases) == 2, "four of the six blocks are blue's"
-    world.check()
-
-
-def test_a_share_of_zero_claims_nothing_and_keeps_nothing_that_others_claim() -> None:
-    world = World(lease_share=0.6, lease_shares={"red": 0.0})
-    finished(world, "red", EIGHT)
-    assert world.entry_at("red", EIGHT).is_leased, "nobody else needs it"
-    for start in (10, 20):
-        finished(world, "blue", tuple(range(start, start + 8)))
-    finished(world, "green", FIVE)
-    assert not world.entry_at("red", EIGHT).is_leased
-    finished(world, "red", SIX)
-    assert not world.entry_at("red", SIX).is_leased
-    world.check()
-
-
-def test_the_latest_request_says_what_the_share_is() -> None:
-    world = World(lease_share=0.6, lease_shares={"red": 1.0})
-    for start in (10, 20, 30):
-        finished(world, "red", tuple(range(start, start + 8)))
-    finished(world, "blue", FIVE)
-    assert not world.entry_at("blue", FIVE).is_leased
-    world.lease_shares = {}
-    finished(world, "red", tuple(range(30, 38)))
-    finished(world, "blue", FIVE)
-    assert world.entry_at("blue", FIVE).is_leased
-    world.check()
-
-
-def test_nobody_yields_below_its_share_and_nobody_in_vain() -> None:
-    world = World(num_blocks=12, lease_share=0.5)
-    for start in (10, 20):
-        finished(world, "red", tuple(range(start, start + 8)))
-    finished(world, "blue", FIVE)
-    finished(world, "green", tuple(range(50, 62)))
-    assert len(world.entries.leases) == 3, "one block above its share is not enough for three"
-    finished(world, "green", tuple(range(70, 74)))
-    assert world.entry_at("green", tuple(range(70, 74))).is_leased
-    assert len(world.entries.leases) == 3, "one of two blocks was above the share: it yielded"
-    world.check()
-
-
-def test_what_became_readable_after_the_arrival_is_not_read() -> None:
-    world = World()
-    early = world.query("red", [EIGHT], {0: "5m"})
-    world.now = 10.0
-    finished(world, "red", EIGHT)
-    found = world.cache.look_up(early)
-    assert (found.hit, found.read, found.miss_reason) == (None, 0, "in_progress_race")
 
 
 def test_a_preempted_sequence_that_is_cancelled_gives_back_nothing_twice() -> None:
@@ -126,3 +85,33 @@ def test_a_digest_with_other_tokens_is_no_hit() -> None:
     digests = world.query("red", [EIGHT], {}).digests
     assert world.pool.find(digests.full[0], digests.block_tokens(0)) is not None
     assert world.pool.find(digests.full[0], digests.block_tokens(1)) is None
+
+
+def test_what_nobody_references_is_copied_ahead_of_a_flood() -> None:
+    world = World(host_blocks=20, max_copies=1)
+    world.end(world.run("red", [TWELVE], {}))
+    for _ in range(5):
+        pairs = world.host.take_demotions()
+        assert len(pairs) <= 1
+        for source, target in pairs:
+            world.host_memory[target] = list(world.memory[source])
+    assert world.host.num_demoted == 3
+    flood(world)
+    assert world.host.num_demoted == 3
+    life = world.arrive("red", [TWELVE], {})
+    assert world.begin(life)
+    assert life.found is not None and life.found.reused == 12
+    world.check()
+
+
+def test_what_comes_back_is_leased_where_the_budget_allows() -> None:
+    world = World(host_blocks=20, lease_share=0.2)
+    finished(world, "blue", EIGHT)
+    finished(world, "red", EIGHT)
+    flood(world, blocks=7)
+    flood(world, start=2000, blocks=7)
+    entry = world.entry_at("red", EIGHT)
+    assert entry is not None and entry.blocks[0].is_away and not entry.is_leased
+    world.drop("blue")
+    finished(world, "red", EIGHT)
+    assert entry.is_leased and not any(block.is_away for block in entry.blocks)

@@ -40,26 +40,6 @@ def test_a_flood_evicts_its_own_content_and_not_anothers() -> None:
     assert cached_tokens(world, "red", EIGHT) == 8
 
 
-def test_who_had_everything_gives_up_what_is_above_an_equal_part() -> None:
-    world = World(num_blocks=12, lease_share=0.0)
-    flood(world, "blue", 10)
-    for start in (10, 20):
-        world.end(world.run("red", [tuple(range(start, start + 8))], {}))
-    flood(world, "blue", 50)
-    assert [cached_tokens(world, "red", tuple(range(s, s + 8))) for s in (10, 20)] == [8, 8]
-
-
-def test_a_flood_of_marked_prompts_is_a_flood_too() -> None:
-    """Best-effort entries come behind plain content of the same scope, not of another."""
-    world = World(num_blocks=12, lease_share=0.0)
-    world.end(world.run("red", [EIGHT], {}))
-    for _ in range(50):
-        text = tuple(next(_numbers) for _ in range(12))
-        world.end(world.run("blue", [text], {0: "1h"}))
-    world.check()
-    assert cached_tokens(world, "red", EIGHT) == 8
-
-
 def test_a_flood_on_the_host_evicts_its_own_content_too() -> None:
     world = World(num_blocks=12, lease_share=0.0, host_blocks=24)
     world.end(world.run("red", [EIGHT], {}))

@@ -55,21 +55,6 @@ def test_idle_leases_beyond_their_budget_end_for_a_new_one() -> None:
     world.check()
 
 
-def test_what_was_idle_and_used_again_is_not_the_first_to_yield() -> None:
-    world = World(num_blocks=20, lease_share=0.6, idle_lease_share=0.34)
-    finished(world, "red", eight(10), ttl="1h")
-    finished(world, "red", eight(20), ttl="1h")
-    world.wait(400)
-    finished(world, "red", eight(10), ttl="1h")
-    world.wait(1)
-    finished(world, "red", eight(30), ttl="1h")
-    fill(world)
-    world.wait(301)
-    assert states(world, ("red", 20)) == ["best_effort"]
-    assert states(world, ("red", 10), ("red", 30)) == ["leased"] * 2
-    world.check()
-
-
 def test_the_scope_whose_idle_leases_hold_the_most_yields() -> None:
     world = World(num_blocks=20, lease_share=0.6, scope_lease_share=1.0, idle_lease_share=0.5)
     finished(world, "blue", eight(10), ttl="1h")

@@ -1,8 +1,10 @@
-"""Leases that move down to the store: kept, slower, and never told as ended."""
+"""Leases that move down to the store: kept, slower, and never told as ended; and its copies."""
+
+import pytest
 
 from engine.cache.block import Entry
 from tests.engine.cache.checks import check_entries
-from tests.engine.cache.disk import damage, save, work
+from tests.engine.cache.disk import damage, restart, save, work
 from tests.engine.cache.test_entries import finished
 from tests.engine.cache.test_idle import eight, plain
 from tests.engine.cache.world import World
@@ -100,18 +102,6 @@ def test_a_lease_whose_copy_is_damaged_is_held_on_the_device_or_ends_and_says_so
         check_entries(world.entries)
 
 
-def test_a_drop_ends_what_moved_down() -> None:
-    world = World(num_blocks=20, store_blocks=40, idle_lease_share=0.0)
-    finished(world, "red", eight(10), ttl="1h")
-    stored(world)
-    world.wait(301)
-    world.drop("red")
-    assert [ended.reason for ended in world.entries.leases.take_ended()] == ["dropped"]
-    assert world.store is not None and not len(world.store.holds)
-    plain(world, eight(50))
-    world.check()
-
-
 def test_what_the_store_keeps_takes_no_room_from_leases_without_a_copy() -> None:
     world = World(num_blocks=20, lease_share=0.1, scope_lease_share=0.5, store_blocks=40)
     finished(world, "blue", (1, 2, 3, 4))
@@ -121,4 +111,43 @@ def test_what_the_store_keeps_takes_no_room_from_leases_without_a_copy() -> None
     finished(world, "red", eight(20))
     finished(world, "blue", (1, 2, 3, 4), (5,))
     assert place(world, 20) == ("leased", "device")
+    world.check()
+
+
+SIX = (1, 2, 3, 4, 5, 6)
+"""A full block of four tokens and a part of another."""
+
+
+@pytest.mark.parametrize("done", range(6))
+def test_a_killed_engine_left_no_journal_of_an_entry_without_its_files(done: int) -> None:
+    """`restart` fails where the journal tells of a file that is not there."""
+    world = World(num_blocks=20, store_blocks=40)
+    finished(world, "red", SIX)
+    save(world)
+    save(world)
+    work(world, done)
+    restart(world, is_planned=False)
+    world.check()
+
+
+def test_a_copy_stands_on_no_file_of_an_earlier_epoch_that_was_not_read() -> None:
+    """The second block's tokens are an answer: decoding does not look in the store."""
+    told = (1, 2, 3, 4, 99, 1000, 1001, 1002)
+    world = World(num_blocks=20, store_blocks=40)
+    finished(world, "red", told)
+    stored(world)
+    world.wait(301)
+    restart(world, is_planned=False)
+    assert len(world.disk.files) == 2 and not world.disk.journal
+    for index in range(2):
+        damage(world, index, is_torn=False)
+    world.end(world.run("red", [told[:4]], {}, answer=3))
+    finished(world, "red", told)
+    stored(world)
+    stored(world)
+    assert not world.disk.damaged, "a damaged file is part of a copy"
+    restart(world, is_planned=False)
+    life = world.run("red", [told, (7,)], {0: "5m"})
+    assert life.found is not None and life.found.read == len(told)
+    world.end(life)
     world.check()

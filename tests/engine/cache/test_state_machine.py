@@ -46,27 +46,8 @@ class CacheMachine(RuleBasedStateMachine):
         rank_shares=st.sampled_from([RANK_SHARES, (0.0, 0.5, 1.0), (1.0, 1.0, 1.0)]),
         lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
     )
-    def begin_with(
-        self,
-        lease_share,
-        scope_lease_share,
-        idle_lease_share,
-        host_blocks,
-        store_blocks,
-        max_copies,
-        rank_shares,
-        lease_shares,
-    ) -> None:
-        self.world = World(
-            rank_shares=rank_shares,
-            lease_share=lease_share,
-            scope_lease_share=scope_lease_share,
-            idle_lease_share=idle_lease_share,
-            host_blocks=host_blocks,
-            store_blocks=store_blocks,
-            max_copies=max_copies,
-            lease_shares=lease_shares,
-        )
+    def begin_with(self, **settings) -> None:
+        self.world = World(**settings)
 
     def pick(self, index: int, lives: list[Life]) -> Life:
         return lives[index % len(lives)]

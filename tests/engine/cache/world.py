@@ -11,6 +11,7 @@ the pool's allocations (`watched.py`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.cache.block import Block, Entry
 from engine.cache.digests import ChainHasher
@@ -26,13 +27,15 @@ from engine.cache.table import BlockCopy
 from engine.protocol import TTLS, Breakpoint, Ttl
 from tests.engine.cache.checks import check
 from tests.engine.cache.disk import FakeDisk, bring_from_disk
-from tests.engine.cache.lease_rules import (
+from tests.engine.cache.lives import (
+    Expected,
+    Life,
+    Prefix,
     leased_blocks,
     note_new_leases,
     note_rested,
     note_yielded,
 )
-from tests.engine.cache.lives import Expected, Life, Prefix
 from tests.engine.cache.watched import WatchedPool
 
 
@@ -43,6 +46,7 @@ class World:
     lease_share: float = 0.5
     scope_lease_share: float = 0.5
     idle_lease_share: float = 1.0
+    grace_seconds: float = 0.0
     host_blocks: int = 0
     store_blocks: int = 0
     max_copies: int = 100
@@ -79,6 +83,7 @@ class World:
             lease_share=self.lease_share,
             scope_lease_share=self.scope_lease_share,
             idle_lease_share=self.idle_lease_share,
+            grace_seconds=self.grace_seconds,
             rank_shares=self.rank_shares,
             host=self.host.pool,
             store=self.store,
@@ -94,18 +99,10 @@ class World:
         scope: str,
         segments: Sequence[Sequence[int]],
         marks: dict[int, Ttl],
-        *,
-        scaffold: Sequence[int] = (99,),
-        min_tokens: int = 1,
-        age: float = 0.0,
+        **more: Any,
     ) -> Life:
-        """A prompt of token segments, breakpoints by segment index; looks up and holds.
-
-        `age`: seconds since it arrived at the gateway; turns need not get here in that order.
-        """
-        query = self.query(
-            scope, segments, marks, scaffold=scaffold, min_tokens=min_tokens, age=age
-        )
+        """Make a query of it, look up and hold."""
+        query = self.query(scope, segments, marks, **more)
         readable = self._readable(query)
         before = leased_blocks(self)
         must_read = max((n for n, known in readable.items() if known.is_promised), default=0)
@@ -136,6 +133,10 @@ class World:
         min_tokens: int = 1,
         age: float = 0.0,
     ) -> CacheQuery:
+        """A prompt of token segments, breakpoints by segment index.
+
+        `age`: seconds since it arrived at the gateway; turns need not get here in that order.
+        """
         tokens: list[int] = []
         spans: list[Segment] = []
         for segment in segments:
@@ -224,9 +225,7 @@ class World:
                 known.used_at = self.now
         written = self.cache.write(life.query, life.found, life.table, self.now)
         usage = written.usage
-        assert not any(position < life.found.read for position in life.computed), (
-            "read, yet computed"
-        )
+        assert min(life.computed, default=len(tokens)) >= life.found.read, "read, yet computed"
         assert usage.prompt_tokens == len(tokens)
         assert usage.cache_read_tokens == life.found.read
         assert usage.computed_tokens == len(tokens) - life.found.reused

@@ -263,7 +263,6 @@ class Harness:
         choices: int = 1,
         seed: int = 1,
         scope: str = "s",
-        request_id: str | None = None,
         stop: TokenId | None = None,
         service_class: ServiceClass = "interactive",
         has_names: bool = False,
@@ -283,7 +282,7 @@ class Harness:
         frames: list[Frame] = []
         state = RequestState(
             request=GenerateRequest(
-                request_id=request_id or f"r{self._num_sent}",
+                request_id=f"r{self._num_sent}",
                 scope=scope,
                 prompt=Prompt(messages=[Message("user", [TextPart("")])]),
                 sampling=Sampling(max_tokens=max_tokens, num_choices=choices),
@@ -346,6 +345,14 @@ class Harness:
         assert self.pool.num_reclaimable == self.pool.num_blocks
         if self.host is not None:
             assert self.host.pool.num_reclaimable == self.host.pool.num_blocks
+
+
+def occupied(engine: Harness, blocks: int, max_tokens: int = 60, scope: str = "z") -> Sent:
+    """A request that runs and holds about so many blocks of four tokens."""
+    sent = engine.send(words(90_000, 4 * blocks - 2), scope=scope, max_tokens=max_tokens)
+    while sent.started is None:
+        engine.step()
+    return sent
 
 
 def _check_usage(usage: InputUsage, prompt_tokens: int) -> None:

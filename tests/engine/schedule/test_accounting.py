@@ -1,12 +1,11 @@
-"""A request from submit to its final counts, whatever way it ends."""
-
-import time
+"""A request from submit to its final counts, whatever way it ends, and what is kept of it."""
 
 import pytest
 
-from engine.clock import MonotonicClock
-from engine.protocol import LeaseEnded
-from tests.engine.schedule.harness import Harness, words
+from engine.protocol import FinalCounts
+from engine.schedule import accounting
+from engine.schedule.accounting import Totals
+from tests.engine.schedule.harness import Harness, Sent, words
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -45,28 +44,48 @@ def test_what_is_found_at_arrival_is_held_until_it_runs() -> None:
     assert sent.started is not None and sent.started.usage.cache_read_tokens == 16
 
 
-def test_the_lease_ends_with_an_event_exactly_at_its_expiry() -> None:
-    engine = Harness()
-    engine.finish(engine.send(words(0, 9), marks={0: "5m"}))
-    assert engine.accounting.seconds_to_expiry(engine.clock.now()) == 300
-    engine.clock.advance(299.999)
+def prefilled(engine: Harness, sent: Sent) -> int:
+    """What the final counts say was computed of a request that is cancelled now."""
+    engine.loop.cancel(sent.state.request_id)
+    told = {counts.request_id: counts for counts in engine.totals.unacknowledged()}
+    assert told[sent.state.request_id].usage is None
     engine.step()
-    assert not [event for event in engine.events if isinstance(event, LeaseEnded)]
-    engine.clock.advance(0.001)
-    engine.step()
-    ended = [event for event in engine.events if isinstance(event, LeaseEnded)]
-    assert [event.reason for event in ended] == ["expired"]
+    assert not engine.scheduler.has_work, "nothing of it is computed after its end"
+    return told[sent.state.request_id].prefilled_tokens
 
 
-def test_the_thread_ends_leases_in_time_while_nothing_runs() -> None:
-    engine = Harness(clock=MonotonicClock(), ttl_scale=0.001)
-    engine.finish(engine.send(words(0, 9), marks={0: "5m"}))
-    assert len(engine.entries.leases) == 1
-    crashes: list[Exception] = []
-    engine.loop.start(crashes.append)
-    started_at = time.monotonic()
-    while not any(isinstance(event, LeaseEnded) for event in engine.events):
-        assert time.monotonic() - started_at < 180, "the lease does not end"
-        time.sleep(0.01)
-    engine.loop.stop()
-    assert not crashes
+def test_a_request_that_is_cancelled_during_prefill_tells_what_was_computed() -> None:
+    """Not what was read, and what was computed again after preemption once."""
+    engine = Harness(max_step_tokens=16, num_blocks=256)
+    sent = engine.send(words(1000, 200), max_tokens=4)
+    engine.step(5)
+    assert prefilled(engine, sent) == 5 * 16
+    engine.finish(engine.send(words(0, 80), marks={0: "5m"}, max_tokens=1))
+    sent = engine.send(words(0, 80), words(500, 100), marks={0: "5m"}, max_tokens=1)
+    engine.step(2)
+    assert prefilled(engine, sent) == 32
+    sent = engine.send(words(2000, 100), max_tokens=1)
+    engine.step(3)
+    engine.scheduler._preempt(sent.state.leader)
+    engine.step(1)
+    assert prefilled(engine, sent) == 64
+
+
+def kept_of(of: Totals, numbers: range, record: str) -> list[str]:
+    """Which records are kept when so many more requests ended."""
+    for number in numbers:
+        of.ended(FinalCounts(request_id=f"r{number}", epoch="e", reason="stop"), record)
+    return [one.request_id for one in of.records(f"r{each}" for each in range(numbers.stop))]
+
+
+def test_beyond_a_bound_the_oldest_records_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond that of their bytes their counts stay, beyond that of the counts both go."""
+    monkeypatch.setattr(accounting, "MAX_RECORDS_BYTES", 30)
+    of = Totals()
+    assert kept_of(of, range(5), "ü" * 5) == ["r2", "r3", "r4"] and of.num_unacknowledged == 5
+    of.acknowledge(["r2", "r3"])
+    of.acknowledge(["r3"])
+    assert kept_of(of, range(5, 7), "x" * 10) == ["r4", "r5", "r6"]
+    monkeypatch.setattr(accounting, "MAX_UNACKNOWLEDGED", 2)
+    of = Totals()
+    assert kept_of(of, range(4), "x") == ["r2", "r3"] and of.num_forgotten == 2

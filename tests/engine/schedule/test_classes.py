@@ -1,6 +1,8 @@
 """Batch sequences are computed behind interactive requests, lose nothing by it, and end."""
 
 import random
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from engine.schedule.waiting import FLOOR_SECONDS
 from tests.engine.schedule.harness import Harness, Sent, words
 
 
-def batch(engine: Harness, start: int, count: int = 40, **changes: int) -> Sent:
+def batch(engine: Harness, start: int, count: int = 40, **changes: Any) -> Sent:
     return engine.send(words(start, count), service_class="batch", **changes)
 
 
@@ -92,43 +94,32 @@ def test_an_interactive_request_does_not_wait_for_the_prompt_of_a_batch() -> Non
 
 def test_what_a_scopes_batches_computed_does_not_delay_its_interactive_requests() -> None:
     engine = Harness(max_running=1, num_blocks=256)
-    engine.finish(*(engine.send(words(9000 + 50 * n, 31), scope="b", max_tokens=1) for n in (1, 2)))
-    engine.finish(
-        *(
-            engine.send(words(1000 * n, 100), scope="a", max_tokens=1, service_class="batch")
-            for n in range(8)
-        )
-    )
-    last, first = (
-        engine.send(words(50_000 + 50 * n, 31), scope=scope, max_tokens=1)
-        for n, scope in enumerate("ba")
-    )
+    for number in (1, 2):
+        engine.finish(engine.send(words(9000 + 50 * number, 31), scope="b", max_tokens=1))
+    engine.finish(*(batch(engine, 1000 * n, 100, scope="a", max_tokens=1) for n in range(8)))
+    last = engine.send(words(50_000, 31), scope="b", max_tokens=1)
+    first = engine.send(words(50_050, 31), scope="a", max_tokens=1)
     while first.started is None:
         engine.step()
     assert last.started is None
     engine.finish(first, last)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_steps_that_are_stopped_at_any_time_change_no_answer_and_no_count(seed: int) -> None:
     """The harness proves each answer, each usage and the cache's invariants."""
     rng = random.Random(seed)
     engine = Harness(num_blocks=48, max_step_tokens=16, max_running=4, max_waiting=100)
     engine.runner.stops = lambda: rng.random() < 0.4
+    batch_of = partial(engine.send, service_class="batch")
     sents: list[Sent] = []
     for _ in range(60):
         start, count = 1000 * rng.randrange(4), rng.randrange(1, 60)
-        marks = {0: rng.choice(["5m", "1h"])} if rng.random() < 0.5 else {}
+        marks: Any = {0: rng.choice(["5m", "1h"])} if rng.random() < 0.5 else {}
+        segments = words(start, count), words(rng.randrange(5000), rng.randrange(1, 20))
+        send = batch_of if rng.random() < 0.6 else engine.send
         sents.append(
-            engine.send(
-                words(start, count),
-                words(rng.randrange(5000), rng.randrange(1, 20)),
-                marks=marks,  # type: ignore[arg-type]
-                max_tokens=rng.randrange(8),
-                choices=1,
-                scope=rng.choice("ab"),
-                service_class="batch" if rng.random() < 0.6 else "interactive",
-            )
+            send(*segments, marks=marks, max_tokens=rng.randrange(8), scope=rng.choice("ab"))
         )
         if rng.random() < 0.1:
             engine.loop.cancel(rng.choice(sents).state.request_id)

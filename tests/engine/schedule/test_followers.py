@@ -55,22 +55,19 @@ def ask_some(engine: Harness, rng: random.Random) -> None:
         assert followed(engine) == held_in(engine)
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("host_blocks", [0, 6, 40])
-def test_a_pool_under_pressure_and_its_host_tier(seed: int, host_blocks: int) -> None:
-    engine, rng = Harness(num_blocks=10, host_blocks=host_blocks), random.Random(seed)
+def test_a_pool_under_pressure_and_its_host_tier(host_blocks: int) -> None:
+    engine, rng = Harness(num_blocks=10, host_blocks=host_blocks), random.Random(host_blocks)
     for _ in range(NUM_PROMPTS):
         ask_some(engine, rng)
         pass_time(engine, rng.choice([0.0, 1.0, 400.0]))
     assert any(isinstance(event, ChainGone) for event in engine.events)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_engines_that_share_a_store(tmp_path: Path, seed: int) -> None:
+def test_engines_that_share_a_store(tmp_path: Path) -> None:
     """What others write, and for how long, changes while this engine reads it."""
-    rng = random.Random(seed)
-    path = tmp_path / "store"
-    both = [StoredEngine(path, is_shared=True, num_blocks=14) for _ in range(2)]
+    rng = random.Random(1)
+    both = [StoredEngine(tmp_path / "store", is_shared=True, num_blocks=14) for _ in range(2)]
     for _ in range(NUM_PROMPTS // 3):
         ask_some(rng.choice(both), rng)
         seconds = rng.choice([0.0, 1.0, 400.0])

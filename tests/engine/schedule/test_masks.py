@@ -1,12 +1,10 @@
 """A grammar's mask is computed beside the step: one that takes long costs nobody else anything."""
 
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import pytest
 from llguidance import LLParserLimits
@@ -20,46 +18,63 @@ from tests.engine.schedule.harness import Harness, Sent
 
 
 class SlowMask:
-    """Ready when `is_free` is set; its thread waits for that without the interpreter's lock."""
+    """Its thread waits until `is_free` is set, without the interpreter's lock.
 
-    def __init__(self) -> None:
-        self.is_ready = False
-        self.is_failed = False
-        self.is_free = threading.Event()
+    An early one is ready before, as a mask is between its last write and its return.
+    """
+
+    def __init__(self, *, is_early: bool = False) -> None:
+        self.is_ready = self.is_failed = False
+        self.is_begun, self.is_free = threading.Event(), threading.Event()
         self.ahead: list[bytes] = []
+        self.num_computed = 0
+        self.niceness: int | None = None
+        self._is_early = is_early
 
     def foresee(self, draft: Sequence[TokenId]) -> None:
         """Nothing is asked ahead here."""
 
     def compute(self) -> None:
+        self.num_computed += 1
+        self.niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        self.is_ready = self._is_early
+        self.is_begun.set()
         self.is_free.wait(60)
         self.is_ready = True
 
 
-def engine_with(seconds: float) -> Harness:
+def engine_with(seconds: float = 60) -> Harness:
     engine = Harness()
+    masks = MaskPool(MonotonicClock(), seconds=seconds)
     engine.loop = EngineLoop(
         engine.scheduler,
         engine.accounting,
         engine.runner,
         engine.clock,
         max_waiting=16,
-        masks=MaskPool(MonotonicClock(), seconds=seconds),
+        masks=masks,
     )
     return engine
 
 
-def bind(sent: Sent, mask: SlowMask) -> None:
-    """From its next token on this mask says what may come."""
-    sent.state.leader.parser.mask = mask  # type: ignore[misc]
+def bind(sent: Sent, *masks: SlowMask) -> None:
+    """From their next tokens on these masks say what may come."""
+    for sequence, mask in zip(sent.state.sequences, masks, strict=True):
+        sequence.parser.mask = mask  # type: ignore[misc]
+
+
+def masked(engine: Harness, mask: SlowMask, max_tokens: int = 3) -> Sent:
+    """A request whose next token waits for this mask, of which a thread has begun."""
+    sent = engine.send([1, 2, 3], max_tokens=max_tokens)
+    engine.step()
+    bind(sent, mask)
+    engine.loop._masks.begin([sent.state.leader])
+    return sent
 
 
 def test_others_decode_while_a_mask_is_computed_and_its_choice_goes_on_with_it() -> None:
-    engine, mask = engine_with(seconds=60), SlowMask()
-    slow = engine.send([1, 2, 3], max_tokens=3)
-    engine.step()
-    bind(slow, mask)
-    engine.loop._masks.begin([slow.state.leader])
+    engine, mask = engine_with(), SlowMask()
+    slow = masked(engine, mask)
     other = engine.send([4, 5, 6], scope="b", max_tokens=10)
     engine.step(12)
     assert other.is_over and not slow.is_over
@@ -70,11 +85,8 @@ def test_others_decode_while_a_mask_is_computed_and_its_choice_goes_on_with_it()
 
 def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
     engine, mask = engine_with(seconds=0.1), SlowMask()
-    slow = engine.send([1, 2, 3], max_tokens=100)
     other = engine.send([4, 5, 6], scope="b", max_tokens=100)
-    engine.step()
-    bind(slow, mask)
-    engine.loop._masks.begin([slow.state.leader])
+    slow = masked(engine, mask, max_tokens=100)
     deadline = time.monotonic() + 180
     while not slow.is_over and time.monotonic() < deadline:
         engine.step()
@@ -85,69 +97,32 @@ def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
     engine.check_idle()
 
 
-def test_a_mask_that_only_waits_for_a_processor_does_not_end_its_choice() -> None:
-    engine, mask = engine_with(seconds=0.5), SlowMask()
-    sent = engine.send([1, 2, 3], max_tokens=3)
-    engine.step()
-    bind(sent, mask)
-    engine.loop._masks.begin([sent.state.leader])
-    timer = threading.Timer(1.0, mask.is_free.set)
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is the process's elsewhere")
+def test_a_mask_that_only_waits_for_a_processor_does_not_end_its_choice_and_steps_back() -> None:
+    engine, mask = engine_with(seconds=0.2), SlowMask()
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    sent = masked(engine, mask)
+    timer = threading.Timer(0.4, mask.is_free.set)
     timer.start()
     engine.finish(sent)
     timer.join()
     assert len(sent.answer()) == 3
-
-
-class Niceness(SlowMask):
-    """Notes the niceness of the thread that computes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: int | None = None
-
-    def compute(self) -> None:
-        self.seen = os.getpriority(os.PRIO_PROCESS, 0)
-        self.is_ready = True
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness is the process's elsewhere")
-def test_threads_of_masks_step_back_and_no_other_does() -> None:
-    engine, mask = engine_with(seconds=60), Niceness()
-    sent = engine.send([1, 2, 3], max_tokens=3)
-    engine.step()
-    bind(sent, mask)
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    engine.loop._masks.begin([sent.state.leader])
-    engine.finish(sent)
-    assert mask.seen == min(before + NICENESS, 19)
+    assert mask.niceness == min(before + NICENESS, 19)
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_the_librarys_limits_are_those_that_the_engine_relies_on() -> None:
     limits = LLParserLimits()
     assert limits.step_lexer_fuel <= 200_000 and limits.step_max_items <= 50_000
-    assert json.dumps({"fuel": limits.initial_lexer_fuel}) == '{"fuel": 1000000}'
-
-
-class EarlyMask(SlowMask):
-    """Ready before its thread is done, as a mask is between its last write and its return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_computed = 0
-
-    def compute(self) -> None:
-        self.num_computed += 1
-        self.is_ready = True
-        self.is_free.wait(60)
+    assert limits.initial_lexer_fuel == 1_000_000
 
 
 def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> None:
-    engine, mask = engine_with(seconds=60), EarlyMask()
+    engine, mask = engine_with(), SlowMask(is_early=True)
     sent = engine.send([1, 2, 3], max_tokens=4)
     engine.step()
     bind(sent, mask)
-    leader, parser = sent.state.leader, sent.state.leader.parser
+    parser = sent.state.leader.parser
     feed = parser.feed
 
     def feed_and_ask_again(token: int) -> object:
@@ -155,9 +130,8 @@ def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> No
         return feed(token)
 
     parser.feed = feed_and_ask_again  # type: ignore[method-assign, assignment]
-    engine.loop._masks.begin([leader])
-    while mask.num_computed < 1:
-        time.sleep(0.001)
+    engine.loop._masks.begin([sent.state.leader])
+    assert mask.is_begun.wait(60)
     engine.step()  # takes a token while the first thread still runs
     mask.is_free.set()
     engine.finish(sent)
@@ -166,37 +140,29 @@ def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> No
 
 def test_the_choices_of_one_request_are_masked_one_after_another_and_others_meanwhile() -> None:
     """They share a state behind a lock, so two threads of a request would wait for each other."""
-    engine, masks = engine_with(seconds=60), [SlowMask(), SlowMask()]
+    engine, masks, its_mask = engine_with(), (SlowMask(), SlowMask()), SlowMask()
     sent = engine.send([1, 2, 3], choices=2, max_tokens=3)
-    other, its_mask = engine.send([4, 5, 6], scope="b", max_tokens=3), SlowMask()
+    other = engine.send([4, 5, 6], scope="b", max_tokens=3)
     engine.step(2)
-    begun = [threading.Event(), threading.Event()]
-    for sequence, mask, event in zip(sent.state.sequences, masks, begun, strict=True):
-        sequence.parser.mask = mask  # type: ignore[misc]
-        mask.compute = partial(_tell, event, mask.compute)  # type: ignore[method-assign]
+    bind(sent, *masks)
     bind(other, its_mask)
     its_mask.is_free.set()
     engine.loop._masks.begin([*sent.state.sequences, other.state.leader])
-    assert begun[0].wait(60)
+    assert masks[0].is_begun.wait(60)
     engine.finish(other)
-    assert not begun[1].is_set()
+    assert not masks[1].is_begun.is_set()
     for mask in masks:
         mask.is_free.set()
     engine.finish(sent)
-    assert begun[1].is_set() and [len(sent.answer(choice)) for choice in (0, 1)] == [3, 3]
-
-
-def _tell(event: threading.Event, compute: Callable[[], None]) -> None:
-    event.set()
-    compute()
+    assert masks[1].is_begun.is_set() and [len(sent.answer(i)) for i in (0, 1)] == [3, 3]
 
 
 def test_a_grammar_takes_no_token_while_a_thread_has_it_and_others_go_on() -> None:
-    engine, masks = engine_with(seconds=60), [SlowMask(), SlowMask()]
+    engine, masks = engine_with(), (SlowMask(), SlowMask())
     sent = engine.send([1, 2, 3], choices=2, max_tokens=3)
     engine.step(2)
+    bind(sent, *masks)
     first, second = sent.state.sequences
-    first.parser.mask, second.parser.mask = masks  # type: ignore[misc]
     masks[1].is_ready = True
     engine.loop._masks.begin([first])
     num_taken = second.num_output
@@ -211,17 +177,14 @@ def test_a_grammar_takes_no_token_while_a_thread_has_it_and_others_go_on() -> No
 
 
 def test_an_engine_ends_while_masks_of_one_request_wait_behind_each_other() -> None:
-    engine, pool = engine_with(seconds=60), MaskPool(MonotonicClock(), seconds=60)
+    engine, pool = engine_with(), MaskPool(MonotonicClock(), seconds=60)
     masks = [SlowMask() for _ in range(MAX_THREADS + 2)]
-    busy = [
-        engine.send([number], scope=str(number), max_tokens=50) for number in range(MAX_THREADS)
-    ]
-    choices = engine.send([1, 2, 3], scope="choices", choices=2, max_tokens=50)
+    sents = [engine.send([n], scope=str(n), max_tokens=50) for n in range(MAX_THREADS)]
+    sents.append(engine.send([1, 2, 3], scope="choices", choices=2, max_tokens=50))
     engine.step(MAX_THREADS + 2)
-    sequences = [*(sent.state.leader for sent in busy), *choices.state.sequences]
-    for sequence, mask in zip(sequences, masks, strict=True):
-        sequence.parser.mask = mask  # type: ignore[misc]
-    pool.begin(sequences)
+    for sent, own in zip(sents, [*([mask] for mask in masks[:-2]), masks[-2:]], strict=True):
+        bind(sent, *own)
+    pool.begin([sequence for sent in sents for sequence in sent.state.sequences])
     closing = threading.Thread(target=pool.close, daemon=True)
     closing.start()
     closing.join(60)

@@ -8,7 +8,7 @@ from engine.protocol import Delta
 from engine.schedule.pace import SHARED_SECONDS
 from engine.schedule.request import SequenceState
 from engine.schedule.runner import Stop, Work
-from tests.engine.schedule.harness import FakeRunner, Harness, Sent, words
+from tests.engine.schedule.harness import FakeRunner, Harness, words
 
 STEP_TOKENS = 256
 PER_TOKEN = 0.0005
@@ -39,32 +39,26 @@ class Timed(Harness):
     """An engine whose steps take time; its clock moves with them."""
 
     def __init__(self, max_running: int = 8) -> None:
-        clock = ManualClock()
-        self.timed = TimedRunner(clock, 4096, 4)
+        self.manual = ManualClock()
+        self.timed = TimedRunner(self.manual, 4096, 4)
         super().__init__(
             num_blocks=4096,
             max_step_tokens=STEP_TOKENS,
             max_waiting=400,
             max_running=max_running,
-            clock=clock,
+            clock=self.manual,
             runner=self.timed,
         )
-        self.manual = clock
 
-    def seconds_to_first(self, sent: Sent) -> float:
-        begun = self.manual.now()
-        while sent.started is None:
-            self.step()
-        return self.manual.now() - begun
+
+def computed(works: Sequence[Work]) -> int:
+    return sum(len(work.token_ids) for work in works)
 
 
 def test_a_scope_alone_computes_whole_steps() -> None:
     engine = Timed()
-    long = engine.send(words(0, 2000), scope="a", max_tokens=1)
-    engine.finish(long)
-    assert [sum(len(work.token_ids) for work in works) for works in engine.timed.steps][:7] == (
-        [STEP_TOKENS] * 7
-    )
+    engine.finish(engine.send(words(0, 2000), scope="a", max_tokens=1))
+    assert [computed(works) for works in engine.timed.steps][:7] == [STEP_TOKENS] * 7
 
 
 def test_a_short_prompt_waits_for_short_steps_beside_a_long_one() -> None:
@@ -75,9 +69,11 @@ def test_a_short_prompt_waits_for_short_steps_beside_a_long_one() -> None:
     assert long.started is None
     assert max(engine.timed.seconds[-6:]) < 2 * SHARED_SECONDS
     short = engine.send(words(20_000, 20), scope="b", max_tokens=1)
-    assert engine.seconds_to_first(short) < 2 * SHARED_SECONDS
+    begun = engine.manual.now()
+    while short.started is None:
+        engine.step()
+    assert engine.manual.now() - begun < 2 * SHARED_SECONDS
     engine.finish(long)
-    assert long.answer() == long.wanted()
 
 
 def test_a_long_prompt_gets_on_beside_a_flood_of_short_ones() -> None:
@@ -129,8 +125,6 @@ def test_choices_whose_grammar_is_slow_take_turns_beside_another_scope() -> None
     outputs = [sequence.num_output for sequence in slow.state.sequences]
     assert min(outputs) >= 6 and max(outputs) - min(outputs) <= 1, "all choices get on"
     engine.finish(slow, quick)
-    for choice in range(8):
-        assert slow.answer(choice) == slow.wanted(choice)
 
 
 def bind(engine: Timed, sequence: SequenceState) -> None:
@@ -156,5 +150,5 @@ def test_a_short_prompt_is_in_the_next_step_and_no_long_one_with_it() -> None:
         short = engine.send(words(50_000 + 100 * number, 20), scope="b", max_tokens=1)
         engine.step()
         assert short.started is not None
-        assert sum(len(work.token_ids) for work in engine.timed.steps[-1]) == 21
+        assert computed(engine.timed.steps[-1]) == 21
         engine.step(5)

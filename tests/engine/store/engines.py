@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import SecretStr
 
 from engine.backends.base import Parts
 from engine.backends.storing import new_memory
-from engine.cache.ids import TokenId
+from engine.cache.ids import Digest, TokenId
 from engine.clock import Clock, ManualClock
-from engine.protocol import Description, StoreStats
+from engine.protocol import Description, Started, StoreStats
 from engine.settings import Settings
 from engine.store.journal import Moment, WallClock
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
@@ -28,6 +28,8 @@ DEADLINE_SECONDS = 120.0
 
 class StoredEngine(Harness):
     """One process: `restart` begins the next one on the same directory."""
+
+    running: ClassVar[list["StoredEngine"]] = []
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class StoredEngine(Harness):
         )
         memory = new_memory(settings, cast(Parts, cast(Any, parts)), description, clock, wall)
         cache, self.store, self.refused = memory
+        self.running.append(self)
         disk = self.store.disk if self.store is not None else None
         super().__init__(
             num_blocks=num_blocks,
@@ -107,11 +110,8 @@ class StoredEngine(Harness):
     def settle(self) -> None:
         """Step until nothing is wanted of the store, and everything is in its files."""
         assert self.store is not None and self.cache.store is not None
-        end = time.monotonic() + DEADLINE_SECONDS
-        while (self.cache.store.num_wanted or self.is_scanning) and time.monotonic() < end:
-            self.step()
-            time.sleep(0.002)
-        assert not self.cache.store.num_wanted
+        store, disk = self.cache.store, self.store.disk
+        self.step_until(lambda: not (store.num_wanted or disk.is_scanning))
         self.store.disk.flush().result(DEADLINE_SECONDS)
         self.step()
 
@@ -119,22 +119,23 @@ class StoredEngine(Harness):
         """Step until files and journal came so far."""
         end = time.monotonic() + DEADLINE_SECONDS
         while not is_so():
-            assert time.monotonic() < end
+            assert time.monotonic() < end, "it never came"
             self.step()
             time.sleep(0.001)
 
-    @property
-    def is_scanning(self) -> bool:
+    def drop_files(self, scope: str, key: Digest | None = None) -> None:
+        """Of a scope or one of its entries."""
         assert self.store is not None
-        return self.store.disk.is_scanning
+        self.store.disk.drop(self.cache.digests(scope, []).root, key).result(60)
 
     def kill(self) -> None:
         """End without any goodbye: what waits for the threads is lost."""
-        assert self.store is not None
-        if self.store.peers is not None:
-            self.store.peers.close()
-        self.store.threads.abandon()
-        self.store.directory.close()
+        if self in self.running and self.store is not None:
+            if self.store.peers is not None:
+                self.store.peers.close()
+            self.store.threads.abandon()
+            self.store.directory.close()
+            self.running.remove(self)
 
     def end(self, *, is_killed: bool = False) -> None:
         """A planned end writes what the store still lacks."""
@@ -142,6 +143,7 @@ class StoredEngine(Harness):
             self.kill()
         elif self.store is not None:
             self.store.close(30.0)
+            self.running.remove(self)
 
     def restart(self, *, is_killed: bool = False, **changes: object) -> "StoredEngine":
         """The next process, with the same options but for `changes`."""
@@ -150,6 +152,19 @@ class StoredEngine(Harness):
 
     def next(self, **changes: object) -> "StoredEngine":
         return StoredEngine(self.path, clock=self.clock, **{**self._options, **changes})
+
+
+PREFIX = list(range(1, 23))
+OTHER = list(range(101, 131))
+
+
+def started(sent: Sent) -> Started:
+    assert sent.started is not None
+    return sent.started
+
+
+def read_of(sent: Sent) -> int:
+    return started(sent).usage.cache_read_tokens
 
 
 class MovedWall:

@@ -12,8 +12,7 @@ import pytest
 
 from engine.store import files, peers
 from engine.store.files import MAX_TOKENS, StoreKeys, header_bytes
-from tests.engine.store.engines import StoredEngine
-from tests.engine.store.test_restarts import eventually, read_of
+from tests.engine.store.engines import StoredEngine, read_of
 
 DAMAGES_OF_FILES = ["flip", "cut", "swap", "zero", "grow", "remove", "version", "old", "model"]
 DAMAGES = [*DAMAGES_OF_FILES, "journal", "index", "secret", "all"]
@@ -98,9 +97,6 @@ def test_damaged_stores_give_a_miss_a_file_and_never_other_answers(
     third = again.restart(is_killed=True)
     for prompt in prompts:
         assert read_of(third.say(prompt)) == len(prompt), "what was damaged was not written anew"
-    third.kill()
-    if "member" in where:
-        writer.kill()
 
 
 def begin_again(writer: StoredEngine, where: str) -> StoredEngine:
@@ -119,9 +115,9 @@ def has_looked_around(engine: StoredEngine) -> None:
     followed = engine.store.peers
     if followed is not None:
         rounds = followed.num_rounds + 3
-        assert eventually(engine, lambda: followed.num_rounds >= rounds)
+        engine.step_until(lambda: followed.num_rounds >= rounds)
     disk = engine.store.disk
-    assert eventually(engine, lambda: not disk.is_reading)
+    engine.step_until(lambda: not disk.is_reading)
     engine.step()
 
 
@@ -154,8 +150,6 @@ def test_a_members_damage_is_counted_though_nothing_of_it_was_told(
     reason = "peer_journal_checksum" if kind == "flip a line" else "peer_short"
     assert reader.stats.misses == {reason: 1}
     assert len(reader.entries.live()) == 1, "the other entry is told"
-    reader.kill()
-    writer.kill()
 
 
 def hurt(engine: StoredEngine, kind: str, rng: random.Random, looks: Looks) -> None:

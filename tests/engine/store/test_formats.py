@@ -62,13 +62,10 @@ def reason_of(data: bytes, key: BlockKey = KEY) -> str | None:
     return None
 
 
-def test_a_whole_file_is_read_back() -> None:
+def test_a_whole_file_is_read_back_and_every_single_flipped_bit_is_a_miss() -> None:
     assert reason_of(FILE) is None
     head = FILE[: header_bytes(4)]
     assert decode_header(head, KEY.name, len(FILE), MODEL, KEYS) == KEY
-
-
-def test_every_single_flipped_bit_is_a_miss() -> None:
     for position in range(len(FILE) * 8):
         flipped = bytearray(FILE)
         flipped[position // 8] ^= 1 << position % 8
@@ -81,13 +78,8 @@ def test_every_truncation_and_every_longer_file_is_a_miss() -> None:
     assert reason_of(FILE + b"\0") == "short"
 
 
-@given(st.binary(max_size=2000))
-def test_any_bytes_are_a_miss(data: bytes) -> None:
-    assert reason_of(data) is not None
-
-
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_torn_files_are_a_miss(data: st.DataObject) -> None:
     """A part of a file that is zeros or another file's bytes, as a crash may leave it."""
     other = encode(a_key((9, 9, 9, 9)), bytes(len(PAYLOAD)), MODEL, KEYS)
@@ -123,11 +115,6 @@ def test_names_tell_neither_content_nor_scope_nor_secret() -> None:
     other = StoreKeys(bytes(32))
     assert other.name_of(KEY.digest) != KEY.name
     assert KEY.digest.hex() not in KEY.name and KEY.owner.hex() not in KEY.name
-
-
-def test_fingerprints_differ_where_any_fact_does() -> None:
-    assert fingerprint({"a": "bc"}) != fingerprint({"ab": "c"})
-    assert fingerprint({"a": "b", "c": "d"}) == fingerprint({"c": "d", "a": "b"})
 
 
 def a_put(key: str = "aa", left: float = 100.0, model: str = "m") -> Put:

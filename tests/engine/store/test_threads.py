@@ -31,16 +31,21 @@ def keys_of_chain(directory: StoreDirectory, count: int) -> list[BlockKey]:
     return keys
 
 
-def test_what_is_written_is_read_back_and_folders_are_made_where_they_are_missing(
+def test_what_is_written_is_read_back_and_results_that_nobody_took_yet_wake_once(
     tmp_path: Path,
 ) -> None:
     directory = StoreDirectory(tmp_path)
     threads = new_threads(directory)
+    wakes: list[int] = []
+    threads.results.wake = lambda: wakes.append(1)
     keys = keys_of_chain(directory, 40)
-    for key in keys:
-        threads.write(key, memoryview(CONTENT))
-    threads.barrier().result(60)
-    assert {one.error for one in threads.results.take() if isinstance(one, Written)} == {None}
+    for number in (1, 2):
+        for key in keys:
+            threads.write(key, memoryview(CONTENT))
+        threads.barrier().result(60)
+        assert len(wakes) == number
+        taken = threads.results.take()
+        assert [one.error for one in taken if isinstance(one, Written)] == [None] * len(keys)
     assert sorted(directory.names()) == sorted(key.name for key in keys)
     for key in keys:
         threads.read(key)
@@ -61,20 +66,4 @@ def test_a_file_is_whole_where_the_system_takes_a_part_at_a_time(
     for num_head in (10, 699, 700, 701, 900):
         directory.write("ab" * 16, CONTENT[:num_head], memoryview(CONTENT)[num_head:])
         assert (tmp_path / "blocks" / "ab" / ("ab" * 16)).read_bytes() == CONTENT
-    directory.close()
-
-
-def test_results_that_nobody_took_yet_wake_once(tmp_path: Path) -> None:
-    directory = StoreDirectory(tmp_path)
-    threads = new_threads(directory)
-    wakes: list[int] = []
-    threads.results.wake = lambda: wakes.append(1)
-    keys = keys_of_chain(directory, 10)
-    for number in (1, 2):
-        for key in keys:
-            threads.write(key, CONTENT)
-        threads.barrier().result(60)
-        assert len(wakes) == number
-        assert len(threads.results.take()) == len(keys)
-    assert threads.close(60)
     directory.close()

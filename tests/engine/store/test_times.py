@@ -6,9 +6,7 @@ import pytest
 
 from engine.cache.block import Entry
 from engine.clock import ManualClock
-from tests.engine.store.engines import MovedWall, StoredEngine
-from tests.engine.store.test_members import until
-from tests.engine.store.test_restarts import PREFIX, read_of
+from tests.engine.store.engines import PREFIX, MovedWall, StoredEngine, read_of
 
 
 @pytest.fixture
@@ -49,25 +47,19 @@ def test_the_time_between_two_epochs_counts(
     third = again.restart(is_killed=True)
     assert seconds_left(third) == pytest.approx(10.0) and read_of(third.say(PREFIX)) == 22
     assert seconds_left(third) == pytest.approx(3600.0), "a read begins its time again"
-    third.kill()
 
 
-def test_an_entry_whose_time_ended_between_two_epochs_is_not_there(
+def test_an_idle_lease_is_idle_after_a_restart_and_one_whose_time_ended_is_not_there(
     engine: StoredEngine, wall: MovedWall
 ) -> None:
-    wall.go_on(3600.0)
-    again = engine.restart(is_killed=True)
-    assert not again.entries.live() and not again.stats.restored_entries
-    assert read_of(again.say(PREFIX)) == 0
-    again.kill()
-
-
-def test_an_idle_lease_is_idle_after_a_restart(engine: StoredEngine, wall: MovedWall) -> None:
     wall.go_on(400.0)
     again = engine.restart(is_killed=True)
     again.step()
     assert only_entry(again).is_idle and only_entry(again).is_leased
-    again.kill()
+    wall.go_on(3200.0)
+    again = again.restart(is_killed=True)
+    assert not again.entries.live() and not again.stats.restored_entries
+    assert read_of(again.say(PREFIX)) == 0
 
 
 @pytest.mark.parametrize(("moved", "left"), [(-86_400.0, 2660.0), (-30.0, 2630.0), (500.0, 2160.0)])
@@ -79,7 +71,6 @@ def test_a_moved_wall_clock_is_told_and_favours_by_a_minute_at_most(
     again = engine.restart(is_killed=True)
     assert seconds_left(again) == pytest.approx(left)
     assert again.stats.clock_moved_seconds == pytest.approx(moved)
-    again.kill()
 
 
 def test_a_members_entry_ends_when_its_time_is_over_there(tmp_path: Path, wall: MovedWall) -> None:
@@ -90,7 +81,5 @@ def test_a_members_entry_ends_when_its_time_is_over_there(tmp_path: Path, wall: 
     writer.say(PREFIX)
     writer.settle()
     wall.go_on(1000.0)
-    until(reader, lambda: bool(reader.entries.live()))
+    reader.step_until(lambda: bool(reader.entries.live()))
     assert seconds_left(reader) == pytest.approx(2600.0)
-    reader.kill()
-    writer.kill()
