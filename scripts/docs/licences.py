@@ -2,7 +2,7 @@
 
 What needs what stands in requirements.lock, and the licences are what the installed packages say of
 themselves. Run it after a change of dependencies, where all extras but vLLM are installed;
-tests/scripts/test_licences.py fails when it was forgotten. Ends with 1 when a package names no
+tests/scripts/test_lock.py fails when it was forgotten. Ends with 1 when a package names no
 licence, or is not installed.
 """
 

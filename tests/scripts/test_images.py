@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import ROOT
+
 PROGRAM = "scripts/setup/install_needs.py"
 FILES = ("pyproject.toml", "requirements.lock")
 RECIPES = sorted(ROOT.glob("*/Dockerfile"))
 GPU_RECIPE = ROOT / "engine" / "Dockerfile.gpu"
-every_recipe = pytest.mark.parametrize(
-    "path", RECIPES, ids=lambda path: str(path.relative_to(ROOT))
-)
 
 
 def stages(path: Path) -> dict[str, str]:
@@ -30,10 +28,14 @@ def needs_of(path: Path) -> list[str]:
     return str(needs).split()
 
 
+def shown(tree: Path, *needs: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, PROGRAM, "--show", "shown", *needs]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True)
+
+
 def show(tree: Path, needs: list[str]) -> str:
     """Both files that `--show` writes, one behind the other."""
-    command = [sys.executable, PROGRAM, "--show", "shown", *needs]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    done = shown(tree, *needs)
     assert done.returncode == 0, done.stderr
     return "".join((tree / "shown" / name).read_text("utf-8") for name in FILES)
 
@@ -55,49 +57,29 @@ def change(tree: Path, old: str, new: str, file: str = "pyproject.toml") -> None
     path.write_text(after, "utf-8")
 
 
-@every_recipe
-def test_packages_are_installed_from_what_is_needed_alone(path: Path) -> None:
-    stage = stages(path)["packages"]
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_packages_are_installed_from_what_is_needed_alone(path: Path, tree: Path) -> None:
+    """What is needed changes with the requirements, and is all that installing reads."""
+    stage, needs = stages(path)["packages"], needs_of(path)
     copied = re.findall(r"^COPY (.*)$", stage, re.MULTILINE)
     assert copied == ["--from=needs /needs ./", f"{PROGRAM} scripts/setup/"]
     (installed,) = re.findall(rf"{PROGRAM}([\w -]*)", stage.partition("RUN ")[2])
-    assert [word for word in installed.split() if word != "--unlocked"] == needs_of(path)
-
-
-@every_recipe
-def test_what_is_needed_changes_with_the_requirements_and_with_nothing_else(
-    path: Path, tree: Path
-) -> None:
-    needs = needs_of(path)
+    assert [word for word in installed.split() if word != "--unlocked"] == needs
     before = show(tree, needs)
-    for old, new in (
-        (r"^line-length = \d+", "line-length = 77"),
-        (r"^version = .*", 'version = "99.0"'),
-        (r"^check = .*", 'check = ["ruff"]'),
-    ):
-        change(tree, old, new)
-    assert show(tree, needs) == before
+    change(tree, r"^line-length = \d+", "line-length = 77")
+    change(tree, r"^version = .*", 'version = "99.0"')
+    change(tree, r"^check = .*", 'check = ["ruff"]')
     change(tree, r"^pytest==\d+", "pytest==99", "requirements.lock")
     assert show(tree, needs) == before
     change(tree, r"^httpx==\d+", "httpx==98", "requirements.lock")
     assert show(tree, needs) != before and "\nhttpx==98" in show(tree, needs)
     change(tree, r"httpx>=[^\"]*", "httpx==99.0")
-    assert '"httpx==99.0"' in show(tree, needs)
-
-
-@every_recipe
-def test_what_is_needed_is_all_that_installing_reads(path: Path, tree: Path) -> None:
-    """Shown again from what was shown, it is the same."""
-    needs = needs_of(path)
     before = show(tree, needs)
+    assert '"httpx==99.0"' in before
     for name in FILES:
         shutil.copy(tree / "shown" / name, tree / name)
-    assert show(tree, needs) == before
-
-
-def test_a_need_that_there_is_not_is_named(tree: Path) -> None:
-    command = [sys.executable, PROGRAM, "--show", "shown", "nothing"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert show(tree, needs) == before, "shown again from what was shown it is the same"
+    done = shown(tree, "nothing")
     assert done.returncode == 1 and "`nothing` is neither" in done.stderr
 
 

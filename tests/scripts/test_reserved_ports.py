@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.setup.reserved_ports import (
-    FIRST,
-    HOST,
-    LAST,
-    Reservations,
-    candidates,
-    of_this_process,
-)
+from scripts.setup import reserved_ports
+from scripts.setup.reserved_ports import FIRST, HOST, LAST, Reservations, candidates
 from scripts.stack import ROOT, free_port
 from tests.scripts.runs import LISTENED, free_base
 
@@ -25,25 +19,18 @@ TAKER = """
 import sys
 from pathlib import Path
 from scripts.setup.reserved_ports import Reservations
-file, first, last, count, *above = sys.argv[1:]
+file, first, last, count = sys.argv[1:]
 ours = Reservations(Path(file), range(int(first), int(last)))
-shifts = [int(text) for text in above]
-print(*[ours.take(shifts) for _ in range(int(count))], flush=True)
+print(*[ours.take() for _ in range(int(count))], flush=True)
 sys.stdin.read()
 """
 
 
 @contextmanager
-def taker(file: Path, ports: range, count: int, *above: int) -> Iterator["subprocess.Popen[str]"]:
-    words = map(str, (file, ports.start, ports.stop, count, *above))
-    process = subprocess.Popen(
-        [sys.executable, "-c", TAKER, *words],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+def taken(file: Path, ports: range, count: int) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", TAKER, *map(str, (file, ports.start, ports.stop, count))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
         yield process
 
 
@@ -52,45 +39,27 @@ def said(process: "subprocess.Popen[str]") -> list[int]:
     return [int(word) for word in process.stdout.readline().split()]
 
 
-@pytest.fixture
-def ports() -> range:
-    """Two hundred neighbours that the tests' own servers do not get meanwhile."""
-    base = of_this_process().take(range(200))
-    return range(base, base + 200)
-
-
-def test_processes_that_take_ports_at_once_get_none_twice(tmp_path: Path, ports: range) -> None:
-    file = tmp_path / "ports"
+def test_processes_that_take_ports_at_once_get_none_twice(tmp_path: Path) -> None:
+    """And those of a process that ended are given again, but for one that somebody listens on."""
+    # A hundred neighbours that the tests' own servers do not get meanwhile.
+    base = reserved_ports.of_this_process().take(range(100))
+    file, ports = tmp_path / "ports", range(base, base + 100)
+    mine = Reservations(file, ports)
     with ExitStack() as stack:
-        # Of 200 ports four processes take 180, so that each meets what the others keep.
-        takers = [stack.enter_context(taker(file, ports, 45, 0)) for _ in range(4)]
+        # Of 100 ports three processes take 90, so that each meets what the others keep.
+        takers = [stack.enter_context(taken(file, ports, 30)) for _ in range(3)]
         got = [port for one in takers for port in said(one)]
-        assert len(got) == len(set(got)) == 180 and set(got) <= set(ports)
-        mine = Reservations(file, ports)
-        assert {mine.take() for _ in range(20)} == set(ports) - set(got)
+        assert len(got) == len(set(got)) == 90 and set(got) <= set(ports)
+        assert {mine.take() for _ in range(10)} == set(ports) - set(got)
         with pytest.raises(OSError, match="no port is free"):
             mine.take()
-
-
-def test_ports_of_a_process_that_ended_are_given_again(tmp_path: Path, ports: range) -> None:
-    file, few = tmp_path / "ports", ports[:5]
-    with taker(file, few, 5, 0) as process:
-        kept = said(process)
-        mine = Reservations(file, few)
-        with pytest.raises(OSError, match="no port is free"):
-            mine.take()
-    assert {mine.take() for _ in kept} == set(kept)
-
-
-def test_a_port_that_somebody_listens_on_is_not_given(tmp_path: Path, ports: range) -> None:
-    mine = Reservations(tmp_path / "ports", ports[:3])
     with socket.socket() as other:
-        other.bind((HOST, ports[1]))
+        other.bind((HOST, got[0]))
         other.listen()
-        assert {mine.take(), mine.take()} == {ports[0], ports[2]}
+        assert {mine.take() for _ in range(89)} == set(got[1:])
         with pytest.raises(OSError, match="no port is free"):
             mine.take()
-    assert mine.take() == ports[1]
+    assert mine.take() == got[0]
 
 
 def test_a_port_is_outside_the_range_of_outgoing_connections(tmp_path: Path) -> None:
