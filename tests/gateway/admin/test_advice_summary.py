@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway.cli.migrate import migrate
-from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.database import with_ledger
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import NUM, RULES, unread_text, week
 from tests.gateway.serving import make_settings, serve_gateway
@@ -24,22 +23,14 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     settings = make_settings(data)
     migrate(settings)
     turns = list(week(datetime.now(UTC) - timedelta(days=2)))
-
-    async def fill(ledger: Ledger) -> None:
-        await ledger.insert_turns(turns)
-
-    asyncio.run(with_ledger(settings.ledger_url, fill))
+    asyncio.run(with_ledger(settings.ledger_url, lambda ledger: ledger.insert_turns(turns)))
     with serve_gateway(data, "http://127.0.0.1:9") as url:
         yield Admin(url)
 
 
-def lines(found: Any) -> dict[tuple[str, str | None], Any]:
-    return {(line["kind"], line["workspace"]): line for line in found["lines"]}
-
-
 def test_each_sentence_has_its_number_and_its_turns(gateway: Admin) -> None:
     found = gateway.get(SUMMARY)
-    by = lines(found)
+    by = {(line["kind"], line["workspace"]): line for line in found["lines"]}
     fault = by["fault", "nonces"]
     assert "system.0" in fault["text"] and "new in every request" in fault["text"]
     assert fault["num_turns"] == NUM - 1 and fault["turns"]
@@ -69,26 +60,18 @@ def test_a_line_says_what_its_page_says(gateway: Admin) -> None:
     (line,) = found["lines"]
     assert line["kind"] == "markers" and line["page"] == "advice"
     assert line["text"] == f"Workspace unmarked with m: {stream['text']}"
-    assert (line["multiples"], line["nano"]) == (
-        stream["saves"]["multiples"],
-        stream["saves"]["nano"],
-    )
     assert (line["turns"], line["num_turns"]) == (stream["turns"], NUM)
+    assert {name: line[name] for name in ("multiples", "nano")}.items() <= stream["saves"].items()
 
 
-@pytest.mark.parametrize(
-    ("workspace", "said"),
-    [
+def test_where_there_is_nothing_to_advise_that_is_said(gateway: Admin) -> None:
+    for workspace, said in (
         ("sound", f"Nothing to advise. {NUM} requests were looked at."),
         ("few", "1 group of key and model with fewer than 20 requests gave no line."),
         ("nobody", "there is nothing to advise on"),
-    ],
-)
-def test_where_there_is_nothing_to_advise_that_is_said(
-    gateway: Admin, workspace: str, said: str
-) -> None:
-    found = gateway.get(f"{SUMMARY}?workspace={workspace}")
-    assert found["lines"] == [] and said in found["text"]
+    ):
+        found = gateway.get(f"{SUMMARY}?workspace={workspace}")
+        assert found["lines"] == [] and said in found["text"]
 
 
 def test_a_key_of_a_workspace_sees_its_own_lines(gateway: Admin) -> None:
@@ -99,7 +82,3 @@ def test_a_key_of_a_workspace_sees_its_own_lines(gateway: Admin) -> None:
     assert found["num_turns"] == NUM
     own.get(f"{SUMMARY}?workspace=slow", 403)
     assert own.get(f"{SUMMARY}?workspace=unread") == found, "kept, and the same for both questions"
-
-
-def test_a_wrong_query_is_told_by_its_field(gateway: Admin) -> None:
-    assert "workspace" in gateway.get(f"{SUMMARY}?workspace=", 400)["error"]["message"]

@@ -1,9 +1,23 @@
-"""Shapes of traffic with one planted fault each, by seed."""
+"""Shapes of traffic with one planted fault each, by seed: prompts, and bodies of all dialects."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from engine.protocol import Message, Prompt, TextPart, Tool, ToolResultPart, ToolUsePart
+from engine.protocol import Message, Prompt, TextPart, ToolResultPart, ToolUsePart
+from tests.gateway.advice.bodies import (
+    MARK,
+    NUM,
+    Bodies,
+    block,
+    chat_body,
+    content,
+    gemini_body,
+    image,
+    messages_body,
+    says,
+    tools_of,
+)
 from tests.gateway.advice.shapes import (
     DAY_MS,
     HOUR_MS,
@@ -19,15 +33,34 @@ from tests.gateway.advice.shapes import (
     user,
 )
 
+Make = Callable[[Author], Any]
 
-class Expected(NamedTuple):
-    """The planted fault: any of these kinds, at this path."""
 
+@dataclass(frozen=True)
+class Planted:
+    """The fault of a shape: any of these kinds, at this path."""
+
+    make: Make
     kinds: tuple[str, ...]
     path: str
 
 
-def date_in_system(author: Author) -> tuple[list[Sent], Expected]:
+# What makes `Sent`, and what makes `Bodies`.
+FAULTY: dict[str, Planted] = {}
+FAULTY_BODIES: dict[str, Planted] = {}
+_VARIES = ("varying_text", "nonce", "date")
+
+
+def planted(into: dict[str, Planted], *kinds: str, path: str) -> Callable[[Make], Make]:
+    def note(make: Make) -> Make:
+        into[make.__name__] = Planted(make, kinds, path)
+        return make
+
+    return note
+
+
+@planted(FAULTY, "date", path="system.0")
+def date_in_system(author: Author) -> list[Sent]:
     tools, text, sent = author.tools(), author.text(), []
     days, each = author.chance.randint(4, 7), author.chance.randint(5, 9)
     for day in range(days):
@@ -37,64 +70,33 @@ def date_in_system(author: Author) -> tuple[list[Sent], Expected]:
             moment += (number - each // 2) * 4 * MINUTE_MS
             today = moment // DAY_MS
             sent.append(Sent(moment, single(author, tools, f"Today is day {today}.\n{text}")))
-    return sent, Expected(("date",), "system.0")
+    return sent
 
 
-def nonce_in_system(author: Author) -> tuple[list[Sent], Expected]:
-    head, tail, tools = author.text(), author.text(), author.tools()
-    lead = author.chance.choice(["", author.text()])
+@planted(FAULTY, "nonce", path="system.1")
+def nonce_in_system(author: Author) -> list[Sent]:
+    lead, head, tail, tools = author.text(), author.text(), author.text(), author.tools()
     sent = []
     for number in range(author.chance.randint(8, 30)):
         nonce = f"request {author.chance.getrandbits(64):016x}"
-        blocks = [lead] * bool(lead) + [f"{head}\n{nonce}\n{tail}"]
-        sent.append(Sent(at(number), single(author, tools, *blocks)))
-    return sent, Expected(("nonce",), f"system.{1 if lead else 0}")
+        prompt = single(author, tools, lead, f"{head}\n{nonce}\n{tail}")
+        sent.append(Sent(at(number), prompt))
+    return sent
 
 
-def nonce_block(author: Author) -> tuple[list[Sent], Expected]:
-    rest = [author.text() for _ in range(author.chance.randint(1, 3))]
-    sent = [
-        Sent(at(number), single(author, [], f"id {author.chance.getrandbits(64):x}", *rest))
-        for number in range(author.chance.randint(8, 30))
-    ]
-    return sent, Expected(("nonce",), "system.0")
-
-
-def time_in_system(author: Author) -> tuple[list[Sent], Expected]:
+@planted(FAULTY, "minute", path="system.0")
+def time_in_system(author: Author) -> list[Sent]:
     text, tools = author.text(), author.tools()
     sent = []
     for number in range(author.chance.randint(24, 40)):
         moment = START_MS // HOUR_MS * HOUR_MS + number * 15_000
         blocks = f"{text}\nThe time is {moment // MINUTE_MS}."
         sent.append(Sent(moment, single(author, tools, blocks)))
-    return sent, Expected(("minute",), "system.0")
+    return sent
 
 
-def shuffled_tools(author: Author) -> tuple[list[Sent], Expected]:
-    tools, text = author.tools(), author.text()
-    sent = []
-    for number in range(author.chance.randint(8, 30)):
-        order = author.chance.sample(tools, len(tools))
-        sent.append(Sent(at(number), single(author, order, text)))
-    return sent, Expected(("tool_order",), "tools")
-
-
-def shuffled_schema(author: Author) -> tuple[list[Sent], Expected]:
-    tools, text = author.tools(), author.text()
-    place = author.chance.randrange(len(tools))
-    sent = []
-    for number in range(author.chance.randint(8, 20)):
-        made = list(tools)
-        if number % 2:
-            own = tools[place]
-            schema = {**own.input_schema}
-            schema["properties"] = shuffled_keys(schema["properties"], author.chance)
-            made[place] = Tool(own.name, shuffled_keys(schema, author.chance), own.description)
-        sent.append(Sent(at(number), single(author, made, text)))
-    return sent, Expected(("key_order",), f"tools.{place}")
-
-
-def shuffled_call(author: Author) -> tuple[list[Sent], Expected]:
+@planted(FAULTY, "key_order", path="messages.1")
+def shuffled_call(author: Author) -> list[Sent]:
     """A conversation whose first call comes back with its keys in another order each time."""
     tools, text, given = author.tools(), author.text(), {w: author.line() for w in WORDS[:6]}
     said: list[Message] = []
@@ -109,30 +111,11 @@ def shuffled_call(author: Author) -> tuple[list[Sent], Expected]:
         prompt = Prompt([*first, *said], tools=tools, system=[TextPart(text)])
         sent.append(Sent(at(number), prompt))
         said = [*said, assistant(author.line()), user(author.line())]
-    return sent, Expected(("key_order",), "messages.1")
+    return sent
 
 
-def growing_system(author: Author) -> tuple[list[Sent], Expected]:
-    text, lead = author.text(), author.chance.choice(["", author.text()])
-    sent = []
-    for number in range(author.chance.randint(8, 24)):
-        blocks = [lead] * bool(lead) + [text]
-        sent.append(Sent(at(number), single(author, [], *blocks)))
-        text += "\nRemember: " + author.line()
-    return sent, Expected(("growing_text",), f"system.{1 if lead else 0}")
-
-
-def moved_blocks(author: Author) -> tuple[list[Sent], Expected]:
-    """A template that puts its texts now here, now there."""
-    first, texts, tools = author.text(), [author.text(8) for _ in range(6)], author.tools()
-    sent = []
-    for number in range(author.chance.randint(10, 24)):
-        order = author.chance.sample(texts, len(texts))
-        sent.append(Sent(at(number), single(author, tools, first, *order)))
-    return sent, Expected(("moved_text",), "system")
-
-
-def sliding_window(author: Author) -> tuple[list[Sent], Expected]:
+@planted(FAULTY, "sliding_history", path="messages")
+def sliding_window(author: Author) -> list[Sent]:
     tools, text, said = author.tools(2), author.text(6), []
     keep, sent = author.chance.choice([4, 6, 8]), []
     for number in range(author.chance.randint(16, 30)):
@@ -140,34 +123,122 @@ def sliding_window(author: Author) -> tuple[list[Sent], Expected]:
         prompt = Prompt(said[-keep - 1 :], tools=tools, system=[TextPart(text)])
         sent.append(Sent(at(number), prompt))
         said.append(assistant(author.text(4)))
-    return sent, Expected(("sliding_history",), "messages")
+    return sent
 
 
-def time_in_first_message(author: Author) -> tuple[list[Sent], Expected]:
-    tools, text = author.tools(3), author.text(6)
-    said: list[Message] = []
-    sent = []
-    question = author.text(10)
-    for number in range(author.chance.randint(10, 20)):
-        first = user(f"now {at(number)}", question)
-        sent.append(Sent(at(number), Prompt([first, *said], tools=tools, system=[TextPart(text)])))
-        said = [*said, assistant(author.text(5)), user(author.line())]
-    return sent, Expected(("nonce",), "messages.0")
+@planted(FAULTY_BODIES, "nonce", path="system.0")
+def nonce_deep_in_a_long_text(author: Author) -> Bodies:
+    """Behind the part of the text whose pieces are kept."""
+    head, tail = author.text(400), author.text(40)
+    made = []
+    for _ in range(NUM):
+        system = f"{head}\ntrace {author.chance.getrandbits(64):x}\n{tail}"
+        made.append(chat_body(says("system", system), says("user", author.line())))
+    return made
 
 
-FAULTY: dict[str, Callable[[Author], tuple[list[Sent], Expected]]] = {
-    made.__name__: made
-    for made in (
-        date_in_system,
-        nonce_in_system,
-        nonce_block,
-        time_in_system,
-        shuffled_tools,
-        shuffled_schema,
-        shuffled_call,
-        growing_system,
-        moved_blocks,
-        sliding_window,
-        time_in_first_message,
-    )
-}
+@planted(FAULTY_BODIES, "tool_order", path="tools")
+def tools_shuffled_behind_a_marker(author: Author) -> Bodies:
+    first, *rest = tools_of(author)
+    first["cache_control"] = MARK
+    system = author.text()
+    made = []
+    for _ in range(NUM):
+        order = [first, *author.chance.sample(rest, len(rest))]
+        made.append(messages_body(says("user", author.line()), tools=order, system=system))
+    return made
+
+
+@planted(FAULTY_BODIES, "key_order", path="tools.2")
+def keys_of_a_declaration_shuffled(author: Author) -> Bodies:
+    tools, system = author.tools(), author.text()
+    made = []
+    for number in range(NUM):
+        declared = [
+            {"name": t.name, "description": t.description, "parameters": t.input_schema}
+            for t in tools
+        ]
+        if number % 2:
+            schema = tools[2].input_schema
+            inner = shuffled_keys(schema["properties"], author.chance)
+            declared[2]["parameters"] = {**schema, "properties": inner}
+        made.append(
+            gemini_body(
+                content("user", author.line()),
+                tools=[{"functionDeclarations": declared}],
+                systemInstruction={"parts": [{"text": system}]},
+            )
+        )
+    return made
+
+
+@planted(FAULTY_BODIES, "growing_text", path="system.0")
+def growing_instructions(author: Author) -> Bodies:
+    text, made = author.text(), []
+    for _ in range(NUM):
+        made.append({"model": "m", "instructions": text, "input": author.line()})
+        text += "\nRemember: " + author.line()
+    return made
+
+
+@planted(FAULTY_BODIES, *_VARIES, path="messages.0")
+def changing_image_before_a_document(author: Author) -> Bodies:
+    document, made = author.text(), []
+    for number in range(NUM):
+        blocks = [image(640 + number, 480), block(document), block(author.line())]
+        made.append(messages_body(says("user", blocks)))
+    return made
+
+
+@planted(FAULTY_BODIES, "moved_text", path="messages")
+def documents_in_another_order(author: Author) -> Bodies:
+    documents, made = [author.text(10) for _ in range(5)], []
+    for _ in range(NUM):
+        order = [*author.chance.sample(documents, 5), author.line()]
+        parts = [{"type": "input_text", "text": text} for text in order]
+        made.append({"model": "m", "instructions": "Answer.", "input": [says("user", parts)]})
+    return made
+
+
+@planted(FAULTY_BODIES, "tool_set", path="tools")
+def a_tool_that_comes_and_goes(author: Author) -> Bodies:
+    tools, system = tools_of(author), author.text()
+    made = []
+    ways = author.chance.sample(range(8), 8)
+    for number in range(NUM):
+        extra = [tool for bit, tool in enumerate(tools[:3]) if ways[number % 8] >> bit & 1]
+        order = extra + tools[3:]
+        made.append(messages_body(says("user", author.line()), tools=order, system=system))
+    return made
+
+
+@planted(FAULTY_BODIES, "varying_text", path="system.0")
+def blanks_that_come_and_go(author: Author) -> Bodies:
+    text, rest = author.text(), author.text()
+    made = []
+    for number in range(NUM):
+        system = [block(text + " " * (number % 5)), block(rest)]
+        made.append(messages_body(says("user", author.line()), system=system))
+    return made
+
+
+@planted(FAULTY_BODIES, *_VARIES, path="messages.0")
+def id_above_a_raw_prompt(author: Author) -> Bodies:
+    """All in one text: an id, the rules and the question."""
+    rules, made = author.text(), []
+    for _ in range(NUM):
+        head = f"session {author.chance.getrandbits(64):x}"
+        made.append({"model": "m", "prompt": f"{head}\n{rules}\n{author.line()}"})
+    return made
+
+
+@planted(FAULTY_BODIES, "nonce", path="messages.0")
+def reminder_in_the_first_message(author: Author) -> Bodies:
+    """A conversation through the Responses API whose first message tells the time of each turn."""
+    question, said, made = author.text(10), Bodies(), []
+    for number in range(NUM):
+        first = [{"type": "input_text", "text": text} for text in (f"now {number}", question)]
+        made.append({"model": "m", "instructions": "Help.", "input": [says("user", first), *said]})
+        answer = [{"type": "output_text", "text": author.text(5)}]
+        said = [*said, says("assistant", answer), says("user", author.line())]
+    return made

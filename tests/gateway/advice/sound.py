@@ -1,8 +1,25 @@
-"""Shapes of traffic in which nothing is wrong, by seed."""
+"""Shapes of traffic in which nothing is wrong, by seed: prompts, and bodies of all dialects."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 from engine.protocol import Message, Prompt, TextPart
+from tests.gateway.advice.bodies import (
+    MARK,
+    NUM,
+    Bodies,
+    Body,
+    block,
+    chat_body,
+    content,
+    functions_of,
+    gemini_body,
+    image,
+    messages_body,
+    says,
+    tools_of,
+)
 from tests.gateway.advice.shapes import Author, Sent, assistant, at, single, user
 
 
@@ -12,9 +29,8 @@ def conversations(author: Author) -> list[Sent]:
         said: list[Message] = []
         for turn in range(author.chance.randint(4, 14)):
             said = [*said, user(author.line())]
-            sent.append(
-                Sent(at(talk * 40 + turn), Prompt(said, tools=tools, system=[TextPart(text)]))
-            )
+            prompt = Prompt(said, tools=tools, system=[TextPart(text)])
+            sent.append(Sent(at(talk * 40 + turn), prompt))
             said = [*said, assistant(author.text(3))]
     return sent
 
@@ -27,23 +43,6 @@ def documents(author: Author) -> list[Sent]:
             message = user(document, author.line())
             sent.append(Sent(at(number * 6 + question), Prompt([message], system=[TextPart(text)])))
     return sent
-
-
-def customers(author: Author) -> list[Sent]:
-    """Each customer has a system prompt of his own."""
-    texts = [author.text(20) for _ in range(author.chance.randint(5, 14))]
-    return [
-        Sent(at(number), single(author, [], author.chance.choice(texts)))
-        for number in range(author.chance.randint(20, 60))
-    ]
-
-
-def labels(author: Author) -> list[Sent]:
-    text = author.text()
-    return [
-        Sent(at(number), Prompt([user(author.text(6))], system=[TextPart(text)]))
-        for number in range(author.chance.randint(10, 50))
-    ]
 
 
 def released(author: Author) -> list[Sent]:
@@ -113,18 +112,136 @@ def split_test(author: Author) -> list[Sent]:
     ]
 
 
-SOUND: dict[str, Callable[[Author], list[Sent]]] = {
-    made.__name__: made
-    for made in (
-        conversations,
-        documents,
-        customers,
-        labels,
-        released,
-        two_agents,
-        compacted,
-        forked,
-        examples,
-        split_test,
-    )
-}
+def parameters_that_change(author: Author) -> Bodies:
+    tools, system = tools_of(author), author.text()
+    ways: list[Body] = [
+        {"tool_choice": {"type": "auto"}, "metadata": {"user_id": "user-0"}},
+        {"tool_choice": {"type": "any"}, "temperature": 0.5},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096},
+        {"stream": True, "stop_sequences": ["stop"], "metadata": {"user_id": "user-3"}},
+    ]
+    return [
+        messages_body(says("user", author.line()), tools=tools, system=system) | ways[number % 4]
+        for number in range(NUM)
+    ]
+
+
+def other_images_of_one_size(author: Author) -> Bodies:
+    """The model is shown the same words in their place."""
+    document = author.text()
+    return [
+        messages_body(
+            says("user", [image(640, 480, bytes([number])), block(document), block("Go.")])
+        )
+        for number in range(NUM)
+    ]
+
+
+def moving_markers(author: Author) -> Bodies:
+    system, said, made = author.text(), [], []
+    for _ in range(NUM):
+        said.append(says("user", [block(author.line())]))
+        last = {**said[-1], "content": [{**said[-1]["content"][0], "cache_control": MARK}]}
+        made.append(messages_body(*said[:-1], last, system=system))
+        said.append(says("assistant", author.text(2)))
+    return made
+
+
+def agent_of_functions(author: Author) -> Bodies:
+    """A growing conversation of calls; arguments are spelt with and without blanks."""
+    tools, made = functions_of(author), []
+    said: Bodies = [says("system", author.text()), says("user", author.line())]
+    for number in range(NUM):
+        made.append(chat_body(*said, tools=tools))
+        call, spaces = f"call_{number}", (",", ":") if number % 2 else (", ", ": ")
+        arguments = json.dumps({"q": author.words(4), "n": number}, separators=spaces)
+        function = {"name": tools[0]["function"]["name"], "arguments": arguments}
+        calls = [{"id": call, "type": "function", "function": function}]
+        said = [
+            *said,
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": call, "content": author.text(3)},
+        ]
+    return made
+
+
+def agent_of_declarations(author: Author) -> Bodies:
+    """The same of Google's API, whose calls have no ids."""
+    tools, system, made = author.tools(), author.text(), []
+    declared = [
+        {"name": t.name, "description": t.description, "parameters": t.input_schema} for t in tools
+    ]
+    said = [content("user", author.line())]
+    for number in range(NUM):
+        made.append(
+            gemini_body(
+                *said,
+                tools=[{"functionDeclarations": declared}],
+                systemInstruction={"parts": [{"text": system}]},
+                generationConfig={"temperature": number / NUM},
+            )
+        )
+        call = {"functionCall": {"name": tools[0].name, "args": {"q": author.words(4)}}}
+        told = {"name": tools[0].name, "response": {"out": author.text(3)}}
+        said = [*said, content("model", call), content("user", {"functionResponse": told})]
+    return made
+
+
+def agent_of_items(author: Author) -> Bodies:
+    """The same of the Responses API, with reasoning effort that changes."""
+    declared: Bodies = [
+        {
+            "type": "function",
+            "name": t.name,
+            "description": t.description,
+            "parameters": t.input_schema,
+        }
+        for t in author.tools()
+    ]
+    fixed, made = {"model": "m", "instructions": author.text(), "tools": declared}, []
+    said: Bodies = [says("user", author.line())]
+    for number in range(NUM):
+        effort = "low" if number % 2 else "high"
+        made.append({**fixed, "input": said, "reasoning": {"effort": effort}})
+        call = {"call_id": f"call_{number}"}
+        arguments = json.dumps({"q": author.words(3)})
+        asked = {"type": "function_call", **call, "name": declared[0]["name"]}
+        told = {"type": "function_call_output", **call, "output": author.text(3)}
+        said = [*said, {**asked, "arguments": arguments}, told]
+    return made
+
+
+def raw_prompts(author: Author) -> Bodies:
+    rules = author.text()
+    return [{"model": "m", "prompt": f"{rules}\n{author.line()}"} for _ in range(NUM)]
+
+
+def a_tool_is_added_once(author: Author) -> Bodies:
+    tools, system = tools_of(author), author.text()
+    return [
+        messages_body(
+            says("user", author.line()),
+            tools=tools if number >= NUM // 2 else tools[:-1],
+            system=system,
+        )
+        for number in range(NUM)
+    ]
+
+
+def _named(*makes: Callable[[Author], Any]) -> dict[str, Callable[[Author], Any]]:
+    return {make.__name__: make for make in makes}
+
+
+SOUND = _named(conversations, documents, released, two_agents, compacted) | _named(
+    forked, examples, split_test
+)
+SOUND_BODIES = _named(
+    parameters_that_change,
+    other_images_of_one_size,
+    moving_markers,
+    agent_of_functions,
+    agent_of_declarations,
+    agent_of_items,
+    raw_prompts,
+    a_tool_is_added_once,
+)

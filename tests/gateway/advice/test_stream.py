@@ -1,17 +1,18 @@
 """What is advised for a stream of turns, in numbers that can be added up by hand."""
 
+import pytest
+
 from engine.protocol import Message, Prompt, TextPart, Ttl
 from gateway.advice.cache import Cache
 from gateway.advice.stream import advise_stream
-from tests.gateway.advice.shapes import Sent
-from tests.gateway.advice.turns import turns_of
+from tests.gateway.advice.shapes import Sent, turns_of
 
 SYSTEM = "rule " * 2000
 MINUTE = 60_000
 
 
-def asked(number: int, system: str = SYSTEM) -> Prompt:
-    return Prompt([Message("user", [TextPart(f"question {number}")])], system=[TextPart(system)])
+def asked(number: int) -> Prompt:
+    return Prompt([Message("user", [TextPart(f"question {number}")])], system=[TextPart(SYSTEM)])
 
 
 def sent(count: int, gap_ms: int, marks: tuple[tuple[int, Ttl], ...] = ()) -> list[Sent]:
@@ -32,42 +33,39 @@ def test_unmarked_requests_a_minute_apart_want_five_minutes() -> None:
     assert (found.policy.auto_cache, found.policy.auto_cache_ttl) == ("prefix", "5m")
 
 
-def test_requests_ten_minutes_apart_want_an_hour() -> None:
-    found = advise_stream(turns_of(sent(10, 10 * MINUTE)), 1024)
-    assert [marker.ttl for marker in found.markers] == ["1h"]
+@pytest.mark.parametrize(
+    ("minutes", "marks", "least", "verdict", "ttls", "kinds"),
+    [
+        (10, (), 1024, "mark", ["1h"], []),
+        (120, (), 1024, "leave", [], None),
+        # Never read.
+        (120, ((0, "1h"),), 1024, "unmark", [], ["changing_end"]),
+        (1, ((0, "5m"),), 1024, "leave", [], None),
+        (1, ((0, "5m"),), 100_000, "leave", [], ["too_short"]),
+    ],
+)
+def test_what_is_advised_depends_on_gaps_and_markers(
+    minutes: int,
+    marks: tuple[tuple[int, Ttl], ...],
+    least: int,
+    verdict: str,
+    ttls: list[Ttl],
+    kinds: list[str] | None,
+) -> None:
+    turns = turns_of(sent(10, minutes * MINUTE, marks))
+    found = advise_stream(turns, least)
+    assert (found.verdict, [marker.ttl for marker in found.markers]) == (verdict, ttls)
+    assert kinds is None or [each.kind for each in found.findings] == kinds
+    if verdict != "mark":
+        saved = turns[0].tokens[0] * 10 if verdict == "unmark" else 0
+        assert found.saves.multiples == saved
 
 
-def test_requests_two_hours_apart_are_left_unmarked() -> None:
-    found = advise_stream(turns_of(sent(10, 120 * MINUTE)), 1024)
-    assert (found.verdict, found.markers, found.saves.multiples) == ("leave", [], 0)
-
-
-def test_markers_that_are_never_read_are_to_be_left_out() -> None:
-    turns = turns_of(sent(10, 120 * MINUTE, ((0, "1h"),)))
-    found = advise_stream(turns, 1024)
-    assert found.verdict == "unmark"
-    assert found.saves.multiples == turns[0].tokens[0] * 10
-    assert [each.kind for each in found.findings] == ["changing_end"]
-
-
-def test_good_markers_are_left_as_they_are() -> None:
+def test_a_policy_and_a_price_are_not_always_known() -> None:
     found = advise_stream(turns_of(sent(10, MINUTE, ((0, "5m"),))), 1024)
-    assert (found.verdict, found.markers, found.policy) == ("leave", [], None)
-    assert found.next_best is not None
-
-
-def test_a_prefix_below_the_minimum_is_not_worth_a_marker() -> None:
-    found = advise_stream(turns_of(sent(10, MINUTE, ((0, "5m"),))), 100_000)
-    assert found.verdict == "leave"
-    assert [each.kind for each in found.findings] == ["too_short"]
-
-
-def test_anthropics_dialect_gets_markers_and_no_policy() -> None:
+    assert found.policy is None and found.next_best is not None
     found = advise_stream(turns_of(sent(10, MINUTE), dialect="anthropic"), 1024)
-    assert found.markers and found.policy is None
-
-
-def test_without_prices_the_plain_multiples_decide() -> None:
+    assert found.markers and found.policy is None, "that dialect has markers"
     found = advise_stream(turns_of(sent(10, MINUTE), rates=None), 1024)
     assert found.verdict == "mark"
     assert found.saves.nano is None and found.saves.multiples > 0
@@ -99,8 +97,6 @@ def test_a_growing_conversation_is_marked_along_its_turns() -> None:
     best = next(each for each in found.outcomes if each.name == "conversation_5m")
     cache = Cache(1024)
     for turn in seen:
-        cache.take(
-            turn,
-            [(0, "5m"), *([(turn.answer, "5m")] * (turn.answer > 0)), (len(turn.tokens) - 1, "5m")],
-        )
+        answered: list[int] = [turn.answer] * (turn.answer > 0)
+        cache.take(turn, [(place, "5m") for place in (0, *answered, len(turn.tokens) - 1)])
     assert best.multiples == round(cache.sums.multiples, 1)

@@ -8,6 +8,7 @@ from gateway.base.record import TurnRecord
 from gateway.journal.charge import charge
 from gateway.prices.files import load_prices
 from tests.gateway.advice.shapes import Sent, fingerprint
+from tests.gateway.records import turn_record
 
 RULES = "a rule to follow\n" * 600
 NUM = 30
@@ -17,15 +18,15 @@ MARK: tuple[tuple[int, Ttl], ...] = ((0, "5m"),)
 def week(start: datetime) -> Iterator[TurnRecord]:
     """Thirty turns of each workspace, a minute apart; of `slow` and `few` see below."""
     for number in range(NUM):
-        yield _turn("unmarked", number, RULES, start)
-        yield _turn("nonces", number, f"request {number}\n{RULES}", start)
-        yield _written(_turn("unread", number, unread_text(number), start, MARK))
+        yield turn("unmarked", number, RULES, start)
+        yield turn("nonces", number, f"request {number}\n{RULES}", start)
+        yield _written(turn("unread", number, unread_text(number), start, MARK))
         if number < 5:
-            yield _turn("few", number, RULES, start)
-        sound = _turn("sound", number, RULES, start, MARK)
+            yield turn("few", number, RULES, start)
+        sound = turn("sound", number, RULES, start, MARK)
         yield _written(sound) if number == 0 else _read(sound)
         # Twelve minutes apart and marked for five.
-        slow = _written(_turn("slow", number, RULES, start + timedelta(minutes=11 * number), MARK))
+        slow = _written(turn("slow", number, RULES, start + timedelta(minutes=11 * number), MARK))
         slow.prefix, slow.prefix_ttl = "5" * 16, "5m"
         yield slow
 
@@ -35,23 +36,21 @@ def unread_text(number: int) -> str:
     return "".join(f"rule {number}.{line} of its own\n" for line in range(900))
 
 
-def _turn(
+def turn(
     workspace: str,
     number: int,
     system: str,
     start: datetime,
     marks: tuple[tuple[int, Ttl], ...] = (),
 ) -> TurnRecord:
+    """A minute after the one before, and computed as a whole."""
     prompt = Prompt([Message("user", [TextPart(f"q {number}")])], system=[TextPart(system)])
     size = len(system) // 4
-    made = TurnRecord(
-        id=f"msg_{workspace}_{number:02}",
-        instance="i",
+    made = turn_record(
+        f"msg_{workspace}_{number:02}",
         workspace=workspace,
         key_id=f"key_{workspace}",
-        model="m",
         engine="engine-0",
-        stream=False,
         opened_at=start + timedelta(minutes=number),
         outcome="stop",
         input_tokens=size,

@@ -125,21 +125,6 @@ def test_an_end_is_logged_with_its_trace_and_without_the_values_of_its_frames(
     assert "x" * 20 not in told
 
 
-def test_a_thread_that_raises_goes_on_and_is_counted() -> None:
-    ended: list[str] = []
-    rounds: list[int] = []
-    supervisor = Supervisor(lambda: float(len(rounds)), ended.append)
-
-    def work() -> None:
-        rounds.append(len(rounds))
-        if len(rounds) == 2:
-            raise RuntimeError
-
-    for _ in range(3):
-        supervisor.guard("journal", work)
-    assert (rounds, ended) == ([0, 1, 2], ["journal"])
-
-
 def test_a_loop_fails_from_its_third_end_on_and_is_well_after_it_ran_for_long() -> None:
     now = 0.0
     watched = supervision.Watched("drain", "drain", lambda: now)

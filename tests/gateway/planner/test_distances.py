@@ -1,6 +1,5 @@
 """The exact curve against a memory that is really kept, and units against exact tokens."""
 
-import random
 from collections import OrderedDict
 
 import pytest
@@ -34,19 +33,13 @@ def kept(found: list[PlannedRequest], size: int) -> float:
     return read / sum(request.tokens for request in found)
 
 
-@pytest.mark.parametrize("size", [1, 7, 40, 100, 300, 10_000])
-def test_the_curve_is_what_a_memory_of_that_size_gives(size: int) -> None:
+def test_the_curve_is_what_a_memory_of_that_size_gives_and_its_knee_the_smallest() -> None:
     found = requests()
     exact = distances(found, sum(len(request.units) for request in found))
-    assert exact.curve([size]) == pytest.approx([kept(found, size)])
-
-
-def test_the_knee_is_the_smallest_memory_with_its_share() -> None:
-    found = requests()
-    exact = distances(found, sum(len(request.units) for request in found))
+    sizes = [1, 7, 40, 100, 300, 10_000]
+    assert exact.curve(sizes) == pytest.approx([kept(found, size) for size in sizes])
     size = exact.size_for(0.9)
-    most = kept(found, 10**9)
-    assert kept(found, size) >= 0.9 * most > kept(found, size - 1)
+    assert kept(found, size) >= 0.9 * kept(found, 10**9) > kept(found, size - 1)
 
 
 @pytest.mark.parametrize("unit", [16, 100, 333])
@@ -60,13 +53,3 @@ def test_units_are_right_on_average_and_tokens_exact(unit: int) -> None:
         assert request.tokens_at(len(request.known)) == turn.ends[-1]
         ends = [segment.end for segment in request.segments]
         assert ends == sorted(set(ends)) and ends[-1] == len(request.known)
-
-
-def test_equal_prefixes_have_equal_units_and_others_have_none_in_common() -> None:
-    by_scope: dict[str, set[int]] = {}
-    for request in requests():
-        by_scope.setdefault(request.scope, set()).update(request.known)
-    first, *others = by_scope.values()
-    assert all(not first & other for other in others)
-    order = random.Random(1).sample(requests(), 10)
-    assert order[0].units != order[1].units

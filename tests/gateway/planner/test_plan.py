@@ -99,10 +99,3 @@ def test_what_cannot_be_planned_is_refused_by_its_field(asked: Any, named: str) 
     with pytest.raises(InvalidRequest) as refused:
         planned(**asked)
     assert named in str(refused.value)
-
-
-def test_a_trace_is_planned_by_its_ids() -> None:
-    line = '{"timestamp": %d, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}'
-    found = planned(made=None, trace="\n".join(line % (n * 60_000) for n in range(5)))
-    assert found.turns == 5 and found.prompt_tokens == 5 * 1024
-    assert found.whole.hit_rate == pytest.approx(0.8, abs=0.01)
