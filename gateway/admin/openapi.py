@@ -29,7 +29,7 @@ from gateway.base import errors
 from gateway.base.errors import GatewayError
 from gateway.dialects.anthropic import batches
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
-from gateway.dialects.anthropic.response import Event, Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.anthropic.response import EventType, Message, ModelInfo, ModelList, TokenCount
 from gateway.dialects.errors import ENVELOPES, status_of
 from gateway.dialects.fields import Fields
 from gateway.dialects.gemini import caches
@@ -352,14 +352,14 @@ _MORE_FIELDS: dict[Any, Fields] = {
     ResponsesRequest: RESPONSES,
 }
 _DATA = {"type": "string", "contentMediaType": "application/json"}
-# One server-sent event; the names are the tags of `dialects/anthropic/response.py`.
+# One server-sent event; the names stand in `dialects/anthropic/response.py`.
 _NAMED_EVENT = {
     "type": "object",
     "required": ["event", "data"],
     "properties": {
         "event": {
             "enum": [
-                *(str(kind.__struct_config__.tag) for kind in get_args(Event)),
+                *get_args(EventType),
                 "ping",
                 "error",
             ]

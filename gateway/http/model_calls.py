@@ -26,11 +26,10 @@ from gateway.dialects.anthropic.request import (
     decode_messages,
 )
 from gateway.dialects.anthropic.response import (
-    BlockStart,
+    CacheMissReason,
     Event,
     Message,
     MessageWriter,
-    PreviousMessageNotFound,
     TokenCount,
     changed,
 )
@@ -191,7 +190,7 @@ def _message_diagnostics(findings: Findings) -> MessageDiagnostics | None:
         case "unfinished":
             return MessageDiagnostics(None)
         case "not_found":
-            return MessageDiagnostics(PreviousMessageNotFound())
+            return MessageDiagnostics(CacheMissReason("previous_message_not_found"))
         case "compared" if diagnosis is not None and diagnosis.divergence is not None:
             return changed(diagnosis.divergence.kind, diagnosis.divergence.missed_tokens)
         case _:
@@ -205,8 +204,8 @@ def _message_stream(request: KeyRequest) -> Stream[Event]:
         nonlocal has_pinged
         pieces: list[bytes] = []
         for event in events:
-            pieces.append(sse.event(str(event.__struct_config__.tag), event))
-            if isinstance(event, BlockStart) and not has_pinged:
+            pieces.append(sse.event(event.type, event))
+            if event.type == "content_block_start" and not has_pinged:
                 has_pinged = True
                 pieces.append(sse.PING)
         return b"".join(pieces)
@@ -393,9 +392,9 @@ def _response_diagnostics(findings: Findings, usage: InputUsage) -> responses.Di
         case None:
             return None
         case "not_found":
-            return responses.ComparisonNotFound()
+            return responses.Diagnostics("comparison_response_not_found")
         case "unfinished":
-            return responses.Unavailable()
+            return responses.Diagnostics("unavailable")
         case _:
             divergence = diagnosis.divergence if diagnosis else None
             return responses.diagnostics_of(
@@ -406,7 +405,7 @@ def _response_diagnostics(findings: Findings, usage: InputUsage) -> responses.Di
 
 
 def _response_event(event: responses.Event) -> bytes:
-    return sse.event(str(event.__struct_config__.tag), event)
+    return sse.event(event.type, event)
 
 
 # Gemini.

@@ -16,62 +16,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from engine.protocol import (
-    Done,
-    Finished,
-    FinishReason,
-    Frame,
-    InputUsage,
-    Started,
-    TextDelta,
-    ThinkingDelta,
-    ToolInputDelta,
-    ToolUseStart,
-)
+from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Writer, partial_json
 from gateway.dialects.extension import Holdfast, extension_of
 
 
-class _Changed(msgspec.Struct, frozen=True):
-    cache_missed_input_tokens: int
+class CacheMissReason(msgspec.Struct, frozen=True):
+    """Where the prompts part, with the tokens that were missed by it, or why nobody knows."""
 
-
-class ModelChanged(_Changed, frozen=True, tag="model_changed"): ...
-
-
-class ToolsChanged(_Changed, frozen=True, tag="tools_changed"): ...
-
-
-class SystemChanged(_Changed, frozen=True, tag="system_changed"): ...
-
-
-class MessagesChanged(_Changed, frozen=True, tag="messages_changed"): ...
-
-
-class PreviousMessageNotFound(msgspec.Struct, frozen=True, tag="previous_message_not_found"):
-    pass
-
-
-class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
-    pass
-
-
-CacheMissReason = (
-    ModelChanged
-    | ToolsChanged
-    | SystemChanged
-    | MessagesChanged
-    | PreviousMessageNotFound
-    | Unavailable
-)
-_CHANGED: dict[str, type[ModelChanged | ToolsChanged | SystemChanged | MessagesChanged]] = {
-    "model_changed": ModelChanged,
-    "tools_changed": ToolsChanged,
-    "system_changed": SystemChanged,
-    "messages_changed": MessagesChanged,
-}
+    type: str
+    cache_missed_input_tokens: int | UnsetType = UNSET
 
 
 class Diagnostics(msgspec.Struct, frozen=True):
@@ -83,10 +39,19 @@ class Diagnostics(msgspec.Struct, frozen=True):
 def changed(kind: str, missed_tokens: int | None) -> Diagnostics:
     """The report of a divergence of that kind."""
     if missed_tokens is None:
-        return Diagnostics(Unavailable())
-    return Diagnostics(_CHANGED[kind](missed_tokens))
+        return Diagnostics(CacheMissReason("unavailable"))
+    return Diagnostics(CacheMissReason(kind, missed_tokens))
 
 
+EventType = Literal[
+    "message_start",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+]
+PieceType = Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
@@ -180,15 +145,6 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     last_id: str | None
 
 
-class OpenText(msgspec.Struct, frozen=True, tag="text"):
-    text: str = ""
-
-
-class OpenThinking(msgspec.Struct, frozen=True, tag="thinking"):
-    thinking: str = ""
-    signature: str = ""
-
-
 class OpenToolUse(msgspec.Struct, frozen=True, tag="tool_use"):
     id: str
     name: str
@@ -196,38 +152,14 @@ class OpenToolUse(msgspec.Struct, frozen=True, tag="tool_use"):
     input: dict[str, Any] = {}
 
 
-class TextPiece(msgspec.Struct, frozen=True, tag="text_delta"):
-    text: str
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a block: its type says which of the fields it has."""
 
-
-class ThinkingPiece(msgspec.Struct, frozen=True, tag="thinking_delta"):
-    thinking: str
-
-
-class SignaturePiece(msgspec.Struct, frozen=True, tag="signature_delta"):
-    signature: str
-
-
-class InputPiece(msgspec.Struct, frozen=True, tag="input_json_delta"):
-    partial_json: str
-
-
-class MessageStart(msgspec.Struct, frozen=True, tag="message_start"):
-    message: Message
-
-
-class BlockStart(msgspec.Struct, frozen=True, tag="content_block_start"):
-    index: int
-    content_block: OpenText | OpenThinking | OpenToolUse
-
-
-class BlockDelta(msgspec.Struct, frozen=True, tag="content_block_delta"):
-    index: int
-    delta: TextPiece | ThinkingPiece | SignaturePiece | InputPiece
-
-
-class BlockStop(msgspec.Struct, frozen=True, tag="content_block_stop"):
-    index: int
+    type: PieceType
+    text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    partial_json: str | UnsetType = UNSET
 
 
 class StopDelta(msgspec.Struct, frozen=True):
@@ -236,19 +168,18 @@ class StopDelta(msgspec.Struct, frozen=True):
     stop_details: None = None
 
 
-class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta"):
-    delta: StopDelta
-    usage: DeltaUsage
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream: its type says which of the fields it has."""
+
+    type: EventType
+    message: Message | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    content_block: TextBlock | ThinkingBlock | OpenToolUse | UnsetType = UNSET
+    delta: Piece | StopDelta | UnsetType = UNSET
+    usage: DeltaUsage | UnsetType = UNSET
 
 
-class MessageStop(msgspec.Struct, frozen=True, tag="message_stop"):
-    pass
-
-
-Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
-
-
-_STOP_REASONS: dict[FinishReason, StopReason] = {
+_STOP_REASONS: dict[protocol.FinishReason, StopReason] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "stop_sequence": "stop_sequence",
@@ -271,10 +202,10 @@ class MessageWriter(Writer[Event, Message]):
     omits_thinking: bool = False
     _begun: Message | None = None
     _index: int = -1
-    _open: str | None = None
+    _open: type[TextBlock | ThinkingBlock | OpenToolUse] | None = None
     _thought: Any = field(default_factory=lambda: blake2b(digest_size=32))
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: protocol.Started) -> None:
         self._begun = Message(
             model=self.model,
             id=self.id,
@@ -284,36 +215,35 @@ class MessageWriter(Writer[Event, Message]):
             holdfast=extension_of(started, self.found, self.paths),
         )
 
-    def write(self, frame: Frame) -> Iterator[Event]:
+    def write(self, frame: protocol.Frame) -> Iterator[Event]:
         self.note(frame)
         match frame:
-            case Started() if self._begun is not None:
-                yield MessageStart(self._begun)
-            case TextDelta(text=text):
-                if self._open != "text":
-                    yield from self._begin("text", OpenText())
-                yield BlockDelta(self._index, TextPiece(text))
-            case ThinkingDelta() if self.hides_thinking:
+            case protocol.Started() if self._begun is not None:
+                yield Event(type="message_start", message=self._begun)
+            case protocol.TextDelta(text=text):
+                yield from self._begin(TextBlock(""))
+                yield self._piece("text_delta", text=text)
+            case protocol.ThinkingDelta() if self.hides_thinking:
                 pass
-            case ThinkingDelta(text=text):
-                if self._open != "thinking":
-                    yield from self._begin("thinking", OpenThinking())
+            case protocol.ThinkingDelta(text=text):
+                yield from self._begin(ThinkingBlock("", ""))
                 self._thought.update(text.encode())
                 if not self.omits_thinking:
-                    yield BlockDelta(self._index, ThinkingPiece(text))
-            case ToolUseStart(id=call_id, name=name):
-                yield from self._begin("call", OpenToolUse(call_id, name))
-                yield BlockDelta(self._index, InputPiece(""))
-            case ToolInputDelta(partial_json=partial):
-                yield BlockDelta(self._index, InputPiece(partial))
-            case Finished():
+                    yield self._piece("thinking_delta", thinking=text)
+            case protocol.ToolUseStart(id=call_id, name=name):
+                yield from self._begin(OpenToolUse(call_id, name))
+                yield self._piece("input_json_delta", partial_json="")
+            case protocol.ToolInputDelta(partial_json=partial):
+                yield self._piece("input_json_delta", partial_json=partial)
+            case protocol.Finished():
                 yield from self._end()
-            case Done():
+            case protocol.Done():
                 usage = usage_of(self.usage, self.output_tokens, self.thinking_tokens)
                 end = self.finished[0]
-                yield MessageDelta(
-                    StopDelta(_STOP_REASONS[end.reason], end.stop_sequence),
-                    DeltaUsage(
+                yield Event(
+                    type="message_delta",
+                    delta=StopDelta(_STOP_REASONS[end.reason], end.stop_sequence),
+                    usage=DeltaUsage(
                         input_tokens=usage.input_tokens,
                         cache_creation_input_tokens=usage.cache_creation_input_tokens,
                         cache_read_input_tokens=usage.cache_read_input_tokens,
@@ -321,7 +251,7 @@ class MessageWriter(Writer[Event, Message]):
                         output_tokens_details=usage.output_tokens_details,
                     ),
                 )
-                yield MessageStop()
+                yield Event(type="message_stop")
 
     def whole(self) -> Message:
         [(end, blocks)] = self.answers()
@@ -348,25 +278,32 @@ class MessageWriter(Writer[Event, Message]):
             stop_sequence=end.stop_sequence,
         )
 
-    def _begin(self, kind: str, block: OpenText | OpenThinking | OpenToolUse) -> Iterator[Event]:
+    def _begin(self, block: TextBlock | ThinkingBlock | OpenToolUse) -> Iterator[Event]:
+        """Open a block. Text and thinking go on in one that is open."""
+        if type(block) is self._open and self._open is not OpenToolUse:
+            return
         yield from self._end()
-        self._open = kind
+        self._open = type(block)
         self._index += 1
-        yield BlockStart(self._index, block)
+        yield Event(type="content_block_start", index=self._index, content_block=block)
 
     def _end(self) -> Iterator[Event]:
         if self._open is None:
             return
-        if self._open == "thinking":
-            yield BlockDelta(self._index, SignaturePiece(self._signature()))
+        if self._open is ThinkingBlock:
+            yield self._piece("signature_delta", signature=self._signature())
         self._open = None
-        yield BlockStop(self._index)
+        yield Event(type="content_block_stop", index=self._index)
+
+    def _piece(self, kind: PieceType, **text: str) -> Event:
+        piece = Piece(type=kind, **text)
+        return Event(type="content_block_delta", index=self._index, delta=piece)
 
     def _signature(self) -> str:
         return b64encode(self._thought.digest()).decode()
 
 
-def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int = 0) -> Usage:
+def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int = 0) -> Usage:
     """The engine's counts in the wire's fields, not adjusted."""
     return Usage(
         input_tokens=usage.input_tokens,

@@ -5,7 +5,7 @@ last event has the whole response, which is the answer of a request without a st
 a `sequence_number`, counted from 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, NamedTuple
@@ -14,19 +14,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
-from engine.protocol import (
-    Done,
-    DrawnToken,
-    Finished,
-    FinishReason,
-    Frame,
-    InputUsage,
-    Started,
-    TextDelta,
-    ThinkingDelta,
-    ToolInputDelta,
-    ToolUseStart,
-)
+from engine import protocol
 from gateway.base.errors import EngineFailed, GatewayError
 from gateway.dialects.collector import Writer, partial_json
 from gateway.dialects.errors import openai_detail
@@ -36,7 +24,7 @@ from gateway.dialects.openai.response import usage_of as chat_usage_of
 from gateway.dialects.responses.request import ReasoningText, Status, SummaryText
 
 DiagnosticReason = Literal["model_changed", "tools_changed", "input_changed"]
-_REASONS: dict[str, DiagnosticReason] = {
+_REASONS: dict[str | None, DiagnosticReason] = {
     "model_changed": "model_changed",
     "tools_changed": "tools_changed",
     "system_changed": "input_changed",
@@ -44,24 +32,12 @@ _REASONS: dict[str, DiagnosticReason] = {
 }
 
 
-class CacheMiss(msgspec.Struct, frozen=True, tag="cache_miss"):
-    cache_missed_tokens: int
-    reason: DiagnosticReason
+class Diagnostics(msgspec.Struct, frozen=True):
+    """A `cache_miss` has the tokens that were missed, and why."""
 
-
-class CacheHit(msgspec.Struct, frozen=True, tag="cache_hit"):
-    pass
-
-
-class ComparisonNotFound(msgspec.Struct, frozen=True, tag="comparison_response_not_found"):
-    pass
-
-
-class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
-    pass
-
-
-Diagnostics = CacheMiss | CacheHit | ComparisonNotFound | Unavailable
+    type: Literal["cache_miss", "cache_hit", "comparison_response_not_found", "unavailable"]
+    cache_missed_tokens: int | UnsetType = UNSET
+    reason: DiagnosticReason | UnsetType = UNSET
 
 
 def diagnostics_of(kind: str | None, missed_tokens: int | None, *, has_read: bool) -> Diagnostics:
@@ -69,11 +45,9 @@ def diagnostics_of(kind: str | None, missed_tokens: int | None, *, has_read: boo
 
     Such a prompt may still not be read: its entry can be gone.
     """
-    if kind is None:
-        return CacheHit() if has_read else Unavailable()
-    if kind not in _REASONS or missed_tokens is None:
-        return Unavailable()
-    return CacheMiss(missed_tokens, _REASONS[kind])
+    if kind in _REASONS and missed_tokens is not None:
+        return Diagnostics("cache_miss", missed_tokens, _REASONS[kind])
+    return Diagnostics("cache_hit" if kind is None and has_read else "unavailable")
 
 
 ResponseStatus = Literal["completed", "failed", "in_progress", "incomplete"]
@@ -146,7 +120,7 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
+def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
     """The engine's counts, as Chat Completions has them, in this API's fields."""
     counts = chat_usage_of(usage, output_tokens, thinking_tokens)
     written = counts.prompt_tokens_details.cache_write_tokens
@@ -267,133 +241,29 @@ def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw | None]:
     return echo
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event. Which of the fields it has, its type says."""
+
+    type: str
     sequence_number: int
+    code: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+    request_id: str | UnsetType = UNSET
+    response: Response | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    part: OutputText | ReasoningText | SummaryText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
 
-
-class Created(_Event, frozen=True, kw_only=True, tag="response.created"):
-    response: Response
-
-
-class InProgress(_Event, frozen=True, kw_only=True, tag="response.in_progress"):
-    response: Response
-
-
-class Completed(_Event, frozen=True, kw_only=True, tag="response.completed"):
-    response: Response
-
-
-class Incomplete(_Event, frozen=True, kw_only=True, tag="response.incomplete"):
-    response: Response
-
-
-class Failed(_Event, frozen=True, kw_only=True, tag="response.failed"):
-    response: Response
-
-
-class Error(_Event, frozen=True, kw_only=True, tag="error"):
-    """A failure before the response was created."""
-
-    code: str | None
-    message: str
-    param: str | None = None
-    request_id: str
-
-
-class ItemAdded(_Event, frozen=True, kw_only=True, tag="response.output_item.added"):
-    output_index: int
-    item: OutputItem
-
-
-class ItemDone(_Event, frozen=True, kw_only=True, tag="response.output_item.done"):
-    output_index: int
-    item: OutputItem
-
-
-class _Place(_Event, frozen=True, kw_only=True):
-    item_id: str
-    output_index: int
-
-
-class PartAdded(_Place, frozen=True, kw_only=True, tag="response.content_part.added"):
-    content_index: int = 0
-    part: OutputText | ReasoningText
-
-
-class PartDone(_Place, frozen=True, kw_only=True, tag="response.content_part.done"):
-    content_index: int = 0
-    part: OutputText | ReasoningText
-
-
-class TextPiece(_Place, frozen=True, kw_only=True, tag="response.output_text.delta"):
-    content_index: int = 0
-    delta: str
-    logprobs: list[TokenLogprob] = []
-
-
-class TextDone(_Place, frozen=True, kw_only=True, tag="response.output_text.done"):
-    content_index: int = 0
-    text: str
-    logprobs: list[TokenLogprob] = []
-
-
-class ReasoningDelta(_Place, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
-    content_index: int = 0
-    delta: str
-
-
-class ReasoningDone(_Place, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
-    content_index: int = 0
-    text: str
-
-
-class SummaryAdded(_Place, frozen=True, kw_only=True, tag="response.reasoning_summary_part.added"):
-    summary_index: int = 0
-    part: SummaryText
-
-
-class SummaryDelta(_Place, frozen=True, kw_only=True, tag="response.reasoning_summary_text.delta"):
-    summary_index: int = 0
-    delta: str
-
-
-class SummaryDone(_Place, frozen=True, kw_only=True, tag="response.reasoning_summary_text.done"):
-    summary_index: int = 0
-    text: str
-
-
-class SummaryPartDone(
-    _Place, frozen=True, kw_only=True, tag="response.reasoning_summary_part.done"
-):
-    summary_index: int = 0
-    part: SummaryText
-
-
-class ArgumentsDelta(
-    _Place, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
-):
-    delta: str
-
-
-class ArgumentsDone(_Place, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
-    name: str
-    arguments: str
-
-
-class InputDelta(_Place, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
-    delta: str
-
-
-class InputDone(_Place, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"):
-    input: str
-
-
-Event = (
-    Created | InProgress | Completed | Incomplete | Failed | Error | ItemAdded | ItemDone
-    | PartAdded | PartDone | TextPiece | TextDone | ReasoningDelta | ReasoningDone
-    | SummaryAdded | SummaryDelta | SummaryDone | SummaryPartDone
-    | ArgumentsDelta | ArgumentsDone | InputDelta | InputDone
-)  # fmt: skip
 
 INPUT = "input"
 """The one field of a custom tool's function."""
@@ -407,133 +277,72 @@ class Origin(NamedTuple):
     is_custom: bool
 
 
-@dataclass(slots=True, kw_only=True)
-class _OpenItem:
-    """One item that is being written. `count` gives the next event's number."""
+_NO_TOOL = Origin("", None, is_custom=False)
 
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of item: its id's prefix, and the names of its events.
+
+    `part` is what its text is made into, `index` the field that counts such parts.
+    """
+
+    prefix: str
+    text_events: str
+    part_events: str = ""
+    index: str = ""
+    part: type[OutputText] | type[ReasoningText] | type[SummaryText] = OutputText
+
+
+_MESSAGE = _Kind("msg", "output_text", "content_part", "content_index")
+_THOUGHT = _Kind("rs", "reasoning_text", "content_part", "content_index", ReasoningText)
+_SUMMARY = _Kind(
+    "rs", "reasoning_summary_text", "reasoning_summary_part", "summary_index", SummaryText
+)
+_CALL = _Kind("fc", "function_call_arguments")
+_CUSTOM_CALL = _Kind("ctc", "custom_tool_call_input")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """The item that is being written. A call has its id and its tool."""
+
+    kind: _Kind
     id: str
     index: int
-    count: Callable[[], int]
+    call_id: str
+    origin: Origin
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
-
-    def at(self, kind: Callable[..., Event], **more: Any) -> Event:
-        """An event of this item."""
-        number = self.count()
-        return kind(sequence_number=number, item_id=self.id, output_index=self.index, **more)
-
-    def item(self, status: Status) -> OutputItem:
-        """The item as it is by now."""
-        raise NotImplementedError
-
-    def opening(self) -> Iterator[Event]:
-        return iter(())
-
-    def delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
-        return iter(())
-
-    def closing(self) -> Iterator[Event]:
-        return iter(())
-
-
-@dataclass(slots=True, kw_only=True)
-class _OpenMessage(_OpenItem):
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    def item(self, status: Status) -> OutputItem:
-        content = [] if status == "in_progress" else [self._part()]
-        return MessageItem(id=self.id, status=status, content=content)
-
-    def _part(self) -> OutputText:
-        return OutputText(self.text, logprobs=list(self.logprobs))
-
-    def opening(self) -> Iterator[Event]:
-        yield self.at(PartAdded, part=OutputText(""))
-
-    def delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
-        self.logprobs += logprobs
-        yield self.at(TextPiece, delta=text, logprobs=logprobs)
-
-    def closing(self) -> Iterator[Event]:
-        part = self._part()
-        yield self.at(TextDone, text=part.text, logprobs=part.logprobs)
-        yield self.at(PartDone, part=part)
-
-
-@dataclass(slots=True, kw_only=True)
-class _OpenReasoning(_OpenItem):
-    """Thinking, in words. `seal` makes of it what the client sends back. For a client that asked
-    for its summary all of it is the summary."""
-
-    seal: Callable[[str], str] | None
-    is_summary: bool
-
-    def item(self, status: Status) -> OutputItem:
-        is_open, text = status == "in_progress", self.text
-        sealed = UNSET if is_open or self.seal is None else self.seal(text)
-        made = ReasoningItem(id=self.id, status=status, encrypted_content=sealed)
-        if self.is_summary:
-            return made if is_open else replace(made, summary=[SummaryText(text)])
-        return replace(made, content=[] if is_open else [ReasoningText(text)])
-
-    def opening(self) -> Iterator[Event]:
-        if self.is_summary:
-            yield self.at(SummaryAdded, part=SummaryText(""))
-        else:
-            yield self.at(PartAdded, part=ReasoningText(""))
-
-    def delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
-        yield self.at(SummaryDelta if self.is_summary else ReasoningDelta, delta=text)
-
-    def closing(self) -> Iterator[Event]:
-        text = self.text
-        if self.is_summary:
-            yield self.at(SummaryDone, text=text)
-            yield self.at(SummaryPartDone, part=SummaryText(text))
-        else:
-            yield self.at(ReasoningDone, text=text)
-            yield self.at(PartDone, part=ReasoningText(text))
-
-
-@dataclass(slots=True, kw_only=True)
-class _OpenCall(_OpenItem):
-    """A call. For a custom tool the model writes an object with one string, and the client gets
-    the string when it is whole."""
-
-    call_id: str
-    origin: Origin
-
-    def item(self, status: Status) -> OutputItem:
-        namespace = self.origin.namespace or UNSET
-        shared: dict[str, Any] = {"id": self.id, "status": status, "call_id": self.call_id}
-        shared |= {"name": self.origin.name, "namespace": namespace}
-        if not self.origin.is_custom:
-            return FunctionCallItem(**shared, arguments=self.text)
-        return CustomCallItem(**shared, input="" if status == "in_progress" else self._input())
-
-    def delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
-        if not self.origin.is_custom:
-            yield self.at(ArgumentsDelta, delta=text)
-
-    def closing(self) -> Iterator[Event]:
-        if self.origin.is_custom:
-            yield self.at(InputDelta, delta=self._input())
-            yield self.at(InputDone, input=self._input())
-        else:
-            yield self.at(ArgumentsDone, name=self.origin.name, arguments=self.text)
-
-    def _input(self) -> str:
-        """The string in the object, or what there is of it; else all that the model wrote."""
-        text = self.text
-        value = partial_json(text) if text else {}
+        """For a custom tool the model writes an object with one string: that string, or what there
+        is of it; else all that the model wrote."""
+        text = "".join(self.pieces)
+        if self.kind is not _CUSTOM_CALL or not text:
+            return text
+        value = partial_json(text)
         found = value.get(INPUT, "") if isinstance(value, dict) else None
         return found if isinstance(found, str) else text
 
-
-_CUT: tuple[FinishReason, ...] = ("length", "context")
+    def item(self, status: Status, seal: Callable[[str], str] | None) -> OutputItem:
+        """The item as it is by now."""
+        is_open, text = status == "in_progress", self.text
+        common: dict[str, Any] = {"id": self.id, "status": status}
+        called: dict[str, Any] = {"call_id": self.call_id, "name": self.origin.name}
+        called["namespace"] = self.origin.namespace or UNSET
+        if self.kind is _MESSAGE:
+            content = [] if is_open else [OutputText(text, logprobs=list(self.logprobs))]
+            return MessageItem(**common, content=content)
+        if self.kind is _CALL:
+            return FunctionCallItem(**common, **called, arguments=text)
+        if self.kind is _CUSTOM_CALL:
+            return CustomCallItem(**common, **called, input=text)
+        common["encrypted_content"] = UNSET if is_open or seal is None else seal(text)
+        if self.kind is _SUMMARY:
+            return ReasoningItem(**common, summary=[] if is_open else [SummaryText(text)])
+        return ReasoningItem(**common, content=[] if is_open else [ReasoningText(text)])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -546,51 +355,53 @@ class ResponseWriter(Writer[Event, Response]):
     """
 
     response: Response
-    diagnose: Callable[[InputUsage], Diagnostics | None]
+    diagnose: Callable[[protocol.InputUsage], Diagnostics | None]
     origins: dict[str, Origin]
     summarizes: bool
     seal: Callable[[str], str] | None
     is_prewarm: bool
-    _next: Callable[[], int] = field(default_factory=lambda: count().__next__)
+    _numbers: Iterator[int] = field(default_factory=count)
     _output: list[OutputItem] = field(default_factory=list)
-    _open: _OpenItem | None = None
+    _open: _Open | None = None
     _has_begun: bool = False
 
-    def write(self, frame: Frame) -> Iterator[Event]:
+    def write(self, frame: protocol.Frame) -> Iterator[Event]:
         self.note(frame)
         match frame:
-            case Started():
+            case protocol.Started():
                 self.response = replace(
                     self.response,
                     prompt_cache_diagnostics=self.diagnose(self.usage) or UNSET,
                     holdfast=self.extension,
                 )
                 self._has_begun = True
-                yield Created(sequence_number=self._next(), response=self.response)
-                yield InProgress(sequence_number=self._next(), response=self.response)
-            case TextDelta(text=text, logprobs=drawn):
-                if not isinstance(self._open, _OpenMessage):
-                    yield from self._begin(_OpenMessage, "msg")
-                yield from self._add(text, drawn)
-            case ThinkingDelta(text=text):
-                if not isinstance(self._open, _OpenReasoning):
-                    told = {"seal": self.seal, "is_summary": self.summarizes}
-                    yield from self._begin(_OpenReasoning, "rs", **told)
+                yield self._event("created", response=self.response)
+                yield self._event("in_progress", response=self.response)
+            case protocol.TextDelta(text=text, logprobs=drawn):
+                yield from self._begin(_MESSAGE)
+                yield from self._add(text, logprobs=logprobs_of(drawn))
+            case protocol.ThinkingDelta(text=text):
+                yield from self._begin(_SUMMARY if self.summarizes else _THOUGHT)
                 yield from self._add(text)
-            case ToolUseStart(id=call_id, name=name):
+            case protocol.ToolUseStart(id=call_id, name=name):
                 origin = self.origins.get(name) or Origin(name, None, is_custom=False)
-                prefix = "ctc" if origin.is_custom else "fc"
-                yield from self._begin(_OpenCall, prefix, call_id=call_id, origin=origin)
-            case ToolInputDelta(partial_json=partial):
-                if not isinstance(self._open, _OpenCall):
+                yield from self._end("completed")
+                yield from self._begin(_CUSTOM_CALL if origin.is_custom else _CALL, call_id, origin)
+            case protocol.ToolInputDelta(partial_json=partial):
+                if self._open is None or self._open.kind not in (_CALL, _CUSTOM_CALL):
                     raise EngineFailed
                 yield from self._add(partial)
-            case Finished():
+            case protocol.Finished():
                 yield from self._end("incomplete" if self._is_cut else "completed")
-            case Done():
-                yield self._done()
+            case protocol.Done():
+                usage = usage_of(self.usage, self.output_tokens, self.thinking_tokens)
+                if self._is_cut:
+                    details = IncompleteDetails()
+                    yield self._conclude("incomplete", incomplete_details=details, usage=usage)
+                else:
+                    yield self._conclude("completed", usage=usage)
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: protocol.Frame) -> None:
         for _ in self.write(frame):
             pass
 
@@ -601,53 +412,80 @@ class ResponseWriter(Writer[Event, Response]):
 
     def fail(self, failure: GatewayError, request_id: str) -> Event:
         """The last event of a response that failed."""
-        detail, number = openai_detail(failure), self._next()
-        if not self._has_begun:
-            return Error(
-                sequence_number=number,
-                code=detail.code or detail.type,
-                message=detail.message,
-                param=detail.param,
-                request_id=request_id,
-            )
-        code = detail.code if detail.code == "rate_limit_exceeded" else "server_error"
-        self._conclude("failed", error=Failure(code, detail.message, request_id))
-        return Failed(sequence_number=number, response=self.response)
+        detail = openai_detail(failure)
+        if self._has_begun:
+            code = detail.code if detail.code == "rate_limit_exceeded" else "server_error"
+            return self._conclude("failed", error=Failure(code, detail.message, request_id))
+        return Event(
+            type="error",
+            sequence_number=next(self._numbers),
+            code=detail.code or detail.type,
+            message=detail.message,
+            param=detail.param,
+            request_id=request_id,
+        )
 
     @property
     def _is_cut(self) -> bool:
-        return not self.is_prewarm and self.finished[0].reason in _CUT
+        return not self.is_prewarm and self.finished[0].reason in ("length", "context")
 
-    def _begin(self, kind: type[_OpenItem], prefix: str, **more: Any) -> Iterator[Event]:
+    def _begin(self, kind: _Kind, call_id: str = "", origin: Origin = _NO_TOOL) -> Iterator[Event]:
+        """Open an item, unless one of this kind is."""
+        if self._open is not None and self._open.kind is kind:
+            return
         yield from self._end("completed")
         index, stem = len(self._output), self.id.removeprefix("resp_")
-        opened = kind(id=f"{prefix}_{stem}{index:02x}", index=index, count=self._next, **more)
-        self._open = opened
-        item = opened.item("in_progress")
-        yield ItemAdded(sequence_number=self._next(), output_index=index, item=item)
-        yield from opened.opening()
+        self._open = _Open(
+            kind=kind,
+            id=f"{kind.prefix}_{stem}{index:02x}",
+            index=index,
+            call_id=call_id,
+            origin=origin,
+        )
+        item = self._open.item("in_progress", self.seal)
+        yield self._event("output_item.added", output_index=index, item=item)
+        if kind.index:
+            yield self._within(f"{kind.part_events}.added", part=kind.part(""))
 
-    def _add(self, text: str, drawn: Sequence[DrawnToken] = ()) -> Iterator[Event]:
+    def _add(self, text: str, **more: list[TokenLogprob]) -> Iterator[Event]:
+        """Add to the open item. The text of a custom tool's call goes out when it is whole."""
         if self._open is not None:
             self._open.pieces.append(text)
-            yield from self._open.delta(text, logprobs_of(drawn))
+            self._open.logprobs += more.get("logprobs", [])
+            if self._open.kind is not _CUSTOM_CALL:
+                yield self._within(f"{self._open.kind.text_events}.delta", delta=text, **more)
 
     def _end(self, status: Status) -> Iterator[Event]:
-        if self._open is None:
+        if (opened := self._open) is None:
             return
-        yield from self._open.closing()
-        item, index = self._open.item(status), self._open.index
-        yield ItemDone(sequence_number=self._next(), output_index=index, item=item)
+        kind, text, done = opened.kind, opened.text, f"{opened.kind.text_events}.done"
+        if kind is _CALL:
+            yield self._within(done, name=opened.origin.name, arguments=text)
+        elif kind is _CUSTOM_CALL:
+            yield self._within(f"{kind.text_events}.delta", delta=text)
+            yield self._within(done, input=text)
+        elif kind is _MESSAGE:
+            part = OutputText(text, logprobs=opened.logprobs)
+            yield self._within(done, text=text, logprobs=part.logprobs)
+            yield self._within("content_part.done", part=part)
+        else:
+            yield self._within(done, text=text)
+            yield self._within(f"{kind.part_events}.done", part=kind.part(text))
+        item = opened.item(status, self.seal)
+        yield self._event("output_item.done", output_index=opened.index, item=item)
         self._output.append(item)
         self._open = None
 
-    def _done(self) -> Event:
-        usage = usage_of(self.usage, self.output_tokens, self.thinking_tokens)
-        if self._is_cut:
-            self._conclude("incomplete", incomplete_details=IncompleteDetails(), usage=usage)
-            return Incomplete(sequence_number=self._next(), response=self.response)
-        self._conclude("completed", usage=usage)
-        return Completed(sequence_number=self._next(), response=self.response)
+    def _within(self, event: str, **more: Any) -> Event:
+        """An event of the open item."""
+        assert self._open is not None
+        if self._open.kind.index:
+            more[self._open.kind.index] = 0
+        return self._event(event, item_id=self._open.id, output_index=self._open.index, **more)
 
-    def _conclude(self, status: ResponseStatus, **changes: Any) -> None:
+    def _event(self, event: str, **more: Any) -> Event:
+        return Event(type=f"response.{event}", sequence_number=next(self._numbers), **more)
+
+    def _conclude(self, status: ResponseStatus, **changes: Any) -> Event:
         self.response = replace(self.response, status=status, output=list(self._output), **changes)
+        return self._event(status, response=self.response)
