@@ -25,22 +25,6 @@ def test_a_failed_probe_doubles_the_pause_up_to_a_bound() -> None:
         assert breaker.state(now + pause - 0.001) == "open"
 
 
-def test_a_probe_that_says_nothing_gives_its_place_back() -> None:
-    breaker, now = opened(), FIRST_PAUSE_SECONDS
-    breaker.sent("probe", now)
-    breaker.left("other")
-    assert not breaker.allows(now)
-    breaker.left("probe")
-    assert breaker.allows(now)
-
-
-def test_turns_from_before_it_opened_do_not_prolong_it() -> None:
-    breaker = opened()
-    for _ in range(5):
-        breaker.failed("old", 0.5)
-    assert breaker.state(FIRST_PAUSE_SECONDS) == "half_open" and breaker.num_opened == 1
-
-
 ACTS = st.sampled_from(["sent", "failed", "answered", "succeeded", "left", "wait"])
 
 

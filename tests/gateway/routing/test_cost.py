@@ -24,13 +24,8 @@ def engine(
     number: int, depth: int = 0, *, name: str = "p", tier: Tier = "device", num_leased: int = 0
 ) -> Candidate:
     names = [HeldName(f"{name}.{i}", SIZES[i]) for i in range(depth)]
-    chain = ChainHeld(
-        seq=1,
-        names=names,
-        tier=tier,
-        num_leased=num_leased,
-        lease_seconds=300 if num_leased else None,
-    )
+    seconds = 300 if num_leased else None
+    chain = ChainHeld(seq=1, names=names, tier=tier, num_leased=num_leased, lease_seconds=seconds)
     holdings = ResidencyIndex()
     holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain] if names else []), NOW)
     load = Load(WEIGHTS.fade_seconds)
@@ -46,36 +41,30 @@ def test_among_idle_engines_the_one_that_holds_most_takes_it(depths: list[int]) 
     assert placement.offer.to_prefill == SIZES[-1] - most
 
 
-def test_a_lease_goes_before_content_that_may_go_any_moment() -> None:
-    engines = [engine(0, 4), engine(1, 4, num_leased=4), engine(2, 4)]
-    assert place(prompt(), engines, WEIGHTS, NOW).chosen == 1
-
-
-def test_what_must_be_copied_back_counts_less_than_what_is_at_hand() -> None:
-    engines = [engine(0, 3, tier="host"), engine(1, 3)]
-    assert place(prompt(), engines, WEIGHTS, NOW).chosen == 1
-    assert place(prompt(), [engine(0, 3, tier="host"), engine(1)], WEIGHTS, NOW).chosen == 0
+def test_a_lease_goes_before_content_that_may_go_and_device_before_host() -> None:
+    for engines, chosen in (
+        ([engine(0, 4), engine(1, 4, num_leased=4), engine(2, 4)], 1),
+        ([engine(0, 3, tier="host"), engine(1, 3)], 1),
+        ([engine(0, 3, tier="host"), engine(1)], 0),
+    ):
+        assert place(prompt(), engines, WEIGHTS, NOW).chosen == chosen
 
 
 def test_what_a_shared_store_has_counts_for_every_engine_less_than_what_is_at_hand() -> None:
     """One engine wrote the prefix and still has it; two can read it; one knows nothing of it."""
+    overloaded = [engine(0, 4), engine(1, 3), engine(2)]
     engines = [engine(0), engine(1, 4, tier="disk"), engine(2, 4), engine(3, 4, tier="disk")]
     placement = place(prompt(), engines, WEIGHTS, NOW)
     assert placement.chosen == 2
     assert [offer.to_prefill for offer in placement.offers] == [SIZES[-1], 0, 0, 0]
     for number in range(40):
         engines[2].load.assign(f"t{number}", 8000, NOW)
+        overloaded[0].load.assign(f"t{number}", 8000, NOW)
     placement = place(prompt(), engines, WEIGHTS, NOW)
     assert placement.chosen in (1, 3)
     offers = placement.offers
     assert offers[1].cost == offers[3].cost < min(offers[0].cost, offers[2].cost)
-
-
-def test_when_the_holder_is_overloaded_the_lighter_one_that_holds_most_takes_it() -> None:
-    engines = [engine(0, 4), engine(1, 3), engine(2)]
-    for number in range(40):
-        engines[0].load.assign(f"t{number}", 8000, NOW)
-    assert place(prompt(), engines, WEIGHTS, NOW).chosen == 1
+    assert place(prompt(), overloaded, WEIGHTS, NOW).chosen == 1, "which holds most of the lighter"
 
 
 def test_unknown_prefixes_spread_and_every_gateway_chooses_the_same() -> None:
@@ -125,10 +114,10 @@ def test_whatever_way_turns_end_no_load_is_left_over(steps: list[tuple[str, int,
 def test_recent_load_fades_and_a_refused_turn_leaves_none() -> None:
     load = Load(600.0)
     load.assign("t", 1000, 0.0)
-    assert load.recent(600.0) == pytest.approx(1000 / 2.718281828)
     load.assign("u", 5000, 0.0)
     load.returned("u", 0.0)
     assert load.recent(0.0) == pytest.approx(1000)
+    assert load.recent(600.0) == pytest.approx(1000 / 2.718281828)
 
 
 def test_what_others_sent_counts_once_however_late_our_own_is_known() -> None:

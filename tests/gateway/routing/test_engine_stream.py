@@ -21,6 +21,7 @@ from gateway.base.errors import EngineFailed, EngineLost
 from gateway.routing.client import EngineResponse
 from gateway.routing.engine import Generation
 
+pytestmark = pytest.mark.anyio
 FRAMES: list[Frame] = [
     Started(
         request_id="r",
@@ -35,7 +36,6 @@ FRAMES: list[Frame] = [
     Finished(reason="tool_use", output_tokens=4),
     Done(request_id="r", output_tokens=4),
 ]
-RAW = b"\n" + b"\n".join(msgspec.json.encode(frame) for frame in FRAMES) + b"\n"
 
 
 class Pieces(EngineResponse):
@@ -47,6 +47,13 @@ class Pieces(EngineResponse):
             yield piece
 
 
+def lines(*frames: Frame) -> bytes:
+    return b"".join(msgspec.json.encode(frame) + b"\n" for frame in frames)
+
+
+RAW = b"\n" + lines(*FRAMES)
+
+
 async def read(*pieces: bytes) -> list[list[Frame]]:
     return [frames async for frames in Generation(Pieces(*pieces), "r").frames()]
 
@@ -55,21 +62,17 @@ def flat(batches: list[list[Frame]]) -> list[Frame]:
     return [frame for frames in batches for frame in frames]
 
 
-@pytest.mark.anyio
 async def test_cut_anywhere_it_is_the_same() -> None:
     for place in range(1, len(RAW)):
         assert flat(await read(RAW[:place], RAW[place:])) == FRAMES, place
     assert await read(*(bytes([byte]) for byte in RAW)) == [[], *([frame] for frame in FRAMES)]
 
 
-@pytest.mark.anyio
 async def test_what_came_together_is_passed_on_together() -> None:
-    lines = RAW.split(b"\n")[1:]
-    first = b"\n".join(lines[:3]) + b"\n" + lines[3][:5]
+    first = lines(*FRAMES[:3]) + lines(FRAMES[3])[:5]
     assert await read(b"\n", first, RAW[1 + len(first) :]) == [[], FRAMES[:3], FRAMES[3:]]
 
 
-@pytest.mark.anyio
 async def test_what_is_late_double_or_anothers_is_ignored_and_counted() -> None:
     started, *_, done = FRAMES
     assert isinstance(started, Started) and isinstance(done, Done)
@@ -79,35 +82,24 @@ async def test_what_is_late_double_or_anothers_is_ignored_and_counted() -> None:
         msgspec.structs.replace(done, request_id="another"),
     ]
     for frame in strange:
-        frames = [*FRAMES[:2], frame, *FRAMES[2:], done, TextDelta("late")]
-        raw = b"\n".join(msgspec.json.encode(frame) for frame in frames) + b"\n"
+        raw = lines(*FRAMES[:2], frame, *FRAMES[2:], done, TextDelta("late"))
         generation = Generation(Pieces(raw), "r")
         assert flat([found async for found in generation.frames()]) == FRAMES
         assert generation.num_ignored == 3
 
 
-@pytest.mark.anyio
 async def test_what_came_before_a_failure_is_passed_on_before_it() -> None:
-    for failure, error in (
-        (msgspec.json.encode(Failed(code="internal", message="no")), EngineFailed),
-        (b"{}", EngineFailed),
-    ):
-        raw = RAW[: RAW.index(b'{"type":"done"')] + failure + b"\n"
-        batches = Generation(Pieces(raw), "r").frames()
+    for failure in (lines(Failed(code="internal", message="no")), b"{}\n"):
+        batches = Generation(Pieces(lines(*FRAMES[:-1]) + failure), "r").frames()
         assert await anext(batches) == FRAMES[:-1]
-        with pytest.raises(error):
+        with pytest.raises(EngineFailed):
             await anext(batches)
 
 
-@pytest.mark.anyio
-async def test_ended_anywhere_before_its_end_it_is_a_lost_engine() -> None:
+async def test_ended_anywhere_it_is_a_lost_engine_and_a_damaged_line_a_broken_protocol() -> None:
     for place in range(len(RAW) - 1):
         with pytest.raises(EngineLost):
             await read(RAW[:place])
-
-
-@pytest.mark.anyio
-async def test_a_damaged_line_is_a_broken_protocol() -> None:
     for damaged in (b"{}\n", b"\xff\n", b'{"type":"text"}\n', b"[" * 5000 + b"\n"):
         with pytest.raises(EngineFailed):
             await read(damaged, RAW)

@@ -1,6 +1,7 @@
 """The residency index against a model, and against the engine's own event log."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from engine.protocol import (
     Tier,
 )
 from gateway.routing.held import (
+    BYTES_PER_NAME,
     CONFIRM_SECONDS,
     EXPECTED_SECONDS,
     NOTHING,
@@ -70,18 +72,16 @@ class Model:
                 self.leased.difference_update(event.names)
 
     def snapshot(self, seq: int, epoch: str) -> Snapshot:
-        chains = []
-        for digest, tier in self.tier.items():
-            is_leased = digest in self.leased
-            chains.append(
-                ChainHeld(
-                    seq=seq,
-                    names=[HeldName(digest, 16)],
-                    tier=tier,
-                    num_leased=int(is_leased),
-                    lease_seconds=LEASE_SECONDS if is_leased else None,
-                )
+        chains = [
+            ChainHeld(
+                seq=seq,
+                names=[HeldName(digest, 16)],
+                tier=tier,
+                num_leased=int(digest in self.leased),
+                lease_seconds=LEASE_SECONDS if digest in self.leased else None,
             )
+            for digest, tier in self.tier.items()
+        ]
         return Snapshot(seq=seq, epoch=epoch, chains=chains)
 
     def coverage(self, ends: Sequence[PrefixEnd]) -> Coverage:
@@ -173,8 +173,7 @@ def test_what_was_said_too_long_ago_is_not_believed() -> None:
     holdings = ResidencyIndex()
     assert holdings.is_stale(0.0)
     begun(holdings)
-    assert not holdings.is_stale(STALE_SECONDS)
-    assert holdings.is_stale(STALE_SECONDS + 0.1)
+    assert not holdings.is_stale(STALE_SECONDS) and holdings.is_stale(STALE_SECONDS + 0.1)
     holdings.apply(Heartbeat(seq=1), STALE_SECONDS + 1)
     assert not holdings.is_stale(STALE_SECONDS + 1)
 
@@ -198,6 +197,10 @@ def test_an_expected_prefix_counts_until_taken_back_or_too_old() -> None:
     holdings.expect(ends_of(1, 1), 0.0)
     holdings.disappoint(ends_of(1, 1))
     assert holdings.coverage(ends_of(1), 1.0).device == 16, "the engine said so itself"
+    # A receipt counts until the event should have come.
+    holdings.learn(*started(2), 0.0)
+    assert holdings.coverage(ends_of(0), CONFIRM_SECONDS - 1).device == 32
+    assert holdings.coverage(ends_of(0), CONFIRM_SECONDS + 1) == NOTHING
 
 
 def started(num_held: int, epoch: str = "e", chain: int = 0) -> tuple[Started, list[str]]:
@@ -205,13 +208,6 @@ def started(num_held: int, epoch: str = "e", chain: int = 0) -> tuple[Started, l
     usage = InputUsage(input_tokens=DEPTH * 16)
     frame = Started(request_id="r", epoch=epoch, usage=usage, breakpoints=[], receipt=receipt)
     return frame, [f"{chain}.{i}" for i in range(DEPTH)]
-
-
-def test_a_receipt_counts_until_the_event_should_have_come() -> None:
-    holdings = begun(ResidencyIndex())
-    holdings.learn(*started(2), 0.0)
-    assert holdings.coverage(ends_of(0), CONFIRM_SECONDS - 1).device == 32
-    assert holdings.coverage(ends_of(0), CONFIRM_SECONDS + 1) == NOTHING
 
 
 def test_without_events_the_least_recently_used_is_forgotten_beyond_the_capacity() -> None:
@@ -226,7 +222,23 @@ def test_without_events_the_least_recently_used_is_forgotten_beyond_the_capacity
     assert [holdings.coverage(ends_of(c), 0.0).held for c in range(3)] == [0, 16, 0]
 
 
-def test_memory_is_bounded_and_what_is_forgotten_is_counted() -> None:
-    holdings = ResidencyIndex(max_names=4)
-    begun(holdings, *(chain_of(chain, 3) for chain in range(3)))
-    assert len(holdings) == 4 and holdings.num_forgotten == 5
+def test_a_full_index_takes_no_more_bytes_than_it_may_and_what_is_forgotten_is_counted() -> None:
+    number_of_names = 20_000
+    tracemalloc.start()
+    try:
+        index = ResidencyIndex(max_names=number_of_names)
+        before = tracemalloc.get_traced_memory()[0]
+        begun(index)
+        for number in range(number_of_names // 5):
+            names = [HeldName(f"{number * 10 + n:016x}", 10) for n in range(10)]
+            frame = ChainHeld(seq=number + 2, names=names, num_leased=10, lease_seconds=300.0)
+            assert index.apply(frame, float(number))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(index) == index.num_forgotten == number_of_names
+    assert taken <= number_of_names * BYTES_PER_NAME
+    # A name that no gateway gave takes nothing.
+    index = begun(ResidencyIndex())
+    held = ChainHeld(seq=2, names=[HeldName("a" * 1_000_000, 10), HeldName("b" * 16, 20)])
+    assert index.apply(held, 1.0) and len(index) == 1

@@ -1,7 +1,5 @@
 """When a prompt is prefilled by one engine and answered by another."""
 
-from typing import Literal
-
 import msgspec
 import pytest
 
@@ -50,18 +48,18 @@ def test_a_long_new_prompt_is_prefilled_where_no_answers_run() -> None:
     assert leg.to_prefill == leg.tokens >= marked_tokens(one, leg.ends) > MIN_TOKENS
 
 
-@pytest.mark.parametrize("running", [0, 1])
-def test_where_few_answers_run_one_engine_does_it_all(running: int) -> None:
-    assert first_leg(asked(), [engine(0, "prefill"), engine(1, "both", running=running)]) is None
-
-
 @pytest.mark.parametrize(
-    "why", ["short", "unmarked", "held", "batch", "no role", "draining", "model", "no events"]
+    "why",
+    [
+        *("idle", "nearly idle", "short", "unmarked", "held", "batch"),
+        *("no role", "draining", "model", "no events"),
+    ],
 )
 def test_what_one_engine_does_alone(
-    why: Literal["short", "unmarked", "held", "batch", "no role", "draining", "model", "no events"],
+    why: str,
 ) -> None:
-    prefill, decode = engine(0, "prefill"), engine(1, "decode", running=8)
+    running = {"idle": 0, "nearly idle": 1}.get(why, 8)
+    prefill, decode = engine(0, "prefill"), engine(1, "decode", running=running)
     one = asked("word " * 40 if why == "short" else LONG, is_marked=why != "unmarked")
     if why == "held":
         decode.hold(*(name.digest for name in one.plan.names))

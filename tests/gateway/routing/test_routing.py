@@ -71,64 +71,46 @@ def ask(text: str, key: str | None = None, scope: str = "scope", n: int = 1) -> 
     return chat_ask_of(decoded, Principal("w", "k", scope), model, arrived=0.0)
 
 
-def test_without_a_key_the_first_segment_decides() -> None:
-    chosen = {choose(ask(f"prompt {i}"), ENGINES).url for i in range(64)}
-    assert len(chosen) > 1
+def test_a_key_or_else_the_first_segment_decides_and_a_key_counts_within_its_workspace() -> None:
+    many = range(64)
+    assert len({choose(ask(f"prompt {i}"), ENGINES).url for i in many}) > 1
     assert len({choose(ask("one prompt"), ENGINES).url for _ in range(8)}) == 1
-
-
-def test_one_key_prefers_one_engine_whatever_the_prompt() -> None:
-    chosen = {choose(ask(f"prompt {i}", key="k"), ENGINES).url for i in range(64)}
-    assert len(chosen) == 1
-    [url] = chosen
+    [url] = {choose(ask(f"prompt {i}", key="k"), ENGINES).url for i in many}
     rest = [engine for engine in ENGINES if engine.url != url]
-    assert len({choose(ask(f"prompt {i}", key="k"), rest).url for i in range(64)}) == 1
-
-
-def test_a_key_means_nothing_beyond_its_workspace() -> None:
-    chosen = {choose(ask("p", key="k", scope=f"scope {i}"), ENGINES).url for i in range(64)}
-    assert len(chosen) > 1
+    assert len({choose(ask(f"prompt {i}", key="k"), rest).url for i in many}) == 1
+    assert len({choose(ask("p", key="k", scope=f"scope {i}"), ENGINES).url for i in many}) > 1
 
 
 def test_a_key_changes_neither_names_nor_scope() -> None:
     plain, keyed = ask("p"), ask("p", key="k")
     assert keyed.plan.names == plain.plan.names
-    request = keyed.generate_request(TurnId("id"), 0.0, ())
-    assert request.scope == "scope"
+    assert keyed.generate_request(TurnId("id"), 0.0, ()).scope == "scope"
 
 
-def test_more_than_one_choice_needs_the_capability() -> None:
+def test_what_few_engines_can_is_asked_of_those_alone() -> None:
     with pytest.raises(InvalidRequest, match=r"^n: "):
         choose(ask("p", n=2), ENGINES)
-    assert choose(ask("p", n=2), [candidate(0, "multiple_choices")])
-
-
-def test_thinking_is_asked_of_engines_that_can() -> None:
+    able = candidate(0, "multiple_choices")
+    assert choose(ask("p", n=2), [*ENGINES[1:], able]) is able
     thinks = msgspec.structs.replace(ask("p"), thinking=True)
     assert not thinks.count_request([]).thinking
     assert thinks.count_request(["thinking"]).thinking
 
 
-def test_a_prompt_goes_where_most_of_it_is_held_on_every_gateway() -> None:
+def test_a_prompt_goes_where_most_of_it_is_held_unless_that_engine_drains() -> None:
     prompt = ask("word " * 4000)
     digests = [name.digest for name in prompt.plan.names]
     engines = [candidate(number) for number in range(4)]
     engines[1].hold(*digests[:1])
     engines[2].hold(*digests)
-    choices = [Router().choose(prompt, engines, NOW) for _ in range(2)]
-    assert {choice.engine.url for choice in choices} == {engines[2].url}
-    assert choices[0].captured == choices[0].available == choices[0].tokens
-    assert choices[0].to_prefill == 0
-
-
-def test_a_draining_holder_gets_nothing_and_its_tokens_are_available_not_captured() -> None:
-    prompt = ask("word " * 4000)
-    engines = [candidate(number) for number in range(3)]
-    engines[0].hold(*[name.digest for name in prompt.plan.names])
-    engines[0].is_draining = True
     choice = Router().choose(prompt, engines, NOW)
-    assert choice.engine.url != engines[0].url
-    assert (choice.available, choice.captured) == (choice.tokens, 0)
+    assert choice.engine is engines[2]
+    assert choice.captured == choice.available == choice.tokens
+    assert choice.to_prefill == 0
+    engines[2].is_draining = True
+    choice = Router().choose(prompt, engines, NOW)
+    assert choice.engine.url != engines[2].url
+    assert choice.available == choice.tokens > choice.captured
 
 
 def test_an_engine_is_tried_once_and_an_open_breaker_only_where_nothing_else_is_left() -> None:
@@ -142,12 +124,6 @@ def test_an_engine_is_tried_once_and_an_open_breaker_only_where_nothing_else_is_
         first.breaker.failed(f"turn-{number}", NOW)
     assert choose(ask("p"), engines) is other
     assert choose(ask("p"), engines, (other.url,)) is first
-
-
-def test_an_engine_that_can_goes_before_one_that_cannot() -> None:
-    able = candidate(0, "multiple_choices")
-    others = [candidate(number) for number in range(1, 8)]
-    assert choose(ask("p", n=2), [*others, able]) is able
 
 
 def test_token_rates_follow_what_long_prompts_had() -> None:
