@@ -26,42 +26,31 @@ def body(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy({**base, **changes})
 
 
+def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
+    """A message of these blocks."""
+    return {"role": role, "content": list(blocks)}
+
+
 def conversation() -> dict[str, Any]:
     """Every supported kind of block, with four markers."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "caller": {"type": "direct"}}
+    source = {"type": "text", "media_type": "text/plain", "data": "Notes."}
+    found = [text("A hold."), text("On blocks.", SHORT)]
     return body(
         system=[text("You look things up. " * 40, LONG)],
         tools=[tool("look"), tool("listen", LONG)],
         tool_choice={"type": "auto"},
         messages=[
-            {"role": "user", "content": [text("What is a lease?"), text("Be short.", SHORT)]},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "I shall look.", "signature": "c2ln"},
-                    {"type": "text", "text": "Looking.", "citations": None},
-                    {
-                        "type": "tool_use",
-                        "id": "toolu_1",
-                        "name": "look",
-                        "input": {"b": 1, "a": [1.5, None, {"z": "é"}]},
-                        "caller": {"type": "direct"},
-                    },
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "toolu_1",
-                        "content": [text("A hold."), text("On blocks.", SHORT)],
-                    },
-                    {
-                        "type": "document",
-                        "title": "Notes",
-                        "source": {"type": "text", "media_type": "text/plain", "data": "Notes."},
-                    },
-                ],
-            },
+            said(text("What is a lease?"), text("Be short.", SHORT)),
+            said(
+                {"type": "thinking", "thinking": "I shall look.", "signature": "c2ln"},
+                {"type": "text", "text": "Looking.", "citations": None},
+                {**use, "input": {"b": 1, "a": [1.5, None, {"z": "é"}]}},
+                role="assistant",
+            ),
+            said(
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": found},
+                {"type": "document", "title": "Notes", "source": source},
+            ),
         ],
     )

@@ -1,6 +1,8 @@
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,6 +31,14 @@ class Stack:
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
+    def get(self, path: str, **given: Any) -> httpx.Response:
+        with self.http() as http:
+            return http.get(path, **given)
+
+    def post(self, path: str, **given: Any) -> httpx.Response:
+        with self.http() as http:
+            return http.post(path, **given)
+
     def sdk(self, key: str = API_KEY) -> Anthropic:
         self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=120))
         return self.sdks[-1]
@@ -56,15 +66,26 @@ class Stack:
         return probe(f"{self.url}/readyz").ready
 
 
+@contextmanager
+def stacked(data: Path, *engines: ScriptedEngine, **settings: Any) -> Iterator[Stack]:
+    """A stack of its own, of one engine if no other are given."""
+    used = engines or (ScriptedEngine(),)
+    with ExitStack() as exits:
+        urls = [exits.enter_context(serve(engine)) for engine in used]
+        url = exits.enter_context(serve_gateway(data, *urls, **settings))
+        stack = Stack(url, used[0], data)
+        exits.callback(stack.close)
+        eventually(stack.is_ready)
+        yield stack
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    data = tmp_path_factory.mktemp("gateway")
-    engine = ScriptedEngine()
     # Nothing waits for an engine that is full: these tests are about what it answers. Some send
     # hundreds of wrong keys.
     settings = {"queue_seconds": 0.0, "key_lookups_per_minute": 1_000_000}
-    with serve(engine) as engine_url, serve_gateway(data, engine_url, **settings) as url:
-        yield Stack(url, engine, data)
+    with stacked(tmp_path_factory.mktemp("gateway"), **settings) as stack:
+        yield stack
 
 
 @pytest.fixture
@@ -77,11 +98,9 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.wait_seconds, engine.num_heartbeats = 0.0, 0
     engine.secret = ScriptedEngine.secret
     engine.entries.clear()
-    engine.requests.clear()
-    engine.refused.clear()
-    engine.unheld.clear()
-    engine.folded.clear()
-    engine.inexact.clear()
+    kept = (engine.requests, engine.refused, engine.unheld, engine.folded, engine.inexact)
+    for each in kept:
+        each.clear()
     eventually(shared.is_ready)
     yield shared
     shared.close()

@@ -46,5 +46,4 @@ def model(*parts: dict[str, Any]) -> dict[str, Any]:
 def post(stack: Stack, method: str = "generateContent", **body: Any) -> Any:
     """The answer to a body that no SDK made."""
     asked = {"contents": [user({"text": QUESTION})], **body}
-    with stack.http() as http:
-        return http.post(f"/v1beta/models/{MODEL}:{method}", json=asked)
+    return stack.post(f"/v1beta/models/{MODEL}:{method}", json=asked)

@@ -11,53 +11,28 @@ from typing import Any, get_args
 
 import msgspec
 
-from engine.protocol import (
-    STATUS_OF,
-    WRITE_FIELDS,
-    AckRequest,
-    BlockStats,
-    BreakpointReport,
-    CancelRequest,
-    Capability,
-    Counters,
-    CountReply,
-    CountRequest,
-    Description,
-    Done,
-    ErrorReply,
-    FinalCounts,
-    Finished,
-    Frame,
-    GenerateRequest,
-    InputUsage,
-    KeptRecord,
-    Prompt,
-    Receipt,
-    RecordsRequest,
-    Started,
-    Stats,
-    TextDelta,
-    ToolUsePart,
-    UnheldTool,
-    split_writes,
-)
+from engine import protocol
 
-Script = Callable[[GenerateRequest, InputUsage], list[Frame | float | bytes]]
+Script = Callable[
+    [protocol.GenerateRequest, protocol.InputUsage], list[protocol.Frame | float | bytes]
+]
 TAIL_TOKENS = 4
 
 
 def say(*texts: str, delay: float = 0.0) -> Script:
     """A script: one delta for each text, with a pause before each."""
 
-    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
-        steps: list[Frame | float | bytes] = []
+    def script(
+        request: protocol.GenerateRequest, _: protocol.InputUsage
+    ) -> list[protocol.Frame | float | bytes]:
+        steps: list[protocol.Frame | float | bytes] = []
         for text in texts:
-            steps += [delay, TextDelta(text)]
+            steps += [delay, protocol.TextDelta(text)]
         count = len(texts)
         return [
             *steps,
-            Finished(reason="stop", output_tokens=count),
-            Done(request_id=request.request_id, output_tokens=count),
+            protocol.Finished(reason="stop", output_tokens=count),
+            protocol.Done(request_id=request.request_id, output_tokens=count),
         ]
 
     return script
@@ -72,7 +47,7 @@ class ScriptedEngine:
     heartbeat_seconds: float = 0.5
     is_ready: bool = True
     breaks_early: bool = False
-    refusal: ErrorReply | None = None
+    refusal: protocol.ErrorReply | None = None
     epoch: str = "epoch-1"
     model: str = "scripted"
     max_running: int = 0
@@ -82,16 +57,16 @@ class ScriptedEngine:
     num_counts: int = 0
     is_mute: bool = False
     holds: bool = False
-    requests: list[GenerateRequest] = field(default_factory=list)
+    requests: list[protocol.GenerateRequest] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     acked: list[str] = field(default_factory=list)
     closed_streams: int = 0
-    final: dict[str, FinalCounts] = field(default_factory=dict)
+    final: dict[str, protocol.FinalCounts] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
-    capabilities: tuple[Capability, ...] = get_args(Capability)
+    capabilities: tuple[protocol.Capability, ...] = get_args(protocol.Capability)
     entries: set[tuple[str, int, str]] = field(default_factory=set)
-    unheld: list[UnheldTool] = field(default_factory=list)
+    unheld: list[protocol.UnheldTool] = field(default_factory=list)
     folded: list[int] = field(default_factory=list)
     inexact: list[int] = field(default_factory=list)
     upstream: str | None = None
@@ -108,7 +83,7 @@ class ScriptedEngine:
             status = 200 if self.is_ready else 503
             return await _reply(send, {"ready": self.is_ready, "progress": 0.5}, status)
         if headers.get(b"authorization") != f"Bearer {self.secret}".encode():
-            return await _reply(send, ErrorReply("unauthorized", "no"), 401)
+            return await _reply(send, protocol.ErrorReply("unauthorized", "no"), 401)
         handler: Callable[..., Awaitable[None]] | None = {
             "/v1/describe": self._describe,
             "/v1/generate": self._generate,
@@ -121,13 +96,13 @@ class ScriptedEngine:
             "/v1/entries": self._entries,
         }.get(path)
         if handler is None:
-            return await _reply(send, ErrorReply("not_found", "no"), 404)
+            return await _reply(send, protocol.ErrorReply("not_found", "no"), 404)
         await handler(body, receive, send)
 
     async def _describe(self, _: bytes, receive: Any, send: Any) -> None:
         await _reply(
             send,
-            Description(
+            protocol.Description(
                 backend="synthetic",
                 model=self.model,
                 epoch=self.epoch,
@@ -145,10 +120,10 @@ class ScriptedEngine:
         )
 
     async def _generate(self, body: bytes, receive: Any, send: Any) -> None:
-        request = msgspec.json.decode(body, type=GenerateRequest)
+        request = msgspec.json.decode(body, type=protocol.GenerateRequest)
         if self.refusal is not None:
             self.refused.append(request.request_id)
-            return await _reply(send, self.refusal, STATUS_OF[self.refusal.code])
+            return await _reply(send, self.refusal, protocol.STATUS_OF[self.refusal.code])
         self.requests.append(request)
         self.records[request.request_id] = request.record
         stop = self.running[request.request_id] = asyncio.Event()
@@ -170,12 +145,12 @@ class ScriptedEngine:
                 await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             if self.breaks_early:
                 raise ConnectionResetError
-            started = Started(
+            started = protocol.Started(
                 request_id=request.request_id,
                 epoch=self.epoch,
                 usage=usage,
                 breakpoints=reports,
-                receipt=Receipt(name_tokens=[0] * len(request.names), num_held=0),
+                receipt=protocol.Receipt(name_tokens=[0] * len(request.names), num_held=0),
                 miss_reason=None if usage.cache_read_tokens else "cold",
                 unheld=self.unheld,
                 folded=self.folded,
@@ -188,7 +163,7 @@ class ScriptedEngine:
                     continue
                 if stop.is_set():
                     break
-                sent += isinstance(step, TextDelta)
+                sent += isinstance(step, protocol.TextDelta)
                 data = step if isinstance(step, bytes) else msgspec.json.encode(step) + b"\n"
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 if data == b"":
@@ -198,7 +173,7 @@ class ScriptedEngine:
             watcher.cancel()
             self.closed_streams += stop.is_set()
             del self.running[request.request_id]
-            self.final[request.request_id] = FinalCounts(
+            self.final[request.request_id] = protocol.FinalCounts(
                 request_id=request.request_id,
                 epoch=self.epoch,
                 reason="cancelled" if stop.is_set() else "stop",
@@ -206,28 +181,30 @@ class ScriptedEngine:
             )
 
     @staticmethod
-    def _counts(usage: InputUsage, sent: int, has_started: bool) -> dict[str, Any]:
+    def _counts(usage: protocol.InputUsage, sent: int, has_started: bool) -> dict[str, Any]:
         if has_started:
             return {"usage": usage, "output_tokens": sent}
         return {"prefilled_tokens": usage.computed_tokens}
 
-    def _look_up(self, request: GenerateRequest) -> tuple[InputUsage, list[BreakpointReport]]:
+    def _look_up(
+        self, request: protocol.GenerateRequest
+    ) -> tuple[protocol.InputUsage, list[protocol.BreakpointReport]]:
         ends = segment_tokens(request.prompt)
         total = (ends[-1] if ends else 0) + TAIL_TOKENS
         digests = {name.segment: name.digest for name in request.names if name.characters is None}
         marked = [(b, ends[b.segment], digests[b.segment]) for b in request.breakpoints]
         keys = [(request.scope, tokens, digest) for _, tokens, digest in marked]
         read = max((key[1] for key in keys if key in self.entries), default=0)
-        writes = split_writes(((tokens, b.ttl) for b, tokens, _ in marked), read)
+        writes = protocol.split_writes(((tokens, b.ttl) for b, tokens, _ in marked), read)
         self.entries.update(keys)
-        usage = InputUsage(
+        usage = protocol.InputUsage(
             input_tokens=total - read - sum(writes.values()),
             cache_read_tokens=read,
             computed_tokens=total - read,
-            **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
+            **{protocol.WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
         )
         reports = [
-            BreakpointReport(
+            protocol.BreakpointReport(
                 segment=b.segment,
                 state="leased",
                 tokens=tokens,
@@ -239,7 +216,7 @@ class ScriptedEngine:
         return usage, reports
 
     async def _count(self, body: bytes, receive: Any, send: Any) -> None:
-        request = msgspec.json.decode(body, type=CountRequest)
+        request = msgspec.json.decode(body, type=protocol.CountRequest)
         ends = segment_tokens(request.prompt)
         self.num_counts += 1
         self.num_counting += 1
@@ -248,10 +225,10 @@ class ScriptedEngine:
         await _pause(self.count_seconds, stop)
         watcher.cancel()
         self.num_counting -= 1
-        await _reply(send, CountReply(ends[-1] + TAIL_TOKENS, list(ends)))
+        await _reply(send, protocol.CountReply(ends[-1] + TAIL_TOKENS, list(ends)))
 
     async def _cancel(self, body: bytes, receive: Any, send: Any) -> None:
-        request_id = msgspec.json.decode(body, type=CancelRequest).request_id
+        request_id = msgspec.json.decode(body, type=protocol.CancelRequest).request_id
         self.cancelled.append(request_id)
         is_running = request_id in self.running
         if is_running:
@@ -259,7 +236,7 @@ class ScriptedEngine:
         await _reply(send, {"cancelled": is_running})
 
     async def _ack(self, body: bytes, receive: Any, send: Any) -> None:
-        for request_id in msgspec.json.decode(body, type=AckRequest).request_ids:
+        for request_id in msgspec.json.decode(body, type=protocol.AckRequest).request_ids:
             self.acked.append(request_id)
             self.final.pop(request_id, None)
             self.records.pop(request_id, None)
@@ -269,21 +246,21 @@ class ScriptedEngine:
         await _reply(send, list(self.final.values()))
 
     async def _records(self, body: bytes, receive: Any, send: Any) -> None:
-        asked = msgspec.json.decode(body, type=RecordsRequest).request_ids
-        kept = [KeptRecord(i, self.records[i]) for i in asked if self.records.get(i)]
+        asked = msgspec.json.decode(body, type=protocol.RecordsRequest).request_ids
+        kept = [protocol.KeptRecord(i, self.records[i]) for i in asked if self.records.get(i)]
         await _reply(send, kept)
 
     async def _stats(self, _: bytes, receive: Any, send: Any) -> None:
-        blocks = BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
+        blocks = protocol.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
         await _reply(
             send,
-            Stats(
+            protocol.Stats(
                 epoch=self.epoch,
                 uptime_seconds=1.0,
                 running=len(self.running),
                 waiting=0,
                 blocks=blocks,
-                counters=Counters(),
+                counters=protocol.Counters(),
             ),
         )
 
@@ -291,12 +268,12 @@ class ScriptedEngine:
         await _reply(send, [])
 
 
-def segment_tokens(prompt: Prompt) -> list[int]:
+def segment_tokens(prompt: protocol.Prompt) -> list[int]:
     if prompt.text is not None:
         return [len(prompt.text) // 4 + 1]
     texts = [t.name + str(t.input_schema) for t in prompt.tools] + [b.text for b in prompt.system]
     for message in prompt.messages:
-        texts += [p.name if isinstance(p, ToolUsePart) else p.text for p in message.parts]
+        texts += [p.name if isinstance(p, protocol.ToolUsePart) else p.text for p in message.parts]
     ends, total = [], 0
     for text in texts:
         total += len(text) // 4 + 1

@@ -5,46 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
 from engine.protocol import TextPart, ToolChoice, ToolResultPart
-from tests.gateway.bodies import SHORT, body, text, tool
-from tests.gateway.conftest import Stack
+from tests.gateway.bodies import SHORT, body, said, text, tool
+from tests.gateway.conftest import Stack, stacked
 from tests.gateway.dialects.test_ignored import told
+from tests.gateway.openai_bodies import refused
 from tests.gateway.prompt.test_media import png
-from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, serve, serve_gateway
 
-PNG = {
-    "type": "image",
-    "source": {
-        "type": "base64",
-        "media_type": "image/png",
-        "data": b64encode(png(640, 480)).decode(),
-    },
-}
+
+def encoded(media_type: str, data: bytes) -> dict[str, Any]:
+    return {"type": "base64", "media_type": media_type, "data": b64encode(data).decode()}
+
+
+USER = {"role": "user", "content": "go"}
+PNG = {"type": "image", "source": encoded("image/png", png(640, 480))}
 SHOWN = "[image: PNG, 640 × 480, not shown to this model]"
-PDF = {
-    "type": "document",
-    "title": "Terms",
-    "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x"},
-}
 WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 SEARCH = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
 
 
-def result(*content: Any) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": "t1", "content": list(content)}
-
-
 def called(*content: Any) -> list[dict[str, Any]]:
-    return [
-        {"role": "user", "content": "go"},
-        {"role": "assistant", "content": [CALL]},
-        {"role": "user", "content": [result(*content)]},
-    ]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content}
+    return [USER, said(CALL, role="assistant"), said(result)]
 
 
 def ask(stack: Stack, **changes: Any) -> Any:
@@ -52,7 +37,7 @@ def ask(stack: Stack, **changes: Any) -> Any:
 
 
 def test_an_image_stands_in_the_prompt_as_a_text_and_is_told(stack: Stack) -> None:
-    message = ask(stack, messages=[{"role": "user", "content": [PNG, text("What is it?")]}])
+    message = ask(stack, messages=[said(PNG, text("What is it?"))])
     assert stack.engine.requests[-1].prompt.messages[0].parts[0] == TextPart(SHOWN)
     assert told(message) == [("messages.0.content.0", "not shown to this model: image")]
     message = ask(stack, messages=called(text("Here:"), PNG), tools=[tool("look")])
@@ -62,60 +47,48 @@ def test_an_image_stands_in_the_prompt_as_a_text_and_is_told(stack: Stack) -> No
 
 
 @pytest.mark.parametrize(
-    "block, shown",
+    "kind, source, shown",
     [
-        (PDF, "Terms\n[document: PDF, not shown to this model]"),
-        (
-            {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}},
-            "[document: https://example.com/a.pdf, not shown to this model]",
-        ),
-        (
-            {"type": "document", "source": {"type": "file", "file_id": "file_1"}},
-            "[document: file_1, not shown to this model]",
-        ),
-        (
-            {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
-            "[image: https://example.com/a.png, not shown to this model]",
-        ),
-        (
-            {"type": "document", "source": {"type": "content", "content": [text("a"), PNG]}},
-            f"a\n{SHOWN}",
-        ),
+        ("document", {"type": "url", "url": "https://a.com/a.pdf"}, "https://a.com/a.pdf"),
+        ("document", {"type": "file", "file_id": "file_1"}, "file_1"),
+        ("image", {"type": "url", "url": "https://a.com/a.png"}, "https://a.com/a.png"),
+        ("document", {"type": "content", "content": [text("a"), PNG]}, f"a\n{SHOWN}"),
+        ("document", encoded("application/pdf", b"%PDF-1"), "PDF"),
     ],
 )
-def test_what_no_model_here_reads_has_a_placeholder(stack: Stack, block: Any, shown: str) -> None:
-    message = ask(stack, messages=[{"role": "user", "content": [block]}])
-    assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart(shown)]
+def test_what_no_model_here_reads_has_a_placeholder(
+    stack: Stack, kind: str, source: Any, shown: str
+) -> None:
+    message = ask(stack, messages=[said({"type": kind, "source": source})])
+    whole = shown if "\n" in shown else f"[{kind}: {shown}, not shown to this model]"
+    assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart(whole)]
     assert len(told(message)) == 1
 
 
 def test_texts_in_base64_are_read(stack: Stack) -> None:
-    source = {"type": "base64", "media_type": "text/csv", "data": b64encode(b"a,b").decode()}
-    message = ask(
-        stack, messages=[{"role": "user", "content": [{"type": "document", "source": source}]}]
-    )
+    document: dict[str, Any] = {"type": "document", "source": encoded("text/csv", b"a,b")}
+    message = ask(stack, messages=[said(document)])
     assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart("a,b")]
     assert told(message) == []
-    wrong = {"type": "document", "source": {**source, "data": "!"}}
+    document["source"]["data"] = "!"
     with pytest.raises(anthropic.BadRequestError, match=r"document\.source\.data: Input should be"):
-        ask(stack, messages=[{"role": "user", "content": [wrong]}])
+        ask(stack, messages=[said(document)])
 
 
 def test_by_the_setting_an_image_is_refused_in_the_words_that_agents_look_for(
     tmp_path: Path,
 ) -> None:
-    engine = ScriptedEngine()
-    with (
-        serve(engine) as engine_url,
-        serve_gateway(tmp_path, engine_url, unreadable="refuse") as url,
-    ):
-        strict = Stack(url, engine, tmp_path)
-        for messages in ([{"role": "user", "content": [PNG]}], called(PNG)):
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    with stacked(tmp_path, unreadable="refuse") as strict:
+        for messages in ([said(PNG)], called(PNG)):
             with pytest.raises(anthropic.BadRequestError) as caught:
-                strict.sdk(API_KEY).messages.create(**body(messages=messages, tools=[tool("look")]))
-            said = caught.value.response.json()["error"]["message"]
-            assert said.startswith("messages.") and said.endswith("Could not process image")
-    assert not engine.requests
+                strict.sdk().messages.create(**body(messages=messages, tools=[tool("look")]))
+            error = caught.value.response.json()["error"]["message"]
+            assert error.startswith("messages.") and error.endswith("Could not process image")
+        wrong = refused(strict, messages=[said(image)])
+        assert wrong["param"] == "messages[0].content[0]"
+        assert wrong["message"].endswith("Could not process image")
+        assert not strict.engine.requests
 
 
 LATER = {**tool("later"), "description": "Comes later.", "defer_loading": True}
@@ -123,18 +96,13 @@ REFERENCE = {"type": "tool_reference", "tool_name": "later"}
 
 
 def test_a_deferred_tool_is_shown_where_it_is_named_and_loses_no_prefix(stack: Stack) -> None:
-    find = tool("find", SHORT)
-    long = [{"type": "text", "text": "Rules of the house. " * 60, "cache_control": SHORT}]
-    tools = [find, tool("look"), LATER]
-    asked: list[Any] = [
-        {"role": "user", "content": "go"},
-        {"role": "assistant", "content": [{**CALL, "name": "find"}]},
-    ]
-    begun = ask(stack, tools=tools, system=long, messages=asked[:1])
+    long = [text("Rules of the house. " * 60, SHORT)]
+    tools = [tool("find", SHORT), tool("look"), LATER]
+    begun = ask(stack, tools=tools, system=long, messages=[USER])
     prompt = stack.engine.requests[-1].prompt
     assert [shown.name for shown in prompt.tools] == ["find", "look"]
     assert prompt.named_tools == []
-    named = [*asked, {"role": "user", "content": [result(REFERENCE, REFERENCE)]}]
+    named = called(REFERENCE, REFERENCE)
     message = ask(stack, tools=tools, system=long, messages=named)
     prompt = stack.engine.requests[-1].prompt
     assert [shown.name for shown in prompt.tools] == ["find", "look"]
@@ -159,18 +127,14 @@ def test_where_nobody_names_them_deferred_tools_are_shown_from_the_start(
 
 
 def test_tools_may_be_added_and_removed_in_the_conversation(stack: Stack) -> None:
-    added = {
-        "type": "tool_addition",
-        "tool": {"type": "tool_definition", "definition": tool("new")},
-    }
+    definition = {"type": "tool_definition", "definition": tool("new")}
     removed = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "new"}}
-    says = [{"role": "user", "content": "q"}, {"role": "system", "content": [added]}]
-    ask(stack, tools=[tool("look")], messages=says)
-    prompt = stack.engine.requests[-1].prompt
-    assert [shown.name for shown in prompt.named_tools] == ["new"]
-    says[1]["content"] = [added, removed]
-    ask(stack, tools=[tool("look")], messages=says)
-    assert stack.engine.requests[-1].prompt.named_tools == []
+    added = {"type": "tool_addition", "tool": definition}
+    for changes, names in (([added], ["new"]), ([added, removed], [])):
+        says = [USER, said(*changes, role="system")]
+        ask(stack, tools=[tool("look")], messages=says)
+        shown = stack.engine.requests[-1].prompt.named_tools
+        assert [one.name for one in shown] == names
 
 
 @pytest.mark.parametrize("nothing", [{"content": []}, {"content": ""}, {}])
@@ -179,13 +143,12 @@ def test_a_system_message_that_only_sets_the_effort_is_no_part_of_the_prompt(
 ) -> None:
     """`claude --bare` sends one behind each prompt, without content."""
     sets = {"role": "system", **nothing, "output_config": {"effort": "medium"}}
-    go = {"role": "user", "content": [text("Go. " * 200, SHORT)]}
+    go, more = said(text("Go. " * 200, SHORT)), said(text("And?", SHORT))
     first = ask(stack, messages=[go, sets])
     (message,) = stack.engine.requests[-1].prompt.messages
     assert message.role == "user"
     assert told(first) == [("messages.1.output_config.effort", "this model has one effort")]
     answer = {"role": "assistant", "content": "Gone."}
-    more = {"role": "user", "content": [text("And?", SHORT)]}
     second = ask(stack, messages=[go, sets, answer, more, sets])
     roles = [message.role for message in stack.engine.requests[-1].prompt.messages]
     assert roles == ["user", "assistant", "user"]
@@ -217,22 +180,6 @@ def test_the_vendors_tools_are_left_out_and_told(stack: Stack, choice: Any) -> N
     assert ("tool_choice" in paths) == (choice is not None and choice["type"] != "auto")
 
 
-def test_errors_beside_the_vendors_tools_keep_their_paths(stack: Stack) -> None:
-    wrong: list[tuple[Any, str]] = [
-        ([WEB_SEARCH, {"name": "x"}], "tools.1.input_schema: Field required"),
-        ([{**tool("x"), "nam": 1}, WEB_SEARCH], "tools.0.nam: Extra inputs are not permitted"),
-        (
-            [{**WEB_SEARCH, "cache_control": {"type": "ephemeral", "ttl": "2h"}}],
-            "tools.0.cache_control.ephemeral.ttl: Input should be '5m' or '1h'",
-        ),
-    ]
-    for tools, message in wrong:
-        with stack.http() as http:
-            reply = http.post("/v1/messages", json=body(tools=tools))
-        assert reply.status_code == 400
-        assert reply.json()["error"]["message"] == message
-
-
 def test_a_budget_as_large_as_the_answer_needs_thinking_between_calls(stack: Stack) -> None:
     thinking = {"type": "enabled", "budget_tokens": 4000}
     with pytest.raises(anthropic.BadRequestError, match="must be greater than"):
@@ -243,27 +190,91 @@ def test_a_budget_as_large_as_the_answer_needs_thinking_between_calls(stack: Sta
 
 def test_the_older_name_of_the_output_format_is_taken(stack: Stack) -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    with stack.http() as http:
-        headers = {"anthropic-beta": "structured-outputs-2025-11-13"}
-        reply = http.post("/v1/messages", json=body(output_format=form), headers=headers)
-        assert reply.status_code == 200, reply.text
-        assert stack.engine.requests[-1].output_schema == form["schema"]
-        other = {"output_config": {"format": {**form, "schema": {}}}, "output_format": form}
-        reply = http.post("/v1/messages", json=body(**other))
-        assert reply.json()["error"]["message"].startswith("output_format: must not differ")
+    headers = {"anthropic-beta": "structured-outputs-2025-11-13"}
+    reply = stack.post("/v1/messages", json=body(output_format=form), headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert stack.engine.requests[-1].output_schema == form["schema"]
+    other = {"output_config": {"format": {**form, "schema": {}}}, "output_format": form}
+    reply = stack.post("/v1/messages", json=body(**other))
+    assert reply.json()["error"]["message"].startswith("output_format: must not differ")
+
+
+def nulls(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {key for key, inner in value.items() if inner is None}
+        return own.union(*(nulls(inner) for inner in value.values()))
+    return set().union(*map(nulls, value)) if isinstance(value, list) else set()
 
 
 def test_an_answer_has_no_optional_field_that_is_null(stack: Stack) -> None:
     """Strict third-party schemas refuse such a null; the hosted API writes three of them."""
+    answer = stack.post("/v1/messages", json=body(system=[text("a", SHORT)])).json()
     always = {"stop_reason", "stop_sequence", "stop_details", "miss_reason"}
+    assert nulls(answer) <= always | {"tokens", "ttl", "expires_in_seconds", "reason"}
+    assert not nulls(answer["content"]) and not nulls(answer["usage"])
 
-    def nulls(value: Any) -> set[str]:
-        if isinstance(value, dict):
-            own = {key for key, inner in value.items() if inner is None}
-            return own.union(*(nulls(inner) for inner in value.values()))
-        return set().union(*map(nulls, value)) if isinstance(value, list) else set()
 
-    with stack.http() as http:
-        reply: httpx.Response = http.post("/v1/messages", json=body(system=[text("a", SHORT)]))
-        assert nulls(reply.json()) <= always | {"tokens", "ttl", "expires_in_seconds", "reason"}
-        assert not nulls(reply.json()["content"]) and not nulls(reply.json()["usage"])
+@pytest.mark.parametrize("field, value", [
+    ("billing_policy", {"type": "billing_policy"}),
+    ("container", "container_1"),
+    ("fallbacks", "default"),
+    ("fallbacks", [{"model": "m"}]),
+    ("fallback_credit_token", "x"),
+    ("mcp_servers", [{"type": "url", "name": "x", "url": "https://example.com"}]),
+    ("speed", "fast"),
+    ("thread", {"type": "create"}),
+    ("output_config.effort", "max"),
+    ("output_config.effort", "a word of next year"),
+    ("output_config.task_budget", {"type": "tokens", "total": 10}),
+    ("thinking.display", {"type": "adaptive", "display": "updates"}),
+    ("thinking.budget_tokens", {"type": "enabled", "budget_tokens": 1024}),
+    ("context_management.edits.0", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+    ("context_management.edits.0", {"edits": [{"type": "compact_20260112"}]}),
+])  # fmt: skip
+def test_what_only_asks_for_better_is_told_by_name(stack: Stack, field: str, value: Any) -> None:
+    name, _, inner = field.partition(".")
+    asked = {name: {inner: value} if name == "output_config" else value}
+    reply = stack.post("/v1/messages", json=body(max_tokens=2048, **asked))
+    assert reply.status_code == 200, reply.text
+    assert [one["path"] for one in reply.json()["holdfast"]["ignored"]] == [field]
+
+
+CLEARED = {"type": "clear_thinking_20251015"}
+
+
+def test_what_a_coding_agent_sends_is_answered(stack: Stack) -> None:
+    """The fields of such agents, through the SDK's beta call (which adds `?beta=true`)."""
+    line = "x-anthropic-billing-header: cc_version=2.1.1.abc; cc_entrypoint=cli;"
+    message = ask(
+        stack,
+        max_tokens=2000,
+        betas=["context-management-2025-06-27", "interleaved-thinking-2025-05-14", "unknown-1"],
+        context_management={"edits": [{**CLEARED, "keep": "all"}]},
+        metadata={"user_id": "user_1_account__session_2"},
+        service_tier="auto",
+        thinking={"type": "adaptive"},
+        output_config={"effort": "medium"},
+        system=[text(line), text("You are an agent.", SHORT)],
+        tools=[{**tool("Bash"), "description": "Run", "eager_input_streaming": True}],
+        messages=[USER, {"role": "system", "content": "Be brief.", "clear_at": "never"}],
+    )
+    assert message.stop_reason == "end_turn"
+    (sent,) = stack.engine.requests
+    assert sent.prompt.messages[-1].role == "system"
+
+
+@pytest.mark.parametrize(
+    "headers, message",
+    [
+        ({"anthropic-user-profile-id": "uprof_1"}, "anthropic-user-profile-id: user profiles are"),
+        ({"anthropic-workspace-id": "other"}, "anthropic-workspace-id: does not match"),
+    ],
+)
+def test_parameters_that_come_as_headers_are_honoured_or_refused(
+    stack: Stack, headers: dict[str, str], message: str
+) -> None:
+    refused = stack.post("/v1/messages", json=body(), headers=headers)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(message)
+    own = stack.post("/v1/messages", json=body(), headers={"anthropic-workspace-id": "default"})
+    assert own.status_code == 200

@@ -8,46 +8,33 @@ import openai
 import pytest
 
 from engine.protocol import TextPart, ToolChoice, ToolResultPart
-from tests.gateway.conftest import Stack
+from tests.gateway.bodies import body
+from tests.gateway.conftest import Stack, stacked
 from tests.gateway.dialects.test_ignored import told
 from tests.gateway.gemini_bodies import generate, post
-from tests.gateway.openai_bodies import LOOK, chat, refused
+from tests.gateway.openai_bodies import LOOK, MODEL, chat
 from tests.gateway.prompt.test_media import jpeg
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import serve, serve_gateway
 
 JPEG = "data:image/jpeg;base64," + b64encode(jpeg(1920, 1080)).decode()
+PDF = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA"}
 MEDIA = [
-    (
-        {"type": "image_url", "image_url": {"url": JPEG, "detail": "low"}},
-        "[image: JPEG, 1920 × 1080, not shown to this model]",
-    ),
-    (
-        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
-        "[image: https://example.com/a.png, not shown to this model]",
-    ),
-    (
-        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
-        "[audio: WAV, not shown to this model]",
-    ),
-    (
-        {
-            "type": "file",
-            "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA"},
-        },
-        "[file: PDF, a.pdf, not shown to this model]",
-    ),
-    ({"type": "file", "file": {"file_id": "file-1"}}, "[file: file-1, not shown to this model]"),
-    (
-        {"type": "video_url", "video_url": {"url": "https://example.com/v.mp4"}},
-        "[video: https://example.com/v.mp4, not shown to this model]",
-    ),
-]  # fmt: skip
+    ("image_url", {"url": JPEG, "detail": "low"}, "image: JPEG, 1920 × 1080"),
+    ("image_url", {"url": "https://example.com/a.png"}, "image: https://example.com/a.png"),
+    ("input_audio", {"data": "AAAA", "format": "wav"}, "audio: WAV"),
+    ("file", PDF, "file: PDF, a.pdf"),
+    ("file", {"file_id": "file-1"}, "file: file-1"),
+    ("video_url", {"url": "https://example.com/v.mp4"}, "video: https://example.com/v.mp4"),
+]
+IMAGE = {"type": "image_url", "image_url": {"url": JPEG}}
 
 
-@pytest.mark.parametrize("part, shown", MEDIA)
-def test_media_have_a_placeholder_and_are_told(stack: Stack, part: Any, shown: str) -> None:
-    answer = chat(stack, messages=[{"role": "user", "content": [part]}])
+@pytest.mark.parametrize("kind, part, shown", MEDIA)
+def test_media_have_a_placeholder_and_are_told(
+    stack: Stack, kind: str, part: Any, shown: str
+) -> None:
+    answer = chat(stack, messages=[{"role": "user", "content": [{"type": kind, kind: part}]}])
+    shown = f"[{shown}, not shown to this model]"
     assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart(shown)]
     assert [path for path, _ in told(answer)] == ["messages[0].content[0]"]
 
@@ -57,24 +44,12 @@ def test_an_image_in_a_tools_result_has_a_placeholder(stack: Stack) -> None:
     says: list[Any] = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": [MEDIA[0][0]]},
+        {"role": "tool", "tool_call_id": "c1", "content": [IMAGE]},
     ]
     answer = chat(stack, messages=says, tools=[LOOK])
     part = stack.engine.requests[-1].prompt.messages[-1].parts[0]
-    assert part == ToolResultPart("c1", MEDIA[0][1])
+    assert part == ToolResultPart("c1", "[image: JPEG, 1920 × 1080, not shown to this model]")
     assert [path for path, _ in told(answer)] == ["messages[2].content[0]"]
-
-
-def test_by_the_setting_media_are_refused_by_their_path(tmp_path: Path) -> None:
-    engine = ScriptedEngine()
-    with (
-        serve(engine) as engine_url,
-        serve_gateway(tmp_path, engine_url, unreadable="refuse") as url,
-    ):
-        strict = Stack(url, engine, tmp_path)
-        error = refused(strict, messages=[{"role": "user", "content": [MEDIA[0][0]]}])
-        assert error["param"] == "messages[0].content[0]"
-        assert error["message"].endswith("Could not process image")
 
 
 @pytest.mark.parametrize(
@@ -125,53 +100,46 @@ def test_tools_that_are_no_functions_are_left_out_and_told(stack: Stack, tool: A
 
 
 def test_a_trailing_assistant_message_is_continued(stack: Stack) -> None:
-    says: list[Any] = [
-        {"role": "user", "content": "Name a colour."},
-        {"role": "assistant", "content": "The colour is"},
-    ]
-    chat(stack, messages=says)
+    begun = {"role": "assistant", "content": "The colour is"}
+    chat(stack, messages=[{"role": "user", "content": "Name a colour."}, begun])
     last = stack.engine.requests[-1].prompt.messages[-1]
     assert (last.role, last.parts) == ("assistant", [TextPart("The colour is")])
 
 
-def test_penalties_reach_an_engine_that_can_and_are_refused_by_name_elsewhere(
-    stack: Stack, tmp_path: Path
-) -> None:
-    asked: dict[str, Any] = {
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.25,
-        "logit_bias": {"50256": -100},
-    }
-    chat(stack, **asked)
-    sampling = stack.engine.requests[-1].sampling
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
-    assert sampling.logit_bias == {50256: -100}
-    stack.openai().completions.create(model="holdfast-demo", prompt="x", **asked)
-    assert stack.engine.requests[-1].sampling.logit_bias == {50256: -100}
-    engine = ScriptedEngine(capabilities=("tools",))
-    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        plain = Stack(url, engine, tmp_path)
-        for name, value in asked.items():
+def test_what_an_engine_cannot_do_is_refused_by_name_or_told(stack: Stack, tmp_path: Path) -> None:
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.25}
+    asked: dict[str, Any] = {**penalties, "logit_bias": {"50256": -100}}
+    for ask in (
+        lambda: chat(stack, **asked),
+        lambda: stack.openai().completions.create(model=MODEL, prompt="x", **asked),
+        lambda: generate(stack, **penalties),
+    ):
+        ask()
+        sampling = stack.engine.requests[-1].sampling
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
+    assert stack.engine.requests[0].sampling.logit_bias == {50256: -100}
+    with stacked(tmp_path, ScriptedEngine(capabilities=("tools",))) as plain:
+        for name, value in {**asked, "logprobs": True}.items():
             with pytest.raises(openai.BadRequestError) as caught:
                 chat(plain, **{name: value})
             assert caught.value.param == name
-        with pytest.raises(openai.BadRequestError, match="logprobs: not supported"):
-            chat(plain, logprobs=True)
-        reply = post(plain, generationConfig={"responseLogprobs": True})
-        assert "generationConfig.responseLogprobs" in reply.json()["error"]["message"]
-        included = ["message.output_text.logprobs"]
+        for name, value in {"responseLogprobs": True, "frequencyPenalty": 1}.items():
+            reply = post(plain, generationConfig={name: value})
+            assert reply.status_code == 400
+            assert f"generationConfig.{name}" in reply.json()["error"]["message"]
         response = plain.openai().responses.create(
-            model="holdfast-demo", input="x", include=included
+            model=MODEL, input="x", include=["message.output_text.logprobs"]
         )
         assert [path for path, _ in told(response)] == ["include"]
         assert plain.engine.requests[-1].sampling.logprobs is None
         chat(plain, presence_penalty=0, frequency_penalty=0, logit_bias={})
-        reply = post(plain, generationConfig={"frequencyPenalty": 1})
-        assert reply.status_code == 400
-        assert "generationConfig.frequencyPenalty" in reply.json()["error"]["message"]
-
-
-def test_googles_penalties_reach_an_engine_that_can(stack: Stack) -> None:
-    generate(stack, presence_penalty=0.5, frequency_penalty=-0.25)
-    sampling = stack.engine.requests[-1].sampling
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
+        # Nor does it think, which is no error.
+        asking = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
+        for thinking in ({"type": "adaptive"}, asking["thinking"], {"type": "between_tools"}):
+            answer = plain.sdk().messages.create(**body(**asking | {"thinking": thinking}))
+            assert ("thinking", "this model does not think") in told(answer)
+        whole = chat(plain, reasoning_effort="high")
+        first = next(iter(chat(plain, reasoning_effort="high", stream=True)))
+        for answer in (whole, first):
+            assert told(answer) == [("reasoning_effort", "this model does not think")]
+        assert not any(request.thinking for request in plain.engine.requests)

@@ -1,8 +1,6 @@
-"""What a request may have of everything: beyond a bound it is refused by field and bound.
+"""What a request may have of everything, and what an answer may gather or repeat of it."""
 
-Every case here was accepted, or cost seconds, before there were bounds.
-"""
-
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import GatewayError, InvalidRequest, TooLarge
 from gateway.dialects.anthropic.request import decode_count_tokens, decode_messages
 from gateway.dialects.bodies import check_values
 from gateway.dialects.errors import body_of
+from gateway.dialects.gemini.request import decode_generate
 from gateway.dialects.openai.request import decode_chat, decode_completion
+from gateway.dialects.responses.request import LOGPROBS, decode_responses
+from gateway.dialects.responses.response import MAX_ECHO_BYTES
 from tests.gateway.bodies import body, text, tool
+from tests.gateway.conftest import Stack
+from tests.gateway.responses_bodies import asked, refused
 
 SMALL = RequestBounds(
     max_json_values=120,
@@ -33,6 +37,8 @@ SMALL = RequestBounds(
     max_metadata_bytes=256,
 )
 LONG = "x" * 65
+HI = {"role": "user", "content": "hi"}
+CALL = {"type": "tool_use", "id": LONG, "name": "n", "input": {}}
 DEEP: dict[str, Any] = {"a": {"b": {"c": {"d": {"e": {"f": {"g": {"h": 1}}}}}}}}
 WIDE = {"type": "object", "properties": {f"p{n}": {} for n in range(6)}}
 MANY = {"type": "object", "enum": list(range(40))}
@@ -40,7 +46,7 @@ VERBOSE = {"type": "object", "description": "x" * 300}
 
 
 def user(*blocks: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(blocks)}
+    return {"messages": [{"role": "user", "content": list(blocks)}]}
 
 
 def schema(value: Any) -> dict[str, Any]:
@@ -51,51 +57,45 @@ def result(*blocks: Any, of: str = "t") -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": of, "content": list(blocks)}
 
 
-DOCUMENT = {
-    "type": "document",
-    "source": {"type": "content", "content": [text()] * 11},
-}
-CALL = {"type": "tool_use", "id": LONG, "name": "n", "input": {}}
-MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [user(*[text()] * 11)]}, "messages: more than 10 content blocks"),
-    ({"messages": [{"role": "user", "content": "a"}] * 11}, "messages: more than 10 content"),
-    ({"system": [text()] * 11}, "messages: more than 10 content blocks"),
-    ({"messages": [user(result(*[text()] * 10))]}, "messages: more than 10 content blocks"),
-    ({"messages": [user(result(DOCUMENT))]}, "messages: more than 10 content blocks"),
-    ({"tools": [tool(f"t{n}") for n in range(4)]}, "tools: List should have at most 3 items"),
-    ({"tools": [tool(LONG)]}, "tools.0.name: String should have at most 64 characters"),
-    (schema(DEEP), "tools.0.input_schema: nested more than 8 levels deep"),
-    (schema(WIDE), "tools.0.input_schema: more than 5 properties"),
-    (schema(MANY), "tools.0.input_schema: more than 30 values"),
-    (schema(VERBOSE), "tools.0.input_schema: longer than 256 bytes"),
-    (
-        {"output_config": {"format": {"type": "json_schema", "schema": WIDE}}},
-        "output_config.format.schema: more than 5 properties",
-    ),
-    ({"stop_sequences": list("abcd")}, "stop_sequences: List should have at most 3 items"),
-    ({"stop_sequences": ["a", "x" * 9]}, "stop_sequences.1: String should have at most 8"),
-    ({"metadata": {"user_id": "x" * 300}}, "metadata: should have at most 256 bytes"),
-    ({"model": LONG}, "model: String should have at most 64 characters"),
-    (
-        {"messages": [user(text()), {"role": "assistant", "content": [CALL]}]},
-        "messages.1.content.0.tool_use.id: String should have at most 64 characters",
-    ),
-    (
-        {"messages": [user(result(of=LONG))]},
-        "messages.0.content.0.tool_result.tool_use_id: String should have at most 64 characters",
-    ),
-    (
-        {"tools": [tool()], "tool_choice": {"type": "tool", "name": LONG}},
-        "tool_choice.name: String should have at most 64 characters",
-    ),
-    (
-        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}] * 17}},
-        "context_management.edits: List should have at most 16 items",
-    ),
-]
+DOCUMENT = {"type": "document", "source": {"type": "content", "content": [text()] * 11}}
+CALLING = {"role": "assistant", "content": [CALL]}
+BLOCKS = "messages: more than 10 content blocks"
+FORM = {"format": {"type": "json_schema", "schema": WIDE}}
+CLEARED = {"type": "clear_thinking_20251015"}
+NAME = "String should have at most 64 characters"
 
 
-@pytest.mark.parametrize(("changes", "refusal"), MESSAGES)
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        (user(*[text()] * 11), BLOCKS),
+        ({"messages": [HI] * 11}, BLOCKS),
+        ({"system": [text()] * 11}, BLOCKS),
+        (user(result(*[text()] * 10)), BLOCKS),
+        (user(result(DOCUMENT)), BLOCKS),
+        ({"tools": [tool(f"t{n}") for n in range(4)]}, "tools: List should have at most 3 items"),
+        ({"tools": [tool(LONG)]}, f"tools.0.name: {NAME}"),
+        (schema(DEEP), "tools.0.input_schema: nested more than 8 levels deep"),
+        (schema(WIDE), "tools.0.input_schema: more than 5 properties"),
+        (schema(MANY), "tools.0.input_schema: more than 30 values"),
+        (schema(VERBOSE), "tools.0.input_schema: longer than 256 bytes"),
+        ({"output_config": FORM}, "output_config.format.schema: more than 5 properties"),
+        ({"stop_sequences": list("abcd")}, "stop_sequences: List should have at most 3 items"),
+        ({"stop_sequences": ["a", "x" * 9]}, "stop_sequences.1: String should have at most 8"),
+        ({"metadata": {"user_id": "x" * 300}}, "metadata: should have at most 256 bytes"),
+        ({"model": LONG}, f"model: {NAME}"),
+        ({"messages": [HI, CALLING]}, f"messages.1.content.0.tool_use.id: {NAME}"),
+        (user(result(of=LONG)), f"messages.0.content.0.tool_result.tool_use_id: {NAME}"),
+        (
+            {"tools": [tool()], "tool_choice": {"type": "tool", "name": LONG}},
+            f"tool_choice.name: {NAME}",
+        ),
+        (
+            {"context_management": {"edits": [CLEARED] * 17}},
+            "context_management.edits: List should have at most 16 items",
+        ),
+    ],
+)
 def test_messages_are_refused_beyond_each_bound(changes: dict[str, Any], refusal: str) -> None:
     request = msgspec.json.encode(body(**changes))
     with pytest.raises(InvalidRequest, match=re.escape(refusal)):
@@ -106,45 +106,38 @@ def function(**changes: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **changes}}
 
 
-def called(call_id: str = "c", name: str = "f") -> dict[str, Any]:
+def calling(call_id: str = "c", name: str = "f") -> dict[str, Any]:
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
-    return {"role": "assistant", "tool_calls": [call]}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
 
 
-CHAT: list[tuple[dict[str, Any], str, str]] = [
-    ({"messages": [user(*[text()] * 11)]}, "messages", "more than 10 content parts"),
-    ({"messages": [{"role": "user", "content": "a"}] * 11}, "messages", "more than 10 content"),
-    ({"tools": [function(name=f"f{n}") for n in range(4)]}, "tools", "at most 3 items"),
-    ({"tools": [function(name=LONG)]}, "tools[0].function.name", "at most 64 characters"),
-    ({"tools": [function(parameters=WIDE)]}, "tools[0].function.parameters", "5 properties"),
-    ({"tools": [function(parameters=DEEP)]}, "tools[0].function.parameters", "8 levels"),
-    (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "n", "schema": WIDE},
-            }
-        },
-        "response_format.json_schema.schema",
-        "5 properties",
-    ),
-    ({"stop": ["a"] * 5}, "stop", "<= 4"),
-    ({"stop": "x" * 9}, "stop", "at most 8 characters"),
-    ({"n": 3}, "n", "at most 2"),
-    ({"metadata": {"k": "x" * 300}}, "metadata", "at most 256 bytes"),
-    ({"model": LONG}, "model", "at most 64 characters"),
-    ({"messages": [called(LONG)]}, "messages[0].tool_calls[0].id", "at most 64 characters"),
-    ({"messages": [called(name=LONG)]}, "messages[0].tool_calls[0].function.name", "at most 64"),
-]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": WIDE}}
 
 
-@pytest.mark.parametrize(("changes", "field", "bound"), CHAT)
+@pytest.mark.parametrize(
+    ("changes", "field", "bound"),
+    [
+        (user(*[text()] * 11), "messages", "more than 10 content parts"),
+        ({"messages": [HI] * 11}, "messages", "more than 10 content"),
+        ({"tools": [function(name=f"f{n}") for n in range(4)]}, "tools", "at most 3 items"),
+        ({"tools": [function(name=LONG)]}, "tools[0].function.name", "at most 64 characters"),
+        ({"tools": [function(parameters=WIDE)]}, "tools[0].function.parameters", "5 properties"),
+        ({"tools": [function(parameters=DEEP)]}, "tools[0].function.parameters", "8 levels"),
+        ({"response_format": FORMAT}, "response_format.json_schema.schema", "5 properties"),
+        ({"stop": ["a"] * 5}, "stop", "<= 4"),
+        ({"stop": "x" * 9}, "stop", "at most 8 characters"),
+        ({"n": 3}, "n", "at most 2"),
+        ({"metadata": {"k": "x" * 300}}, "metadata", "at most 256 bytes"),
+        ({"model": LONG}, "model", "at most 64 characters"),
+        (calling(LONG), "messages[0].tool_calls[0].id", "at most 64 characters"),
+        (calling(name=LONG), "messages[0].tool_calls[0].function.name", "at most 64"),
+    ],
+)
 def test_chat_completions_are_refused_beyond_each_bound(
     changes: dict[str, Any], field: str, bound: str
 ) -> None:
-    base = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     with pytest.raises(InvalidRequest) as refused:
-        decode_chat(msgspec.json.encode({**base, **changes}), SMALL)
+        decode_chat(msgspec.json.encode({"model": "m", "messages": [HI], **changes}), SMALL)
     error = body_of(refused.value, "req_x", "openai").error
     assert error.param == field and bound in error.message
 
@@ -224,3 +217,66 @@ def test_an_error_shows_no_more_than_the_beginning_of_an_unknown_field() -> None
         with pytest.raises(GatewayError) as refused:
             decode(msgspec.json.encode(body(**{"y" * 1_000_000: 1})))
         assert len(str(refused.value)) < 200
+
+
+FEW = RequestBounds(max_logprobs=10_000)
+
+
+def chat(**body: Any) -> Any:
+    given = {"model": "m", "messages": [HI], "logprobs": True, "top_logprobs": 4, "n": 2}
+    return decode_chat(json.dumps({**given, **body}).encode(), FEW)
+
+
+def responses(**body: Any) -> Any:
+    given = {"model": "m", "input": [HI], "include": [LOGPROBS], "top_logprobs": 9}
+    return decode_responses(json.dumps({**given, **body}).encode(), FEW).request
+
+
+def gemini(*, is_streamed: bool = False, **config: Any) -> Any:
+    given = {"responseLogprobs": True, "logprobs": 4, "candidateCount": 2, **config}
+    body = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": given}
+    read = decode_generate(json.dumps(body).encode(), "m", FEW, is_streamed=is_streamed)
+    return read.generation_config
+
+
+def test_log_probabilities_of_a_gathered_answer_are_bounded() -> None:
+    assert chat().max_tokens == responses().max_output_tokens == gemini().max_output_tokens == 1000
+    assert chat(max_tokens=1000).max_tokens == 1000
+    assert chat(max_completion_tokens=7).max_completion_tokens == 7
+    for field, read in (
+        ("max_tokens", lambda: chat(max_tokens=1001)),
+        ("max_completion_tokens", lambda: chat(max_completion_tokens=1001)),
+        ("max_output_tokens", lambda: responses(max_output_tokens=1001, stream=True)),
+        ("generationConfig.maxOutputTokens", lambda: gemini(maxOutputTokens=1001)),
+    ):
+        with pytest.raises(InvalidRequest, match=f"^{field}: must be at most 1000 .* 10000 in all"):
+            read()
+
+
+def test_answers_without_them_and_streams_of_them_have_no_such_bound() -> None:
+    assert chat(stream=True, max_tokens=50_000).max_tokens == 50_000
+    assert chat(logprobs=False, top_logprobs=0).max_tokens is None
+    assert responses(include=[]).max_output_tokens is None
+    assert gemini(is_streamed=True).max_output_tokens is None
+    assert gemini(responseLogprobs=False, logprobs=None).max_output_tokens is None
+
+
+def test_a_very_long_field_is_not_repeated_in_the_answer(stack: Stack) -> None:
+    """Every event with the response would have it once more."""
+    long = "a" * MAX_ECHO_BYTES
+    answer = asked(
+        stack, tools=[{"type": "web_search", "more": long}], user=long, safety_identifier=long
+    )
+    told = {each["path"]: each["reason"] for each in answer["holdfast"]["ignored"]}
+    for field in ("tools", "user", "safety_identifier"):
+        assert not answer[field] and "does not repeat it" in told[field]
+    assert asked(stack, user="a" * 1000)["user"] == "a" * 1000
+
+
+def test_the_tools_that_a_choice_allows_are_no_more_than_the_tools(stack: Stack) -> None:
+    one = {"type": "function", "name": "look"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [one] * (BOUNDS.max_tools + 1)}
+    error = refused(stack, tools=[{**one, "parameters": {}}], tool_choice=choice)
+    assert error["message"] == f"tool_choice.tools: may have at most {BOUNDS.max_tools} items"
+    error = refused(stack, tool_choice={"type": "allowed_tools", "mode": "x" * 300_000})
+    assert len(error["message"]) < 300

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.protocol import TextPart
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
@@ -22,10 +23,9 @@ from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Principal
 from gateway.prompt.plan import Plan
 from tests.gateway.bodies import LONG, SHORT, body, text, tool
-from tests.gateway.conftest import Stack
+from tests.gateway.conftest import Stack, stacked
 from tests.gateway.openai_bodies import MODEL
-from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import eventually
 
 # As they were published: with and without `cch`, of a subagent, with ids of the prompt.
 LINES = [
@@ -91,10 +91,9 @@ def test_in_chat_the_line_may_be_a_message_of_its_own_among_the_first() -> None:
     for messages in ([told(LINES[0]), rules], [rules, told(LINES[0], "developer")]):
         made, removed = chat_plan(*messages, USER)
         assert (removed, made.prompt) == (1, chat_plan(rules, USER)[0].prompt)
-    made, removed = chat_plan({**USER, "content": LINES[0]}, told(LINES[0]), USER)
-    assert removed == 0
+    made, removed = chat_plan(told(LINES[0], "user"), told(LINES[0]), USER)
     sent = [part.text for m in made.prompt.messages for part in m.parts]  # type: ignore[union-attr]
-    assert sent == [LINES[0], LINES[0], "hi"]
+    assert (removed, sent) == (0, [LINES[0], LINES[0], "hi"])
     with pytest.raises(InvalidRequest, match=r"^messages: "):
         chat_plan(told(LINES[0]))
 
@@ -137,27 +136,22 @@ def test_in_chat_a_removed_texts_marker_stands_on_the_segment_before_it(marker: 
 
 @given(
     system=st.lists(st.text(min_size=1), min_size=1, max_size=3),
-    said=st.one_of(st.sampled_from(LINES), st.text(min_size=1).filter(lambda s: not s.isspace())),
+    asks=st.one_of(st.sampled_from(LINES), st.text(min_size=1).filter(lambda s: not s.isspace())),
 )
-@example(system=["rules", f"{LINES[0]}\nrules"], said=LINES[0])
-def test_nothing_that_a_user_wrote_is_changed(system: list[str], said: str) -> None:
+@example(system=["rules", f"{LINES[0]}\nrules"], asks=LINES[0])
+def test_nothing_that_a_user_wrote_is_changed(system: list[str], asks: str) -> None:
     """Neither a message, whatever it says, nor a system text that is not the line."""
-    request = body(system=[text(value) for value in system], messages=[_user(said)], tools=[tool()])
-    made, removed = plan(request)
+    asked = body(system=[text(value) for value in system], messages=[told([text(asks)], "user")])
+    made, removed = plan(asked)
     assert removed == 0
     assert [block.text for block in made.prompt.system] == system
-    assert [part.text for part in made.prompt.messages[0].parts] == [said]  # type: ignore[union-attr]
+    assert made.prompt.messages[0].parts == [TextPart(asks)]
 
 
-@given(rest=st.text(min_size=1), line=st.sampled_from(LINES), breaks=st.sampled_from("\n\r"))
-def test_what_follows_the_line_is_kept_to_the_letter(rest: str, line: str, breaks: str) -> None:
-    end = "\r\n" if breaks == "\r" else "\n"
+@given(rest=st.text(min_size=1), line=st.sampled_from(LINES), end=st.sampled_from(["\n", "\r\n"]))
+def test_what_follows_the_line_is_kept_to_the_letter(rest: str, line: str, end: str) -> None:
     made, removed = plan(body(system=[text(line + end + rest)]))
     assert removed == 1 and made.prompt.system[0].text == rest
-
-
-def _user(said: str) -> dict[str, Any]:
-    return {"role": "user", "content": said}
 
 
 def test_a_marker_on_a_removed_block_stands_on_the_segment_before_it() -> None:
@@ -171,72 +165,44 @@ def test_a_marker_on_a_removed_block_stands_on_the_segment_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "system, message",
     [
+        ([text(LINES[0], SHORT), text("rules", LONG)], "system.1.cache_control.ttl: a ttl='1h'"),
         (
-            {"system": [text(LINES[0], SHORT), text("rules", LONG)]},
-            "system.1.cache_control.ttl: a ttl='1h'",
-        ),
-        (
-            {"system": [text(LINES[0], SHORT), *[text(str(n), SHORT) for n in range(4)]]},
+            [text(LINES[0], SHORT), *[text(str(n), SHORT) for n in range(4)]],
             "A maximum of 4 blocks with cache_control may be provided. Found 5.",
         ),
-        ({"system": [text(LINES[0]), text("", SHORT)]}, "system.1: cache_control cannot be set"),
+        ([text(LINES[0]), text("", SHORT)], "system.1: cache_control cannot be set"),
     ],
 )
-def test_errors_speak_of_the_clients_own_blocks(changes: dict[str, Any], message: str) -> None:
+def test_errors_speak_of_the_clients_own_blocks(system: list[Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        plan(body(**changes))
+        plan(body(system=system))
     assert str(caught.value).startswith(message)
 
 
 def test_two_sessions_of_a_coding_agent_share_their_prefix_and_it_is_counted(stack: Stack) -> None:
-    rules = text("You are a coding agent. " * 200, SHORT)
-
-    def ask(nonce: str) -> dict[str, Any]:
+    rules, ids = text("You are a coding agent. " * 200, SHORT), set()
+    for nonce in ("0aaa9", "36ee5"):
         line = f"x-anthropic-billing-header: cc_version=2.1.1.{nonce[:3]}; cc_entrypoint=cli;"
-        with stack.http() as http:
-            reply = http.post(
-                "/v1/messages", json=body(system=[text(f"{line} cch={nonce};"), rules])
-            )
-        answer: dict[str, Any] = reply.json()
-        return answer
-
-    first, second = ask("0aaa9"), ask("36ee5")
-    assert second["usage"]["cache_read_input_tokens"] > 1000
-    assert second["holdfast"]["breakpoints"][0]["path"] == "system.1"
+        system = [text(f"{line} cch={nonce};"), rules]
+        answer = stack.post("/v1/messages", json=body(system=system)).json()
+        asked = {"model": MODEL, "messages": [told(system), USER]}
+        chat = stack.post("/v1/chat/completions", json=asked).json()
+        ids.add(answer["id"])
+    assert answer["usage"]["cache_read_input_tokens"] > 1000
+    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
+    assert answer["holdfast"]["breakpoints"][0]["path"] == "system.1"
     assert all("billing" not in r.prompt.system[0].text for r in stack.engine.requests)
-    ids = {first["id"], second["id"]}
     eventually(lambda: ids <= {turn["id"] for turn in stack.admin("turns").json()})
     rows = [turn for turn in stack.admin("turns").json() if turn["id"] in ids]
     assert [row["num_removed"] for row in rows] == [1, 1]
-    assert (
-        "holdfast_gateway_removed_nonces_total"
-        in httpx.get(f"{stack.url}/metrics", timeout=120).text
-    )
-
-
-def test_two_sessions_through_chat_share_their_prefix(stack: Stack) -> None:
-    rules, reads = text("You are a coding agent. " * 200, SHORT), []
-    for nonce in ("0aaa9", "36ee5"):
-        line = f"x-anthropic-billing-header: cc_version=2.1.1; cc_entrypoint=cli; cch={nonce};"
-        messages: Any = [told([text(line), rules]), USER]
-        answer = stack.openai().chat.completions.create(model=MODEL, messages=messages)
-        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-        reads.append(answer.usage.prompt_tokens_details.cached_tokens)
-    assert reads[0] == 0 and (reads[1] or 0) > 1000
+    metrics = httpx.get(f"{stack.url}/metrics", timeout=120).text
+    assert "holdfast_gateway_removed_nonces_total" in metrics
 
 
 def test_the_rule_can_be_switched_off(tmp_path: Path) -> None:
-    engine = ScriptedEngine()
-    with (
-        serve(engine) as engine_url,
-        serve_gateway(tmp_path, engine_url, remove_nonces=False) as url,
-    ):
-        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-        request = body(system=[text(LINES[0]), text("rules")])
-        assert (
-            httpx.post(f"{url}/v1/messages", json=request, headers=headers, timeout=120).status_code
-            == 200
-        )
-    assert [block.text for block in engine.requests[0].prompt.system] == [LINES[0], "rules"]
+    system = [text(LINES[0]), text("rules")]
+    with stacked(tmp_path, remove_nonces=False) as stack:
+        assert stack.post("/v1/messages", json=body(system=system)).status_code == 200
+    assert [block.text for block in stack.engine.requests[0].prompt.system] == [LINES[0], "rules"]

@@ -7,32 +7,16 @@ import httpx
 import openai
 import pytest
 
-from engine.protocol import (
-    Breakpoint,
-    ErrorReply,
-    Failed,
-    Finished,
-    Frame,
-    GenerateRequest,
-    InputUsage,
-    TextDelta,
-    TextPart,
-    ThinkingDelta,
-    ToolChoice,
-    ToolInputDelta,
-    ToolResultPart,
-    ToolUsePart,
-    ToolUseStart,
-)
+from engine import protocol
+from tests.gateway.bodies import text
 from tests.gateway.conftest import Stack
-from tests.gateway.openai_bodies import (
-    EPHEMERAL,
-    LOOK,
-    MESSAGES,
-    MODEL,
-    chat,
-    frames,
-    refused,
+from tests.gateway.openai_bodies import EPHEMERAL, LOOK, MESSAGES, MODEL, chat, frames, refused
+
+LONG = {**EPHEMERAL, "ttl": "1h"}
+CALLS = (
+    protocol.ToolUseStart("call_1", "look"),
+    protocol.ToolInputDelta('{"where"'),
+    protocol.ToolInputDelta(': "here"}'),
 )
 
 
@@ -44,9 +28,9 @@ def test_an_answer_has_text_reason_and_inclusive_usage(stack: Stack) -> None:
     assert (choice.message.role, choice.message.content) == ("assistant", "Hello there")
     assert choice.finish_reason == "stop"
     prompt_tokens = len("What is a lease?") // 4 + 1 + 4
-    assert answer.usage.prompt_tokens == prompt_tokens
-    assert answer.usage.completion_tokens == 2
-    assert answer.usage.total_tokens == prompt_tokens + 2
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, 2)
+    assert usage.total_tokens == prompt_tokens + 2
     (automatic,) = answer.model_extra["holdfast"]["breakpoints"]
     assert automatic["path"] == "messages[0].content"
     assert answer.model_extra["holdfast"]["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
@@ -57,8 +41,7 @@ def test_a_stream_has_usage_only_where_it_was_asked_for(stack: Stack, include_us
     body: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "stream": True}
     if include_usage:
         body["stream_options"] = {"include_usage": True}
-    with stack.http() as http:
-        lines = http.post("/v1/chat/completions", json=body).text.split("\n\n")
+    lines = stack.post("/v1/chat/completions", json=body).text.split("\n\n")
     lines = [line for line in lines if line and not line.startswith(":")]
     assert all(line.startswith("data: ") for line in lines)
     assert lines.pop() == "data: [DONE]"
@@ -83,23 +66,15 @@ def test_a_stream_has_usage_only_where_it_was_asked_for(stack: Stack, include_us
 
 
 def test_tool_calls_arrive_as_deltas_and_whole(stack: Stack) -> None:
-    stack.engine.script = frames(
-        TextDelta("Looking."),
-        ToolUseStart("call_1", "look"),
-        ToolInputDelta('{"where"'),
-        ToolInputDelta(': "here"}'),
-        ToolUseStart("call_2", "look"),
-        Finished(reason="tool_use", output_tokens=9),
-    )
+    end = protocol.Finished(reason="tool_use", output_tokens=9)
+    second = protocol.ToolUseStart("call_2", "look")
+    stack.engine.script = frames(protocol.TextDelta("Looking."), *CALLS, second, end)
     [choice] = chat(stack, tools=[LOOK]).choices
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "Looking."
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Looking.")
     calls = [(c.id, c.function.name, c.function.arguments) for c in choice.message.tool_calls]
     assert calls == [("call_1", "look", '{"where": "here"}'), ("call_2", "look", "")]
     client = stack.openai()
     with client.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=[LOOK]) as events:
-        for _ in events:
-            pass
         [streamed] = events.get_final_completion().choices
     assert [(c.id, c.function.arguments) for c in streamed.message.tool_calls or []] == [
         ("call_1", '{"where": "here"}'),
@@ -108,57 +83,51 @@ def test_tool_calls_arrive_as_deltas_and_whole(stack: Stack) -> None:
 
 
 def test_an_answers_calls_can_be_sent_back_with_their_results(stack: Stack) -> None:
-    stack.engine.script = frames(
-        ThinkingDelta("I shall look."),
-        ToolUseStart("call_1", "look"),
-        ToolInputDelta('{"where": "here"}'),
-        Finished(reason="tool_use", output_tokens=9, thinking_tokens=4),
-    )
+    end = protocol.Finished(reason="tool_use", output_tokens=9, thinking_tokens=4)
+    stack.engine.script = frames(protocol.ThinkingDelta("I shall look."), *CALLS, end)
     answer = chat(stack, tools=[LOOK], reasoning_effort="low")
     assert stack.engine.requests[-1].thinking
     assert answer.usage.completion_tokens_details.reasoning_tokens == 4
     message = answer.choices[0].message
     assert message.content is None
-    assert message.model_extra == {
-        "reasoning": "I shall look.",
-        "reasoning_content": "I shall look.",
-    }
-    history = [
-        *MESSAGES,
-        message.model_dump(),
-        {"role": "tool", "tool_call_id": "call_1", "content": "A hold."},
-        {"role": "user", "content": "Go on."},
-    ]
-    chat(stack, messages=history, tools=[LOOK])
+    thought = "I shall look."
+    assert message.model_extra == {"reasoning": thought, "reasoning_content": thought}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "A hold."}
+    go_on = {"role": "user", "content": "Go on."}
+    chat(stack, messages=[*MESSAGES, message.model_dump(), result, go_on], tools=[LOOK])
     sent = stack.engine.requests[-1].prompt.messages
     assert [m.role for m in sent] == ["user", "assistant", "user"]
-    assert sent[1].parts[-1] == ToolUsePart("call_1", "look", {"where": "here"})
-    assert sent[2].parts == [ToolResultPart("call_1", "A hold."), TextPart("Go on.")]
+    assert sent[1].parts[-1] == protocol.ToolUsePart("call_1", "look", {"where": "here"})
+    assert sent[2].parts == [
+        protocol.ToolResultPart("call_1", "A hold."),
+        protocol.TextPart("Go on."),
+    ]
 
 
 @pytest.mark.parametrize(
     "choice, expected",
     [
-        ("auto", ToolChoice("auto")),
-        ("none", ToolChoice("none")),
-        ("required", ToolChoice("any")),
-        ({"type": "function", "function": {"name": "look"}}, ToolChoice("tool", "look")),
+        ("auto", protocol.ToolChoice("auto", parallel=False)),
+        ("none", protocol.ToolChoice("none", parallel=False)),
+        ("required", protocol.ToolChoice("any", parallel=False)),
+        (
+            {"type": "function", "function": {"name": "look"}},
+            protocol.ToolChoice("tool", "look", parallel=False),
+        ),
     ],
 )
-def test_tool_choices(stack: Stack, choice: Any, expected: ToolChoice) -> None:
-    chat(stack, tools=[LOOK], tool_choice=choice)
+def test_tool_choices(stack: Stack, choice: Any, expected: protocol.ToolChoice) -> None:
+    chat(stack, tools=[LOOK], tool_choice=choice, parallel_tool_calls=False)
     assert stack.engine.requests[-1].tool_choice == expected
-    chat(stack, tools=[LOOK], tool_choice="auto", parallel_tool_calls=False)
-    assert stack.engine.requests[-1].tool_choice == ToolChoice("auto", parallel=False)
 
 
 def test_choices_are_kept_apart(stack: Stack) -> None:
     stack.engine.script = frames(
-        TextDelta("one", choice=0),
-        TextDelta("two", choice=1),
-        TextDelta(" more", choice=0),
-        Finished(reason="stop_sequence", stop_sequence="END", output_tokens=4, choice=1),
-        Finished(reason="length", output_tokens=5, choice=0),
+        protocol.TextDelta("one", choice=0),
+        protocol.TextDelta("two", choice=1),
+        protocol.TextDelta(" more", choice=0),
+        protocol.Finished(reason="stop_sequence", stop_sequence="END", output_tokens=4, choice=1),
+        protocol.Finished(reason="length", output_tokens=5, choice=0),
     )
     first, second = chat(stack, n=2, stop="END").choices
     assert (first.index, first.message.content, first.finish_reason) == (0, "one more", "length")
@@ -169,15 +138,9 @@ def test_choices_are_kept_apart(stack: Stack) -> None:
 
 
 def test_sampling_fields_reach_the_engine(stack: Stack) -> None:
-    chat(
-        stack,
-        max_completion_tokens=7,
-        temperature=2,
-        top_p=0.5,
-        seed=3,
-        stop=["a", "b"],
-        extra_body={"top_k": -1, "ignore_eos": True, "min_tokens": 7, "repetition_penalty": 1.0},
-    )
+    more = {"top_k": -1, "ignore_eos": True, "min_tokens": 7, "repetition_penalty": 1.0}
+    asked = {"max_completion_tokens": 7, "temperature": 2, "top_p": 0.5, "seed": 3}
+    chat(stack, **asked, stop=["a", "b"], extra_body=more)
     sampling = stack.engine.requests[-1].sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (7, 2.0, 0.5)
     assert (sampling.seed, sampling.top_k, sampling.ignore_eos) == (3, 0, True)
@@ -195,57 +158,41 @@ def test_models_are_listed_for_both_sdks(stack: Stack) -> None:
     assert stack.sdk().models.retrieve(MODEL).type == "model"
 
 
-MARKED_PLACES = [
-    pytest.param({"cache_control": {**EPHEMERAL, "ttl": "1h"}}, [Breakpoint(4, "1h")], id="top"),
-    pytest.param({"prompt_cache_options": {}}, [Breakpoint(4, "30m")], id="native-implicit"),
-    pytest.param({"prompt_cache_options": {"mode": "explicit"}}, [], id="native-explicit"),
-    pytest.param({"tools": [{**LOOK, "cache_control": EPHEMERAL}]}, [Breakpoint(0)], id="tool"),
-    pytest.param(
-        {"tools": [{**LOOK, "function": {**LOOK["function"], "cache_control": EPHEMERAL}}]},
-        [Breakpoint(0)],
-        id="function",
-    ),
-]
+RULES = {"role": "developer", "content": "Rules."}
+PARTS = {"role": "user", "content": [text("a"), text("b"), text("c")]}
+FUNCTION = {**LOOK, "function": {**LOOK["function"], "cache_control": EPHEMERAL}}
 
 
-@pytest.mark.parametrize("changes, expected", MARKED_PLACES)
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"cache_control": LONG}, [protocol.Breakpoint(4, "1h")]),
+        ({"prompt_cache_options": {}}, [protocol.Breakpoint(4, "30m")]),
+        ({"prompt_cache_options": {"mode": "explicit"}}, []),
+        ({"tools": [{**LOOK, "cache_control": EPHEMERAL}]}, [protocol.Breakpoint(0)]),
+        ({"tools": [FUNCTION]}, [protocol.Breakpoint(0)]),
+        (
+            {"messages": [{**RULES, "cache_control": LONG}, {**PARTS, "cache_control": EPHEMERAL}]},
+            [protocol.Breakpoint(1, "1h"), protocol.Breakpoint(4, "5m")],
+        ),
+    ],
+)
 def test_markers_count_wherever_clients_put_them(
-    stack: Stack, changes: dict[str, Any], expected: list[Breakpoint]
+    stack: Stack, changes: dict[str, Any], expected: list[protocol.Breakpoint]
 ) -> None:
     """Segments: the tool, one system block, three parts."""
-    body = {
-        "tools": [LOOK],
-        "messages": [
-            {"role": "developer", "content": "Rules."},
-            {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b", "c")]},
-        ],
-        **changes,
-    }
-    chat(stack, messages=body.pop("messages"), tools=body.pop("tools"), extra_body=body)
+    body = {"model": MODEL, "tools": [LOOK], "messages": [RULES, PARTS], **changes}
+    assert stack.post("/v1/chat/completions", json=body).status_code == 200
     assert stack.engine.requests[-1].breakpoints == expected
 
 
-def test_a_messages_marker_stands_on_its_last_part(stack: Stack) -> None:
-    messages = [
-        {"role": "system", "content": "Rules.", "cache_control": {**EPHEMERAL, "ttl": "1h"}},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-            "cache_control": EPHEMERAL,
-        },
-    ]
-    chat(stack, messages=messages)
-    assert stack.engine.requests[-1].breakpoints == [Breakpoint(0, "1h"), Breakpoint(2, "5m")]
-
-
 def test_marker_rules_are_those_of_the_other_dialect(stack: Stack) -> None:
-    part = {"type": "text", "text": "x", "cache_control": EPHEMERAL}
+    part = text("x", EPHEMERAL)
     error = refused(stack, messages=[{"role": "user", "content": [part] * 5}])
     assert error["message"] == (
         "A maximum of 4 blocks with cache_control may be provided. Found 5."
     )
-    long = {**part, "cache_control": {**EPHEMERAL, "ttl": "1h"}}
-    error = refused(stack, messages=[{"role": "user", "content": [part, long]}])
+    error = refused(stack, messages=[{"role": "user", "content": [part, text("x", LONG)]}])
     assert error["param"] == "messages[0].content[1].cache_control.ttl"
 
 
@@ -272,28 +219,36 @@ def test_what_is_wrong_around_a_turn_has_openais_envelope(stack: Stack) -> None:
 
 
 def test_the_engines_refusals_have_openais_codes(stack: Stack) -> None:
-    stack.engine.refusal = ErrorReply("prompt_too_long", "prompt is too long: 9 tokens > 8 maximum")
+    stack.engine.refusal = protocol.ErrorReply(
+        "prompt_too_long", "prompt is too long: 9 tokens > 8 maximum"
+    )
     error = refused(stack)
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 8 tokens" in error["message"]
-    stack.engine.refusal = ErrorReply("overloaded", "full")
+    stack.engine.refusal = protocol.ErrorReply("overloaded", "full")
     with pytest.raises(openai.InternalServerError) as caught:
         chat(stack)
-    assert caught.value.status_code == 503
-    assert caught.value.code == "overloaded"
+    assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
 
 
-def test_a_failure_in_the_midst_is_the_streams_last_event(stack: Stack) -> None:
-    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
-        return [TextDelta("Hel"), Failed(code="internal", message="secret detail")]
+def test_a_completion_is_a_raw_prompt(stack: Stack) -> None:
+    create: Any = stack.openai().completions.create
+    answer = create(model=MODEL, prompt=["Once upon"], stop=None)
+    assert (answer.object, answer.choices[0].text) == ("text_completion", "Hello there")
+    assert answer.usage.completion_tokens == 2
+    request = stack.engine.requests[-1]
+    assert (request.prompt.text, request.prompt.messages) == ("Once upon", [])
+    assert request.sampling.max_tokens == 16
+    options = {"include_usage": True}
+    *chunks, last = create(model=MODEL, prompt="Once upon", stream=True, stream_options=options)
+    assert "".join(c.choices[0].text for c in chunks) == "Hello there"
+    assert (last.choices, last.usage) == ([], answer.usage)
 
-    stack.engine.script = script
-    texts = []
-    with pytest.raises(openai.APIError) as caught:
-        for chunk in chat(stack, stream=True):
-            texts.append(chunk.choices[0].delta.content)
-    assert texts == ["", "Hel"]
-    assert "secret" not in str(caught.value)
-    with stack.http() as http:
-        body = {"model": MODEL, "messages": MESSAGES, "stream": True}
-        assert "[DONE]" not in http.post("/v1/chat/completions", json=body).text
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("echo", True), ("logprobs", 1), ("suffix", "x"), ("best_of", 2), ("prompt", [[1, 2]])],
+)
+def test_what_a_completion_cannot_do_is_named(stack: Stack, field: str, value: Any) -> None:
+    reply = stack.post("/v1/completions", json={"model": MODEL, "prompt": "x", field: value})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)

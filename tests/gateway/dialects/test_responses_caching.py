@@ -9,11 +9,7 @@ from tests.gateway.openai_bodies import LONG_TEXT, MODEL, chat
 from tests.gateway.responses_bodies import LOOK, asked, refused, user
 from tests.gateway.serving import ADMIN_KEY
 
-TALK: list[Any] = [
-    user(LONG_TEXT),
-    {"role": "assistant", "content": "Yes."},
-    user("And now?"),
-]
+TALK = [user(LONG_TEXT), {"role": "assistant", "content": "Yes."}, user("And now?")]
 MARK = {"mode": "explicit"}
 
 
@@ -44,21 +40,16 @@ def test_who_marks_nothing_reads_the_prompt_before(stack: Stack) -> None:
     assert sent(stack) == [(1, "5m"), (2, "5m"), (4, "5m")]
     assert second["usage"]["input_tokens_details"]["cached_tokens"] == details["cache_write_tokens"]
     assert second["holdfast"]["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
-    assert [point["path"] for point in second["holdfast"]["breakpoints"]] == [
-        "instructions",
-        "input[0].content[0]",
-        "input[2].content[0]",
-    ]
+    paths = [point["path"] for point in second["holdfast"]["breakpoints"]]
+    assert paths == ["instructions", "input[0].content[0]", "input[2].content[0]"]
 
 
 def test_options_are_the_clients_own(stack: Stack) -> None:
     implicit = asked(stack, input=TALK, prompt_cache_options={})
     assert sent(stack) == [(2, "30m")]
     details = implicit["usage"]["input_tokens_details"]
-    assert details["cache_write_tokens_details"] == {
-        "ttl_30m_tokens": details["cache_write_tokens"],
-        "ttl_12h_tokens": 0,
-    }
+    written = {"ttl_30m_tokens": details["cache_write_tokens"], "ttl_12h_tokens": 0}
+    assert details["cache_write_tokens_details"] == written
     assert implicit["prompt_cache_options"] == {"mode": "implicit", "ttl": "30m"}
     assert "auto_cache" not in implicit["holdfast"]
     asked(stack, input=TALK, prompt_cache_options=MARK)
@@ -74,11 +65,8 @@ def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
     assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "30m")]
     asked(stack, input=[*talk, user("x")])
     assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "5m")]
-    long = asked(
-        stack,
-        input=[{"role": "user", "content": [marked("a", ttl="12h")]}],
-        prompt_cache_options={"ttl": "12h"},
-    )
+    held = [{"role": "user", "content": [marked("a", ttl="12h")]}]
+    long = asked(stack, input=held, prompt_cache_options={"ttl": "12h"})
     assert [told["path"] for told in long["holdfast"]["ignored"]] == [
         "input[0].content[0].prompt_cache_breakpoint.ttl",
         "prompt_cache_options.ttl",
@@ -88,13 +76,8 @@ def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
 
 
 def test_prewarming_writes_and_generates_nothing(stack: Stack) -> None:
-    answer = asked(
-        stack,
-        input=TALK[:1],
-        tools=[LOOK],
-        tool_choice="required",
-        prompt_cache_options={"prewarm": True},
-    )
+    options = {"tool_choice": "required", "prompt_cache_options": {"prewarm": True}}
+    answer = asked(stack, input=TALK[:1], tools=[LOOK], **options)
     (request,) = stack.engine.requests
     assert request.sampling.max_tokens == 0
     assert request.tool_choice.mode == "auto"
@@ -129,14 +112,9 @@ def test_keys_and_workspaces_have_policies(stack: Stack, speaks: str) -> None:
 
     def ask() -> list[tuple[int, str]]:
         client = stack.openai(made["key"])
+        says: Any = [{"role": "system", "content": LONG_TEXT}, {"role": "user", "content": "Hi"}]
         if speaks == "chat":
-            client.chat.completions.create(
-                model=MODEL,
-                messages=[
-                    {"role": "system", "content": LONG_TEXT},
-                    {"role": "user", "content": "Hi"},
-                ],
-            )
+            client.chat.completions.create(model=MODEL, messages=says)
         else:
             client.responses.create(model=MODEL, instructions=LONG_TEXT, input="Hi")
         return sent(stack)
@@ -153,16 +131,11 @@ def test_keys_and_workspaces_have_policies(stack: Stack, speaks: str) -> None:
 
 
 def test_in_chat_completions_the_clients_markers_are_all(stack: Stack) -> None:
-    text = {"type": "text", "text": LONG_TEXT}
-    own = {**text, "cache_control": {"type": "ephemeral"}}
-    chat(stack, messages=[{"role": "system", "content": [own]}, {"role": "user", "content": "Hi"}])
-    assert sent(stack) == [(0, "5m")]
-    native = {**text, "prompt_cache_breakpoint": MARK}
-    chat(
-        stack, messages=[{"role": "system", "content": [native]}, {"role": "user", "content": "Hi"}]
-    )
-    assert sent(stack) == [(0, "30m"), (1, "5m")]
-    with stack.http() as http:
-        body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
-        http.post("/v1/messages", json=body)
+    hi = {"role": "user", "content": "Hi"}
+    own, native = {"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": MARK}
+    for marker, expected in ((own, [(0, "5m")]), (native, [(0, "30m"), (1, "5m")])):
+        content = [{"type": "text", "text": LONG_TEXT, **marker}]
+        chat(stack, messages=[{"role": "system", "content": content}, hi])
+        assert sent(stack) == expected
+    stack.post("/v1/messages", json={"model": MODEL, "max_tokens": 5, "messages": [hi]})
     assert sent(stack) == [], "the Messages API caches what its client marks"

@@ -1,6 +1,7 @@
-"""Every request field of the official SDK is honoured, told or refused by name: none is unknown.
+"""Every field and type of the official SDKs is honoured, told or refused by name: none is unknown.
 
-The SDK's own type definitions are walked, so a field that a new version brings fails here.
+The SDKs' own type definitions are walked, so what a new version brings fails here. Google's types
+refuse unknown fields: they know every field of our answers but the extension `holdfast`.
 """
 
 from collections.abc import Iterator
@@ -12,63 +13,114 @@ from anthropic import types as ga
 from anthropic.types import beta
 from anthropic.types import message_create_params as ga_params
 from anthropic.types.beta import message_create_params as beta_params
+from google.genai import types as google
+from openai.types import responses as openai
+from openai.types.responses import (
+    input_token_count_params,
+    response_create_params,
+    response_input_item_param,
+    tool_param,
+)
 from pydantic import BaseModel
 from typing_extensions import get_type_hints, is_typeddict
 
+from engine.protocol import Finished, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.anthropic import request
+from gateway.dialects.anthropic import request as messages
 from gateway.dialects.anthropic.lower import plan_of
-from gateway.dialects.anthropic.request import decode_count_tokens, decode_messages
+from gateway.dialects.gemini import caches, response
+from gateway.dialects.gemini import request as gemini
+from gateway.dialects.responses import request as responses
 from gateway.prompt.ignored import Notepad
-from tests.gateway.bodies import SHORT, body, text, tool
+from tests.gateway.bodies import body, tool
 from tests.gateway.conftest import Stack
+from tests.gateway.gemini_bodies import LONG_TEXT, MODEL, post, user
+from tests.gateway.openai_bodies import frames
 
 # Parameters that the SDK sends as headers.
 HEADERS = {"betas", "user_profile_id", "workspace_id"}
 # The newer SDK has no parameters for them; `output_format` is the older name of a beta.
 OLDER = {"temperature", "top_p", "top_k", "output_format"}
 
-PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
-    (ga_params.MessageCreateParamsStreaming, request.MessagesRequest),
-    (beta_params.MessageCreateParamsStreaming, request.MessagesRequest),
-    (ga.MessageCountTokensParams, request.CountTokensRequest),
-    (beta.MessageCountTokensParams, request.CountTokensRequest),
-    (ga.MessageParam, request.Message),
-    (beta.BetaMessageParam, request.Message),
-    (beta.BetaSystemMessageOutputConfigParam, request.MessageOutputConfig),
-    (ga.CacheControlEphemeralParam, request.CacheControl),
-    (beta.BetaCacheControlEphemeralParam, request.CacheControl),
-    (ga.DiagnosticsParam, request.DiagnosticsRequest),
-    (ga.MetadataParam, request.Metadata),
-    (ga.OutputConfigParam, request.OutputConfig),
-    (beta.BetaOutputConfigParam, request.OutputConfig),
-    (beta.BetaContextManagementConfigParam, request.ContextManagement),
-    (ga.JSONOutputFormatParam, request.Format),
-    (beta.BetaThinkingConfigEnabledParam, request.ThinkingEnabled),
-    (beta.BetaThinkingConfigAdaptiveParam, request.ThinkingAdaptive),
-    (beta.BetaThinkingConfigDisabledParam, request.ThinkingDisabled),
-    (beta.BetaThinkingConfigBetweenToolsParam, request.ThinkingBetweenTools),
-    (beta.BetaThinkingBlockBindingParam, request.BlockBinding),
-    (ga.ToolChoiceAutoParam, request.ChoiceAuto),
-    (ga.ToolChoiceAnyParam, request.ChoiceAny),
-    (ga.ToolChoiceToolParam, request.ChoiceTool),
-    (ga.ToolChoiceNoneParam, request.ChoiceNone),
-    (ga.ToolParam, request.Tool),
-    (beta.BetaToolParam, request.Tool),
-    (ga.TextBlockParam, request.Text),
-    (beta.BetaTextBlockParam, request.Text),
-    (ga.ThinkingBlockParam, request.Thinking),
-    (ga.ToolUseBlockParam, request.ToolUse),
-    (beta.BetaToolUseBlockParam, request.ToolUse),
-    (ga.ToolResultBlockParam, request.ToolResult),
-    (beta.BetaToolResultBlockParam, request.ToolResult),
-    (ga.SearchResultBlockParam, request.SearchResult),
-    (ga.DocumentBlockParam, request.Document),
-    (beta.BetaRequestDocumentBlockParam, request.Document),
-    (ga.PlainTextSourceParam, request.TextSource),
-    (ga.ContentBlockSourceParam, request.ContentSource),
-    (ga.CitationsConfigParam, request.Citations),
+# Our struct, and the SDK's types that it must know the fields of.
+MESSAGES = """
+CountTokensRequest MessageCountTokensParams beta.MessageCountTokensParams
+Message MessageParam BetaMessageParam
+MessageOutputConfig BetaSystemMessageOutputConfigParam
+CacheControl CacheControlEphemeralParam BetaCacheControlEphemeralParam
+DiagnosticsRequest DiagnosticsParam
+Metadata MetadataParam
+OutputConfig OutputConfigParam BetaOutputConfigParam
+ContextManagement BetaContextManagementConfigParam
+Format JSONOutputFormatParam
+ThinkingEnabled BetaThinkingConfigEnabledParam
+ThinkingAdaptive BetaThinkingConfigAdaptiveParam
+ThinkingDisabled BetaThinkingConfigDisabledParam
+ThinkingBetweenTools BetaThinkingConfigBetweenToolsParam
+BlockBinding BetaThinkingBlockBindingParam
+ChoiceAuto ToolChoiceAutoParam
+ChoiceAny ToolChoiceAnyParam
+ChoiceTool ToolChoiceToolParam
+ChoiceNone ToolChoiceNoneParam
+Tool ToolParam BetaToolParam
+Text TextBlockParam BetaTextBlockParam
+Thinking ThinkingBlockParam
+ToolUse ToolUseBlockParam BetaToolUseBlockParam
+ToolResult ToolResultBlockParam BetaToolResultBlockParam
+SearchResult SearchResultBlockParam
+Document DocumentBlockParam BetaRequestDocumentBlockParam
+TextSource PlainTextSourceParam
+ContentSource ContentBlockSourceParam
+Citations CitationsConfigParam
+"""
+RESPONSES = """
+TextOptions ResponseTextConfigParam
+JsonSchemaFormat ResponseFormatTextJSONSchemaConfigParam
+AllowedTools ToolChoiceAllowedParam
+Message EasyInputMessageParam ResponseOutputMessageParam item.Message
+FunctionCallOutput item.FunctionCallOutput
+AdditionalTools item.AdditionalTools
+FunctionCall ResponseFunctionToolCallParam
+CustomToolCall ResponseCustomToolCallParam
+CustomToolCallOutput ResponseCustomToolCallOutputParam
+Reasoning ResponseReasoningItemParam
+InputText ResponseInputTextParam
+InputImage ResponseInputImageParam
+InputFile ResponseInputFileParam
+OutputText ResponseOutputTextParam
+FunctionTool FunctionToolParam
+CustomTool CustomToolParam
+NamespaceTool NamespaceToolParam
+CacheOptions create.PromptCacheOptions
+StreamOptions create.StreamOptions
+"""
+# These have one name.
+GEMINI = """
+Part Content FunctionCall FunctionResponse Blob FileData ExecutableCode CodeExecutionResult
+FunctionDeclaration Tool FunctionCallingConfig ToolConfig GenerationConfig ThinkingConfig
+"""
+ANSWERED: list[tuple[type[BaseModel], type[msgspec.Struct]]] = [
+    (google.GenerateContentResponse, response.GenerateContentResponse),
+    (google.GenerateContentResponseUsageMetadata, response.UsageMetadata),
+    (google.Candidate, response.Candidate),
+    (google.Content, response.Content),
+    (google.Part, response.Part),
+    (google.FunctionCall, response.FunctionCall),
+    (google.ModalityTokenCount, response.ModalityCount),
+    (google.CachedContent, caches.CachedContent),
+    (google.CachedContentUsageMetadata, caches.CacheUsage),
+    (google.ListCachedContentsResponse, caches.CachedContentList),
 ]
+MODULES = {"beta": beta, "item": response_input_item_param, "create": response_create_params}
+
+
+def pairs(table: str, ours: Any, sdk: Any) -> Iterator[Any]:
+    for line in table.split("\n")[1:-1]:
+        own, *names = line.split()
+        for name in names:
+            module = MODULES.get(name.rpartition(".")[0], beta if name[:4] == "Beta" else sdk)
+            theirs = getattr(module, name.rpartition(".")[2])
+            yield pytest.param(theirs, getattr(ours, own), id=f"{own}-{name}")
 
 
 def leaves(hint: Any) -> Iterator[Any]:
@@ -81,6 +133,8 @@ def leaves(hint: Any) -> Iterator[Any]:
 
 def fields_of(sdk: Any) -> set[str]:
     """Of a union, the fields of all its members."""
+    if isinstance(sdk, type) and issubclass(sdk, BaseModel):
+        return {field.alias or name for name, field in sdk.model_fields.items()}
     members = [sdk] if is_typeddict(sdk) else list(leaves(sdk))
     return {name for member in members for name in get_type_hints(member)}
 
@@ -89,205 +143,175 @@ def names_of(struct: type[msgspec.Struct]) -> set[str]:
     return set(struct.__struct_encode_fields__)
 
 
-@pytest.mark.parametrize(("sdk", "ours"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
-def test_every_field_of_the_sdk_is_known(sdk: Any, ours: type[msgspec.Struct]) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (ga_params.MessageCreateParamsStreaming, messages.MessagesRequest),
+        (beta_params.MessageCreateParamsStreaming, messages.MessagesRequest),
+        *pairs(MESSAGES, messages, ga),
+        *pairs(RESPONSES, responses, openai),
+        (google.FunctionResponsePart, gemini.ResponsePart),
+        *((getattr(google, name), getattr(gemini, name)) for name in GEMINI.split()),
+    ],
+)
+def test_every_field_of_the_sdk_is_known(theirs: Any, ours: type[msgspec.Struct]) -> None:
     ignored = HEADERS | ({"type"} if ours.__struct_config__.tag else set())
-    assert fields_of(sdk) - ignored <= names_of(ours)
+    assert fields_of(theirs) - ignored <= names_of(ours)
 
 
 def test_no_field_is_of_our_own_making() -> None:
     """The other way round: what we take and the SDK does not know would be a misspelling."""
     known = fields_of(beta_params.MessageCreateParamsStreaming) | HEADERS | OLDER
-    assert names_of(request.MessagesRequest) <= known
+    assert names_of(messages.MessagesRequest) <= known
 
 
-def block_types(hint: Any) -> set[str]:
-    found: set[str] = set()
+def types_in(hint: Any) -> set[str]:
+    """The values of `type` of a union's members."""
+    found: set[Any] = set()
     for member in leaves(hint):
-        if is_typeddict(member):
-            found |= set(leaves(get_type_hints(member)["type"]))
+        if is_typeddict(member) and "type" in (hints := get_type_hints(member)):
+            found |= set(leaves(hints["type"]))
         elif isinstance(member, type) and issubclass(member, BaseModel):
             found |= set(leaves(member.model_fields["type"].annotation))
-    return found
+    return {kind for kind in found if isinstance(kind, str)}
 
 
 @pytest.mark.parametrize("message", [ga.MessageParam, beta.BetaMessageParam])
 def test_every_type_of_block_is_read_or_has_a_placeholder(message: Any) -> None:
-    kinds = {
-        kind
-        for member in leaves(message)
-        for kind in block_types(get_type_hints(member)["content"])
-    }
+    kinds = {k for one in leaves(message) for k in types_in(get_type_hints(one)["content"])}
     assert len(kinds) > 15
-    assert kinds >= set(request.SUPPORTED_BLOCKS) - {"document"}
-    assert kinds <= request.PLACED_BLOCKS | set(request.SUPPORTED_BLOCKS)
-    for kind in kinds - set(request.SUPPORTED_BLOCKS) - {"image"}:
+    assert kinds >= set(messages.SUPPORTED_BLOCKS) - {"document"}
+    assert kinds <= messages.PLACED_BLOCKS | set(messages.SUPPORTED_BLOCKS)
+    for kind in kinds - set(messages.SUPPORTED_BLOCKS) - {"image"}:
         asked = body(messages=[{"role": "user", "content": [{"type": kind, "any": [1]}]}])
-        notepad = Notepad()
-        plan_of(decode_messages(msgspec.json.encode(asked)), "scope", notepad)
+        notepad, decoded = Notepad(), messages.decode_messages(msgspec.json.encode(asked))
+        plan_of(decoded, "scope", notepad)
         assert notepad.notes().ignored[0].path == "messages.0.content.0"
-        if kind in ("redacted_thinking", "tool_addition", "tool_removal"):
-            continue
-        with pytest.raises(InvalidRequest, match=f"messages.0.content.0: .*'{kind}'"):
-            plan_of(decode_messages(msgspec.json.encode(asked)), "scope", unreadable="refuse")
+        if kind not in ("redacted_thinking", "tool_addition", "tool_removal"):
+            with pytest.raises(InvalidRequest, match=f"messages.0.content.0: .*'{kind}'"):
+                plan_of(decoded, "scope", unreadable="refuse")
 
 
 def test_every_type_of_block_in_a_tools_result_is_read_or_placed() -> None:
-    kinds = block_types(get_type_hints(beta.BetaToolResultBlockParam)["content"])
-    ours = {str(kind.__struct_config__.tag) for kind in get_args(request.Nested)}
-    assert kinds <= ours
+    kinds = types_in(get_type_hints(beta.BetaToolResultBlockParam)["content"])
+    assert kinds <= {str(kind.__struct_config__.tag) for kind in get_args(messages.Nested)}
     sources = get_type_hints(beta.BetaContentBlockSourceParam)["content"]
-    assert block_types(sources) == {"text", "image"}
+    assert types_in(sources) == {"text", "image"}
 
 
 @pytest.mark.parametrize("tools", [ga.ToolUnionParam, beta.BetaToolUnionParam])
 def test_every_type_of_tool_but_custom_is_left_out_and_told(tools: Any) -> None:
-    kinds = {kind for kind in block_types(tools) if isinstance(kind, str)} - {"custom"}
+    kinds = types_in(tools) - {"custom"}
     assert len(kinds) > 15
     for kind in kinds:
         asked = body(tools=[{"type": kind, "name": "x", "any": {"a": [1]}}, tool("look")])
-        notepad = Notepad()
-        made = plan_of(decode_messages(msgspec.json.encode(asked)), "scope", notepad)
+        notepad, decoded = Notepad(), messages.decode_messages(msgspec.json.encode(asked))
+        made = plan_of(decoded, "scope", notepad)
         assert [shown.name for shown in made.prompt.tools] == ["look"]
         assert notepad.notes().ignored[0].path == "tools.0"
 
 
-@pytest.mark.parametrize("field, value", [
-    ("billing_policy", {"type": "billing_policy"}),
-    ("container", "container_1"),
-    ("fallbacks", "default"),
-    ("fallbacks", [{"model": "m"}]),
-    ("fallback_credit_token", "x"),
-    ("mcp_servers", [{"type": "url", "name": "x", "url": "https://example.com"}]),
-    ("speed", "fast"),
-    ("thread", {"type": "create"}),
-    ("output_config.effort", "max"),
-    ("output_config.effort", "a word of next year"),
-    ("output_config.task_budget", {"type": "tokens", "total": 10}),
-    ("thinking.display", {"type": "adaptive", "display": "updates"}),
-    ("thinking.budget_tokens", {"type": "enabled", "budget_tokens": 1024}),
-    ("context_management.edits.0", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
-    ("context_management.edits.0", {"edits": [{"type": "compact_20260112"}]}),
-])  # fmt: skip
-def test_what_only_asks_for_better_is_told_by_name(stack: Stack, field: str, value: Any) -> None:
-    name, _, inner = field.partition(".")
-    asked = {name: {inner: value} if name == "output_config" else value}
-    with stack.http() as http:
-        reply = http.post("/v1/messages", json=body(max_tokens=2048, **asked))
-    assert reply.status_code == 200, reply.text
-    assert [one["path"] for one in reply.json()["holdfast"]["ignored"]] == [field]
+def decoded(**asked: Any) -> responses.Given:
+    return responses.decode_responses(msgspec.json.encode({"model": "m", "input": "x", **asked}))
 
 
-def test_what_would_be_another_answer_is_refused_by_name() -> None:
-    asked = body(compaction={"type": "summarize"})
-    with pytest.raises(InvalidRequest, match="compaction: not supported by this server"):
-        decode_messages(msgspec.json.encode(asked))
+def test_every_parameter_of_responses_is_honoured_ignored_told_or_refused() -> None:
+    fields = responses.FIELDS
+    known = {"previous_response_id", *names_of(responses.ResponsesRequest)}
+    known |= fields.silent | fields.told.keys() | fields.refused.keys()
+    parameters = get_type_hints(response_create_params.ResponseCreateParamsStreaming)
+    assert len(parameters) > 25
+    assert set(parameters) <= known
+    assert set(get_type_hints(input_token_count_params.InputTokenCountParams)) <= known
 
 
-@pytest.mark.parametrize("empty", [None, []])
-def test_left_empty_such_a_field_is_no_matter(empty: Any) -> None:
-    decode_messages(msgspec.json.encode(body(mcp_servers=empty, fallbacks=empty)))
-    decode_messages(msgspec.json.encode(body(thread=None, compaction=None, container=None)))
+def test_every_type_of_item_and_tool_of_responses_is_taken_left_out_or_refused_by_name() -> None:
+    items, tools = types_in(response_input_item_param.ResponseInputItemParam), tool_param.ToolParam
+    assert len(items) > 25 and len(types_in(tools)) > 12
+    for kind in items:
+        try:
+            decoded(input=[{"type": kind}])
+        except InvalidRequest as error:
+            assert "Invalid value" not in str(error), kind
+    for kind in types_in(tools):
+        inner = {} if kind in ("function", "custom") else {"tools": []}
+        given = decoded(tools=[{"type": kind, "name": "x", **inner}])
+        is_ours = kind in ("function", "custom", "namespace")
+        assert isinstance(given.request.tools[0], responses.Hosted) is not is_ours
 
 
-THOUGHT = [
-    {"role": "user", "content": "q"},
-    {
-        "role": "assistant",
-        "content": [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}, text("a")],
-    },
-    {"role": "user", "content": "q"},
-]
-
-
-@pytest.mark.parametrize(
-    "edits, messages, error",
-    [
-        (None, THOUGHT, None),
-        ([], THOUGHT, None),
-        ([{"type": "clear_thinking_20251015", "keep": "all"}], THOUGHT, None),
-        ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], THOUGHT * 2, None),
-        ([{"type": "clear_thinking_20251015"}], THOUGHT, None),
-        ([{"type": "clear_thinking_20251015"}], THOUGHT * 2, None),
-        ([{"type": "clear_thinking_20251015"}, {"type": "compact_20260112"}], THOUGHT, None),
-        ([{}], THOUGHT, "context_management.edits.0: Unable to extract tag using discriminator"),
-    ],
-)
-def test_context_management_never_fails_a_request(
-    edits: Any, messages: Any, error: str | None
+@pytest.mark.parametrize(("sdk", "ours"), ANSWERED)
+def test_every_field_of_googles_answers_is_the_sdks(
+    sdk: type[BaseModel], ours: type[msgspec.Struct]
 ) -> None:
-    asked = body(messages=messages, context_management={"edits": edits})
-    del asked["max_tokens"]
-    for decode in (decode_messages, decode_count_tokens):
-        raw = msgspec.json.encode(
-            {**asked, **({"max_tokens": 1} if decode is decode_messages else {})}
+    assert names_of(ours) - {"holdfast"} <= fields_of(sdk)
+
+
+def test_every_ending_and_modality_is_one_that_the_sdk_knows() -> None:
+    endings = set(get_args(response.FinishReason))
+    assert endings <= {reason.value for reason in google.FinishReason}
+    assert {"TEXT"} <= {modality.value for modality in google.MediaModality}
+
+
+def test_every_setting_of_google_is_done_ignored_told_or_refused_by_its_name() -> None:
+    settings = fields_of(google.GenerationConfig)
+    assert len(settings) > 20
+    for name in settings:
+        for value in (1, "x", True, {}, [], 0.5):
+            asked = {"contents": [user({"text": "x"})], "generationConfig": {name: value}}
+            try:
+                gemini.decode_generate(msgspec.json.encode(asked), MODEL)
+                break
+            except InvalidRequest as error:
+                assert name in str(error), (name, error)
+        else:
+            raise AssertionError(f"no value of {name} is taken")
+
+
+def strict(sdk: type[BaseModel], answer: dict[str, Any]) -> None:
+    """Raise where Google's type does not have a field of the answer, or has it otherwise."""
+    answer.pop("holdfast", None)
+    sdk.model_validate(answer)
+
+
+def test_googles_own_types_accept_every_answer_and_every_chunk(stack: Stack) -> None:
+    asked = {"tools": [{"functionDeclarations": [{"name": "look"}]}]}
+    found: list[dict[str, Any]] = []
+    for reason in ("stop", "length", "tool_use", "stop_sequence", "context"):
+        stack.engine.script = frames(
+            ThinkingDelta("hm"),
+            TextDelta("Looking."),
+            ToolUseStart("call_a", "look"),
+            ToolInputDelta('{"a": [1, {"b": null}]}'),
+            Finished(reason=reason, output_tokens=9, thinking_tokens=2),  # type: ignore[arg-type]
         )
-        if error is None:
-            decode(raw)
-            continue
-        with pytest.raises(InvalidRequest) as caught:
-            decode(raw)
-        assert str(caught.value).startswith(error)
+        for thinks in ({}, {"thinkingConfig": {"includeThoughts": True}}):
+            whole = post(stack, **asked, generationConfig=thinks)
+            live = post(stack, "streamGenerateContent", **asked, generationConfig=thinks)
+            found += [whole.json()] if whole.status_code == 200 else []
+            found += live.json() if live.status_code == 200 else []
+    assert len(found) > 25
+    assert any("functionCall" in str(answer) for answer in found)
+    for answer in found:
+        strict(google.GenerateContentResponse, answer)
 
 
-def test_fields_of_system_messages_are_refused_elsewhere_and_by_name() -> None:
-    for changes, message in [
-        ({"role": "user", "clear_at": "never"}, "messages.0.clear_at: only permitted"),
-        ({"role": "user", "output_config": {}}, "messages.0.output_config: only permitted"),
-    ]:
-        with pytest.raises(InvalidRequest, match=message):
-            decode_messages(msgspec.json.encode(body(messages=[{"content": "x", **changes}])))
-
-
-def test_what_a_coding_agent_sends_is_answered(stack: Stack) -> None:
-    """The fields of such agents, through the SDK's beta call (which adds `?beta=true`)."""
-    message = stack.sdk().beta.messages.create(
-        model="holdfast-demo",
-        max_tokens=2000,
-        betas=["context-management-2025-06-27", "interleaved-thinking-2025-05-14", "unknown-1"],
-        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        metadata={"user_id": "user_1_account__session_2"},
-        service_tier="auto",
-        thinking={"type": "adaptive"},
-        output_config={"effort": "medium"},
-        system=[
-            {
-                "type": "text",
-                "text": "x-anthropic-billing-header: cc_version=2.1.1.abc; cc_entrypoint=cli;",
-            },
-            {"type": "text", "text": "You are an agent.", "cache_control": SHORT},  # type: ignore[typeddict-item]
-        ],
-        tools=[
-            {
-                "name": "Bash",
-                "description": "Run",
-                "input_schema": {"type": "object"},
-                "eager_input_streaming": True,
-            }
-        ],
-        messages=[
-            {"role": "user", "content": "hi"},
-            {"role": "system", "content": "Be brief.", "clear_at": "never"},
-        ],
-    )
-    assert message.stop_reason == "end_turn"
-    (sent,) = stack.engine.requests
-    assert sent.prompt.messages[-1].role == "system"
-
-
-@pytest.mark.parametrize(
-    "headers, message",
-    [
-        ({"anthropic-user-profile-id": "uprof_1"}, "anthropic-user-profile-id: user profiles are"),
-        ({"anthropic-workspace-id": "other"}, "anthropic-workspace-id: does not match"),
-    ],
-)
-def test_parameters_that_come_as_headers_are_honoured_or_refused(
-    stack: Stack, headers: dict[str, str], message: str
-) -> None:
+def test_googles_own_types_accept_what_is_counted_listed_and_cached(stack: Stack) -> None:
+    counted = post(stack, "countTokens").json()
+    counted.pop("promptTokensDetails")
+    strict(google.CountTokensResponse, counted)
     with stack.http() as http:
-        refused = http.post("/v1/messages", json=body(), headers=headers)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["message"].startswith(message)
-        own = http.post("/v1/messages", json=body(), headers={"anthropic-workspace-id": "default"})
-        assert own.status_code == 200
+        listed = http.get("/v1beta/models").json()["models"]
+        # The SDK gives it another name: `supported_actions`.
+        known = fields_of(google.Model) | {"supportedGenerationMethods", "baseModelId"}
+        assert listed and known >= {name for model in listed for name in model}
+        assert known >= names_of(response.Model)
+        content = {"contents": [user({"text": LONG_TEXT})], "ttl": "300s", "displayName": "rules"}
+        made = http.post("/v1beta/cachedContents", json={"model": f"models/{MODEL}", **content})
+        assert made.status_code == 200, made.text
+        strict(google.CachedContent, made.json())
+        url = f"/v1beta/{made.json()['name']}"
+        strict(google.ListCachedContentsResponse, http.get("/v1beta/cachedContents").json())
+        strict(google.CachedContent, http.get(url).json())
+        strict(google.CachedContent, http.patch(url, json={"ttl": "600s"}).json())
+        strict(google.DeleteCachedContentResponse, http.delete(url).json())

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -34,66 +34,59 @@ ROWS = [
 ]
 
 
-class KeptResults:
+class Kept:
+    """Stands in for the store: the rows of each transaction, and each row's result."""
+
     def __init__(self) -> None:
-        self.kept: list[list[int]] = []
-        self.results: list[bytes] = []
+        self.together: list[list[int]] = []
+        self.results: dict[int, bytes] = {}
 
     async def finish(self, batch_id: str, results: Sequence[Result]) -> None:
-        self.results += [one.result for one in sorted(results, key=lambda one: one.position)]
-        self.kept.append([one.position for one in results])
+        self.together.append([one.position for one in results])
+        self.results |= {one.position: one.result for one in results}
 
 
 class QuickRunner(BatchRunner):
-    """Its rows end at once, or after `seconds`."""
-
-    seconds = 0.0
+    """Its rows end at once."""
 
     async def _result(self, batch: Batch, row: BatchItem, attempts: Any) -> Result | None:
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(0)
         return Result(position=row.position, status="succeeded", result=b"")
 
 
-def quick_runner(store: KeptResults, kind: type[QuickRunner] = QuickRunner) -> QuickRunner:
+class BrokenRunner(BatchRunner):
+    """The first row fails in a way that nobody foresaw."""
+
+    async def _message(self, batch: Batch, row: BatchItem, *_: Any) -> Any:
+        raise InvalidRequest("foreseen") if row.position else ValueError("unforeseen")
+
+
+def running(kept: Any, kind: type[BatchRunner]) -> Coroutine[Any, Any, bool]:
     stand_in: Any = SimpleNamespace(clock=Clock(), new_id=lambda: "msg_1")
-    kept: Any = store
     runner = kind(kept, stand_in, stand_in, stand_in, stand_in, NUM_ROWS)
     runner._places[BATCH.workspace_id] = asyncio.Semaphore(NUM_ROWS)
-    return runner
+    return runner._run_rows(BATCH, ROWS, {"p"}, {})
 
 
 async def test_rows_that_end_together_are_kept_in_one_transaction() -> None:
-    store = KeptResults()
-    assert await quick_runner(store)._run_rows(BATCH, ROWS, {"p"}, {})
-    [together] = store.kept
+    kept = Kept()
+    assert await running(kept, QuickRunner)
+    [together] = kept.together
     assert sorted(together) == list(range(NUM_ROWS))
 
 
-class BrokenRunner(QuickRunner):
-    """The first row fails in a way that nobody foresaw."""
-
-    _result = BatchRunner._result
-
-    async def _message(self, batch: Batch, row: BatchItem, *_: Any) -> Any:
-        if row.position == 0:
-            raise ValueError("unforeseen")
-        raise InvalidRequest("foreseen")
-
-
 async def test_a_row_that_fails_in_an_unforeseen_way_ends_alone() -> None:
-    store = KeptResults()
-    runner = quick_runner(store, BrokenRunner)
-    assert await runner._run_rows(BATCH, ROWS, {"p"}, {})
-    assert sorted(position for kept in store.kept for position in kept) == list(range(NUM_ROWS))
-    kinds = [json.loads(zlib.decompress(r))["error"]["error"]["type"] for r in store.results[:2]]
-    assert kinds == ["api_error", "invalid_request_error"]
+    kept = Kept()
+    assert await running(kept, BrokenRunner)
+    told = [json.loads(zlib.decompress(kept.results[n]))["error"] for n in range(NUM_ROWS)]
+    kinds = [each["error"]["type"] for each in told]
+    assert kinds == ["api_error"] + ["invalid_request_error"] * (NUM_ROWS - 1)
 
 
 async def test_what_ended_before_a_stop_is_kept() -> None:
-    store = KeptResults()
-    runner = quick_runner(store)
-    running = asyncio.create_task(runner._run_rows(BATCH, ROWS, {"p"}, {}))
+    kept = Kept()
+    task = asyncio.create_task(running(kept, QuickRunner))
     await asyncio.sleep(0.02)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert sorted(position for kept in store.kept for position in kept) == list(range(NUM_ROWS))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert sorted(kept.results) == list(range(NUM_ROWS))

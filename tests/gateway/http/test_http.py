@@ -1,16 +1,16 @@
 """Statuses, envelopes, keys and probes: everything around a turn."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from gateway.admin.structs.usage import Refusal
+from gateway.http.errors import MAX_OF_WORKSPACE, MAX_WORKSPACES, Refusals
 from tests.gateway.bodies import body
-from tests.gateway.conftest import Stack
-from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
-
-VERSION = {"anthropic-version": "2023-06-01"}
+from tests.gateway.conftest import Stack, stacked
+from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually
 
 
 def check_envelope(reply: httpx.Response, status: int, kind: str) -> str:
@@ -22,103 +22,102 @@ def check_envelope(reply: httpx.Response, status: int, kind: str) -> str:
     return message
 
 
+JSON = "application/json"
+
+
 @pytest.mark.parametrize(
-    "method, path, headers, content, status, kind",
+    "request_line, headers, content, status, kind",
     [
-        ("GET", "/nowhere", {}, b"", 404, "not_found_error"),
-        ("GET", "/v1/messages", {}, b"", 405, "invalid_request_error"),
+        ("GET /nowhere", {}, b"", 404, "not_found_error"),
+        ("GET /v1/messages", {}, b"", 405, "invalid_request_error"),
+        ("POST /v1/messages", {"content-type": "text/plain"}, b"{}", 415, "invalid_request_error"),
+        ("POST /v1/messages", {}, b"{}", 415, "invalid_request_error"),
         (
-            "POST",
-            "/v1/messages",
-            {"content-type": "text/plain"},
-            b"{}",
-            415,
-            "invalid_request_error",
-        ),
-        ("POST", "/v1/messages", {}, b"{}", 415, "invalid_request_error"),
-        (
-            "POST",
-            "/v1/messages",
-            {"content-type": "application/json; charset=utf-16"},
-            b"{}",
-            415,
-            "invalid_request_error",
+            "POST /v1/messages",
+            {"content-type": f"{JSON}; charset=utf-16"},
+            *(b"{}", 415, "invalid_request_error"),
         ),
         (
-            "POST",
-            "/v1/messages",
-            {"content-type": "application/json", "content-encoding": "gzip"},
-            b"{}",
-            415,
-            "invalid_request_error",
+            "POST /v1/messages",
+            {"content-type": JSON, "content-encoding": "gzip"},
+            *(b"{}", 415, "invalid_request_error"),
         ),
         (
-            "POST",
-            "/v1/messages",
-            {"content-type": "application/json"},
-            b"[" * 100_000,
-            400,
-            "invalid_request_error",
+            "POST /v1/messages",
+            {"content-type": JSON},
+            *(b"[" * 100_000, 400, "invalid_request_error"),
         ),
-        ("GET", "/v1/models/none", {}, b"", 404, "not_found_error"),
-        ("GET", "/v1/models?limit=0", {}, b"", 400, "invalid_request_error"),
-        ("GET", "/admin/v1/engines", {}, b"", 403, "permission_error"),
+        ("GET /v1/models/none", {}, b"", 404, "not_found_error"),
+        ("GET /v1/models?limit=0", {}, b"", 400, "invalid_request_error"),
+        ("GET /admin/v1/engines", {}, b"", 403, "permission_error"),
     ],
 )
 def test_every_failure_has_the_one_envelope(
     stack: Stack,
-    method: str,
-    path: str,
+    request_line: str,
     headers: dict[str, str],
     content: bytes,
     status: int,
     kind: str,
 ) -> None:
+    method, path = request_line.split()
     with stack.http() as http:
         reply = http.request(method, path, headers=headers, content=content)
     check_envelope(reply, status, kind)
 
 
-def test_keys_come_as_either_header_and_nothing_else_works(stack: Stack) -> None:
-    def ask(headers: dict[str, str]) -> httpx.Response:
-        return httpx.post(
-            f"{stack.url}/v1/messages", json=body(), headers={**VERSION, **headers}, timeout=120
-        )
+@pytest.mark.parametrize(
+    "path, status", [("/healthz", 200), ("/v1/models", 200), ("/v1/messages", 405), ("/none", 404)]
+)
+def test_head_has_the_status_and_headers_of_get_and_no_body(
+    stack: Stack, path: str, status: int
+) -> None:
+    with stack.http() as http:
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, get.status_code) == (status, status)
+        assert head.content == b"" and get.content
+        assert head.headers["content-type"] == get.headers["content-type"]
+        assert head.headers.get("allow") == get.headers.get("allow")
+        # The connection is still good for the next request.
+        assert http.get("/healthz").status_code == 200
+        assert http.head("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
 
-    assert ask({"x-api-key": API_KEY}).status_code == 200
-    assert ask({"authorization": f"Bearer {API_KEY}"}).status_code == 200
-    missing = check_envelope(ask({}), 401, "authentication_error")
-    assert missing == "x-api-key header is required"
+
+def test_what_is_no_key_is_told(stack: Stack) -> None:
+    def message(headers: dict[str, str]) -> str:
+        headers = {"anthropic-version": "2023-06-01", **headers}
+        url = f"{stack.url}/v1/messages"
+        reply = httpx.post(url, json=body(), headers=headers, timeout=120)
+        return check_envelope(reply, 401, "authentication_error")
+
+    assert message({}) == "x-api-key header is required"
     for wrong in ("x", API_KEY + "x", ADMIN_KEY):
-        reply = ask({"x-api-key": wrong})
-        assert check_envelope(reply, 401, "authentication_error") == "invalid x-api-key"
-    assert ask({"authorization": "Basic abc"}).status_code == 401
+        assert message({"x-api-key": wrong}) == "invalid x-api-key"
+    message({"authorization": "Basic abc"})
 
 
 def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -> None:
-    ready = httpx.get(f"{stack.url}/readyz", timeout=120)
-    assert ready.status_code == 200 and ready.json()["engines"][0]["model"] == "scripted"
+    def asked(path: str) -> tuple[int, Any]:
+        reply = httpx.get(f"{stack.url}{path}", timeout=120)
+        return reply.status_code, reply.json()
+
+    status, ready = asked("/readyz")
+    assert status == 200 and ready["engines"][0]["model"] == "scripted"
     stack.engine.is_ready = False
-    eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=120).status_code == 503)
-    engine = httpx.get(f"{stack.url}/readyz", timeout=120).json()["engines"][0]
-    assert engine["status"] == "starting" and engine["detail"]["progress"] == 0.5
-    health = httpx.get(f"{stack.url}/health", timeout=120)  # as vLLM names it, for GuideLLM
-    assert health.status_code == 503 and health.json()["engines"][0]["status"] == "starting"
-    assert httpx.get(f"{stack.url}/healthz", timeout=120).status_code == 200
-    with stack.http() as http:
-        check_envelope(http.post("/v1/messages", json=body()), 529, "overloaded_error")
+    eventually(lambda: asked("/readyz")[0] == 503)
+    for path in ("/readyz", "/health"):  # the latter as vLLM names it, for GuideLLM
+        status, health = asked(path)
+        assert (status, health["engines"][0]["status"]) == (503, "starting")
+    assert asked("/readyz")[1]["engines"][0]["detail"]["progress"] == 0.5
+    assert asked("/healthz")[0] == 200
+    check_envelope(stack.post("/v1/messages", json=body()), 529, "overloaded_error")
 
 
 def test_claude_ids_mean_the_default_model_where_that_is_switched_on(tmp_path: Path) -> None:
-
-    with (
-        serve(ScriptedEngine()) as engine,
-        serve_gateway(tmp_path, engine, claude_alias=True) as url,
-        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}, timeout=120) as http,
-    ):
-        reply = http.post("/v1/messages", json=body(model="claude-sonnet-5-5"))
+    with stacked(tmp_path, claude_alias=True) as stack:
+        reply = stack.post("/v1/messages", json=body(model="claude-sonnet-5-5"))
         assert reply.json()["model"] == "claude-sonnet-5-5"
-        assert http.post("/v1/messages", json=body(model="gpt-5")).status_code == 404
+        assert stack.post("/v1/messages", json=body(model="gpt-5")).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -140,19 +139,17 @@ def test_claude_ids_mean_the_default_model_where_that_is_switched_on(tmp_path: P
 def test_a_path_that_is_not_served_is_told_with_the_nearest_one(
     stack: Stack, path: str, told: str
 ) -> None:
-    with stack.http() as http:
-        reply = http.post(path, json={})
+    reply = stack.post(path, json={})
     assert reply.status_code == 404
     message = reply.json()["error"]["message"]
     assert told in message and len(message) < 300
 
 
 def test_a_model_that_nothing_serves_is_told_with_those_that_are(stack: Stack) -> None:
-    with stack.http() as http:
-        messages = http.post("/v1/messages", json=body(model="gpt-5"))
-        chat = http.post("/v1/chat/completions", json=body(model="gpt-5"))
-        asked = {"contents": [{"parts": [{"text": "hello"}]}]}
-        gemini = http.post("/v1beta/models/gpt-5:generateContent", json=asked)
+    messages = stack.post("/v1/messages", json=body(model="gpt-5"))
+    chat = stack.post("/v1/chat/completions", json=body(model="gpt-5"))
+    asked = {"contents": [{"parts": [{"text": "hello"}]}]}
+    gemini = stack.post("/v1beta/models/gpt-5:generateContent", json=asked)
     assert messages.json()["error"]["message"].startswith("model: gpt-5; served here: ")
     assert "`gpt-5` does not exist; served here: " in chat.json()["error"]["message"]
     assert "models/gpt-5 is not found for this server; served here: " in gemini.text
@@ -166,5 +163,24 @@ def test_an_engine_with_another_secret_is_told_to_the_operator_alone(stack: Stac
         return httpx.get(f"{stack.url}/readyz", timeout=120).text
 
     eventually(lambda: "HOLDFAST_ENGINE_SECRET, which must equal its ENGINE_SECRET" in readiness())
-    with stack.http() as http:
-        assert "SECRET" not in http.post("/v1/messages", json=body()).text
+    assert "SECRET" not in stack.post("/v1/messages", json=body()).text
+
+
+NO: dict[str, Any] = {"status": 400, "type": "t", "message": "no", "path": "/", "user_agent": None}
+
+
+def refusal(at_ms: int, workspace: str) -> Refusal:
+    return Refusal(at_ms=at_ms, workspace=workspace, request_id=f"req_{at_ms}", **NO)
+
+
+def test_one_that_is_refused_all_day_hides_nobody_else_and_memory_is_bounded() -> None:
+    kept = Refusals()
+    kept.keep(refusal(0, "quiet"))
+    for at_ms in range(1, 2 * MAX_OF_WORKSPACE):
+        kept.keep(refusal(at_ms, "loud"))
+    assert len(kept.newest("loud", None, 1000)) == MAX_OF_WORKSPACE
+    assert [one.at_ms for one in kept.newest("quiet", None, 10)] == [0]
+    for number in range(MAX_WORKSPACES + 5):
+        kept.keep(refusal(number, f"workspace-{number}"))
+    assert len(kept.newest(None, None, 100_000)) == MAX_WORKSPACES
+    assert kept.newest("workspace-0", None, 10) == kept.newest("quiet", None, 10) == []

@@ -1,12 +1,25 @@
+"""Which breakpoints a request has, and which automatic caching makes."""
+
 from typing import Any
 
 import msgspec
 import pytest
 
-from engine.protocol import Breakpoint
+from engine.protocol import (
+    Breakpoint,
+    Message,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+    ToolUsePart,
+)
+from gateway.admin.structs.fleet import AutoCacheMode
+from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.anthropic.request import decode_messages
-from gateway.prompt.breakpoints import Slot, find_breakpoints, find_target
+from gateway.prompt.breakpoints import Slot, add_automatic, find_breakpoints, find_target
 from tests.gateway.bodies import LONG, SHORT, body, text, tool
 
 ORDER = (
@@ -16,140 +29,108 @@ ORDER = (
 FOUND_5 = "A maximum of 4 blocks with cache_control may be provided. Found 5."
 
 
-def plan(request: dict[str, Any]) -> list[Breakpoint]:
-    return plan_of(decode_messages(msgspec.json.encode(request)), "scope").breakpoints
-
-
 def user(*blocks: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(blocks)}]
 
 
-def assistant_marked(block: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": [block, text("a")]},
-        {"role": "user", "content": "q"},
-    ]
+def marked(**marker: Any) -> list[dict[str, Any]]:
+    return [text("x", {"type": "ephemeral", **marker})]
 
 
+def broken(name: str, message: str, **changes: Any) -> Any:
+    return pytest.param(body(**changes), message, id=name)
+
+
+S, L = text("x", SHORT), text("x", LONG)
+QUESTION = {"role": "user", "content": "q"}
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "s", "cache_control": SHORT}
+THOUGHT = {"role": "assistant", "content": [THINKING, text("a")]}
+CALL = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+CALLED = {"role": "assistant", "content": [CALL]}
+INNER = [text("a", SHORT), text("b")]
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": INNER}
+TTL = "cache_control.ephemeral.ttl: Input should be '5m' or '1h'"
+EMPTY = "cache_control cannot be set for empty text blocks"
 
 BROKEN = [
-    pytest.param(body(messages=user(*[text("x", SHORT)] * 5)), FOUND_5, id="V40-five-explicit"),
-    pytest.param(
-        body(system=[text("x", SHORT)] * 4, cache_control=SHORT), FOUND_5, id="V41-four-and-auto"
-    ),
-    pytest.param(
-        body(messages=user(*[text("x", SHORT)] * 4), cache_control=SHORT),
-        FOUND_5,
-        id="V42-four-with-coincident-auto",
-    ),
-    pytest.param(
-        body(messages=user(text("x", LONG)), cache_control=SHORT),
+    broken("V40-five-explicit", FOUND_5, messages=user(*[S] * 5)),
+    broken("V41-four-and-auto", FOUND_5, system=[S] * 4, cache_control=SHORT),
+    broken("V42-four-with-coincident-auto", FOUND_5, messages=user(*[S] * 4), cache_control=SHORT),
+    broken(
+        "V44-auto-mismatch",
         "Top-level cache_control has ttl='5m' but the target block already has cache_control with"
         " ttl='1h'. When both are specified on the same block, they must have matching TTLs.",
-        id="V44-auto-mismatch",
+        messages=user(L),
+        cache_control=SHORT,
     ),
-    pytest.param(
-        body(system=[text("x", SHORT)], messages=user(text("x", LONG))),
+    broken(
+        "V45-message-after-system",
         f"messages.0.content.0.cache_control.ttl: {ORDER}",
-        id="V45-message-after-system",
+        system=[S],
+        messages=user(L),
     ),
-    pytest.param(
-        body(tools=[tool("t", SHORT)], system=[text("x", LONG)]),
+    broken(
+        "V46-system-after-tool",
         f"system.0.cache_control.ttl: {ORDER}",
-        id="V46-system-after-tool",
+        tools=[tool("t", SHORT)],
+        system=[L],
     ),
-    pytest.param(
-        body(system=[text("x", SHORT)], cache_control=LONG),
-        f"cache_control: {ORDER}",
-        id="V47-auto-after-explicit",
+    broken("V47-auto-after-explicit", f"cache_control: {ORDER}", system=[S], cache_control=LONG),
+    broken(
+        "V49-empty-text",
+        f"messages.0.content.1.text: {EMPTY}",
+        messages=user(text("ok"), text("", SHORT)),
     ),
-    pytest.param(
-        body(messages=user(text("ok"), text("", SHORT))),
-        "messages.0.content.1.text: cache_control cannot be set for empty text blocks",
-        id="V49-empty-text",
-    ),
-    pytest.param(
-        body(system=[text("", SHORT)]),
-        "system.0: cache_control cannot be set for empty text blocks",
-        id="V49-empty-system",
-    ),
-    pytest.param(
-        body(messages=assistant_marked(THINKING)),
+    broken("V49-empty-system", f"system.0: {EMPTY}", system=[text("", SHORT)]),
+    broken(
+        "V50-thinking",
         "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted",
-        id="V50-thinking",
+        messages=[QUESTION, THOUGHT, QUESTION],
     ),
     *(
-        pytest.param(
-            body(system=[text("x", {"type": "ephemeral", "ttl": ttl})]),
-            "system.0.cache_control.ephemeral.ttl: Input should be '5m' or '1h'",
-            id=f"V51-ttl-{ttl!r}",
-        )
+        broken(f"V51-ttl-{ttl!r}", f"system.0.{TTL}", system=marked(ttl=ttl))
         for ttl in ("10m", "2h", 300, "", None)
     ),
-    pytest.param(
-        body(messages=user(text("x", {"type": "ephemeral", "ttl": "2h"}))),
-        "messages.0.content.0.text.cache_control.ephemeral.ttl: Input should be '5m' or '1h'",
-        id="V51-in-message",
+    broken(
+        "V51-in-message",
+        f"messages.0.content.0.text.{TTL}",
+        messages=user(*marked(ttl="2h")),
     ),
-    pytest.param(
-        body(system=[text("x", {"type": "persistent"})]),
+    broken(
+        "V52-bad-type",
         "system.0.cache_control: Input tag 'persistent' found using 'type' does not match any of"
         " the expected tags: 'ephemeral'",
-        id="V52-bad-type",
+        system=marked(type="persistent"),
     ),
-    pytest.param(
-        body(system=[text("x", {"ttl": "5m"})]),
+    broken(
+        "V52-no-type",
         "system.0.cache_control: Unable to extract tag using discriminator 'type'",
-        id="V52-no-type",
+        system=[text("x", {"ttl": "5m"})],
     ),
-    pytest.param(
-        body(system=[text("x"), text("x"), text("x", {**SHORT, "scope": "global"})]),
+    broken(
+        "V53-extra-key",
         "system.2.cache_control.ephemeral.scope: Extra inputs are not permitted",
-        id="V53-extra-key",
+        system=[text("x"), text("x"), *marked(scope="global")],
     ),
-    pytest.param(
-        body(
-            messages=[
-                {"role": "user", "content": "q"},
-                {
-                    "role": "assistant",
-                    "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}],
-                },
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": "t",
-                            "content": [text("a", SHORT), text("b")],
-                        }
-                    ],
-                },
-            ]
-        ),
+    broken(
+        "V54-first-nested",
         "messages.2.content.0.tool_result.content.0.cache_control: only the last block of"
         " `content` may carry cache_control",
-        id="V54-first-nested",
+        messages=[QUESTION, CALLED, *user(RESULT)],
     ),
-    pytest.param(
-        body(tools=[{**tool("X", SHORT), "defer_loading": True}]),
+    broken(
+        "V55-deferred",
         "Tool 'X' cannot have both defer_loading=true and cache_control set. Tools with"
         " defer_loading cannot use prompt caching.",
-        id="V55-deferred",
+        tools=[{**tool("X", SHORT), "defer_loading": True}],
     ),
-    pytest.param(
-        body(system=[text("x", SHORT)] * 4, messages=user(text("x", LONG))),
-        FOUND_5,
-        id="V56-count-before-order",
-    ),
+    broken("V56-count-before-order", FOUND_5, system=[S] * 4, messages=user(L)),
 ]
 
 
 def test_long_before_short_is_fine() -> None:
-    marks = [text("x", LONG), text("x", LONG), text("x", SHORT)]
-    found = plan(body(system=marks, messages=user(text("x", SHORT))))
+    raw = msgspec.json.encode(body(system=[L, L, S], messages=user(S)))
+    found = plan_of(decode_messages(raw), "scope").breakpoints
     assert [b.ttl for b in found] == ["1h", "1h", "5m", "5m"]
 
 
@@ -162,3 +143,71 @@ def test_no_eligible_slot_means_no_breakpoint_and_no_error_v58() -> None:
 def test_the_automatic_marker_passes_over_what_cannot_carry_one() -> None:
     slots = [Slot(path="a"), Slot(path="b", can_carry=False)]
     assert find_breakpoints(slots, "5m") == [Breakpoint(0, "5m")]
+
+
+PROMPT = Prompt(
+    [
+        Message("user", [TextPart("a"), TextPart("b")]),
+        Message("assistant", [ThinkingPart("t"), ToolUsePart("c", "look", {})]),
+        Message("user", [ToolResultPart("c", "r"), TextPart("d")]),
+    ],
+    [Tool("look", {})],
+    [TextPart("s")],
+)
+SLOTS = [Slot(path=str(n), can_carry=n != 4) for n in range(8)]
+
+
+def placed(
+    mode: AutoCacheMode, given: list[Breakpoint] | None = None, prompt: Prompt = PROMPT
+) -> list[tuple[int, str]]:
+    slots = SLOTS[: prompt.num_segments]
+    found = add_automatic(prompt, slots, given or [], AutoCache(mode))
+    return [(point.segment, point.ttl) for point in found]
+
+
+def test_each_mode_marks_what_it_says() -> None:
+    assert placed("off") == []
+    assert placed("prefix") == [(1, "5m")]
+    # Behind the system prompt, the prompt of the request before, and the last turn.
+    assert placed("conversation") == [(1, "5m"), (3, "5m"), (7, "5m")]
+
+
+def test_places_that_fall_together_are_one() -> None:
+    first = Prompt([Message("user", [TextPart("a")])])
+    assert placed("conversation", prompt=first) == [(0, "5m")]
+    assert placed("prefix", prompt=first) == []
+    answered = Prompt([Message("assistant", [TextPart("x")]), Message("user", [TextPart("a")])])
+    assert placed("conversation", prompt=answered) == [(1, "5m")]
+
+
+def test_a_place_that_carries_no_marker_is_passed_over() -> None:
+    thought = Prompt([*PROMPT.messages[:1], Message("assistant", [ThinkingPart("t")])], [], [])
+    slots = [Slot(path="a"), Slot(path="b"), Slot(path="t", can_carry=False)]
+    found = add_automatic(thought, slots, [], AutoCache())
+    assert [point.segment for point in found] == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([Breakpoint(2, "1h")], [(2, "1h"), (7, "5m")]),
+        ([Breakpoint(7, "1h")], [(7, "1h")]),
+        ([Breakpoint(n, "1h") for n in (0, 1, 2, 3)], [(n, "1h") for n in (0, 1, 2, 3)]),
+    ],
+)
+def test_beside_the_clients_only_the_last_turn_is_marked(
+    given: list[Breakpoint], expected: list[tuple[int, str]]
+) -> None:
+    assert placed("conversation", given) == expected
+
+
+def test_there_are_never_more_than_four_nor_a_longer_ttl_behind_a_shorter() -> None:
+    for mask in range(1 << 8):
+        given = [Breakpoint(n, "1h" if n < 4 else "5m") for n in range(8) if mask >> n & 1][:4]
+        for ttl in ("5m", "1h"):
+            found = add_automatic(PROMPT, SLOTS, given, AutoCache("conversation", ttl))
+            assert len(found) <= 4
+            assert [p.segment for p in found] == sorted({p.segment for p in found})
+            ttls = [p.ttl for p in found]
+            assert ttls == sorted(ttls), "1h sorts before 5m"
+            assert set(given) <= set(found)

@@ -1,0 +1,365 @@
+"""Connections, unknown keys, bodies, counts and what is kept of some cost others nothing."""
+
+import base64
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from gateway.base.bounds import Tuning
+from gateway.base.errors import Overloaded, RateLimited
+from gateway.http.batch_rows import BATCH_BYTES, ROW_BYTES
+from gateway.http.connections import Connections, backlog_for, group_of, most_connections
+from gateway.limits import large_bodies
+from gateway.limits.bodies import BodyBytes
+from gateway.limits.counting import Counting
+from tests.gateway.admin_client import Admin
+from tests.gateway.bodies import body
+from tests.gateway.conftest import Stack, stacked
+from tests.gateway.gemini_bodies import MODEL
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, eventually
+
+MOST, OF_ADDRESS, LOOKUPS = 40, 30, 10
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    bounds = {
+        "connections": MOST,
+        "connections_per_address": OF_ADDRESS,
+        "key_lookups_per_minute": LOOKUPS,
+        "bodies_bytes": 1 << 20,
+    }
+    with stacked(tmp_path_factory.mktemp("small"), **bounds) as stack:
+        yield stack
+
+
+@contextmanager
+def sockets(url: str, count: int, source: str) -> Iterator[list[socket.socket]]:
+    host, port = url.removeprefix("http://").split(":")
+    address, own = (host, int(port)), (source, 0)
+    with ExitStack() as stack:
+        made = [socket.create_connection(address, 30, source_address=own) for _ in range(count)]
+        yield [stack.enter_context(one) for one in made]
+
+
+def test_idle_sockets_without_a_key_keep_nobody_out(small: Stack) -> None:
+    with small.http() as known:
+        assert known.post("/v1/messages", json=body()).status_code == 200
+        with sockets(small.url, MOST, "127.0.0.2"), sockets(small.url, MOST, "127.0.0.3"):
+            for _ in range(5):
+                assert small.post("/v1/messages", json=body()).status_code == 200
+            # The connection on which a key was shown was not the one that made way.
+            connection = known._transport._pool.connections[0]  # type: ignore[attr-defined]
+            assert known.post("/v1/messages", json=body()).status_code == 200
+            assert connection in known._transport._pool.connections  # type: ignore[attr-defined]
+
+
+def test_where_none_can_make_way_a_connection_is_refused_and_closed(small: Stack) -> None:
+    head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n\r\n".encode()
+    answer = b""
+    with ExitStack() as known:
+        # Other tests' connections may still count: until one is refused. What a refused connection
+        # is told is lost where something was sent on it, so the next one says nothing.
+        for _ in range(MOST + 1):
+            (one,) = known.enter_context(sockets(small.url, 1, "127.0.0.2"))
+            if _is_served(one, head):
+                continue
+            (next_one,) = known.enter_context(sockets(small.url, 1, "127.0.0.2"))
+            if answer := _refusal_of(next_one, head):
+                break
+    assert answer.startswith(b"HTTP/1.1 503")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error == {"type": "overloaded_error", "message": "too many connections"}
+    eventually(small.is_ready)
+
+
+def _is_served(connection: socket.socket, head: bytes) -> bool:
+    connection.settimeout(120)
+    try:
+        connection.sendall(head)
+        return connection.recv(4096).startswith(b"HTTP/1.1 200")
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+
+
+def _refusal_of(connection: socket.socket, head: bytes) -> bytes:
+    """What is said before anything was sent, or nothing where the connection may stay."""
+    connection.settimeout(3)
+    try:
+        answer = connection.recv(4096)
+    except TimeoutError:
+        # It may stay; else what it is told later is lost, since something was sent on it.
+        _is_served(connection, head)
+        return b""
+    connection.settimeout(120)
+    while piece := connection.recv(4096):
+        answer += piece
+    return answer
+
+
+class Guest:
+    is_evicted = False
+
+    def evict(self) -> None:
+        self.is_evicted = True
+
+
+def test_one_address_evicts_its_own_oldest_connection_without_a_valid_key_only() -> None:
+    connections = Connections(most=10, most_of_address=2)
+    proved, old, other, newcomer = guests = Guest(), Guest(), Guest(), Guest()
+    assert connections.enter(other, "2001:db8::1")
+    assert connections.enter(proved, "2001:db8:1::1")
+    connections.prove(proved)
+    assert connections.enter(old, "2001:db8:1::2") and connections.enter(newcomer, "2001:db8:1::3")
+    assert connections.enter(Guest(), "2001:db8:1::4")
+    assert [guest.is_evicted for guest in guests] == [False, True, False, False]
+    connections.doubt(proved)  # a wrong key came behind the valid one
+    assert connections.enter(Guest(), "2001:db8:1::5")
+    assert newcomer.is_evicted and not proved.is_evicted
+    for guest in guests:
+        connections.leave(guest)
+    assert len(connections) == 2
+    full = Connections(most=1, most_of_address=1)
+    assert full.enter(proved, "10.0.0.1")
+    full.prove(proved)
+    assert not full.enter(Guest(), "10.0.0.1") and not proved.is_evicted
+
+
+@pytest.mark.parametrize("key", ["", "x-api-key: hf-wrong\r\n"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/nowhere"])
+def test_bodies_that_never_end_of_clients_without_a_key_cost_a_keyed_one_no_turn(
+    small: Stack, path: str, key: str
+) -> None:
+    """They were never idle, so none made way, and the keyed client got a 503."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{key}content-length: 100\r\n\r\n{{".encode()
+    with ExitStack() as stack:
+        for _ in range(4):
+            for one in stack.enter_context(sockets(small.url, MOST, "127.0.0.1")):
+                with suppress(ConnectionError):
+                    one.sendall(head)
+            assert small.post("/v1/messages", json=body()).status_code == 200
+
+
+def test_descriptors_are_left_for_everything_else() -> None:
+    assert most_connections(10_000, 1024) == 768 and most_connections(100, 1024) == 100
+    assert backlog_for(1024) == 128, "as many are accepted before the first is refused"
+    assert group_of("10.0.0.1") == "10.0.0.1"
+
+
+def test_unknown_keys_of_one_address_are_looked_up_at_a_rate(small: Stack) -> None:
+
+    def answer(key: str = API_KEY) -> httpx.Response:
+        # From an address of its own: other tests have tried keys from the usual one.
+        transport = httpx.HTTPTransport(local_address="127.0.0.9")
+        headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+        with httpx.Client(transport=transport, headers=headers, timeout=120) as http:
+            return http.get(f"{small.url}/v1/models")
+
+    admin = Admin(small.url)
+    assert answer(admin.make_key("default")[1]).status_code == 200, "a new key works at once"
+    answers = [answer(f"hf-wrong-{number}") for number in range(3 * LOOKUPS)]
+    codes = [answer.status_code for answer in answers]
+    assert set(codes) == {401, 429} and codes.count(401) <= 2 * LOOKUPS
+    limited = answers[codes.index(429)]
+    assert int(limited.headers["retry-after"]) > 0 and "unknown API keys" in limited.text
+    assert answer().status_code == 200, "keys in memory work on"
+    late = admin.make_key("default")[1]
+    eventually(lambda: answer(late).status_code == 200, 60)
+
+
+@pytest.mark.parametrize("key", [f"{API_KEY}  ", f"\t{API_KEY}", f" {API_KEY}\t "])
+def test_blanks_around_a_key_are_no_part_of_it(small: Stack, key: str) -> None:
+    head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key:{key}\r\n\r\n".encode()
+    with sockets(small.url, 1, "127.0.0.1") as (one,):
+        one.sendall(head)
+        assert one.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_a_workspace_holds_as_many_bytes_as_are_left() -> None:
+    bodies = BodyBytes(100)
+    bodies.take("a", 40)
+    with pytest.raises(RateLimited, match="60 bytes of requests held"):
+        bodies.take("a", 30)
+    bodies.take("b", 30)
+    with pytest.raises(RateLimited):
+        bodies.take("b", 10)
+    bodies.take("c", 30)
+    with pytest.raises(Overloaded):
+        bodies.take("d", 1)
+    bodies.give_back("a", 40)
+    bodies.take("d", 10)
+    for workspace, held in (("b", 30), ("c", 30), ("d", 10)):
+        bodies.give_back(workspace, held)
+    assert bodies.total == 0
+
+
+def test_bodies_beyond_the_total_are_refused_before_they_are_read(small: Stack) -> None:
+    long = body(messages=[{"role": "user", "content": "x" * 700_000}])
+    small.engine.wait_seconds = 20.0
+    try:
+        with small.http() as first, small.http() as second:
+            with first.stream("POST", "/v1/messages", json={**long, "stream": True}) as held:
+                assert held.status_code == 200
+                answer = second.post("/v1/messages", json=long)
+                assert answer.status_code == 529, answer.text
+                assert "too many bytes" in answer.text and answer.headers["retry-after"] == "2"
+    finally:
+        small.engine.wait_seconds = 0.0
+
+    eventually(lambda: small.post("/v1/messages", json=long).status_code == 200)
+
+
+COUNTED: Any = {name: value for name, value in body().items() if name != "max_tokens"}
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Iterator[Stack]:
+    bounds = {"count_requests_per_minute": 5, "count_concurrency": 2}
+    with stacked(tmp_path, **bounds) as stack:
+        yield stack
+
+
+@contextmanager
+def asking(url: str, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """Send a request and read no answer; the connection is closed at the end of the context."""
+    headers = {
+        "x-api-key": API_KEY,
+        "anthropic-version": "2023-06-01",
+        "content-type": "application/json",
+    }
+    with closing(HTTPConnection(url.removeprefix("http://"), timeout=120)) as connection:
+        connection.request("POST", path, json.dumps(body), headers)
+        yield
+
+
+def test_counting_has_a_rate_of_its_own(counted: Stack) -> None:
+    with counted.sdk() as sdk:
+        for _ in range(5):
+            assert sdk.messages.count_tokens(**COUNTED).input_tokens > 0
+        with pytest.raises(anthropic.RateLimitError, match="5 calls of count_tokens per") as caught:
+            sdk.messages.count_tokens(**COUNTED)
+        assert int(caught.value.response.headers["retry-after"]) > 0
+        assert sdk.messages.create(**COUNTED, max_tokens=1).usage.input_tokens > 0
+
+
+def test_a_workspace_counts_a_few_at_one_time_and_a_client_that_leaves_ends_its_count(
+    counted: Stack,
+) -> None:
+    counted.engine.count_seconds = 60.0
+    path = "/v1/messages/count_tokens"
+    with asking(counted.url, path, COUNTED), asking(counted.url, path, COUNTED):
+        eventually(lambda: counted.engine.num_counting == 2)
+        refused = counted.post(path, json=COUNTED)
+    assert refused.status_code == 429 and "2 concurrent calls" in refused.text
+    eventually(lambda: counted.engine.num_counting == 0)
+    counted.engine.count_seconds = 0.0
+    assert counted.post(path, json=COUNTED).status_code == 200
+
+
+def test_bytes_are_limited_by_workspace_and_come_back_with_time() -> None:
+    now = [0.0]
+    counting = Counting(Tuning(count_bytes_per_minute=6000), lambda: now[0])
+    with counting.admitted("a", 6000):
+        pass
+    with pytest.raises(RateLimited, match="6000 bytes in count_tokens per minute") as refused:
+        with counting.admitted("a", 100):
+            raise AssertionError
+    assert refused.value.retry_after == 1
+    with counting.admitted("b", 1_000_000):  # longer than the bucket: when that is full
+        pass
+    now[0] += 1.0
+    with counting.admitted("a", 100):
+        pass
+
+
+def test_a_prompt_that_can_not_fit_is_refused_without_the_engine(counted: Stack) -> None:
+    counted.engine.longest_token_bytes, counted.engine.epoch = 8, "epoch-2"
+    # 1 MB; the context is 100,000 tokens of 8 bytes at most.
+    too_long = {**COUNTED, "messages": [{"role": "user", "content": "word " * 200_000}]}
+
+    def answer(path: str, **changes: Any) -> httpx.Response:
+        return counted.post(path, json={**too_long, **changes})
+
+    eventually(lambda: answer("/v1/messages", max_tokens=1).status_code == 400)
+    counted.engine.requests.clear()
+    asked = counted.engine.num_counts
+    for refused in (
+        answer("/v1/messages", max_tokens=1),
+        answer("/v1/messages/count_tokens"),
+        answer("/v1/chat/completions"),
+    ):
+        assert refused.status_code == 400, refused.text
+        assert "125000 tokens" in refused.text and "100000" in refused.text
+    assert not counted.engine.requests and counted.engine.num_counts == asked
+    # Blanks may be cut off by a template: they are not counted.
+    blank = [{"role": "user", "content": "word" + " " * 1_000_000}]
+    assert answer("/v1/messages", max_tokens=1, messages=blank).status_code == 200
+
+
+def test_a_silent_engine_is_not_followed_by_the_next(tmp_path: Path) -> None:
+    """What an engine can't cope with must not visit all of them."""
+    engines = [ScriptedEngine(is_mute=True), ScriptedEngine(is_mute=True)]
+    with stacked(tmp_path, *engines) as stack:
+        answer = stack.post("/v1/messages", json=body())
+        assert answer.status_code == 529, answer.text
+        assert int(answer.headers["retry-after"]) > 0
+        assert sum(len(engine.requests) for engine in engines) == 1
+
+
+MEBIBYTE = 1 << 20
+NUM_KEPT_BYTES = 3 * MEBIBYTE
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    bounds = {
+        # The content may come once a minute.
+        "large_body_bytes_per_minute": NUM_KEPT_BYTES + MEBIBYTE // 8,
+        "batch_bytes": 2 * (BATCH_BYTES + 10 * ROW_BYTES + 10),
+    }
+    with stacked(tmp_path_factory.mktemp("strict"), **bounds) as stack:
+        yield stack
+
+
+def test_a_large_cached_content_counts_against_the_rate_of_large_bodies_at_each_use(
+    strict: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of 100 bytes that names it costs as much as one that sends it."""
+    monkeypatch.setattr(large_bodies, "MAX_WAIT_SECONDS", 0.1)
+    data = base64.b64encode(os.urandom(NUM_KEPT_BYTES * 3 // 4)).decode()
+    image = {"inlineData": {"mimeType": "image/png", "data": data}}
+    parts = [{"text": "Rules. " * 400}, image]
+    content = {"model": f"models/{MODEL}", "contents": [{"role": "user", "parts": parts}]}
+    with strict.http() as http:
+        made = http.post("/v1beta/cachedContents", json=content)
+        assert made.status_code == 200, made.text
+        name = made.json()["name"]
+        asked = {"contents": [{"parts": [{"text": "And?"}]}], "cachedContent": name}
+        path = f"/v1beta/models/{MODEL}"
+        for late in (
+            http.post(f"{path}:generateContent", json=asked),
+            http.post(f"{path}:countTokens", json={"generateContentRequest": asked}),
+            http.patch(f"/v1beta/{name}", json={"ttl": "7200s"}),
+        ):
+            assert late.status_code == 429, late.text
+            assert "bytes of bodies" in late.json()["error"]["message"]
+            assert int(late.headers["retry-after"]) > 0
+        small = http.post(f"{path}:generateContent", json={"contents": asked["contents"]})
+        assert small.status_code == 200, "what does not name it goes on"
+
+
+def test_rows_of_a_few_bytes_count_what_they_take_in_the_database(strict: Stack) -> None:
+    rows = [{"custom_id": f"r{number}", "params": 0} for number in range(10)]
+    replies = [strict.post("/v1/messages/batches", json={"requests": rows}) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert "bytes of batches" in replies[-1].json()["error"]["message"]
