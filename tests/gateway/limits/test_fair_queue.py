@@ -29,17 +29,6 @@ def popped(queue: FairQueue[int]) -> list[Turn]:
     return found
 
 
-def test_a_turn_that_can_go_does_not_wait_behind_one_that_cannot() -> None:
-    queue: FairQueue[int] = FairQueue()
-    for number in range(3):
-        queue.push(turn("a", number, kind="full"))
-        queue.push(turn("a", 10 + number, kind="free"))
-    queue.push(turn("b", 20, kind="full"))
-    found = [queue.pop(lambda kind: kind == "free") for _ in range(4)]
-    assert [waiting and waiting.item for waiting in found] == [10, 11, 12, None]
-    assert len(queue) == 4
-
-
 def test_a_held_turn_stays_with_its_tag_and_others_pass_it() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(3):
@@ -69,16 +58,6 @@ def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
     assert queue.turns_of("single") == 2 and len(queue) == SMALL.turns
 
 
-def test_one_long_prompt_is_let_in_and_none_beyond_the_total() -> None:
-    queue: FairQueue[int] = FairQueue(SMALL)
-    queue.push(turn("a", tokens=90))
-    assert queue.num_tokens == 90
-    queue.pop(anything)
-    with pytest.raises(QueueFull, match="queue_full"):
-        queue.push(turn("a", tokens=101))
-    assert len(queue) == queue.num_tokens == queue.num_workspaces == 0
-
-
 @given(
     st.lists(st.integers(1, 500), min_size=60, max_size=60),
     st.lists(st.integers(1, 500), min_size=60, max_size=60),
@@ -105,17 +84,34 @@ def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.Data
     for number in range(data.draw(st.integers(0, 60))):
         match data.draw(st.sampled_from(("push", "push", "pop", "leave"))):
             case "push":
-                _push(queue, data, number, inside, order)
+                waiting = turn(
+                    data.draw(st.sampled_from(WORKSPACES)),
+                    number,
+                    data.draw(st.integers(1, 70)),
+                    data.draw(st.sampled_from((None, "x"))),
+                )
+                held = Counter(one.workspace for one in inside.values())
+                try:
+                    victims = queue.push(waiting)
+                except QueueFull:
+                    assert len(queue) == len(inside), "a refusal changes nothing"
+                    continue
+                for victim in victims:
+                    assert victim.workspace != waiting.workspace and held[victim.workspace]
+                    del inside[victim.item]
+                    lane = order[victim.workspace, victim.kind]
+                    assert lane.pop() == victim.item, "the newest"
+                inside[number] = waiting
+                order[waiting.workspace, waiting.kind].append(number)
             case "pop":
                 kinds = data.draw(st.sets(st.sampled_from((None, "x"))))
-                waiting = queue.pop(kinds.__contains__)
-                if waiting is None:
+                found = queue.pop(kinds.__contains__)
+                if found is None:
                     assert not any(one.kind in kinds for one in inside.values())
                 else:
-                    lane = order[waiting.workspace, waiting.kind]
-                    assert lane[0] == waiting.item and waiting.kind in kinds
-                    lane.remove(waiting.item)
-                    del inside[waiting.item]
+                    assert order[found.workspace, found.kind].pop(0) == found.item
+                    assert found.kind in kinds
+                    del inside[found.item]
             case "leave" if inside:
                 waiting = inside.pop(data.draw(st.sampled_from(sorted(inside))))
                 order[waiting.workspace, waiting.kind].remove(waiting.item)
@@ -128,51 +124,3 @@ def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.Data
             assert len(mine) <= 1 or sum(o.tokens for o in mine) <= SMALL.workspace_tokens
     assert {waiting.item for waiting in popped(queue)} == set(inside)
     assert queue.num_workspaces == 0
-
-
-def _push(
-    queue: FairQueue[int],
-    data: st.DataObject,
-    number: int,
-    inside: dict[int, Turn],
-    order: dict[tuple[str, str | None], list[int]],
-) -> None:
-    waiting = turn(
-        data.draw(st.sampled_from(WORKSPACES)),
-        number,
-        data.draw(st.integers(1, 70)),
-        data.draw(st.sampled_from((None, "x"))),
-    )
-    before = dict(inside)
-    held = Counter(one.workspace for one in inside.values())
-    try:
-        victims = queue.push(waiting)
-    except QueueFull:
-        assert len(queue) == len(before), "a refusal changes nothing"
-        return
-    for victim in victims:
-        assert victim.workspace != waiting.workspace
-        assert held[victim.workspace] >= 1
-        del inside[victim.item]
-        assert order[victim.workspace, victim.kind].pop() == victim.item, "the newest"
-    inside[number] = waiting
-    order[waiting.workspace, waiting.kind].append(number)
-
-
-def test_a_workspace_whose_turns_are_refused_at_first_gets_as_many_served_as_another() -> None:
-    """A turn that an engine refused is charged to its workspace once, as any other."""
-    queue: FairQueue[int] = FairQueue()
-    for number in range(40):
-        queue.push(turn("refused", number, 10))
-        queue.push(turn("smooth", number, 10))
-    served: Counter[str] = Counter()
-    seen: set[int] = set()
-    while served.total() < 40:
-        waiting = queue.pop(anything)
-        assert waiting is not None
-        if waiting.workspace == "refused" and waiting.item not in seen:
-            seen.add(waiting.item)
-            queue.push(waiting, is_first=True)
-        else:
-            served[waiting.workspace] += 1
-    assert abs(served["refused"] - served["smooth"]) <= 1, served
