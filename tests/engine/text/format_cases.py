@@ -12,9 +12,10 @@ from engine.text.renderer import ChatRenderer
 from tests.engine.text.templates import demo_files
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-REAL = Path(os.environ.get("HOLDFAST_TEMPLATES") or ROOT.parent / "shared" / "templates")
+CHATS = HERE / "chat_templates"
+REAL = Path(os.environ.get("HOLDFAST_TEMPLATES") or HERE.parents[3] / "shared" / "templates")
 """Models' own chat templates: see README.md there."""
+REAL_PATHS = sorted(REAL.glob("*.jinja"))
 
 # What each template is expected to prove: its format of calls and that of its thinking.
 OWN = {
@@ -67,9 +68,14 @@ _CONTROL = re.compile(
 _PLAIN = re.compile(r"</?(function|parameter|tools?|invoke|response|functions?|result)\b.*>")
 
 
+def own_template_paths() -> list[Path]:
+    """Those of models' chats, and of further ways to write calls."""
+    return [*sorted(CHATS.glob("*.jinja")), *sorted(HERE.glob("call_templates/*.jinja"))]
+
+
 def source(name: str) -> str | None:
     """A template's text; None where the folder of real ones is not there."""
-    folders = (HERE / "call_templates", HERE / "chat_templates", REAL)
+    folders = (HERE / "call_templates", CHATS, REAL)
     paths = (folder / f"{name}.jinja" for folder in folders)
     return next((path.read_text("utf-8") for path in paths if path.is_file()), None)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.errors import SchemaRefused
 from engine.protocol import (
-    Delta,
+    GenerateRequest,
     Prompt,
     TextDelta,
     Tool,
@@ -26,10 +26,13 @@ from tests.engine.text.written_turns import (
     QUESTION,
     TOOLS,
     calls,
+    follow,
     from_call,
     read,
     render,
     request,
+    thinking_end,
+    tokens_of,
     written,
 )
 
@@ -39,6 +42,10 @@ THINKING = [name for name, (_, thinking) in EXPECTED.items() if thinking is not 
 WITHOUT_ESCAPES = {"llama-4-pythonic", "lfm2"}
 WITHOUT_LISTS = {"llama-4-pythonic", "lfm2"}
 ONE_CALL = {"openai-gpt-oss-120b"}
+# Their calls begin like ordinary text: a brace, a bracket, a word, or a channel of the turn.
+UNTRIGGERED = {"gemma-4", "kimi-k3", "llama-3.1", "llama-4-pythonic", "openai-gpt-oss-120b"}
+TRIGGERED = [name for name in CALLING if name not in UNTRIGGERED]
+GOOD: dict[str, Any] = {"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"}
 
 
 def of(name: str) -> ChatRenderer:
@@ -51,6 +58,7 @@ def of(name: str) -> ChatRenderer:
 def test_a_template_proves_its_formats(name: str) -> None:
     model = of(name)
     assert (model.tool_format, model.reasoning_format) == EXPECTED[name]
+    assert model.can_trigger == (name in TRIGGERED)
 
 
 def test_a_format_that_nobody_knows_is_refused() -> None:
@@ -108,7 +116,7 @@ def inputs_for(name: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CALLING)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_a_template_writes_of_calls_is_read_back_however_it_is_cut(
     name: str, data: st.DataObject
@@ -149,14 +157,10 @@ def test_a_forced_call_that_is_cut_off_anywhere_is_a_call_or_nothing(name: str) 
     prompt = Prompt([QUESTION], [Tool("get_weather", FORCED, "Weather.")])
     asked = request(prompt=prompt, tool_choice=ToolChoice("tool", "get_weather"))
     text = from_call(model, written(model, calls({"city": "Bern", "count": 2})))
-    tags = model.formats.tags
-    begin = tags.close if tags is not None and model._begins_thinking(asked) else ""
-    token_ids = model.tokenizer.encode(begin + text, add_special_tokens=False).ids
+    token_ids = tokens_of(model, thinking_end(model, asked) + text)
     for count in range(len(token_ids)):
         parser = model.parser(asked)
-        deltas: list[Delta] = []
-        for token in token_ids[:count]:
-            deltas += parser.feed(token)
+        deltas = [delta for token in token_ids[:count] for delta in parser.feed(token)]
         deltas += parser.close()
         assert not any(isinstance(delta, TextDelta) for delta in deltas)
         assert [call for call, _ in calls_of(deltas)] in ([], ["get_weather"])
@@ -259,27 +263,62 @@ def test_a_text_that_no_rule_can_hold_is_refused_with_its_name() -> None:
     assert of("qwen3").parser(asked).allowed
 
 
-def test_turns_of_gpt_oss_end_with_the_turn_and_not_with_a_message() -> None:
-    model = of("openai-gpt-oss-120b")
-    ends = {model.tokenizer.id_to_token(token) for token in model.end_token_ids}
-    assert ends == {"<|return|>", "<|call|>"}
-    text = (
-        "<|channel|>analysis<|message|>They want a list.<|end|><|start|>assistant"
-        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-        '{"city": "Bern"}<|call|>'
-    )
-    parser = model.parser(request())
-    deltas: list[Delta] = []
-    for token in model.tokenizer.encode(text, add_special_tokens=False).ids:
-        deltas += parser.feed(token)
-    assert parser.finish == "tool_use"
-    assert calls_of(deltas) == [("get_weather", {"city": "Bern"})]
-    assert not any(isinstance(delta, TextDelta) for delta in deltas)
-
-
 def test_every_real_template_that_is_there_is_expected() -> None:
     if not REAL.is_dir():
         pytest.skip(f"{REAL} is not there")
     assert json.dumps(sorted(path.stem for path in REAL.glob("*.jinja"))) == json.dumps(
         sorted(OF_REAL)
     )
+
+
+# `strict` tools that the model may call or not: the grammar begins where a call begins.
+
+
+def asked_of(*, strict: bool = True) -> GenerateRequest:
+    tool = Tool("get_weather", FORCED, "Weather.", strict=strict)
+    return request(prompt=Prompt([QUESTION], [tool, Tool("other", {}, "Other.")]))
+
+
+@pytest.mark.parametrize("name", [name for name in TRIGGERED if name != "hermes-3"])
+def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None:
+    """hermes-3 shows the name first and writes it last: what it shows is held."""
+    model, asked = of(name), asked_of()
+    begin = thinking_end(model, asked)
+    call = from_call(model, written(model, calls(GOOD))).removeprefix(begin)
+    parser = model.parser(asked)
+    text = f"{begin}I look it up, 1 < 2.\n{call.lstrip()}"
+    fed, deltas = follow(parser, model, text)
+    assert fed.strip().endswith(text.strip()[-8:]), (fed, text)
+    deltas += parser.feed(next(iter(model.end_token_ids)))
+    deltas += parser.close()
+    assert parser.finish == "tool_use"
+    assert calls_of(deltas) == [("get_weather", GOOD)]
+    said = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    assert said.strip() == "I look it up, 1 < 2."
+
+
+@pytest.mark.parametrize("name", TRIGGERED)
+def test_a_turn_may_be_text_alone_and_end_but_no_call_of_another_schema(name: str) -> None:
+    model, asked = of(name), asked_of()
+    begin, bad = thinking_end(model, asked), {**GOOD, "unit": "furlong"}
+    call = from_call(model, written(model, calls(bad))).removeprefix(begin).lstrip()
+    fed, deltas = follow(model.parser(asked), model, f"{begin}Well.\n{call}")
+    assert "furlong" not in fed and "Well." in fed
+    assert all(given != bad for _, given in calls_of(deltas))
+    parser = model.parser(asked)
+    fed, _ = follow(parser, model, f"{begin}It is what it is: [1, 2] {{a}} (b).")
+    assert fed.endswith("(b).")
+    end = next(iter(model.end_token_ids))
+    assert parser.allowed is not None and parser.allowed[end // 8] >> end % 8 & 1
+    parser.feed(end)
+    assert parser.finish == "stop"
+    assert model.parser(asked_of(strict=False)).allowed is None, "it binds nothing"
+
+
+def test_a_tool_that_is_named_in_the_conversation_is_held_as_well() -> None:
+    model = of("qwen3")
+    tool = Tool("get_weather", FORCED, "Weather.", strict=True)
+    asked = request(prompt=Prompt([QUESTION], [Tool("other", {}, "Other.")], named_tools=[tool]))
+    bad = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern", "unit": "furlong"}}'
+    fed, _ = follow(model.parser(asked), model, bad)
+    assert "get_weather" in fed and "furlong" not in fed

@@ -1,39 +1,109 @@
 """No text of a client becomes a control token, in any place, under any template.
 
-`scripts/long_tests injections` draws 20,000 attacks; every commit some hundreds.
+`scripts/long_tests injections` draws 20,000 attacks; every commit some hundreds. Each has a
+harmless twin. One seed, one sequence.
 """
 
 import os
+import unicodedata
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from random import Random
+from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from engine.errors import InvalidRequest
-from engine.protocol import Prompt
-from engine.text.files import PromptFiles
+from engine.protocol import (
+    Message,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+    ToolUsePart,
+)
 from engine.text.renderer import ChatRenderer
-from tests.engine.text.conversations import call_template_paths, template_paths
-from tests.engine.text.injections import Injections, tokenizer_with_odd_controls
-from tests.engine.text.template_runs import files_for
-from tests.engine.text.vocabularies import KINDS
+from tests.engine.text.conversations import user
+from tests.engine.text.format_cases import REAL_PATHS, own_template_paths
+from tests.engine.text.vocabularies import KINDS, files_for
 
-NUM_INJECTIONS = int(os.environ.get("INJECTIONS", "400"))
+NUM_INJECTIONS = int(os.environ.get("INJECTIONS", "300"))
 NUM_TEMPLATES_AT_A_COMMIT = 10
-ALL = [*template_paths(), *call_template_paths()]
+ALL = [*own_template_paths(), *REAL_PATHS]
+PLACES = (
+    "system", "question", "thought", "answer", "late system", "tool name", "tool description",
+    "schema key", "schema description", "schema enum", "schema type", "schema default", "call name",
+    "call id", "call key", "call value", "call inner key", "call list", "result", "result id",
+)  # fmt: skip
+# Matched in other ways: in normalized text, without brackets, with the white space beside them, as
+# whole words only.
+ODD = [
+    AddedToken("ENDOFTURN", normalized=False, special=True),
+    AddedToken("<|loud|>", normalized=True, special=True),
+    AddedToken("SHOUT", normalized=True, special=True),
+    AddedToken("<|fin\u00e9|>", normalized=True, special=True),
+    AddedToken("<|left|>", normalized=False, special=True, lstrip=True),
+    AddedToken("<|right|>", normalized=False, special=True, rstrip=True),
+    AddedToken("~word~", normalized=False, special=True, single_word=True),
+    AddedToken("~", normalized=False, special=True),
+]
 
 
-def renderer_of(path: Path, kind: str) -> ChatRenderer:
-    template = path.read_text("utf-8")
-    files = files_for(template)
-    return ChatRenderer(
-        PromptFiles(
-            tokenizer=tokenizer_with_odd_controls(template, kind),
-            templates=files.templates,
-            special_tokens=files.special_tokens,
-            end_token_ids=files.end_token_ids,
-        )
+def payload_of(draw: Random, controls: Sequence[str]) -> str:
+    control, other = draw.choice(controls), draw.choice(controls)
+    half = len(control) // 2
+    several = "\n".join(draw.sample(controls, k=min(4, len(controls))))
+    forms = (
+        control,
+        control,
+        control + other,
+        control[:half] + other + control[half:],
+        control[:-1] + control,
+        control + control[1:],
+        control[:half],
+        control[half:],
+        control[1:-1],
+        unicodedata.normalize("NFD", control),
+        control.translate({ord(c): 0xFEE0 + ord(c) for c in "<|>[]A"}),
+        f" {control} ",
+        f"{control}user\n{other}",
+        several,
+        f'"}}{control}{{"',
+        control.replace("|", "\\u007c"),
     )
+    return draw.choice(forms)
+
+
+def prompt_of(texts: dict[str, str], *, has_tools: bool) -> Prompt:
+    def at(place: str, otherwise: str) -> str:
+        return texts.get(place, otherwise)
+
+    city = {
+        "type": at("schema type", "string"),
+        "description": at("schema description", "Where."),
+        "enum": ["Bern", at("schema enum", "Basel")],
+        "default": at("schema default", "Bern"),
+    }
+    key = at("schema key", "city")
+    schema = {"type": "object", "properties": {key: city}, "required": [key]}
+    tool = Tool(at("tool name", "weather"), schema, at("tool description", "Gives it."))
+    given: dict[str, Any] = {
+        at("call key", "city"): at("call value", "Bern"),
+        "inner": {at("call inner key", "a"): [1, at("call list", "b")]},
+    }
+    call = ToolUsePart(at("call id", "toolu_1"), at("call name", tool.name), given)
+    result = ToolResultPart(at("result id", call.id), at("result", "Rain."))
+    thought, answer = ThinkingPart(at("thought", "I look.")), TextPart(at("answer", "It rains."))
+    messages = [user(at("question", "How is it?"))]
+    if has_tools:
+        messages += [Message("assistant", [thought, call]), Message("user", [result])]
+    messages += [Message("assistant", [thought, answer]), user("And?")]
+    if "late system" in texts:
+        messages.insert(-1, Message("system", [TextPart(texts["late system"])]))
+    system = [TextPart(at("system", "Be brief."))]
+    return Prompt(messages, [tool] if has_tools else [], system)
 
 
 def controls_in(renderer: ChatRenderer, prompt: Prompt) -> list[int] | None:
@@ -52,17 +122,26 @@ def test_no_text_in_any_place_becomes_a_control_token(
     paths = ALL if NUM_INJECTIONS > 2000 else ALL[:: len(ALL) // NUM_TEMPLATES_AT_A_COMMIT]
     counts: Counter[str] = Counter()
     for index, path in enumerate(paths):
-        renderer = renderer_of(path, KINDS[index % len(KINDS)])
+        kind = KINDS[index % len(KINDS)]
+        files = files_for(path.read_text("utf-8"), kind)
+        files.tokenizer.add_special_tokens(ODD)
+        renderer = ChatRenderer(files)
         has_tools = renderer.tool_format is not None
-        drawn = Injections(index, list(renderer._pieces.control_ids), has_tools=has_tools)
+        draw, controls = Random(index), sorted(renderer._pieces.control_ids)
         for _ in range(-(-NUM_INJECTIONS // len(paths))):
-            attack = drawn.draw()
-            found = controls_in(renderer, attack.attacked)
-            expected = controls_in(renderer, attack.harmless)
+            places = draw.sample(PLACES, k=draw.choice((1, 1, 1, 2, 4)))
+            before, behind = (
+                draw.choice(("", "", " ", "\n", "rain ", ".", "<", ">", "|")) for _ in "ab"
+            )
+            text = f"{before}{payload_of(draw, controls)}{behind}"
+            found, expected = (
+                controls_in(renderer, prompt_of(dict.fromkeys(places, one), has_tools=has_tools))
+                for one in (text, "harmless")
+            )
             counts["attacks"] += 1
             counts["refused"] += found is None and expected is not None
             if found is not None and expected is not None:
-                assert found == expected, (path.stem, attack.places, attack.payload)
+                assert found == expected, (path.stem, places, text)
     with capsys.disabled():
         print(
             f"\n{counts['attacks']} attacks on {len(paths)} templates: "

@@ -1,7 +1,12 @@
-"""Chat templates with the behaviour of known models': what they need, and their boundaries."""
+"""Chat templates with the behaviour of known models': what they need, their tokens and boundaries.
+
+Random conversations, with and without tools, go through the real renderer, and twelve turns of one
+through the real cache and scheduler; only the model is left out.
+"""
 
 import asyncio
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,46 +14,56 @@ import pytest
 
 from engine.errors import InvalidRequest
 from engine.protocol import (
-    Delta,
-    GenerateRequest,
+    Breakpoint,
     Message,
     Prompt,
-    Sampling,
+    Started,
     TextPart,
     ThinkingPart,
     Tool,
     ToolResultPart,
     ToolUsePart,
 )
-from engine.schedule.output import OutputParser
 from engine.text.errors import TemplateRefused
 from engine.text.formats.proof import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
-from tests.engine.text import template_runs as runs
-from tests.engine.text.conversations import OWN, REAL, WHY_NOT, template_paths
-from tests.engine.text.vocabularies import KINDS
+from engine.text.template.messages import new_conversation
+from tests.engine.backends.looped import request, serving
+from tests.engine.text.conversations import (
+    SYSTEM,
+    TOOLS,
+    Conversations,
+    long_conversation,
+    marked_segments,
+    user,
+)
+from tests.engine.text.format_cases import CHATS, REAL_PATHS
+from tests.engine.text.vocabularies import KINDS, files_for
+from tests.engine.text.written_turns import follow
 
-PATHS = template_paths()
-NAMES = sorted(path.stem for path in OWN.glob("*.jinja"))
-ROOT = Path(__file__).resolve().parents[3]
+OWN_PATHS = sorted(CHATS.glob("*.jinja"))
+PATHS = [*OWN_PATHS, *REAL_PATHS]
+NAMES = [path.stem for path in OWN_PATHS]
 # Each template on two kinds of tokenizers, in turn; `scripts/long_tests templates` takes all five.
 NUM_KINDS = int(os.environ.get("TEMPLATE_KINDS", "2"))
 PAIRS = [
-    (path, KINDS[(number + 2 * place) % len(KINDS)])
+    pytest.param(path, KINDS[(number + 2 * place) % len(KINDS)], id=f"{path.stem}-{place}")
     for number, path in enumerate(PATHS)
     for place in range(NUM_KINDS)
 ]
+NUM_PROMPTS = 24
+NUM_TURNS = 12
 
 
 @cache
 def source(name: str) -> str:
-    return (OWN / f"{name}.jinja").read_text("utf-8")
+    return (CHATS / f"{name}.jinja").read_text("utf-8")
 
 
 @cache
 def renderer(name: str) -> ChatRenderer:
-    return ChatRenderer(runs.files_for(source(name)))
+    return ChatRenderer(files_for(source(name)))
 
 
 def text_of(name: str, prompt: Prompt, *, thinking: bool = False) -> str:
@@ -56,61 +71,66 @@ def text_of(name: str, prompt: Prompt, *, thinking: bool = False) -> str:
     return renderer(name).tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def needs(name: str) -> set[str]:
-    traits = renderer(name).traits
-    return {field for field in traits.__slots__ if getattr(traits, field) is True}
+def check_random_prompts(of: ChatRenderer, template: ChatTemplate) -> None:
+    """They have the tokens that the template and the tokenizer alone make of them in one call."""
+    drawn, num_rendered = Conversations(1), 0
+    for index in range(NUM_PROMPTS):
+        tools = drawn.tools() if index % 2 and of.tool_format is not None else []
+        prompt = drawn.prompt(num_turns=index % 6 + 1, tools=tools, has_system=index % 3 > 0)
+        thinking = bool(index % 2)
+        try:
+            rendered = of.render(prompt, thinking=thinking)
+        except InvalidRequest:
+            continue
+        plain = new_conversation(prompt, None, of.traits)
+        text = template.render(plain.variables({}, thinking=thinking))
+        assert rendered.token_ids == of.tokenizer.encode(text, add_special_tokens=False).ids
+        ends = [span.end for span in rendered.segments if span.end is not None]
+        assert ends == sorted(ends)
+        num_rendered += 1
+    assert num_rendered
 
 
-def user(*texts: str) -> Message:
-    return Message("user", [TextPart(text) for text in texts])
+async def answers(of: ChatRenderer, prompts: Sequence[Prompt]) -> list[Started]:
+    """What one engine says of each turn first."""
+    found: list[Started] = []
+    async with serving(of) as backend:
+        for number, prompt in enumerate(prompts):
+            points = [Breakpoint(segment) for segment in marked_segments(prompt)]
+            asked = request(prompt, breakpoints=points, thinking=True, request_id=str(number))
+            frames = [frame async for frame in await backend.open(asked)]
+            found += [frame for frame in frames if isinstance(frame, Started)]
+    return found
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_tokens_are_those_of_one_call_and_reads_all_that_is_there(path: Path) -> None:
-    row = runs.measure(path)
-    assert row.one_shot[0] == row.one_shot[1] > 0
-    assert row.reads[0] == row.reads[1] > 0
+    """Each turn reads up to the last marked end before which the turn before has the same tokens,
+    and a repeated prompt is read whole."""
+    files = files_for(path.read_text("utf-8"))
+    of = ChatRenderer(files)
+    check_random_prompts(of, ChatTemplate(files.templates, files.special_tokens))
+    prompts = long_conversation(NUM_TURNS, TOOLS if of.tool_format is not None else [])
+    rendered = [of.render(prompt, thinking=True) for prompt in prompts]
+    first, *told, again = asyncio.run(answers(of, [*prompts, prompts[-1]]))
+    assert first.usage.cache_read_tokens == 0
+    for prompt, before, after, started in zip(
+        prompts[:-1], rendered[:-1], rendered[1:], told, strict=True
+    ):
+        pairs = zip(before.token_ids, after.token_ids, strict=False)
+        common = next((i for i, (a, b) in enumerate(pairs) if a != b), len(before.token_ids))
+        ends = [before.segments[segment].end or 0 for segment in marked_segments(prompt)]
+        least = max((end for end in ends if end <= common), default=0)
+        assert least <= started.usage.cache_read_tokens <= common
+    assert again.usage.cache_read_tokens == rendered[-1].segments[-1].end
 
 
-@pytest.mark.skipif(not list(REAL.glob("*.jinja")), reason=WHY_NOT)
-def test_the_real_templates_are_there() -> None:
-    assert len(PATHS) > len(NAMES)
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"), [pytest.param(path, kind, id=f"{path.stem}-{kind}") for path, kind in PAIRS]
-)
+@pytest.mark.parametrize(("path", "kind"), PAIRS)
 def test_random_prompts_have_the_tokens_of_one_call(path: Path, kind: str) -> None:
-    """On kinds of tokenizers, with tools and without, and whatever came before them."""
-    source = path.read_text("utf-8")
-    files = runs.files_for(source, kind)
+    """On kinds of tokenizers, whatever came before."""
+    files = files_for(path.read_text("utf-8"), kind)
     of = ChatRenderer(files, formats=FormatChoice(tools="none"))
-    row = runs.one_shot(of, ChatTemplate({"default": source}, files.special_tokens), path.stem)
-    assert row.one_shot[0] == row.one_shot[1] > 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_ends_are_in_order_and_every_question_has_one(name: str) -> None:
-    for prompt in runs.turns_of(renderer(name)):
-        spans = renderer(name).render(prompt, thinking=True).segments
-        ends = [span.end for span in spans if span.end is not None]
-        assert ends == sorted(ends)
-        assert spans[-1].end is not None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_turn_reads_no_more_than_what_still_renders_the_same(name: str) -> None:
-    """What the engine reads is a prefix of both prompts, and a repeated prompt is read whole."""
-    prompts = runs.turns_of(renderer(name))
-    renders = [renderer(name).render(prompt, thinking=True) for prompt in prompts]
-    usages = asyncio.run(runs.usages(renderer(name), [*prompts, prompts[-1]]))
-    for before, after, usage in zip(renders, renders[1:], usages[1:], strict=False):
-        assert usage is not None
-        read = usage.cache_read_tokens
-        assert before.token_ids[:read] == after.token_ids[:read]
-    again = usages[-1]
-    assert again is not None
-    assert again.cache_read_tokens == renders[-1].segments[-1].end
+    check_random_prompts(of, ChatTemplate(files.templates, files.special_tokens))
 
 
 @pytest.mark.parametrize(
@@ -133,77 +153,49 @@ def test_a_turn_reads_no_more_than_what_still_renders_the_same(name: str) -> Non
     ],
 )
 def test_what_a_template_cannot_take_is_found_out(name: str, expected: set[str]) -> None:
-    assert needs(name) == expected
+    traits = renderer(name).traits
+    assert {field for field in traits.__slots__ if getattr(traits, field) is True} == expected
 
 
 def test_a_system_prompt_that_is_refused_goes_before_the_first_question() -> None:
-    prompt = Prompt([user("Hi"), Message("assistant", [TextPart("Yes?")]), user("Go")],
-                    system=[TextPart("Be kind."), TextPart("Be brief.")])  # fmt: skip
-    assert "<start_of_turn>user\nBe kind.\n\nBe brief.\n\nHi<end_of_turn>" in text_of(
-        "gemma-2", prompt
-    )
-
-
-def parallel_calls(second_id: str = "call<|im_end|>-2") -> Prompt:
-    ids = ["toolu_01A09q90qw90lq917835lq9A", second_id]
-    calls = [
-        ToolUsePart(ids[0], "get_weather", {"city": "A"}),
-        ToolUsePart(ids[1], "get_weather", {"city": "B"}),
-    ]
-    results = [ToolResultPart(i, f"result {i[:4]}") for i in ids]
-    told = Message("user", [*results, TextPart("So?")])
-    return Prompt([user("Both?"), Message("assistant", [*calls]), told], runs.TOOLS)
+    told = [TextPart("Be kind."), TextPart("Be brief.")]
+    prompt = Prompt([user("Hi"), Message("assistant", [TextPart("Yes?")]), user("Go")], system=told)
+    begin = "<start_of_turn>user\nBe kind.\n\nBe brief.\n\nHi<end_of_turn>"
+    assert begin in text_of("gemma-2", prompt)
 
 
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if n not in ("deepseek-r1", "phi-4") and "gemma" not in n]
 )
 def test_parallel_calls_with_any_ids_and_text_behind_results_can_be_replayed(name: str) -> None:
-    written = text_of(name, parallel_calls())
+    ids = {"A": "toolu_01A09q90qw90lq917835lq9A", "B": "call<|im_end|>-2"}
+    calls = [ToolUsePart(one, "get_weather", {"city": city}) for city, one in ids.items()]
+    results = [ToolResultPart(one, f"result {one[:4]}") for one in ids.values()]
+    told = Message("user", [*results, TextPart("So?")])
+    prompt = Prompt([user("Both?"), Message("assistant", [*calls]), told], TOOLS)
+    written = text_of(name, prompt)
     assert written.count("get_weather") >= 3
-    assert written.index('"A"') < written.index('"B"') < written.index("result call")
-    assert written.index("result call") < written.index("So?")
-    # A control token in an id is text, as anywhere else: only the template writes real ones.
-    of = renderer(name)
-    end = of.tokenizer.token_to_id("<|im_end|>")
-    counts = [
-        of.render(prompt, thinking=False).token_ids.count(end)
-        for prompt in (parallel_calls(), parallel_calls("call_of_no_harm-2"))
-    ]
-    assert counts[0] == counts[1]
+    places = [written.index(each) for each in ('"A"', '"B"', "result call", "So?")]
+    assert places == sorted(places)
 
 
-def request(prompt: Prompt, **changes: object) -> GenerateRequest:
-    return GenerateRequest(
-        request_id="r", scope="0" * 32, prompt=prompt, sampling=Sampling(max_tokens=9), **changes
-    )  # type: ignore[arg-type]
-
-
-def said(name: str, asked: GenerateRequest, written: str) -> tuple[list[str], int]:
+def said(name: str, written: str, *, thinking: bool = False) -> tuple[list[str], int]:
     """The kinds of delta that a model's text becomes, in order, and the thinking tokens."""
-    parser = renderer(name).parser(asked)
-    kinds: list[str] = []
-    deltas = []
-    for token in renderer(name).tokenizer.encode(written, add_special_tokens=False).ids:
-        deltas += parser.feed(token)
-    for delta in [*deltas, *parser.close()]:
-        kind = type(delta).__name__
-        if not kinds or kinds[-1] != kind:
-            kinds.append(kind)
-    return kinds, parser.thinking_tokens
+    parser = renderer(name).parser(request("Hi", thinking=thinking))
+    tokens = renderer(name).tokenizer.encode(written, add_special_tokens=False).ids
+    deltas = [delta for token in tokens for delta in parser.feed(token)] + [*parser.close()]
+    return list(dict.fromkeys(type(delta).__name__ for delta in deltas)), parser.thinking_tokens
 
 
 def test_thinking_that_the_template_opened_is_thinking() -> None:
-    asked = request(Prompt([user("Hi")]))
-    assert text_of("deepseek-r1", asked.prompt).endswith("<think>\n")
-    kinds, count = said("deepseek-r1", asked, "Hm, well.</think>\n\nHello.")
-    assert kinds == ["ThinkingDelta", "TextDelta"]
+    assert text_of("deepseek-r1", Prompt([user("Hi")])).endswith("<think>\n")
     head = renderer("deepseek-r1").tokenizer.encode("Hm, well.</think>").ids
-    assert count == len(head)
+    both = ["ThinkingDelta", "TextDelta"]
+    assert said("deepseek-r1", "Hm, well.</think>\n\nHello.") == (both, len(head))
     # Where the turn is the model's own to open, an answer without tags is an answer.
-    assert said("qwen3", request(asked.prompt, thinking=True), "Hello.") == (["TextDelta"], 0)
-    kinds, count = said("magistral", asked, "[THINK]Hm.[/THINK]Hello.")
-    assert kinds == ["ThinkingDelta", "TextDelta"] and count > 2
+    assert said("qwen3", "Hello.", thinking=True) == (["TextDelta"], 0)
+    kinds, count = said("magistral", "[THINK]Hm.[/THINK]Hello.")
+    assert kinds == both and count > 2
 
 
 def test_thinking_is_handed_to_the_template() -> None:
@@ -213,44 +205,32 @@ def test_thinking_is_handed_to_the_template() -> None:
 
 
 def test_old_thinking_is_rendered_as_the_template_does_and_takes_no_room_elsewhere() -> None:
-    prompts = runs.turns_of(renderer("qwen3"))
-    assert "I need the tool." in text_of("qwen3", prompts[2], thinking=True)
-    assert "I need the tool." not in text_of("qwen3", prompts[3], thinking=True)
+    prompts = long_conversation(4, TOOLS)
+    assert "I need the tool for 1." in text_of("qwen3", prompts[2], thinking=True)
+    assert "I need the tool for 1." not in text_of("qwen3", prompts[3], thinking=True)
     spans = renderer("qwen3").render(prompts[3], thinking=True).segments
     parts = [part for message in prompts[3].messages for part in message.parts]
-    at = len(runs.TOOLS) + 1 + next(i for i, p in enumerate(parts) if isinstance(p, ThinkingPart))
+    at = len(TOOLS) + 1 + next(i for i, p in enumerate(parts) if isinstance(p, ThinkingPart))
     assert spans[at].end == spans[at - 1].end
-
-
-def follow(parser: OutputParser, of: ChatRenderer, written: str) -> list[Delta]:
-    """Feed a text's tokens as long as the parser wants any, each of which must be allowed."""
-    deltas: list[Delta] = []
-    for token in of.tokenizer.encode(written, add_special_tokens=False).ids:
-        if parser.finish is not None:
-            break
-        assert parser.allowed is not None
-        assert parser.allowed[token // 8] >> token % 8 & 1, of.tokenizer.id_to_token(token)
-        deltas += parser.feed(token)
-    return deltas
 
 
 def test_a_model_that_always_thinks_may_think_before_a_forced_answer() -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
-    asked = request(Prompt([user("Hi")]), output_schema=schema)
-    parser = renderer("deepseek-r1").parser(asked)
-    follow(parser, renderer("deepseek-r1"), 'Well {"x": 1}.\n</think>\n\n{"a": 1}')
-    assert parser.finish == "stop"
+    of = renderer("deepseek-r1")
+    parser = of.parser(request("Hi", output_schema=schema))
+    fed, _ = follow(parser, of, 'Well {"x": 1}.\n</think>\n\n{"a": 1}')
+    assert fed.endswith('{"a": 1}') and parser.finish == "stop"
 
 
 def test_formats_can_be_named_and_switched_off() -> None:
-    files = runs.files_for(source("qwen3"))
-    off = ChatRenderer(files, formats=FormatChoice(tools="none", reasoning="none"))
-    assert (off.tool_format, off.reasoning_format) == (None, None)
-    other = ChatRenderer(files, formats=FormatChoice(tools="mistral", reasoning="mistral"))
-    assert (other.tool_format, other.reasoning_format) == ("mistral", "mistral")
+    files = files_for(source("qwen3"))
+    for tools, reasoning in (("none", "none"), ("mistral", "mistral")):
+        of = ChatRenderer(files, formats=FormatChoice(tools=tools, reasoning=reasoning))
+        expected = None if tools == "none" else tools
+        assert (of.tool_format, of.reasoning_format) == (expected, expected)
     with pytest.raises(TemplateRefused, match="tool_format"):
-        ChatRenderer(runs.files_for(source("phi-4")), formats=FormatChoice(tools="hermes"))
+        ChatRenderer(files_for(source("phi-4")), formats=FormatChoice(tools="hermes"))
 
 
 def test_a_refusal_is_the_templates_own_words() -> None:
@@ -263,10 +243,8 @@ def test_a_refusal_is_the_templates_own_words() -> None:
 def test_a_late_system_message_that_is_told_in_the_users_turn_is_named(
     name: str, folded: list[int]
 ) -> None:
-    path = next(path for path in PATHS if path.stem == name)
-    renderer = ChatRenderer(runs.files_for(path.read_text("utf-8")))
     late = Message("system", [TextPart("Answer in French.")])
     answer = Message("assistant", [TextPart("Yes.")])
-    prompt = Prompt([runs.FIRST, answer, late, runs.SECOND], [], [runs.SYSTEM])
-    [frame] = asyncio.run(runs.first_frames(renderer, [prompt]))
-    assert frame is not None and frame.folded == folded
+    prompt = Prompt([user("What is it?"), answer, late, user("How is it?")], [], [SYSTEM])
+    [started] = asyncio.run(answers(renderer(name), [prompt]))
+    assert started.folded == folded

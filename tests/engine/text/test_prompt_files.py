@@ -6,55 +6,52 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol import Message, Prompt, TextPart, Tool
+from engine.protocol import Prompt, Tool
 from engine.text.conversations import render_text
 from engine.text.errors import TemplateRefused
 from engine.text.files import read_prompt_files
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
+from tests.engine.backends.looped import prompt
 from tests.engine.text.templates import DEMO_MODEL, decode, demo_renderer
+
+CHAT = "<|im_start|>user\nWhat is a lease?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def folder(path: Path, *, tokenizer: bool = True) -> Path:
-    path.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        if (tokenizer or name != "tokenizer.json") and Path(DEMO_MODEL, name).exists():
+        if tokenizer or name != "tokenizer.json":
             shutil.copy(Path(DEMO_MODEL, name), path / name)
     (path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return path
 
 
 def test_templates_of_the_folder_are_read_and_tools_have_their_own(tmp_path: Path) -> None:
-    model = folder(tmp_path / "model")
-    (model / "additional_chat_templates").mkdir()
-    (model / "additional_chat_templates" / "tool_use.jinja").write_text(
+    more = folder(tmp_path) / "additional_chat_templates"
+    more.mkdir()
+    more.joinpath("tool_use.jinja").write_text(
         "TOOLS {{ tools | length }} {{ messages[0].content }}"
     )
-    renderer = ChatRenderer(read_prompt_files(str(model)))
-    messages = [Message("user", [TextPart("hello")])]
+    renderer = ChatRenderer(read_prompt_files(str(tmp_path)))
     for tools, text in (([], "hello"), ([Tool("t", {}, "d")], "TOOLS 1 hello")):
-        rendered = renderer.render(Prompt(messages, tools), thinking=False)
+        rendered = renderer.render(prompt("hello", tools=tools), thinking=False)
         assert decode(renderer, rendered.token_ids) == text
 
 
-@pytest.mark.parametrize("name", ["tekken.json", "tiktoken.model", "tokenizer.model"])
-def test_a_vocabulary_that_cannot_be_converted_is_refused_by_name(
+@pytest.mark.parametrize("name", ["tekken.json", "tiktoken.model", "tokenizer.model", ""])
+def test_a_vocabulary_that_is_missing_or_cannot_be_converted_is_refused_by_name(
     tmp_path: Path, name: str
 ) -> None:
-    model = folder(tmp_path / "model", tokenizer=False)
-    (model / name).write_bytes(b"no vocabulary")
-    with pytest.raises(TemplateRefused, match=name):
+    model = folder(tmp_path, tokenizer=False)
+    if name:
+        (model / name).write_bytes(b"no vocabulary")
+    with pytest.raises(TemplateRefused, match=name or r"tokenizer\.json, nor any of"):
         read_prompt_files(str(model))
-
-
-def test_a_model_without_any_vocabulary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TemplateRefused, match=r"tokenizer\.json, nor any of"):
-        read_prompt_files(str(folder(tmp_path / "model", tokenizer=False)))
 
 
 def test_a_sentencepiece_vocabulary_is_converted(tmp_path: Path) -> None:
     trainer = pytest.importorskip("sentencepiece")
-    model = folder(tmp_path / "model", tokenizer=False)
+    model = folder(tmp_path, tokenizer=False)
     text = tmp_path / "text"
     text.write_text("\n".join(f"hello world of {n} words" for n in range(500)))
     trainer.SentencePieceTrainer.train(
@@ -65,7 +62,7 @@ def test_a_sentencepiece_vocabulary_is_converted(tmp_path: Path) -> None:
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     (model / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
     renderer = ChatRenderer(read_prompt_files(str(model)))
-    tokens = renderer.render(Prompt([Message("user", [TextPart("hello world")])]), thinking=False)
+    tokens = renderer.render(prompt("hello world"), thinking=False)
     assert decode(renderer, tokens.token_ids).strip() == "hello world"
 
 
@@ -74,21 +71,12 @@ def test_a_template_that_does_not_compile_is_refused_with_its_line() -> None:
         ChatTemplate({"default": "{{ messages }}\n{% for message in messages %}{{ 1"}, {})
 
 
-CHAT = "<|im_start|>user\nWhat is a lease?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_control_tokens_that_a_raw_prompt_writes_are_control_tokens() -> None:
-    renderer = demo_renderer()
-    rendered = renderer.render(Prompt([], text=CHAT), thinking=False)
-    start = renderer.tokenizer.token_to_id("<|im_start|>")
-    assert rendered.token_ids.count(start) == 2
-    assert rendered.token_ids == renderer.tokenizer.encode(CHAT).ids
-
-
-def test_a_point_in_the_text_has_the_offset_of_the_tokens_before_it() -> None:
+def test_a_raw_prompt_has_control_tokens_and_offsets_of_its_points() -> None:
     tokenizer = demo_renderer().tokenizer
-    rendered = render_text(tokenizer, CHAT)
-    [span] = rendered.segments
+    rendered = demo_renderer().render(Prompt([], text=CHAT), thinking=False)
+    assert rendered.token_ids.count(tokenizer.token_to_id("<|im_start|>")) == 2
+    assert rendered.token_ids == tokenizer.encode(CHAT).ids
+    [span] = render_text(tokenizer, CHAT).segments
     assert span.offset(None) == len(rendered.token_ids)
     for characters in range(len(CHAT) + 1):
         offset = span.offset(characters)

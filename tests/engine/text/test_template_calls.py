@@ -1,17 +1,55 @@
-"""What becomes of the calls that models write, on every template: the tables of the README."""
+"""What becomes of the calls that models write, on every template.
 
+A turn is written as the template writes it, with the tokens that the tokenizer makes of that text:
+this is what the model is taken to sample. gpt-oss writes its calls in another way than its template
+does, and is taken to write them in its own. The turn goes through the engine's parser, is sent back
+as history with its results, and is rendered again.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.protocol import (
+    GenerateRequest,
+    Message,
+    Part,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolChoice,
+    ToolResultPart,
+    ToolUsePart,
+)
+from engine.text.formats.calls import calls_of
 from engine.text.renderer import ChatRenderer
-from tests.engine.text import written_calls as table
-from tests.engine.text.conversations import REAL, call_template_paths, template_paths
-from tests.engine.text.format_cases import OF_REAL
+from tests.engine.text.format_cases import (
+    OF_REAL,
+    REAL_PATHS,
+    control_tokens,
+    own_template_paths,
+)
+from tests.engine.text.vocabularies import files_for
+from tests.engine.text.written_turns import (
+    FORCED,
+    QUESTION,
+    TOOLS,
+    calls,
+    follow,
+    from_call,
+    parts_of,
+    request,
+    thinking_end,
+    tokens_of,
+    written,
+)
 
-PATHS = [*template_paths(), *call_template_paths()]
-OWN = [path for path in PATHS if path.parent != REAL]
+PATHS = [*own_template_paths(), *REAL_PATHS]
 # Replayed calls that can't have the tokens that were sampled. Mistral writes the id behind the
 # input, and a call is told with its id before. gpt-oss writes the channel before the recipient, its
 # template behind. Apriel's prompts open a thinking, and the others' close one, but the history has
@@ -26,23 +64,173 @@ OTHER_TOKENS = {
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "gemma-4",
 }
+INPUT = {"city": 'Bern "x" < y', "count": 3, "flag": True}
+PLAIN_INPUT = {"city": "Bern", "count": 3}
+Turn = list[Part]
 
 
 @cache
 def model_of(path: Path) -> ChatRenderer:
-    return table.model_of(path.read_text("utf-8"))
+    """A tokenizer whose merges cross punctuation, with all control tokens of the template."""
+    files = files_for(path.read_text("utf-8"))
+    files.tokenizer.add_special_tokens(control_tokens(files.templates["default"]))
+    return ChatRenderer(files)
+
+
+def thinks(turn: Turn) -> bool:
+    return any(isinstance(part, ThinkingPart) for part in turn)
+
+
+def content(turn: Turn) -> list[Any]:
+    """What a reader has to find: thinking, text, calls."""
+    return [(p.name, p.input) if isinstance(p, ToolUsePart) else text_in(p) for p in turn]
+
+
+def text_in(part: Part) -> str:
+    assert isinstance(part, TextPart | ThinkingPart)
+    return part.text
+
+
+def turns_of(model: ChatRenderer) -> Iterator[Turn]:
+    """One call, several, text and a call, thinking and a call, as far as the model writes such."""
+    proven = model.formats.calls
+    assert proven is not None
+    # A template that writes strings without escapes has proven its format with plain ones.
+    given = INPUT if '"' in str(proven.probe.get("text")) else PLAIN_INPUT
+    one, other = calls(given, {"city": "Uri"})
+    thought = ThinkingPart("I need the tool.")
+    # A model whose prompts always end inside its thinking has some in every turn.
+    always: list[Part] = [thought] if model._begins_thinking(request()) else []
+    yield [*always, one]
+    if not model.formats.is_harmony:
+        yield [*always, one, other]
+    if model.tool_format != "llama3_json":
+        yield [*always, TextPart("I look."), one]
+    if model.reasoning_format is not None:
+        yield [thought, one]
+
+
+def text_of(model: ChatRenderer, turn: Turn) -> str:
+    """What the model writes, from the prompt's end on."""
+    if model.formats.is_harmony:
+        return "".join(map(_harmony, turn)).removesuffix("<|end|><|start|>assistant")
+    shown = written(model, turn, thinking=thinks(turn))
+    needles = [p.name if isinstance(p, ToolUsePart) else text_in(p) for p in turn]
+    made = [part for part in turn if isinstance(part, ToolUsePart)]
+    if all(needle in shown for needle in needles) and not (
+        model.traits.splits_calls and len(made) > 1
+    ):
+        return shown
+    return _composed(model, turn, made)
+
+
+def _composed(model: ChatRenderer, turn: Turn, made: list[ToolUsePart]) -> str:
+    """Where the template drops a part, or takes one call a message, as the format writes it."""
+    opened = model._begins_thinking(request(thinking=thinks(turn)))
+    tags, of = model.formats.tags, model.formats.call_format
+    said = ""
+    for part in turn:
+        if isinstance(part, ThinkingPart):
+            assert tags is not None
+            said += f"{'' if opened else tags.open}\n{part.text}\n{tags.close}\n\n"
+        elif isinstance(part, TextPart):
+            said += part.text
+    assert of is not None
+    separator = of.written[0].separator if model.traits.splits_calls else ""
+    if separator:
+        each = [from_call(model, written(model, [call])).strip() for call in made]
+        return said + separator.join(each)
+    return said + from_call(model, written(model, made))
+
+
+def _harmony(part: Part) -> str:
+    if isinstance(part, ToolUsePart):
+        to = f"<|channel|>commentary to=functions.{part.name} <|constrain|>json<|message|>"
+        return to + json.dumps(part.input, ensure_ascii=False)
+    channel = "analysis" if isinstance(part, ThinkingPart) else "commentary"
+    return f"<|channel|>{channel}<|message|>{text_in(part)}<|end|><|start|>assistant"
+
+
+def read(model: ChatRenderer, asked: GenerateRequest, tokens: Sequence[int]) -> Turn:
+    """The parts of the turn that the engine's parser finds in a model's tokens."""
+    parser = model.parser(asked)
+    ended = [*tokens, *sorted(model.end_token_ids)[:1]]
+    deltas = [delta for token in ended for delta in parser.feed(token)]
+    return parts_of([*deltas, *parser.close()])
+
+
+def replayed(model: ChatRenderer, turn: Turn) -> str:
+    """Whether the turn, parsed and sent back, has the tokens that were sampled."""
+    asked = request(thinking=thinks(turn))
+    before = model.render(asked.prompt, thinking=thinks(turn)).token_ids
+    known = [*before, *tokens_of(model, text_of(model, turn))]
+    found = read(model, asked, known[len(before) :])
+    results: list[Part] = [
+        ToolResultPart(part.id, "Rain.") for part in found if isinstance(part, ToolUsePart)
+    ]
+    messages = [QUESTION, Message("assistant", found), Message("user", results)]
+    after = model.render(Prompt(messages, TOOLS), thinking=thinks(turn)).token_ids
+    if after[: len(known)] == known:
+        return "same"
+    told, expected = (model.tokenizer.decode(t, skip_special_tokens=False) for t in (after, known))
+    return "other tokens" if told.startswith(expected) else "other text"
+
+
+def forced_texts(model: ChatRenderer, given: dict[str, Any]) -> Iterator[str]:
+    """A call as the template writes it, and as the format does."""
+    yield from_call(model, written(model, calls(given)))
+    of = model.formats.call_format
+    assert of is not None
+    fill = {"{name}": "get_weather", "{input}": json.dumps(given), "{digits}": "0", "{more}": ""}
+    for way in of.written:
+        text = way.begin + way.call + way.end
+        for place, value in fill.items():
+            text = text.replace(place, value)
+        yield text
+
+
+def is_forced(model: ChatRenderer, text: str, given: dict[str, Any]) -> bool:
+    """Whether the grammar allows the call."""
+    tool = Tool("get_weather", FORCED, "Weather.")
+    for choice in (ToolChoice("any"), ToolChoice("tool", tool.name, parallel=False)):
+        asked = request(prompt=Prompt([QUESTION], [tool]), tool_choice=choice)
+        parser, whole = model.parser(asked), thinking_end(model, asked) + text
+        fed, deltas = follow(parser, model, whole)
+        if parser.finish is None and fed != whole:
+            return False
+        if calls_of([*deltas, *parser.close()]) != [(tool.name, given)]:
+            return False
+    return True
+
+
+def place_of_late_system(model: ChatRenderer) -> str:
+    """Where a system message between two turns stands: in its own place, or in the user's turn."""
+    texts = ["first-question", "first-answer", "Answer in French.", "last-question"]
+    messages = [
+        Message(role, [TextPart(text)])
+        for role, text in zip(("user", "assistant", "system", "user"), texts, strict=True)
+    ]
+    rendered = model.render(Prompt(messages, [], [TextPart("Be brief.")]), thinking=False)
+    text = model.tokenizer.decode(rendered.token_ids, skip_special_tokens=False)
+    at = [text.rfind(part) for part in texts]
+    assert -1 not in at
+    if rendered.folded:
+        return "folded"
+    return "native" if at == sorted(at) else "moved"
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_every_turn_of_calls_is_parsed_and_every_call_can_be_forced(path: Path) -> None:
     model = model_of(path)
-    *parsed, everywhere, forced, late = table.row(model)
-    assert late in ("native", "folded")
+    assert place_of_late_system(model) in ("native", "folded")
     if model.tool_format is None:
-        assert set(parsed) == {"no tools"}
         return
-    assert set(parsed) <= {table.YES, table.NONE} and parsed[0] == everywhere == table.YES
-    assert forced.startswith(table.YES)
+    for turn in turns_of(model):
+        tokens = tokens_of(model, text_of(model, turn))
+        found = read(model, request(thinking=thinks(turn)), tokens)
+        assert content(found) == content(turn)
+    given = {"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"}
+    assert any(is_forced(model, text, given) for text in forced_texts(model, given))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -50,15 +238,15 @@ def test_a_replayed_call_has_the_tokens_that_were_sampled(path: Path) -> None:
     model = model_of(path)
     if model.tool_format is None:
         pytest.skip("its model calls no tools")
-    one, *others = table.replay_row(model)
-    if path in OWN or path.stem in OF_REAL:
-        assert (one == table.YES) == (path.stem not in OTHER_TOKENS)
-    assert "same text, other tokens" not in (one, *others)
+    one, *others = (replayed(model, turn) for turn in turns_of(model))
+    if path not in REAL_PATHS or path.stem in OF_REAL:
+        assert (one == "same") == (path.stem not in OTHER_TOKENS)
+    assert "other tokens" not in (one, *others)
 
 
 def test_a_list_is_read_where_the_tags_of_its_values_are_control_tokens() -> None:
-    model = model_of(next(path for path in OWN if path.stem == "minimax-m3"))
+    model = model_of(next(path for path in PATHS if path.stem == "minimax-m3"))
     assert model.tokenizer.encode("<item>", add_special_tokens=False).tokens == ["<item>"]
-    turn = table.Turn("", [*table.calls({"city": "Bern", "list": ["a", "b,c"]})])
-    tokens = model.tokenizer.encode(table.text_of(model, turn), add_special_tokens=False).ids
-    assert table.Turn("", table.read(model, table.request(), tokens)).content == turn.content
+    turn: Turn = [*calls({"city": "Bern", "list": ["a", "b,c"]})]
+    tokens = tokens_of(model, text_of(model, turn))
+    assert content(read(model, request(), tokens)) == content(turn)

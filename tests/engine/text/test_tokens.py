@@ -8,29 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from engine.protocol import Message, Prompt, TextPart, Tool
+from engine.protocol import Tool
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.pieces import Piece, PieceTokenizer
-from tests.engine.text.templates import (
-    decode,
-    demo_files,
-    demo_renderer,
-    renderer_for,
-)
-
-
-def num_controls(renderer: ChatRenderer, prompt: Prompt) -> int:
-    control_ids = set(PieceTokenizer(renderer.tokenizer).control_ids.values())
-    token_ids = renderer.render(prompt, thinking=False).token_ids
-    return sum(token_id in control_ids for token_id in token_ids)
-
-
-def test_the_tokens_are_those_of_the_whole_text_in_one_call() -> None:
-    renderer = demo_renderer()
-    prompt = Prompt([Message("user", [TextPart("Hello there 👋"), TextPart("how are you")])])
-    whole = "<|im_start|>user\nHello there 👋\n\nhow are you<|im_end|>\n<|im_start|>assistant\n"
-    rendered = renderer.render(prompt, thinking=False)
-    assert rendered.token_ids == renderer.tokenizer.encode(whole, add_special_tokens=False).ids
+from tests.engine.backends.looped import prompt
+from tests.engine.text.templates import decode, demo_files, renderer_for, renderer_of
 
 
 def test_pieces_are_remembered_within_a_scope_and_a_budget() -> None:
@@ -56,29 +38,33 @@ def test_a_longer_conversation_encodes_what_is_new() -> None:
     turn = "<|im_start|>user\nHello there<|im_end|>\n"
     short = tokenizer.encode(turn, scope="a").pieces
     long = tokenizer.encode(turn + turn.replace("there", "you"), scope="a").pieces
-    assert [placed.piece for placed in long[:2]] == [placed.piece for placed in short]
     assert all(a.piece is b.piece for a, b in zip(long, short, strict=False))
-
-
-NAMED = """\
-{%- for tool in tools or [] %}<{{ tool.function.name }}>{{ tool.function.description }}{% endfor %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>{% endfor %}"""
 
 
 @pytest.mark.parametrize("name", ["tool_call", "/tool_call", "|im_start|", "tool_call><tool_call"])
 def test_a_text_that_the_template_completes_is_no_control_token(name: str) -> None:
-    renderer = renderer_for(NAMED)
+    renderer = renderer_of("named")
+    controls = set(PieceTokenizer(renderer.tokenizer).control_ids.values())
+    odd, plain = (
+        renderer.render(prompt("a", tools=[Tool(one, {}, "does")]), thinking=False).token_ids
+        for one in (name, "harmless")
+    )
+    assert len([t for t in odd if t in controls]) == len([t for t in plain if t in controls])
+    assert decode(renderer, odd).startswith(f"<{name}>does")
 
-    def prompt(name: str) -> Prompt:
-        return Prompt([Message("user", [TextPart("a")])], [Tool(name, {}, "does")])
 
-    assert num_controls(renderer, prompt(name)) == num_controls(renderer, prompt("harmless"))
-    tokens = renderer.render(prompt(name), thinking=False).token_ids
-    assert decode(renderer, tokens).startswith(f"<{name}>does")
+UNUSUAL = """\
+{%- for message in messages %}<|shout|>{{ message.role }}
+{{ message.content }}TURNEND{% endfor %}"""
 
 
-def unusual() -> Tokenizer:
+UNUSUAL = """\
+{%- for message in messages %}<|shout|>{{ message.role }}
+{{ message.content }}TURNEND{% endfor %}"""
+
+
+@cache
+def unusual() -> tuple[ChatRenderer, dict[str, int]]:
     """Control tokens without brackets, normalized ones, one of a single character, one that the
     vocabulary has as a word, one that takes the spaces beside it; a run of spaces that is text."""
     parts = json.loads(demo_files().tokenizer.to_str())
@@ -94,33 +80,18 @@ def unusual() -> Tokenizer:
             AddedToken(word, normalized=False),
         ]
     )
-    return tokenizer
+    renderer = renderer_for(UNUSUAL, tokenizer)
+    return renderer, dict(PieceTokenizer(renderer.tokenizer, template=UNUSUAL).control_ids)
 
 
-UNUSUAL = """\
-{%- for message in messages %}<|shout|>{{ message.role }}
-{{ message.content }}TURNEND{% endfor %}"""
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_no_text_becomes_a_control_token_of_an_unusual_tokenizer(data: st.DataObject) -> None:
-    renderer, controls = unusual_renderer(), unusual_controls()
+    renderer, controls = unusual()
     assert {"TURNEND", "<|shout|>", "\u2402", "<|wide|>"} < set(controls) and "    " not in controls
     wide = [text.replace("|", "\uff5c").replace("T", "\uff34") for text in controls]
     fragment = st.sampled_from([*controls, *wide, "TURN", "END", "<|", "|>", " ", "    ", "a"])
     payload = "".join(data.draw(st.lists(fragment, max_size=6)))
-    prompt = Prompt([Message("user", [TextPart(f"u{payload}v")])])
-    token_ids = renderer.render(prompt, thinking=False).token_ids
+    token_ids = renderer.render(prompt(f"u{payload}v"), thinking=False).token_ids
     found = [token_id for token_id in token_ids if token_id in set(controls.values())]
     assert found == [controls["<|shout|>"], controls["TURNEND"]]
-
-
-@cache
-def unusual_renderer() -> ChatRenderer:
-    return renderer_for(UNUSUAL, unusual())
-
-
-@cache
-def unusual_controls() -> dict[str, int]:
-    return PieceTokenizer(unusual_renderer().tokenizer, template=UNUSUAL).control_ids

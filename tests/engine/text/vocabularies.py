@@ -20,6 +20,8 @@ from tokenizers import (
     trainers,
 )
 
+from engine.text.files import PromptFiles
+
 ROOT = Path(__file__).resolve().parents[3]
 # The pre-tokenizers of Llama 3, of Qwen 2 and of Mistral's Tekken.
 LLAMA_3 = (
@@ -46,18 +48,10 @@ def corpus() -> list[str]:
     templates = Path(__file__).with_name("chat_templates")
     texts += [path.read_text("utf-8") for path in sorted(templates.glob("*.jinja"))]
     for index in range(300):
-        tool = {
-            "type": "function",
-            "function": {
-                "name": f"get_{index}",
-                "description": f"Gives the weather of day {index}.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-                    "required": ["city"],
-                },
-            },
-        }
+        properties = {"city": {"type": "string"}, "days": {"type": "integer"}}
+        schema = {"type": "object", "properties": properties, "required": ["city"]}
+        about = {"description": f"Gives the weather of day {index}.", "parameters": schema}
+        tool = {"type": "function", "function": {"name": f"get_{index}", **about}}
         texts += [json.dumps(tool), json.dumps([tool], indent=4)]
         texts += [f'<tool_call>\n{{"name": "f", "arguments": {{"city": "Bern {index}"}}}}\n']
     return texts
@@ -104,29 +98,30 @@ def _sentencepiece(*, by_metaspace: bool) -> Tokenizer:
             "type": "Metaspace", "replacement": space, "prepend_scheme": "first", "split": False
         }  # fmt: skip
     tokenizer = Tokenizer.from_str(json.dumps(parts))
+    strip = decoders.Strip(" ", 1, 0)
     tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(space, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
+        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), strip]
     )
     return tokenizer
-
-
-def controls_of(template: str) -> list[str]:
-    """The control tokens that a template writes."""
-    return sorted({*_CONTROL.findall(template), "<|endoftext|>", "<|im_end|>"})
 
 
 def tokenizer_for(template: str, kind: str) -> Tokenizer:
     """Of a kind, with the template's control tokens."""
     tokenizer = Tokenizer.from_str(trained(kind).to_str())
-    texts = [text for text in controls_of(template) if tokenizer.token_to_id(text) is None]
+    texts = {*_CONTROL.findall(template), "<|endoftext|>", "<|im_end|>"}
     # What is markup without bars is no special token in Qwen's and others' tokenizers.
-    special = [text for text in texts if "|" in text or "｜" in text or text[0] in "[]"]
-    plain = [text for text in texts if text not in special]
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in plain])
+    for text in sorted(text for text in texts if tokenizer.token_to_id(text) is None):
+        is_special = "|" in text or "｜" in text or text[0] in "[]"
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        add([AddedToken(text, normalized=False)])
     return tokenizer
+
+
+def files_for(template: str, kind: str = "llama3") -> PromptFiles:
+    """A tokenizer whose merges cross punctuation, with the template's control tokens."""
+    return PromptFiles(
+        tokenizer=tokenizer_for(template, kind),
+        templates={"default": template},
+        special_tokens={"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
+        end_token_ids=frozenset(),
+    )

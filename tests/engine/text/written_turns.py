@@ -1,26 +1,32 @@
 """Turns as a chat template writes them, and what is read in them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from engine.protocol import (
     Delta,
+    Frame,
     GenerateRequest,
     Message,
+    Part,
     Prompt,
-    Sampling,
     TextDelta,
     TextPart,
     ThinkingDelta,
+    ThinkingPart,
     Tool,
+    ToolInputDelta,
     ToolResultPart,
     ToolUsePart,
+    ToolUseStart,
 )
+from engine.schedule.output import OutputParser
 from engine.text.formats.calls import calls_of
 from engine.text.formats.proof import turn_begin
 from engine.text.renderer import ChatRenderer
 from engine.text.template.messages import new_conversation
+from tests.engine.backends import looped
 
 SCHEMA = {
     "type": "object",
@@ -50,8 +56,7 @@ QUESTION = Message("user", [TextPart("What is it like?")])
 
 
 def request(**changes: Any) -> GenerateRequest:
-    base = {"request_id": "r", "scope": "0" * 32, "sampling": Sampling(max_tokens=9)}
-    return GenerateRequest(**{**base, "prompt": Prompt([QUESTION], TOOLS), **changes})
+    return looped.request(changes.pop("prompt", Prompt([QUESTION], TOOLS)), **changes)
 
 
 def render(model: ChatRenderer, prompt: Prompt, *, thinking: bool = False) -> str:
@@ -104,3 +109,42 @@ def calls(*inputs: dict[str, Any]) -> list[ToolUsePart]:
         ToolUsePart(f"toolu_{'0Ab' * 7}{index:03}", names[index % 2], given)
         for index, given in enumerate(inputs)
     ]
+
+
+def parts_of(deltas: Iterable[Frame]) -> list[Part]:
+    """The parts of a turn that its deltas make: thinking, text, calls."""
+    deltas = list(deltas)
+    parts: list[Part] = []
+    for kind, part in ((ThinkingDelta, ThinkingPart), (TextDelta, TextPart)):
+        said = "".join(delta.text for delta in deltas if isinstance(delta, kind)).strip()
+        parts += [part(said)] if said else []
+    starts = [delta for delta in deltas if isinstance(delta, ToolUseStart)]
+    made = calls_of([d for d in deltas if isinstance(d, ToolUseStart | ToolInputDelta)])
+    for start, (name, given) in zip(starts, made, strict=True):
+        parts.append(ToolUsePart(start.id, name, given))
+    return parts
+
+
+def thinking_end(model: ChatRenderer, asked: GenerateRequest) -> str:
+    """What a turn has to begin with where the prompt ends inside of thinking."""
+    tags = model.formats.tags
+    return tags.close if tags is not None and model._begins_thinking(asked) else ""
+
+
+def tokens_of(model: ChatRenderer, text: str) -> list[int]:
+    return model.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def follow(parser: OutputParser, model: ChatRenderer, text: str) -> tuple[str, list[Delta]]:
+    """Feed a text's tokens up to the first that is not allowed: what was fed, and its deltas."""
+    fed: list[int] = []
+    deltas: list[Delta] = []
+    for token in tokens_of(model, text):
+        if parser.finish is not None:
+            break
+        assert parser.allowed is not None
+        if not parser.allowed[token // 8] >> token % 8 & 1:
+            break
+        fed.append(token)
+        deltas += parser.feed(token)
+    return model.tokenizer.decode(fed, skip_special_tokens=False), deltas

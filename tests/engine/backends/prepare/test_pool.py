@@ -1,8 +1,6 @@
 """Whose prompt is prepared next, and what becomes of those that take long or are given up."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,26 +12,58 @@ from engine.text.rendered import KnownDays
 pytestmark = pytest.mark.anyio
 
 
-class Worker:
-    """Holds each body until it is let go; `log` has the scopes in the order of their turns."""
+class Bench:
+    """A pool whose workers hold each body until `gates` lets its scope go.
 
-    def __init__(self, log: list[str], gates: dict[str, asyncio.Event]) -> None:
-        self._log = log
-        self._gates = gates
+    `log` has the scopes in the order of their turns.
+    """
+
+    def __init__(self, max_workers: int, max_waiting: int = 100, wait_seconds: float = 60) -> None:
+        self.log: list[str] = []
+        self.gates = {name: asyncio.Event() for name in ("a", "b", "c")}
+        self.workers: list[Worker] = []
+        self.pool = PreparePool(
+            self._new, max_workers=max_workers, max_waiting=max_waiting, wait_seconds=wait_seconds
+        )
+
+    def _new(self) -> "Worker":
+        self.workers.append(Worker(self))
+        return self.workers[-1]
+
+    async def send(self, *requests: str) -> "list[asyncio.Task[Answer]]":
+        """Each is a scope, and more; the loop runs until nothing moves."""
+        made = [
+            asyncio.ensure_future(self.pool.run(GENERATE, one.encode(), one[0])) for one in requests
+        ]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return made
+
+    async def ask(self, one: str) -> Answer:
+        self.open("b")
+        return await asyncio.wait_for(self.pool.run(GENERATE, one.encode(), one[0]), 60)
+
+    def open(self, scopes: str = "abc") -> None:
+        for scope in scopes:
+            self.gates[scope].set()
+
+
+class Worker:
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
         self.num_recovered = 0
         self.is_busy = False
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         assert not self.is_busy, "two requests at once"
-        self.is_busy = True
-        self._log.append(body.decode().partition(" ")[0])
-        if b"costly" in body:
-            self.is_busy = False
+        scope, _, more = body.decode().partition(" ")
+        self._bench.log.append(scope)
+        if more == "costly":
             raise TooCostly("time")
-        if b"broken" in body:
-            self.is_busy = False
+        if more == "broken":
             raise OSError("too many open files")
-        await self._gates[body.decode().partition(" ")[0]].wait()
+        self.is_busy = True
+        await self._bench.gates[scope].wait()
         self.is_busy = False
         return Stopped()
 
@@ -45,137 +75,75 @@ class Worker:
         """There is nothing to end."""
 
 
-class Bench:
-    def __init__(self, max_workers: int, max_waiting: int = 100, wait_seconds: float = 60) -> None:
-        self.log: list[str] = []
-        self.gates = {name: asyncio.Event() for name in ("a", "b", "c")}
-        self.workers: list[Worker] = []
-        self.pool = PreparePool(
-            self._new, max_workers=max_workers, max_waiting=max_waiting, wait_seconds=wait_seconds
-        )
-
-    def _new(self) -> Worker:
-        self.workers.append(Worker(self.log, self.gates))
-        return self.workers[-1]
-
-    def send(self, scope: str, more: str = "") -> "asyncio.Task[Answer]":
-        return asyncio.ensure_future(self.pool.run(GENERATE, f"{scope} {more}".encode(), scope))
-
-    async def settle(self) -> None:
-        for _ in range(10):
-            await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def bench(*given: float) -> AsyncIterator[Bench]:
-    made = Bench(*given)  # type: ignore[arg-type]
-    try:
-        yield made
-    finally:
-        for gate in made.gates.values():
-            gate.set()
-
-
 async def test_scopes_take_turns_whatever_one_of_them_has_waiting() -> None:
-    async with bench(1) as b:
-        tasks = [b.send("a") for _ in range(6)] + [b.send("b") for _ in range(2)]
-        await b.settle()
-        for gate in b.gates.values():
-            gate.set()
-        await asyncio.gather(*tasks)
-        assert b.log == ["a", "a", "b", "a", "b", "a", "a", "a"]
+    bench = Bench(1)
+    tasks = await bench.send(*"aaaaaabb")
+    bench.open()
+    await asyncio.gather(*tasks)
+    assert bench.log == [*"aababaaa"]
 
 
 async def test_one_scope_never_has_the_last_worker() -> None:
-    async with bench(3) as b:
-        held = [b.send("a") for _ in range(10)]
-        await b.settle()
-        assert b.log == ["a", "a"]
-        b.gates["b"].set()
-        await b.send("b")
-        assert b.log == ["a", "a", "b"] and b.pool.num_waiting == 8
-        b.gates["a"].set()
-        await asyncio.gather(*held)
-        assert len(b.workers) == 3
+    bench = Bench(3)
+    held = await bench.send(*"a" * 10)
+    assert bench.log == ["a", "a"]
+    await bench.ask("b")
+    assert bench.log == ["a", "a", "b"] and bench.pool.num_waiting == 8
+    bench.open()
+    await asyncio.gather(*held)
+    assert len(bench.workers) == 3
 
 
-async def test_a_worker_that_fails_in_a_way_that_nobody_expects_is_free_again() -> None:
-    async with bench(1) as b:
-        b.gates["b"].set()
-        for more in ("broken", "held"):
-            task = b.send("a", more)
-            await b.settle()
-            task.cancel()
-            await asyncio.wait([task])
-            await asyncio.wait_for(b.send("b"), 60)
-        assert len(b.workers) == 1
+@pytest.mark.parametrize("more", ["broken", "costly", "held"])
+async def test_a_worker_whose_request_failed_or_was_given_up_is_free_again(more: str) -> None:
+    bench = Bench(1)
+    first, second = await bench.send(f"a {more}", "b")
+    first.cancel()
+    await asyncio.wait([first])
+    bench.open("b")
+    await asyncio.wait_for(second, 60)
+    assert len(bench.workers) == 1
+    assert bench.workers[0].num_recovered == (more == "held")
 
 
 async def test_a_request_that_is_given_up_while_it_waits_costs_no_worker() -> None:
-    async with bench(1) as b:
-        first, second, third = b.send("a"), b.send("b"), b.send("c")
-        await b.settle()
-        second.cancel()
-        b.gates["a"].set()
-        b.gates["c"].set()
-        await asyncio.gather(first, third)
-        assert b.log == ["a", "c"] and b.pool.num_waiting == 0
-        assert second.cancelled()
-
-
-async def test_a_request_that_is_given_up_at_work_frees_its_worker_for_the_next() -> None:
-    async with bench(1) as b:
-        first, second = b.send("a"), b.send("b")
-        await b.settle()
-        first.cancel()
-        b.gates["b"].set()
-        await second
-        assert first.cancelled() and b.workers[0].num_recovered == 1
+    bench = Bench(1)
+    first, second, third = await bench.send(*"abc")
+    second.cancel()
+    bench.open()
+    await asyncio.gather(first, third)
+    assert bench.log == ["a", "c"] and bench.pool.num_waiting == 0
+    assert second.cancelled()
 
 
 async def test_a_request_that_is_cancelled_as_it_gets_its_worker_gives_it_back() -> None:
-    async with bench(1) as b:
-        first, second, third = b.send("a"), b.send("b"), b.send("c")
-        await b.settle()
-        b.gates["a"].set()
-        await first
-        second.cancel()  # it has been granted the worker, and has not run since
-        b.gates["c"].set()
-        await asyncio.wait_for(third, 180)
+    bench = Bench(1)
+    first, second, third = await bench.send(*"abc")
+    bench.open("a")
+    await first
+    second.cancel()  # it has been granted the worker, and has not run since
+    bench.open("c")
+    await asyncio.wait_for(third, 180)
 
 
 async def test_a_scope_has_a_bound_of_what_waits_and_others_are_not_under_it() -> None:
-    async with bench(1, 2) as b:
-        held = [b.send("a") for _ in range(3)]
-        await b.settle()
-        with pytest.raises(Overloaded):
-            await b.send("a")
-        other = b.send("b")
-        await b.settle()
-        assert b.pool.num_waiting == 3
-        for gate in b.gates.values():
-            gate.set()
-        await asyncio.gather(*held, other)
+    bench = Bench(1, 2)
+    held = await bench.send(*"aaa")
+    with pytest.raises(Overloaded):
+        await bench.ask("a")
+    held += await bench.send("b")
+    bench.open()
+    await asyncio.gather(*held)
 
 
 async def test_who_waits_too_long_is_refused_as_overloaded() -> None:
-    async with bench(1, 10, 0.05) as b:
-        held = b.send("a")
-        await b.settle()
-        with pytest.raises(Overloaded):
-            await b.send("b")
-        b.gates["a"].set()
-        await held
-        b.gates["b"].set()
-        await b.send("b")
-
-
-async def test_a_request_that_is_too_costly_leaves_its_worker_to_the_next() -> None:
-    async with bench(1) as b:
-        with pytest.raises(TooCostly):
-            await b.send("a", "costly")
-        b.gates["b"].set()
-        await b.send("b")
+    bench = Bench(1, 10, 0.05)
+    (held,) = await bench.send("a")
+    with pytest.raises(Overloaded):
+        await bench.ask("b")
+    bench.open("a")
+    await held
+    await bench.ask("b")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +159,7 @@ async def test_a_workers_refusal_is_the_error_it_was(refused: Refused, kind: typ
         async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
             return refused
 
-    pool = PreparePool(lambda: Refusing([], {}), max_workers=1, max_waiting=1, wait_seconds=1)
+    pool = PreparePool(lambda: Refusing(Bench(1)), max_workers=1, max_waiting=1, wait_seconds=1)
     with pytest.raises(kind) as error:
         await pool.run(GENERATE, b"{}", "a")
     assert (str(error.value), error.value.is_public) == (refused.message, refused.is_public)

@@ -1,7 +1,7 @@
 """vLLM on a CPU, where it is installed: in one process unless a test starts its own."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,11 +43,19 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=[1, 2], ids=["scheduler", "async-scheduler"])
-def make(request: pytest.FixtureRequest, llama: Path) -> Make:
-    """Makes simulators of vLLM's synchronous scheduler, and then of its asynchronous one."""
+def make(request: pytest.FixtureRequest, llama: Path) -> Iterator[Make]:
+    """Makes simulators of vLLM's synchronous scheduler, and then of its asynchronous one.
+
+    At the end every reference in their pools is a lease's.
+    """
     from tests.engine.backends.vllm.simulator import Simulator
 
-    def make(**options: Any) -> Simulator:
-        return Simulator(llama, depth=request.param, **options)
+    made: list[Simulator] = []
 
-    return make
+    def make(**options: Any) -> Simulator:
+        made.append(Simulator(llama, depth=request.param, **options))
+        return made[-1]
+
+    yield make
+    for sim in made:
+        sim.check_refs()

@@ -45,13 +45,9 @@ CONNECTOR = {
 def transfer_config(*, is_multi: bool = False, **extra: Any) -> dict[str, Any]:
     """The `--kv-transfer-config` of our connector, alone or as a MultiConnector's only child."""
     alone = {**CONNECTOR, "kv_connector_extra_config": {"lease_share": 0.5, **extra}}
-    if not is_multi:
-        return alone
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"connectors": [alone]},
-    }
+    children = {"kv_connector_extra_config": {"connectors": [alone]}}
+    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_producer", **children}
+    return multi if is_multi else alone
 
 
 class Simulator:
@@ -125,7 +121,6 @@ class Simulator:
         wants: Iterable[tuple[str, int, float]] = (),
         scope: str = "scope",
         read: tuple[str, int] | None = None,
-        lease_blocks: int | None = None,
     ) -> Request:
         """Queue a request; `wants` are (key, tokens, expires_at), `read` is (key, tokens)."""
         directive = {
@@ -135,18 +130,19 @@ class Simulator:
             "wants": [{"key": k, "tokens": n, "expires_at": at} for k, n, at in wants],
             "read": read[0] if read else None,
             "read_tokens": read[1] if read else 0,
-            "lease_blocks": lease_blocks,
         }
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=0,
-            ignore_eos=True,
-            extra_args={"kv_transfer_params": {PARAM_KEY: directive}},
+        return self.add_foreign(
+            name, prompt, max_tokens=max_tokens, transfer={PARAM_KEY: directive}, scope=scope
         )
-        return self._queue(name, prompt, scope, params)
 
     def add_foreign(
-        self, name: str, prompt: Iterable[int], *, max_tokens: int = 2, transfer: Any = None
+        self,
+        name: str,
+        prompt: Iterable[int],
+        *,
+        max_tokens: int = 2,
+        transfer: Any = None,
+        scope: str = "foreign",
     ) -> Request:
         """Queue a request of vLLM's own routes; `transfer` are its `kv_transfer_params`."""
         params = SamplingParams(
@@ -155,7 +151,10 @@ class Simulator:
             ignore_eos=True,
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
         )
-        return self._queue(name, prompt, "foreign", params)
+        request = self.make_request(name, prompt, scope=scope, params=params)
+        self.tokens[name] = []
+        self.scheduler.add_request(request)
+        return request
 
     def run_foreign(self, name: str, prompt: Iterable[int], transfer: Any = None) -> None:
         self.add_foreign(name, prompt, transfer=transfer)
@@ -175,21 +174,11 @@ class Simulator:
             block_hasher=self._hasher,
         )
 
-    def _queue(
-        self, name: str, prompt: Iterable[int], scope: str, params: SamplingParams
-    ) -> Request:
-        request = self.make_request(name, prompt, scope=scope, params=params)
-        self.tokens[name] = []
-        self.scheduler.add_request(request)
-        return request
-
     def step(self) -> None:
         """Schedule one step and, with the pipeline full, take in the oldest."""
         output = self.scheduler.schedule()
-        if output.total_num_scheduled_tokens:
-            self.num_idle_steps = 0
-        else:
-            self.num_idle_steps += 1
+        is_idle = not output.total_num_scheduled_tokens
+        self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
         self._in_flight.append((output, self._run(output)))
         while len(self._in_flight) >= self._depth:
             self._take_in()
@@ -199,11 +188,11 @@ class Simulator:
         names = [r.request_id for r in self.scheduler.running if r.num_output_tokens]
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[1, 2, 3, 4] for _ in names]))
 
-    def drain(self, max_idle_steps: int = 3) -> None:
+    def drain(self) -> None:
         """Step until no request is left. Fail if steps pass in which nothing was scheduled."""
         while self.scheduler.has_requests():
             self.step()
-            assert self.num_idle_steps <= max_idle_steps, "nothing can run"
+            assert self.num_idle_steps <= 3, "nothing can run"
         while self._in_flight:
             self._take_in()
         self.num_idle_steps = 0

@@ -1,7 +1,5 @@
 """Our books over vLLM's blocks, with a connector that says what the test wants."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from engine.backends.external import MirrorPool
@@ -9,7 +7,7 @@ from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Los
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
-from engine.cache.prefix_cache import CacheQuery, CacheResult, Found
+from engine.cache.prefix_cache import CacheQuery, CacheResult
 from engine.protocol import Breakpoint, ChainGone, HeldName
 from tests.engine.cache.checks import check_entries, check_pool
 
@@ -27,50 +25,42 @@ class Books:
         self.cache = HeldCache(self.pool, self.entries, ChainHasher(b"key", SIZE))
         self.time = 0.0
 
-    def query(self, tokens: Sequence[int] = PROMPT, ends: Sequence[int] = (8, 16)) -> CacheQuery:
-        return CacheQuery(
+    def ask(self) -> Directive:
+        ends = (8, 16)
+        self._query = query = CacheQuery(
             scope="scope",
-            tokens=tokens,
-            digests=self.cache.digests("scope", tokens),
+            tokens=PROMPT,
+            digests=self.cache.digests("scope", PROMPT),
             segments=[Segment("text", end) for end in ends],
             breakpoints=[Breakpoint(index) for index in range(len(ends))],
             names=[HeldName(NAME, ends[-1])],
             min_tokens=1,
             arrived_at=self.time,
         )
+        self._found = self.cache.look_up(query)
+        self._directive = self.cache.directive("request", query, self._found, None)
+        return self._directive
 
-    def ask(self, query: CacheQuery) -> tuple[Found, Directive]:
-        found = self.cache.look_up(query)
-        return found, self.cache.directive("request", query, found, None)
-
-    def answer(
-        self,
-        query: CacheQuery,
-        asked: tuple[Found, Directive],
-        hit_tokens: int = 0,
-        state: HoldState = "leased",
-    ) -> CacheResult:
-        found, directive = asked
+    def answer(self, hit_tokens: int = 0, state: HoldState = "leased") -> CacheResult:
         held = [
             Held(key=want.key, state=state, tokens=want.tokens if state != "none" else 0)
-            for want in directive.wants
+            for want in self._directive.wants
         ]
         report = Report(request_id="request", hit_tokens=hit_tokens, read_tokens=0, held=held)
-        table = self.cache.new_table(query)
-        self.cache.admit(query, found, table, report)
-        written = self.cache.write(query, found, table, self.time)
-        self.cache.let_go(found)
+        table = self.cache.new_table(self._query)
+        self.cache.admit(self._query, self._found, table, report)
+        written = self.cache.write(self._query, self._found, table, self.time)
+        self.cache.let_go(self._found)
         table.release()
-        self.cache.let_off(directive)
+        self.cache.let_off(self._directive)
         check_pool(self.pool)
         check_entries(self.entries)
         return written
 
-    def write(self, state: HoldState = "leased") -> Directive:
-        query = self.query()
-        asked = self.ask(query)
-        self.answer(query, asked, state=state)
-        return asked[1]
+    def write(self) -> Directive:
+        asked = self.ask()
+        self.answer()
+        return asked
 
     def lose(self, key: str, *reasons: LossReason) -> None:
         self.cache.lose([Loss(key=key, reason=reason) for reason in reasons])
@@ -83,28 +73,15 @@ def books() -> Books:
 
 def test_a_read_is_what_vllm_reused_of_the_entry(books: Books) -> None:
     books.write()
-    query = books.query()
-    asked = books.ask(query)
-    assert asked[1].read_tokens == 16
-    usage = books.answer(query, asked, hit_tokens=16).usage
+    assert books.ask().read_tokens == 16
+    usage = books.answer(hit_tokens=16).usage
     assert (usage.cache_read_tokens, usage.automatic_tokens, usage.computed_tokens) == (16, 0, 2)
-
-
-def test_a_prompt_that_ends_with_its_entry_is_read_a_block_short(books: Books) -> None:
-    tokens = PROMPT[:16]
-    for hit, read in ((0, 0), (12, 12)):
-        query = books.query(tokens)
-        usage = books.answer(query, books.ask(query), hit_tokens=hit).usage
-        assert usage.cache_read_tokens == read <= hit
-    assert usage.cache_write_5m_tokens == 4
 
 
 def test_a_hit_that_was_lost_on_the_way_is_none(books: Books) -> None:
     books.write()
-    query = books.query()
-    asked = books.ask(query)
-    books.lose(asked[1].wants[1].key, "sacrificed", "evicted")
-    written = books.answer(query, asked, hit_tokens=12)
+    books.lose(books.ask().wants[1].key, "sacrificed", "evicted")
+    written = books.answer(hit_tokens=12)
     assert written.usage.cache_read_tokens == 8, "the shorter entry is still there"
     assert written.usage.automatic_tokens == 4
     assert written.miss_reason == "sacrificed"
@@ -120,15 +97,15 @@ def test_an_entry_without_its_lease_can_be_read_and_leased_again(
     for want in directive.wants:
         books.lose(want.key, reason)
     assert {entry.state for entry in books.entries.live()} == {"best_effort"}
-    query = books.query()
-    written = books.answer(query, books.ask(query), hit_tokens=16)
+    books.ask()
+    written = books.answer(hit_tokens=16)
     assert written.usage.cache_read_tokens == 16
     assert [report.state for report in written.breakpoints] == ["leased", "leased"]
 
 
 def test_what_the_connector_could_not_hold_is_no_entry_and_not_billed(books: Books) -> None:
-    query = books.query()
-    written = books.answer(query, books.ask(query), state="none")
+    books.ask()
+    written = books.answer(state="none")
     assert [report.state for report in written.breakpoints] == ["none", "none"]
     assert written.usage.input_tokens == len(PROMPT)
     assert not books.entries.live()
@@ -138,11 +115,10 @@ def test_an_expired_entry_is_released_unless_somebody_waits_for_it(books: Books)
     directive = books.write()
     keys = {bytes.fromhex(want.key) for want in directive.wants}
     books.time = 300.0
-    query = books.query()
-    asked = books.ask(query)
+    asked = books.ask()
     books.entries.expire(books.time)
     assert books.cache.take_released() == []
-    assert set(books.cache.let_off(asked[1])) == keys, "it never began to answer"
+    assert set(books.cache.let_off(asked)) == keys, "it never began to answer"
 
 
 def test_names_go_with_their_block_and_only_then(books: Books) -> None:
@@ -154,17 +130,3 @@ def test_names_go_with_their_block_and_only_then(books: Books) -> None:
     books.lose(watch.key, "evicted")
     assert books.pool.changes.take() == [ChainGone(seq=0, names=[NAME], reason="evicted")]
     assert books.pool.counts().free == books.pool.num_blocks, "nothing is mirrored any more"
-
-
-def test_nothing_is_mirrored_of_a_prompt_without_entries_and_names(books: Books) -> None:
-    query = books.query(ends=(8,))
-    query = CacheQuery(
-        **{
-            name: getattr(query, name)
-            for name in ("scope", "tokens", "digests", "segments", "min_tokens", "arrived_at")
-        },
-        breakpoints=[],
-        names=[],
-    )
-    books.answer(query, books.ask(query))
-    assert books.pool.counts().free == books.pool.num_blocks

@@ -60,13 +60,7 @@ class Machine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
     )
     def add(
-        self,
-        scope: str,
-        stem: str,
-        length: int,
-        offsets: set[int],
-        read: int | None,
-        max_tokens: int,
+        self, scope: str, stem: str, length: int, offsets: set[int], read: Any, max_tokens: int
     ) -> None:
         self.num_requests += 1
         self.time += 1
@@ -159,8 +153,6 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def references_agree(self) -> None:
-        if not hasattr(self, "sim"):
-            return
         leases, pool = self.sim.leases, self.sim.pool
         check_leases(leases)
         expected = leases._lease_refs + leases._protected
@@ -178,8 +170,6 @@ class Machine(RuleBasedStateMachine):
 
         Looked up in the blocks themselves: to ask the manager for an entry is to have it find out.
         """
-        if not hasattr(self, "sim"):
-            return
         self.take_losses()
         assert self.owed.keys() <= self.sim.leases._holds.keys(), "an entry went untold"
         for key, (blocks, hashes) in self.owed.items():
@@ -189,8 +179,6 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def leased_prefixes_are_found(self) -> None:
         """No live lease was evicted: the whole prefix is hit."""
-        if not hasattr(self, "sim"):
-            return
         coordinator = self.sim.scheduler.kv_cache_manager.coordinator
         for key, state in self.sim.states().items():
             if state == "leased":

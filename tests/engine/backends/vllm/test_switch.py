@@ -1,47 +1,69 @@
-"""An error of ours in vLLM's scheduler ends our part and nothing else."""
+"""An error of ours in vLLM's scheduler ends our part and nothing else.
 
+Hooks are found by what our classes define, so that a new one is tried, or named with a reason here.
+"""
+
+import ast
 import inspect
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
+import prometheus_client
+
 from engine.backends.vllm import directive
+from engine.backends.vllm.connector import HoldfastConnector
 from engine.backends.vllm.leases import LeaseManager, RequestTracker, Watches
+from engine.backends.vllm.loop import StepCounts
+from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStatLogger
 from engine.backends.vllm.switch import SwitchedOff
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
+from tests.faults.forgery import forged
 
 PREFIX = tokens_of("prefix", 400)
 PARTS = {"tracker": RequestTracker, "leases": LeaseManager, "watches": Watches}
 # What our server asks through vLLM, which gives the caller the error, and what ends our part.
 ASKED = {
     "tracker": {"bind", "report"},
-    "leases": {
-        *("release", "unlease", "state", "take_losses"),
-        *("block_states", "abandon"),
-    },
+    "leases": {"release", "unlease", "state", "take_losses", "block_states", "abandon"},
     "watches": {"take_losses"},
 }
+# Errors of these end vLLM's start, as its operator must see.
+AT_START = {
+    *("__init__", "bind_kv_cache_manager", "build_kv_connector_stats", "build_prom_metrics"),
+    *("_make", "log_engine_initialized"),
+}
+# These hold nothing that can fail: a constant, or what `guarded` hooks of the same class call.
+CONSTANT = {
+    *("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "reset_cache"),
+    "requires_kv_delivery",
+}
+INSIDE = {"_of_scheduler", "_tell"}
+CLASSES = (HoldfastConnector, HoldfastPromMetrics, HoldfastStatLogger)
 
 
-@pytest.fixture(params=[None, 64], ids=["full", "window"])
-def sim(llama: Path, request: pytest.FixtureRequest) -> Simulator:
-    return Simulator(llama, window=request.param, num_blocks=65, max_len=1024)
+def functions(owner: type) -> dict[str, Any]:
+    kinds = (property, classmethod, staticmethod)
+    found = {
+        name: value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        for name, value in vars(owner).items()
+        if inspect.isfunction(value) or isinstance(value, kinds)
+    }
+    return {name: value for name, value in found.items() if inspect.isfunction(value)}
 
 
-def _parts(sim: Simulator, owner: str) -> Any:
-    return {"tracker": sim.tracker, "leases": sim.leases, "watches": sim.leases.watches}[owner]
+def hooks(owner: type) -> Iterator[str]:
+    yield from (name for name, found in functions(owner).items() if "otherwise" in vars(found))
 
 
-def _fail(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("planted")
-
-
-def _hooks() -> Iterator[Any]:
+def parts_hooks() -> Iterator[Any]:
     """Every public method of a part that vLLM's scheduler may get to."""
     for owner, part in PARTS.items():
         for name, found in vars(part).items():
@@ -49,20 +71,38 @@ def _hooks() -> Iterator[Any]:
                 yield pytest.param(owner, name, id=f"{owner}.{name}")
 
 
-@pytest.mark.parametrize(("owner", "name"), list(_hooks()))
+def _fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("owner", CLASSES)
+def test_every_method_is_guarded_or_named_with_a_reason(owner: type) -> None:
+    excused = AT_START | CONSTANT | INSIDE
+    assert set(functions(owner)) - excused == set(hooks(owner))
+    for name in CONSTANT & functions(owner).keys():
+        [function] = ast.parse(textwrap.dedent(inspect.getsource(functions(owner)[name]))).body
+        assert isinstance(function, ast.FunctionDef)
+        for line in function.body:
+            assert isinstance(line, ast.Expr | ast.Return), f"{name} must be guarded"
+            assert line.value is None or isinstance(line.value, ast.Constant)
+
+
+@pytest.mark.parametrize("window", [None, 64], ids=["full", "window"])
+@pytest.mark.parametrize(("owner", "name"), list(parts_hooks()))
 def test_vllm_goes_on_when_a_part_of_ours_fails(
-    sim: Simulator, monkeypatch: pytest.MonkeyPatch, owner: str, name: str
+    llama: Path, window: int | None, monkeypatch: pytest.MonkeyPatch, owner: str, name: str
 ) -> None:
+    sim = Simulator(llama, window=window, num_blocks=65, max_len=1024)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0), ("other", 96, 20.0)])
     assert sim.stats().leased_blocks
-    monkeypatch.setattr(_parts(sim, owner), name, _fail)
+    parts = {"tracker": sim.tracker, "leases": sim.leases, "watches": sim.leases.watches}
+    monkeypatch.setattr(parts[owner], name, _fail)
     sim.add("reader", PREFIX, read=("entry", 320), wants=[("more", 384, 30.0)])
     sim.drain()
     assert len(sim.tokens["reader"]) == 2
     # Prompts beyond the pool's size: blocks are reused, and requests wait for room.
-    length = 900 if len(sim.scheduler.kv_cache_config.kv_cache_groups) == 1 else 400
     for index in range(4):
-        sim.add(f"big-{index}", tokens_of(f"big-{index}", length))
+        sim.add(f"big-{index}", tokens_of(f"big-{index}", 900 if window is None else 400))
     sim.drain()
     assert all(len(sim.tokens[f"big-{index}"]) == 2 for index in range(4))
     assert sim.scheduler.reset_prefix_cache()
@@ -102,6 +142,41 @@ def test_a_failing_sacrifice_ends_our_part_and_the_waiting_request_runs(
     assert sim.switch.reason == "RuntimeError"
 
 
+def test_statistics_are_counted_and_those_that_fail_are_told_and_do_not_reach_vllm() -> None:
+    logger = HoldfastStatLogger(None)
+    told = SimpleNamespace(kv_connector_stats={"tracked_running": 3})
+    logger.record(told, SimpleNamespace(num_preempted_reqs=2))
+    assert logger.counts == StepCounts(running=3, preempted=2)
+    for _ in range(2):
+        logger.record(SimpleNamespace(kv_connector_stats=7), None)
+        assert logger.counts.failure == "AttributeError"
+        with pytest.raises(RuntimeError, match="the stat logger is off: AttributeError"):
+            logger.counts.check()
+
+
+def test_metrics_that_fail_do_not_reach_vllm() -> None:
+    class Metric:
+        def __init__(self, **_: Any) -> None:
+            self.value = 0.0
+
+        def labels(self, *_: Any) -> "Metric":
+            return self
+
+        def set(self, value: Any) -> None:
+            self.value = float(value)
+
+        inc = set
+
+    kinds = (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
+    config = SimpleNamespace(kv_transfer_config=None)
+    metrics = HoldfastPromMetrics(config, dict.fromkeys(kinds, Metric), ["engine"], {0: ["0"]})
+    metrics.observe({"num_leases": 4})
+    assert metrics._gauges["num_leases"][0].value == 4
+    metrics.observe({"num_leases": "planted"})
+    assert metrics.switch.reason == "ValueError"
+    metrics.observe({"num_leases": 5})
+
+
 def test_the_server_can_end_all_holds_for_good(llama: Path) -> None:
     sim = Simulator(llama)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0)])
@@ -112,48 +187,24 @@ def test_the_server_can_end_all_holds_for_good(llama: Path) -> None:
         sim.call(directive.BIND, "again")
 
 
-def _random_params(draw: Random) -> Any:
-    """What a client may send as `kv_transfer_params`: ours imitated, damaged or nonsense."""
-    want = {"key": "ab" * 16, "tokens": draw.choice([16, 320, 10**9, -5]), "expires_at": 9e18}
-    forged: dict[str, Any] = {
-        "request_id": draw.choice(["forged", "writer", "reader/1"]),
-        "scope": draw.choice(["scope", "x", ""]),
-        "wants": [want] * draw.choice([0, 1, 50]),
-        "watches": [{"key": "w", "tokens": 64}] * draw.choice([0, 3]),
-        "read": draw.choice([None, "entry"]),
-        "read_tokens": draw.choice([0, 320]),
-        "lease_blocks": draw.choice([None, 0, 10**6]),
-    }
-    guesses: list[Any] = ["", "token", None, 5, [], {"a": 1}, "x" * 100_000, "é\ud800"]
-    forged["token"] = draw.choice(guesses)
-    for name in draw.sample(sorted(forged), draw.choice([0, 0, 1, 3])):
-        del forged[name]
-    odd: list[Any] = [forged, [forged], "text", 7, None, {"holdfast": forged}]
-    return {directive.PARAM_KEY: draw.choice([forged, forged, forged, draw.choice(odd)])}
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_forged_directives_hold_nothing(llama: Path, seed: int) -> None:
-    sim, draw = Simulator(llama), Random(seed)
-    sim.run("writer", PREFIX, wants=[("entry", 320, 10.0)])
+    sim, draw, key = Simulator(llama), Random(seed), "ab" * 16
+    sim.run("writer", PREFIX, wants=[(key, 320, 10.0)])
     held = sim.stats().leased_blocks
     for index in range(250):
-        sim.run_foreign(f"forged-{index}", PREFIX[:340], transfer=_random_params(draw))
+        sim.run_foreign(f"forged-{index}", PREFIX[:340], transfer=forged(draw))
     assert sim.switch.is_on
     assert sim.stats().leased_blocks == held
-    assert sim.states() == {"entry": "leased"}
-    assert sim.stats().protected_blocks == 0
+    assert sim.states() == {key: "leased"}
     sim.check_refs()
 
 
-def test_no_directive_is_followed_before_the_server_told_its_token(llama: Path) -> None:
-    sim = Simulator(llama, is_bound=False)
-    sim.add("early", PREFIX, wants=[("entry", 320, 10.0)])
-    sim.drain()
-    assert sim.states() == {}
-
-
-def test_a_new_server_takes_over_with_nothing_held(llama: Path) -> None:
+def test_no_directive_is_followed_but_of_the_server_that_told_its_token_last(llama: Path) -> None:
+    early = Simulator(llama, is_bound=False)
+    early.add("early", PREFIX, wants=[("entry", 320, 10.0)])
+    early.drain()
+    assert early.states() == {}
     sim = Simulator(llama)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0)])
     sim.call(directive.BIND, "another")
@@ -169,9 +220,10 @@ def test_foreign_requests_and_their_blocks_are_told_apart(llama: Path) -> None:
     sim.add_foreign("theirs", tokens_of("theirs", 200), max_tokens=20)
     while not (sim.tokens["ours"] and sim.tokens["theirs"]):
         sim.step()
-    stats: Callable[[], Any] = lambda: sim.call(directive.CORE_STATS)  # noqa: E731
-    assert (stats()["running"], stats()["foreign_running"]) == (2, 1)
-    assert stats()["foreign"] == 13 and stats()["active"] == 20
+    stats = sim.call(directive.CORE_STATS)
+    assert (stats["running"], stats["foreign_running"]) == (2, 1)
+    assert stats["foreign"] == 13 and stats["active"] == 20
     assert sim.tracker.num_running == 1
     sim.drain()
-    assert (stats()["foreign"], stats()["foreign_running"], sim.tracker.num_running) == (0, 0, 0)
+    stats = sim.call(directive.CORE_STATS)
+    assert (stats["foreign"], stats["foreign_running"], sim.tracker.num_running) == (0, 0, 0)

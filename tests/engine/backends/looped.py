@@ -1,0 +1,91 @@
+"""The real backend over a runner that computes nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import date
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+from engine.backends.base import Parts
+from engine.backends.looped import LoopedBackend
+from engine.backends.prepare import pool
+from engine.backends.prepare.renderers import chat_renderer, chat_worker
+from engine.backends.synthetic import SyntheticRunner
+from engine.clock import ManualClock
+from engine.protocol import Description, GenerateRequest, Message, Prompt, Sampling, TextPart
+from engine.settings import DEMO_MODEL, Settings
+from engine.text.renderer import ChatRenderer
+
+SCOPE = "a" * 32
+
+
+def description(**given: Any) -> Description:
+    fields: dict[str, Any] = {
+        "backend": "native",
+        "model": "demo",
+        "epoch": "",
+        "max_context_tokens": 8192,
+        "block_size": 16,
+        "num_blocks": 2048,
+        "granularity": 1,
+        "min_cache_tokens": 1,
+        "capabilities": ["copy_on_write", "tools", "thinking"],
+    }
+    return Description(**fields | given)
+
+
+def prompt(*texts: str, system: tuple[str, ...] = (), **given: Any) -> Prompt:
+    """Turns of the user and the assistant, one text each."""
+    turns = [
+        Message("assistant" if index % 2 else "user", [TextPart(text)])
+        for index, text in enumerate(texts)
+    ]
+    return Prompt(turns, system=[TextPart(text) for text in system], **given)
+
+
+def request(of: Prompt | str = "hello", **given: Any) -> GenerateRequest:
+    fields: dict[str, Any] = {
+        "request_id": uuid4().hex,
+        "scope": SCOPE,
+        "prompt": prompt(of) if isinstance(of, str) else of,
+        "sampling": Sampling(max_tokens=2),
+    }
+    return GenerateRequest(**fields | given)
+
+
+@asynccontextmanager
+async def serving(
+    renderer: ChatRenderer | None = None,
+    *,
+    described: dict[str, Any] | None = None,
+    bounds: dict[str, Any] | None = None,
+    today: Any = date.today,
+    **given: Any,
+) -> AsyncIterator[LoopedBackend]:
+    """With worker processes, or with another `renderer` in a thread. `bounds` are the pool's."""
+    values = {"secret": "s" * 16, "model": DEMO_MODEL, "prepare_workers": 2, **given}
+    settings = Settings.model_validate(values)
+    worker = chat_worker(settings) if renderer is None else None
+    runner = SyntheticRunner(
+        prefill_seconds=0, decode_seconds=0, copy_seconds=0, sleep=lambda _seconds: None
+    )
+    parts = Parts(
+        runner=runner,
+        renderer=renderer or chat_renderer(chat_worker(settings)),
+        description=description(**described or {}),
+        step_tokens=4096,
+        block_bytes=1,
+        worker=worker,
+    )
+    crashes: list[BaseException] = []
+    clock = ManualClock()
+    made = LoopedBackend(settings, clock, lambda *_: parts, crashes.append, today)
+    with patch.multiple(pool, **{"PREPARE_SECONDS": 60.0, "WAIT_SECONDS": 60.0, **(bounds or {})}):
+        await asyncio.to_thread(made.load, lambda _stage, _fraction: None)
+    try:
+        yield made
+    finally:
+        await made.stop()
+    assert not crashes

@@ -1,0 +1,250 @@
+"""The vLLM backend with all real but vLLM: a core in its place writes what it is told to.
+
+It reuses whole blocks of what it has seen, as vLLM does. Nothing here imports vLLM.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from engine.backends.vllm.backend import VllmBackend, VllmParts
+from engine.backends.vllm.directive import CoreStats, Directive, Held, Loss, LossReason, Report
+from engine.backends.vllm.loop import Order, Output, StepCounts, VllmCore
+from engine.cache.ids import TokenId
+from engine.clock import ManualClock
+from engine.errors import DuplicateRequest
+from engine.protocol import (
+    Breakpoint,
+    FinalCounts,
+    Finished,
+    Part,
+    Prompt,
+    Sampling,
+    Started,
+    TextPart,
+    ToolUsePart,
+)
+from engine.settings import Settings
+from engine.supervisor import Supervisor
+from tests.engine.backends.looped import description, prompt, request
+from tests.engine.text.format_cases import renderer
+from tests.engine.text.written_turns import TOOLS, calls, parts_of, written
+
+pytestmark = pytest.mark.anyio
+
+BLOCK = 16
+MODEL = "qwen3"
+SYSTEM = ("What everybody reads. " * 20,)
+SECONDS = 60
+
+
+class ScriptedCore(VllmCore):
+    """Writes `text`; keeps all blocks that it computed, and holds every entry that is wanted.
+
+    It loses what it is told to, once, as vLLM's scheduler does for other clients. Where it
+    `prefills` it does so for ever, and tells what it computed once it `may_answer`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None, 100_000, takes_seeds=True, is_owner=True)
+        self.text = "Yes."
+        self.prompts: list[list[TokenId]] = []
+        self.held: set[str] = set()
+        self.lost: list[Loss] = []
+        self.failure: Exception | None = None
+        self.prefills = False
+        self.may_answer = asyncio.Event()
+        self.calls: list[str] = []
+        self._reports: dict[str, Report] = {}
+
+    async def bind(self) -> None:
+        pass
+
+    async def generate(self, order: Order) -> AsyncIterator[Output]:
+        if self.prefills:
+            self.calls.append("generate")
+            await asyncio.sleep(3600)
+        hit = self.reusable(order.token_ids)
+        self.prompts.append(list(order.token_ids))
+        self._reports[order.order_id] = self._report(order.directive, hit)
+        encoded = renderer(MODEL).tokenizer.encode(self.text, add_special_tokens=False).ids
+        sampled = [*encoded, order.end_token_ids[0]]
+        for index, token in enumerate(sampled):
+            is_last = index == len(sampled) - 1
+            yield Output(token_ids=[token], is_last=is_last, num_cached_tokens=hit)
+
+    def reusable(self, tokens: Sequence[TokenId]) -> int:
+        """Whole blocks of an earlier prompt; vLLM computes a prompt's last token always."""
+        most = 0
+        for known in self.prompts:
+            pairs = zip(known, tokens[:-1], strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+            same = min(len(known), len(tokens) - 1) if same is None else same
+            most = max(most, same // BLOCK * BLOCK)
+        return most
+
+    def _report(self, directive: Directive, hit: int) -> Report:
+        has_read = directive.read in self.held and hit >= directive.read_tokens
+        self.held |= {want.key for want in directive.wants}
+        return Report(
+            request_id=directive.request_id,
+            hit_tokens=hit,
+            read_tokens=directive.read_tokens if has_read else 0,
+            held=[Held(key=w.key, state="leased", tokens=w.tokens) for w in directive.wants],
+        )
+
+    async def report(self, request_id: str) -> Report:
+        return self._reports[request_id]
+
+    async def abort(self, order_id: str) -> None:
+        self.calls.append("abort")
+
+    async def computed(self, request_id: str) -> int:
+        self.calls.append("computed")
+        await self.may_answer.wait()
+        return 96
+
+    async def release(self, keys: Sequence[str]) -> None:
+        self.held -= set(keys)
+
+    async def unlease(self, keys: Sequence[str]) -> None:
+        pass
+
+    async def losses(self) -> list[Loss]:
+        if self.failure is not None:
+            raise self.failure
+        told, self.lost = self.lost, []
+        return told
+
+    async def stats(self) -> CoreStats:
+        return CoreStats(**dict.fromkeys(CoreStats.__struct_fields__, 0))
+
+    def shut_down(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def loaded(core: ScriptedCore) -> AsyncIterator[tuple[VllmBackend, list[BaseException]]]:
+    """The backend on this core, and the crashes that it tells of; it stops at the end."""
+    described = description(
+        backend="vllm",
+        max_context_tokens=32768,
+        block_size=BLOCK,
+        granularity=BLOCK,
+        min_cache_tokens=BLOCK,
+        capabilities=["tools", "thinking"],
+    )
+    parts = VllmParts(
+        core=core, counts=StepCounts(), renderer=renderer(MODEL), description=described
+    )
+    crashes: list[BaseException] = []
+    settings, clock = Settings.model_validate({"secret": "0" * 16}), ManualClock()
+    backend = VllmBackend(settings, clock, crashes.append, Supervisor(), lambda *_: parts)
+    await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
+    try:
+        yield backend, crashes
+    finally:
+        await backend.stop()
+
+
+async def said(
+    backend: VllmBackend, name: str, asked: Prompt
+) -> tuple[Started, list[Part], Finished]:
+    """Marked are the system prompt and the last segment of all."""
+    marks = (len(asked.tools) + len(asked.system) - 1, asked.num_segments - 1)
+    points = [Breakpoint(segment) for segment in marks]
+    sampling = Sampling(max_tokens=2000)
+    turn = request(asked, request_id=name, breakpoints=points, sampling=sampling)
+    frames = [frame async for frame in await backend.open(turn) if frame is not None]
+    (started,) = [frame for frame in frames if isinstance(frame, Started)]
+    (finished,) = [frame for frame in frames if isinstance(frame, Finished)]
+    return started, parts_of(frames), finished
+
+
+async def until(is_so: Callable[[Any], bool], backend: VllmBackend) -> None:
+    """Until it is so of the backend's statistics."""
+    async with asyncio.timeout(SECONDS):
+        while not is_so(await backend.stats()):
+            await asyncio.sleep(0.05)
+
+
+async def test_calls_are_parsed_and_what_is_reused_is_told_as_read_or_automatic() -> None:
+    core = ScriptedCore()
+    async with loaded(core) as (backend, crashes):
+        first = prompt("Weather in Bern?", system=SYSTEM, tools=TOOLS)
+        (call,) = calls({"city": 'Uri "old" < new'})
+        core.text = written(renderer(MODEL), [call])
+        started, found, finished = await said(backend, "one", first)
+        assert core.prompts == [renderer(MODEL).render(first, thinking=False).token_ids]
+        (made,) = found
+        assert isinstance(made, ToolUsePart) and (made.name, made.input) == (call.name, call.input)
+        assert finished.reason == "tool_use"
+        assert started.usage.cache_write_5m_tokens > 0
+        core.text = "It rains."
+        for name, asked in (
+            ("same", first),
+            ("other", prompt("Time?", system=SYSTEM, tools=TOOLS)),
+        ):
+            tokens = renderer(MODEL).render(asked, thinking=False).token_ids
+            reusable = core.reusable(tokens)
+            started, found, finished = await said(backend, name, asked)
+            assert (found, finished.reason) == ([TextPart("It rains.")], "stop")
+            usage = started.usage
+            assert usage.cache_read_tokens > 100
+            assert usage.cache_read_tokens + usage.automatic_tokens == reusable
+    assert not crashes
+
+
+@pytest.mark.parametrize("reason", ["evicted", "sacrificed"])
+async def test_what_other_clients_took_or_ended_is_told_without_a_turn_of_ours(
+    reason: LossReason,
+) -> None:
+    core = ScriptedCore()
+    async with loaded(core) as (backend, crashes):
+        await said(backend, "one", prompt("Is it?", system=SYSTEM))
+        stats = await backend.stats()
+        assert stats.num_entries == stats.num_leases == len(core.held) > 0
+        core.lost = [Loss(key=key, reason=reason) for key in core.held]
+        await until(lambda stats: stats.num_leases == 0, backend)
+        kept = 0 if reason == "evicted" else len(core.held)
+        assert (await backend.stats()).num_entries == kept
+    assert not crashes
+
+
+async def test_a_connector_that_is_off_is_told_without_a_turn_of_ours() -> None:
+    core = ScriptedCore()
+    async with loaded(core) as (backend, crashes):
+        await said(backend, "one", prompt("Is it?", system=SYSTEM))
+        core.failure = RuntimeError("the connector is off")
+        await until(lambda _: bool(crashes), backend)
+        assert crashes == [core.failure]
+
+
+async def test_a_request_that_ends_before_its_first_token_has_counts_when_vllm_has_told() -> None:
+    core = ScriptedCore()
+    core.prefills = True
+    async with loaded(core) as (backend, crashes):
+        asked = request()
+        frames = await backend.open(asked)
+        await until(lambda _: bool(core.calls), backend)
+        assert await backend.cancel(asked.request_id)
+        assert await backend.unacknowledged() == []
+        with pytest.raises(DuplicateRequest):
+            await backend.open(asked)
+        core.may_answer.set()
+        async with asyncio.timeout(SECONDS):
+            while not (told := await backend.unacknowledged()):
+                await asyncio.sleep(0.01)
+        (counts,) = told
+        assert isinstance(counts, FinalCounts)
+        assert (counts.reason, counts.usage, counts.prefilled_tokens) == ("cancelled", None, 96)
+        counters = (await backend.stats()).counters
+        assert counters.prefilled_tokens == counters.computed_tokens == 96
+        frames.close()
+        assert core.calls == ["generate", "abort", "computed"], (
+            "nothing is computed behind an abort"
+        )
+    assert not crashes

@@ -1,0 +1,104 @@
+"""Which versions, settings, drafters and layers of vLLM end the start. Some need vLLM itself."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.backends.vllm.backend import kv_bytes
+from engine.backends.vllm.internals import VllmChangedError, check_layers, check_version
+
+needs_vllm = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="needs vLLM: scripts/long_tests leases"
+)
+LLAMA = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+}
+DEEPSEEK = {**LLAMA, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+@pytest.mark.parametrize("version", ["0.29.1", "0.34.0", "1.0", "unknown"])
+def test_unknown_versions_are_named(version: str) -> None:
+    with pytest.raises(VllmChangedError, match=version):
+        check_version(version)
+
+
+@needs_vllm
+def test_the_version_that_is_installed_is_known() -> None:
+    import vllm
+
+    check_version(vllm.__version__)
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lease_share": 1.5}, "lease_share must be between 0 and 1"),
+        *(({"drafter": drafter}, "EAGLE or MTP") for drafter in ("eagle", "eagle3", "mtp")),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_and_drafters_that_drop_the_last_block_are_refused(
+    llama: Path, options: dict[str, Any], message: str
+) -> None:
+    from tests.engine.backends.vllm.simulator import Simulator
+
+    with pytest.raises(ValueError, match=message):
+        Simulator(llama, **options)
+
+
+@needs_vllm
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_leases_and_counts_hold_while_tokens_are_proposed(llama: Path, drafter: str) -> None:
+    from tests.engine.backends.vllm.simulator import Simulator, tokens_of
+
+    sim, prefix = Simulator(llama, drafter=drafter), tokens_of("prefix", 640)
+    sim.add("writer", prefix, wants=[("entry", 640, 300.0)], max_tokens=60)
+    while sim.scheduler.has_requests():
+        sim.step()
+        sim.propose()
+    assert sim.num_accepted > 10, "nothing was proposed"
+    assert sim.stats().num_leases == 1
+    sim.flood(10)
+    report = sim.run("reader", [*prefix, 1, 2], read=("entry", 640), max_tokens=40)
+    assert (report.hit_tokens, report.read_tokens) == (640, 640)
+    assert sim.losses() == {}
+    sim.check_refs()
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "cache", "wanted"),
+    [
+        (LLAMA, "bfloat16", "auto", 131_072),
+        (LLAMA, "bfloat16", "fp8", 65_536),
+        (LLAMA, "float32", "bfloat16", 131_072),
+        (DEEPSEEK, "bfloat16", "auto", 61 * 576 * 2),
+        (DEEPSEEK, "bfloat16", "fp8_e4m3", 61 * 576),
+        ({"text_config": DEEPSEEK}, "bfloat16", "auto", 61 * 576 * 2),
+        (DEEPSEEK, "bfloat16", "fp8_ds_mla", 0),
+        ({**LLAMA, "ssm_state_size": 16}, "bfloat16", "auto", 0),
+    ],
+)
+def test_bytes_of_a_token_follow_the_caches_type_and_the_kind_of_attention(
+    config: dict[str, Any], model: str, cache: str, wanted: int
+) -> None:
+    assert kv_bytes(config, model, cache) == wanted
+
+
+def group(kind: str, **fields: object) -> SimpleNamespace:
+    return SimpleNamespace(layer_names=["layers.0"], kv_cache_spec=type(kind, (), fields)())
+
+
+def test_states_are_refused_by_name_inside_a_group_of_several_shapes_too() -> None:
+    full, state = group("FullAttentionSpec"), group("MambaSpec")
+    check_layers([full, group("SlidingWindowSpec")])
+    inner = {"a": full.kv_cache_spec, "b": state.kv_cache_spec}
+    for odd in (state, group("UniformTypeKVCacheSpecs", kv_cache_specs=inner)):
+        with pytest.raises(ValueError, match=r"MambaSpec"):
+            check_layers([full, odd])
