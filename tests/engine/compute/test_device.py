@@ -18,6 +18,7 @@ from engine.schedule.runner import Work
 from tests.engine.compute.tiny import GREEDY, TinyModel
 
 BLOCK_SIZE = 4
+Models = Callable[[str], TinyModel]
 
 
 def new_model(like: TinyModel) -> PreTrainedModel:
@@ -27,7 +28,7 @@ def new_model(like: TinyModel) -> PreTrainedModel:
 
 
 def test_a_step_that_draws_nothing_waits_for_the_device(
-    tiny_models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+    tiny_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its time would be that of telling the device what to do, and the pace learns from it."""
     runner, waits = tiny_models("llama").runner(), []
@@ -68,16 +69,13 @@ def test_the_host_tier_is_in_pieces_and_keeps_each_block(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_kernel_that_triton_cannot_run_is_told(
-    tiny_models: Callable[[str], TinyModel],
-) -> None:
-    """Where it was not asked for by name, torch's functions attend and the reason is logged."""
+def test_a_kernel_that_triton_cannot_run_is_told(tiny_models: Models) -> None:
     with pytest.raises(ModelRefused, match="the kernel in Triton does not run on this device: "):
         prepare_model(new_model(tiny_models("llama")), "triton")
 
 
 def test_the_load_check_meets_a_decode_step(
-    tiny_models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+    tiny_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels attend single rows in another way than chunks."""
     model = new_model(tiny_models("llama"))

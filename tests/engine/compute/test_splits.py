@@ -6,18 +6,103 @@ prompts; `scripts/long_tests exactness` runs 200.
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 
-from engine.protocol import InputUsage
-from tests.engine.compute.test_engine_exactness import FAMILIES, Models, RealEngine, ask, prompt
-from tests.engine.compute.tiny import TinyModel
-from tests.engine.schedule.harness import Sent
+from engine.cache.digests import pack
+from engine.cache.ids import TokenId
+from engine.protocol import Done, InputUsage
+from engine.schedule.runner import Stop, Work
+from tests.engine.compute.tiny import TinyModel, relative_difference
+from tests.engine.schedule.harness import Harness, Sent
 
-NUM_PROMPTS = int(os.environ.get("EXACT_PROMPTS", "2"))
+BOUND = 1e-5
+FAMILIES = ("llama", "qwen3", "mistral")
+Models = Callable[[str], TinyModel]
+NUM_PROMPTS = int(os.environ.get("EXACT_PROMPTS", "1"))
 NUM_SPLITS = 3
+
+
+class RealEngine(Harness):
+    """A pool of 8-token blocks that is smaller than what is asked of it.
+
+    Greedy, and every logit it answers with is compared with the model's plain forward.
+    """
+
+    def __init__(self, model: TinyModel, num_blocks: int = 24, host_blocks: int = 0) -> None:
+        self.real = model.loaded.runner(model.num_blocks, model.block_size, 100)
+        self.real.execute = self._execute  # type: ignore[method-assign]
+        self.worst, self.num_compared = 0.0, 0
+        self._model = model
+        super().__init__(
+            num_blocks=num_blocks,
+            block_size=8,
+            max_step_tokens=32,
+            runner=self.real,
+            scaffold=198,
+            host_blocks=host_blocks,
+        )
+
+    def _execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
+        rows = iter(self.real.logits(works))
+        return [None if work.sample is None else self._compare(work, next(rows)) for work in works]
+
+    def _compare(self, work: Work, logits: torch.Tensor) -> TokenId:
+        expected = self._model.plain_logits(self._tokens_of(work))
+        self.worst = max(self.worst, relative_difference(logits, expected))
+        self.num_compared += 1
+        best, second = expected.topk(2).values
+        if float((best - second) / expected.abs().max()) > 2 * BOUND:
+            assert int(logits.argmax()) == int(expected.argmax())
+        return int(expected.argmax())
+
+    def _tokens_of(self, work: Work) -> list[TokenId]:
+        """The sequence whose table this is: its tail block is its own."""
+        end = work.start + len(work.token_ids)
+        for sequence in self.scheduler.running:
+            is_same = sequence.table.block_ids == work.block_table
+            if is_same and list(sequence.tokens[work.start : end]) == list(work.token_ids):
+                return sequence.tokens[:end]
+        raise AssertionError("a work of nobody")
+
+    def run(self, *sents: Sent) -> None:
+        for _ in range(500):
+            if all(sent.is_over for sent in sents):
+                break
+            self.step()
+        assert all(isinstance(sent.frames[-1], Done) for sent in sents)
+        assert self.worst <= BOUND
+
+
 Way = Callable[[TinyModel, random.Random, list[int], int], RealEngine]
+
+
+def prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(199) for _ in range(length)]
+
+
+def ask(engine: RealEngine, *segments: list[int], choices: int = 1, max_tokens: int = 3) -> Sent:
+    return engine.send(*segments, marks={0: "5m"}, choices=choices, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(("family", "host_blocks"), [*zip(FAMILIES, (0, 30, 30), strict=True)])
+def test_everything_at_once_is_exact(tiny_models: Models, family: str, host_blocks: int) -> None:
+    engine = RealEngine(tiny_models(family), num_blocks=20, host_blocks=host_blocks)
+    rng = random.Random(4)
+    texts = [prompt(rng, rng.randint(10, 70)) for _ in range(4)]
+    sents: list[Sent] = []
+    for index in range(24):
+        tail = prompt(rng, rng.randint(1, 20))
+        sents.append(ask(engine, rng.choice(texts), tail, choices=1 + index % 2, max_tokens=4))
+        engine.step(rng.randint(0, 3))
+        if len(engine.scheduler.waiting) > 8:
+            engine.run(*sents)
+    engine.run(*sents)
+    assert engine.num_compared > 100
 
 
 def cached(model: TinyModel, _: random.Random, text: list[int], split: int) -> RealEngine:
@@ -40,7 +125,7 @@ def forked(model: TinyModel, _: random.Random, text: list[int], split: int) -> R
 def demoted(model: TinyModel, rng: random.Random, text: list[int], split: int) -> RealEngine:
     engine = RealEngine(model, num_blocks=24, host_blocks=100)
     engine.run(engine.send(text[:split], max_tokens=1))
-    while any(block.digest for block in engine.pool.blocks if block.tokens == packed(text[:8])):
+    while any(block.digest for block in engine.pool.blocks if block.tokens == pack(text[:8])):
         engine.run(engine.send(prompt(rng, 60), max_tokens=1))
     assert engine.host is not None
     before = engine.host.num_promoted
@@ -74,16 +159,12 @@ def hole_filled(model: TinyModel, _: random.Random, text: list[int], split: int)
         engine.pool.acquire(block)
     engine.pool.release(engine.pool.allocate())
     engine.pool.release_chain(others)
-    for tensor in (*engine.checked._runner.pool.keys, *engine.checked._runner.pool.values):
+    for tensor in (*engine.real.pool.keys, *engine.real.pool.values):
         tensor[lost.block_id] = 1e4
     again = engine.send(text, max_tokens=3)
     engine.run(again)
     assert usage_of(again).computed_tokens == len(text) + 1 - (len(text) // 8 - 1) * 8
     return engine
-
-
-def packed(tokens: list[int]) -> bytes:
-    return b"".join(token.to_bytes(4, "little") for token in tokens)
 
 
 def usage_of(sent: Sent) -> InputUsage:
@@ -100,8 +181,8 @@ def test_any_split_of_any_prompt_is_exact(tiny_models: Models, family: str, way:
         text = prompt(rng, rng.randint(60, 100))
         for split in rng.sample(range(20, len(text) - 10), NUM_SPLITS):
             engine = way(model, rng, text, split)
-            worst = max(worst, engine.checked.worst)
-            num_compared += engine.checked.num_compared
+            worst = max(worst, engine.worst)
+            num_compared += engine.num_compared
     print(
         f"{family}, {way.__name__}: {NUM_PROMPTS} prompts x {NUM_SPLITS} splits, "
         f"{num_compared} logits, largest relative difference {worst:.1e}"
