@@ -4,8 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,24 +15,21 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal import store
 from gateway.journal.charge import Billing
-from gateway.journal.drain import Drain
+from gateway.journal.drain import Drain, Known
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
+from tests.gateway.records import counts_of, turn_record
 
 pytestmark = pytest.mark.anyio
 
 
 def record(journal: Journal, number: int) -> TurnRecord:
-    return TurnRecord(
-        id=f"msg_{journal.instance}{number:06}",
+    return turn_record(
+        f"msg_{journal.instance}{number:06}",
         instance=journal.instance,
         workspace="default",
-        key_id="key",
-        model="m",
         price="reference",
-        stream=False,
-        opened_at=datetime(2026, 11, 21, tzinfo=UTC),
         engine="engine-0",
     )
 
@@ -63,16 +59,31 @@ class Witness:
         return request_id in self.running
 
 
-@pytest.mark.parametrize("attempt", range(3))
-def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path, attempt: int) -> None:
+def settling(
+    journal: Journal,
+    *witnesses: Witness,
+    now: Callable[[], float] = lambda: 0.0,
+    charged: Callable[[TurnRecord], None] | None = None,
+    known: Known | None = None,
+) -> Reconciler:
+    """A reconciler that charges what the shipped prices say."""
+    metrics = Metrics()
+    billing = Billing(load_prices(), metrics, charged or (lambda _: None))
+    return Reconciler(journal, [*witnesses], metrics, billing.charge, now, known)
+
+
+async def nobody(_engine: str, _turn_ids: list[str]) -> None:
+    """Acknowledge to no engine."""
+
+
+def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-m", "tests.gateway.journal_writer", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
     )
     assert writer.stdout is not None
-    said = [writer.stdout.readline() for _ in range(50 * (attempt + 1))]
-    time.sleep(0.05 * attempt)
+    said = [writer.stdout.readline() for _ in range(100)]
     writer.send_signal(signal.SIGKILL)
     said += writer.stdout.read().splitlines(keepends=True)
     writer.wait()
@@ -101,19 +112,11 @@ async def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts
         await journal.open(record(journal, number))
     await journal.stop()
 
-    journal = Journal(tmp_path).start()
-    metrics, now = Metrics(), [0.0]
+    journal, now = Journal(tmp_path).start(), [0.0]
     usage = InputUsage(input_tokens=10, cache_write_5m_tokens=90, computed_tokens=100)
-    known = FinalCounts(
-        request_id=record(journal, 1).id,
-        epoch="e",
-        reason="cancelled",
-        usage=usage,
-        output_tokens=7,
-    )
+    known = counts_of(record(journal, 1).id, reason="cancelled", usage=usage, output_tokens=7)
     witness = Witness(known)
-    billing = Billing(load_prices(), metrics)
-    reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: now[0])
+    reconciler = settling(journal, witness, now=lambda: now[0])
     assert await reconciler.recover() == 3
     await reconciler.step()
     (closed,) = await journal.closed_turns(10)
@@ -140,11 +143,8 @@ async def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
     await journal.stop()
 
     journal, now = Journal(tmp_path).start(), [0.0]
-    witness = Witness(
-        *(FinalCounts(request_id=turn.id, epoch="e", reason="stop") for turn in turns[:30] * 2)
-    )
-    billing = Billing(load_prices(), Metrics())
-    reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
+    witness = Witness(*(counts_of(turn.id) for turn in turns[:30] * 2))
+    reconciler = settling(journal, witness, now=lambda: now[0])
     assert await reconciler.recover() == 60
     commits: list[sqlite3.Connection] = []
     real = store._commit
@@ -163,40 +163,31 @@ async def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
     ("outcome", "is_paid"), [("client_disconnect", True), ("timeout_error", False)]
 )
 async def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncached_input(
-    tmp_path: Path, outcome: str, is_paid: bool
+    journal: Journal, outcome: str, is_paid: bool
 ) -> None:
-    journal = Journal(tmp_path).start()
-    turn = record(journal, 1)
+    turn, charged = record(journal, 1), list[TurnRecord]()
     await journal.open(turn)
-    final = FinalCounts(request_id=turn.id, epoch="e", reason="cancelled", prefilled_tokens=3_000)
-    witness, metrics = Witness(final), Metrics()
-    charged: list[TurnRecord] = []
-    billing = Billing(load_prices(), metrics, charged.append)
-    reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: 0.0)
+    final = counts_of(turn.id, reason="cancelled", prefilled_tokens=3_000)
+    reconciler = settling(journal, Witness(final), charged=charged.append)
     turn.outcome = outcome
     reconciler.take_over(turn)
     await reconciler.step()
     (closed,) = await journal.closed_turns(10)
-    await journal.stop()
     paid = 3_000 if is_paid else 0
-    assert (closed.outcome, closed.input_tokens, closed.computed_tokens) == (
-        outcome,
-        paid,
-        3_000,
-    )
-    assert closed.cost == paid * 1000 and closed.cache_read_tokens == 0
+    told = (closed.outcome, closed.input_tokens, closed.computed_tokens, closed.cache_read_tokens)
+    assert told == (outcome, paid, 3_000, 0)
+    assert closed.cost == paid * 1000
     assert charged[0].input_tokens == paid, "it counts against rates and spend"
 
 
 async def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(
-    tmp_path: Path,
+    journal: Journal,
 ) -> None:
-    journal, now = Journal(tmp_path).start(), [0.0]
+    now = [0.0]
     await journal.open(record(journal, 1))
-    witness = Witness(FinalCounts(request_id=record(journal, 1).id, epoch="e", reason="stop"))
+    witness = Witness(counts_of(record(journal, 1).id))
     witness.is_silent = True
-    billing = Billing(load_prices(), Metrics())
-    reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
+    reconciler = settling(journal, witness, now=lambda: now[0])
     await reconciler.recover()
     now[0] = 60.0
     await reconciler.step()
@@ -209,7 +200,6 @@ async def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(
     await reconciler.step()
     (turn,) = await journal.closed_turns(10)
     assert turn.stop_reason == "stop" and reconciler.num_pending == 0
-    await journal.stop()
 
 
 async def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left_alone(
@@ -217,14 +207,8 @@ async def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateway
 ) -> None:
     mine, open_one = record(journal, 1).id, record(journal, 2)
     await journal.open(open_one)
-    counts = [
-        FinalCounts(request_id=turn_id, epoch="e", reason="stop")
-        for turn_id in (mine, open_one.id, "msg_ffffffff0001")
-    ]
-    witness = Witness(*counts)
-    billing = Billing(load_prices(), Metrics())
-    reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: 0.0)
-    await reconciler.step(is_sweep=True)
+    witness = Witness(*map(counts_of, (mine, open_one.id, "msg_ffffffff0001")))
+    await settling(journal, witness).step(is_sweep=True)
     assert witness.acked == [mine]
 
 
@@ -273,12 +257,9 @@ async def test_an_idle_drain_leaves_the_journal_alone_and_its_last_look_waits_fo
     async def insert(turns: Sequence[TurnRecord]) -> None:
         ledger.extend(turn.id for turn in turns)
 
-    async def acknowledge(_engine: str, _turn_ids: list[str]) -> None:
-        pass
-
     monkeypatch.setattr(journal, "closed_turns", counted)
     stopping = asyncio.Event()
-    running = asyncio.create_task(Drain(journal, insert, acknowledge, Metrics()).run(stopping))
+    running = asyncio.create_task(Drain(journal, insert, nobody, Metrics()).run(stopping))
     while not looks:
         await asyncio.sleep(0.01)
     turn = record(journal, 1)
@@ -313,7 +294,9 @@ def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> N
     assert asyncio.run(open_and_closed()) == (0, 1)
 
 
-async def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(tmp_path: Path) -> None:
+async def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(
+    journal: Journal,
+) -> None:
     """At shutdown `finish` may come while `run` is in the middle of a step."""
 
     class Slow(Witness):
@@ -321,14 +304,10 @@ async def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(tmp_
             await asyncio.sleep(0.05)
             await super().ack(request_ids)
 
-    journal = Journal(tmp_path / "journal").start()
     gone = record(journal, 1).request_id
     usage = InputUsage(input_tokens=1)
-    final = FinalCounts(request_id=gone, epoch="e", reason="stop", usage=usage)
-    witness, metrics = Slow(final), Metrics()
-    charge = Billing(load_prices(), metrics).charge
-    reconciler = Reconciler(journal, [witness], metrics, charge, time.monotonic)
+    witness = Slow(counts_of(gone, usage=usage))
+    reconciler = settling(journal, witness)
     reconciler.retire("engine-0", gone)
     await asyncio.gather(reconciler.step(), reconciler.step())
     assert witness.acked == [gone]
-    await journal.stop()

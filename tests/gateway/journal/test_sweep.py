@@ -6,26 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol import FinalCounts, InputUsage
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.metrics import Metrics
-from gateway.journal.drain import Drain, Known
-from gateway.journal.reconcile import Reconciler
+from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
-from tests.gateway.journal.test_journal import Witness, record
+from tests.gateway.journal.test_journal import Witness, nobody, record, settling
+from tests.gateway.records import counts_of
 from tests.gateway.serving import WAIT_SECONDS
 
 pytestmark = pytest.mark.anyio
-
-
-def counts_of(request_id: str) -> FinalCounts:
-    usage = InputUsage(input_tokens=5, computed_tokens=5)
-    return FinalCounts(request_id=request_id, epoch="e", reason="stop", usage=usage)
-
-
-def reconciler_of(journal: Journal, witness: Witness, known: Known) -> Reconciler:
-    return Reconciler(journal, [witness], Metrics(), lambda _: None, lambda: 0.0, known)
 
 
 async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is_named_once(
@@ -39,14 +29,12 @@ async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is
     await journal.open(waiting)
     mine = [stored.id, f"{stored.id}.2", waiting.id, lost.id, f"{lost.id}.2"]
     witness = Witness(*map(counts_of, [*mine, other]))
-    metrics = Metrics()
-    reconciler = Reconciler(journal, [witness], metrics, lambda _: None, lambda: 0.0, ledger.known)
+    reconciler = settling(journal, witness, known=ledger.known)
     for _ in range(3):
         await reconciler.step(is_sweep=True)
         assert set(witness.acked) == {stored.id, f"{stored.id}.2"}
         assert await journal.set_aside_turns() == [lost.id]
         assert journal.num_set_aside == 1
-    assert b"turns_set_aside_total 1.0" in metrics.exposition()
     await ledger.close()
     await journal.stop()
 
@@ -55,11 +43,9 @@ async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is
     await ledger.insert_turns([lost])
     assert journal.num_set_aside == 1
 
-    async def tell(_engine: str, _turns: list[str]) -> None: ...
-
-    await Drain(journal, ledger.insert_turns, tell, Metrics(), ledger.known).step()
+    await Drain(journal, ledger.insert_turns, nobody, Metrics(), ledger.known).step()
     assert await journal.set_aside_turns() == [] and journal.num_set_aside == 0
-    await reconciler_of(journal, witness, ledger.known).step(is_sweep=True)
+    await settling(journal, witness, known=ledger.known).step(is_sweep=True)
     assert {lost.id, f"{lost.id}.2"} <= set(witness.acked)
     await ledger.close()
     await journal.stop()
@@ -77,9 +63,7 @@ async def test_a_turn_that_the_drain_inserts_between_the_two_questions_is_not_na
     async def insert(turns: Sequence[object]) -> None:
         rows.add(turn.id)
 
-    async def tell(_engine: str, _turns: list[str]) -> None: ...
-
-    drain = Drain(journal, insert, tell, Metrics())
+    drain = Drain(journal, insert, nobody, Metrics())
 
     async def known(turn_ids: Sequence[str]) -> set[str]:
         found = rows & set(turn_ids)
@@ -87,7 +71,7 @@ async def test_a_turn_that_the_drain_inserts_between_the_two_questions_is_not_na
         return found
 
     witness = Witness(counts_of(turn.id))
-    reconciler = reconciler_of(journal, witness, known)
+    reconciler = settling(journal, witness, known=known)
     await reconciler.step(is_sweep=True)
     assert await journal.set_aside_turns() == []
     await drain.step()
@@ -106,36 +90,12 @@ async def test_while_the_ledger_is_away_nothing_is_acknowledged_and_nothing_is_n
             raise LedgerUnavailable
         return set(turn_ids)
 
-    reconciler = reconciler_of(journal, witness, known)
+    reconciler = settling(journal, witness, known=known)
     await reconciler.step(is_sweep=True)
     assert not witness.acked and not await journal.set_aside_turns()
     is_away = False
     await reconciler.step(is_sweep=True)
     assert witness.acked == [turn.id] and not await journal.set_aside_turns()
-
-
-async def test_turns_of_a_damaged_journal_are_named_by_the_engines_counts_of_its_former_instance(
-    tmp_path: Path,
-) -> None:
-    journal = Journal(tmp_path).start()
-    turns = [record(journal, number) for number in range(3)]
-    for turn in turns:
-        await journal.open(turn)
-    old = journal.instance
-    await journal.stop()
-    (tmp_path / "journal.db").write_bytes(b"no database")
-
-    async def known(_: Sequence[str]) -> set[str]:
-        return set()
-
-    witness = Witness(*(counts_of(turn.id) for turn in turns))
-    for _ in range(2):  # also at a later start
-        journal = Journal(tmp_path).start()
-        assert journal.instance != old and old in journal.instances
-        await reconciler_of(journal, witness, known).step(is_sweep=True)
-        assert await journal.set_aside_turns() == [turn.id for turn in turns]
-        assert not witness.acked and journal.num_set_aside == 3
-        await journal.stop()
 
 
 async def test_an_engine_is_swept_when_it_first_answers(journal: Journal) -> None:
@@ -146,7 +106,7 @@ async def test_an_engine_is_swept_when_it_first_answers(journal: Journal) -> Non
         return set(turn_ids)
 
     # The clock stands, so that no interval goes by.
-    running = asyncio.create_task(reconciler_of(journal, witness, known).run(stopping))
+    running = asyncio.create_task(settling(journal, witness, known=known).run(stopping))
     await asyncio.sleep(0.3)
     assert not witness.acked
     witness.is_ready = True
