@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailureTeller(terminal))
 
 
-SHARING = ("tests/conformance/", "tests/vectors/", "tests/isolation/")
+SHARING = ("tests/conformance/", "tests/e2e/sdk/", "tests/vectors/", "tests/isolation/")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,7 +28,8 @@ class Recipe:
     `resumed` are later runs that carry the conversation on, and `after` is a command that ends what
     the client left running. `package` is read for the version, in `place` under the folder of the
     clients: a folder with `node_modules`, or a virtual environment.
-    `may_miss` are paths outside of the API that the client asks for and does well without.
+    `may_miss` are paths outside of the API that the client asks for and does well without. Less
+    than the share `least_read` of turns 2 to n is a failure.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Recipe:
     last: str = LAST_TEXT
     typed: str = ""
     may_miss: frozenset[str] = frozenset()
+    least_read: float = 0.0
 
     def version(self, folder: Path) -> str | None:
         """The installed version, or None where it is not installed."""
@@ -136,6 +138,7 @@ CODEX = Recipe(
     ),
     tool="exec_command",
     given={"cmd": "echo step $step"},
+    least_read=0.95,
     environment={"CODEX_HOME": "$home/.codex", "HOLDFAST_KEY": "$key"},
     files={
         "$home/.codex/config.toml": (
@@ -152,6 +155,7 @@ GEMINI_CLI = Recipe(
     command=("gemini", "-m", MODEL, "--yolo", "--skip-trust", "-p", "$prompt"),
     tool="run_shell_command",
     given=SHELL,
+    least_read=0.95,
     environment={"GEMINI_API_KEY": "$key", "GOOGLE_GEMINI_BASE_URL": "$url"},
     files={
         "$home/.gemini/settings.json": json.dumps(
@@ -160,31 +164,18 @@ GEMINI_CLI = Recipe(
     },
 )
 
-QWEN_OPENAI = Recipe(
-    name="Qwen Code, openai",
-    package="@qwen-code/qwen-code",
-    command=("qwen", "--auth-type", "openai", "-m", MODEL, "--yolo", "-p", "$prompt"),
-    tool="run_shell_command",
-    given={**SHELL, "is_background": "false"},
-    environment={
-        "OPENAI_BASE_URL": "$url/v1",
-        "OPENAI_API_KEY": "$key",
-        "OPENAI_MODEL": MODEL,
-    },
-)
 
-QWEN_ANTHROPIC = Recipe(
-    name="Qwen Code, anthropic",
-    package="@qwen-code/qwen-code",
-    command=("qwen", "--auth-type", "anthropic", "-m", MODEL, "--yolo", "-p", "$prompt"),
-    tool="run_shell_command",
-    given={**SHELL, "is_background": "false"},
-    environment={
-        "ANTHROPIC_BASE_URL": "$url",
-        "ANTHROPIC_API_KEY": "$key",
-        "ANTHROPIC_MODEL": MODEL,
-    },
-)
+def qwen(dialect: str, base: str) -> Recipe:
+    names = ("BASE_URL", "API_KEY", "MODEL")
+    values = zip(names, (base, "$key", MODEL), strict=True)
+    return Recipe(
+        name=f"Qwen Code, {dialect}",
+        package="@qwen-code/qwen-code",
+        command=("qwen", "--auth-type", dialect, "-m", MODEL, "--yolo", "-p", "$prompt"),
+        tool="run_shell_command",
+        given={**SHELL, "is_background": "false"},
+        environment={f"{dialect.upper()}_{name}": value for name, value in values},
+    )
 
 
 def copilot(mode: str, base: str, **options: str) -> Recipe:
@@ -328,8 +319,8 @@ AGENTS: tuple[Recipe, ...] = (
     CLAUDE_CODE_ROUTER,
     CODEX,
     GEMINI_CLI,
-    QWEN_OPENAI,
-    QWEN_ANTHROPIC,
+    qwen("openai", "$url/v1"),
+    qwen("anthropic", "$url"),
     COPILOT,
     COPILOT_CONTINUE,
     copilot("openai", "$url/v1", wire_api="responses"),

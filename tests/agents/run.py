@@ -65,7 +65,8 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        return self.has_ended_well and not self.asked
+        is_read = (self.share or 0.0) >= self.recipe.least_read
+        return self.has_ended_well and is_read and not self.asked
 
     @property
     def line(self) -> str:
@@ -132,7 +133,6 @@ def run_one(recipe: Recipe, folder: Path) -> Outcome:
         with serving(room / "data", script_of(recipe)) as (relay, url):
             status, printed = execute(recipe, folder, room, relay.url)
             rows = settled(url)
-        keep(recipe, room, relay, printed)
     return judge(recipe, version, relay.exchanges, rows, status, printed)
 
 
@@ -254,19 +254,3 @@ def judge(
 
 def hex_of(row: Row) -> str:
     return str(row["id"]).rpartition("_")[2]
-
-
-def keep(recipe: Recipe, room: Path, relay: Relay, printed: str) -> None:
-    """Where AGENTS_KEEP names a folder, what was sent and printed stays there for a look."""
-    kept = os.environ.get("AGENTS_KEEP")
-    if not kept:
-        return
-    folder = Path(kept) / recipe.name.replace("/", "_").replace(" ", "_")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "printed").write_text(printed)
-    for log in ("gateway.log", "engine.log"):
-        (folder / log).write_bytes((room / log).read_bytes())
-    for number, one in enumerate(relay.exchanges):
-        (folder / f"{number:02}.json").write_bytes(one.body)
-        head = f"{one.method} {one.path} {one.status}\n{one.answer}\n"
-        (folder / f"{number:02}.answer").write_text(head)

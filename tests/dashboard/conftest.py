@@ -4,14 +4,17 @@ import functools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from streamlit import config
 from streamlit.components.v2 import manifest_scanner
+from streamlit.testing.v1 import AppTest
 
 from dashboard.access.sessions import sessions
 from tests.dashboard.ledgers import FILLS, fill
-from tests.gateway.serving import serve_gateway
+from tests.dashboard.signed_in import open_page, sign_in
+from tests.gateway.serving import ADMIN_KEY, serve_gateway
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +41,23 @@ def pages_begin_at_once() -> Iterator[None]:
 def no_session_is_left() -> Iterator[None]:
     yield
     sessions().close_all()
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> "Show":
+    """A page of a gateway, opened with a key, on which nothing went wrong."""
+
+    def open_at(url: str, name: str, key: str = ADMIN_KEY, **query: str) -> AppTest:
+        sign_in(monkeypatch, url, key)
+        app = open_page(name, query)
+        assert not app.exception and not app.error, (app.exception, app.error)
+        return app
+
+    return open_at
+
+
+class Show(Protocol):
+    def __call__(self, url: str, name: str, key: str = ADMIN_KEY, **query: str) -> AppTest: ...
 
 
 class Gateways:

@@ -17,9 +17,11 @@ from gateway.ledger.upkeep import rebuild
 from gateway.prices.book import PriceBook
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
-NUM_MANY = 20_000
+NUM_MANY = 3000
 # A dollar for a million tokens; written at 1.25 and 2, read at a tenth, output at five.
 PRICE = PriceBook().find("reference", date(2026, 11, 1))
+UNKNOWN = ("prefix", "prefix_ttl", "miss_reason", "epoch", "queue_seconds", "name", "error",
+           "available_tokens", "captured_tokens", "user_agent")  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -61,17 +63,8 @@ def turn(number: int, moment: datetime, **changes: Any) -> Row:
         "cost_nano": cost.actual if cost else None,
         "cost_without_cache_nano": cost.without_cache if cost else None,
         "num_removed": 0,
-        "prefix": None,
-        "prefix_ttl": None,
-        "miss_reason": None,
-        "epoch": None,
-        "queue_seconds": None,
-        "available_tokens": None,
-        "captured_tokens": None,
         "status": 200,
-        "error": None,
-        "user_agent": None,
-        "name": None,
+        **dict.fromkeys(UNKNOWN),
         "http_request_id": f"req_{number:024x}",
     }
     assert changes.keys() <= row.keys(), changes.keys() - row.keys()
@@ -149,7 +142,7 @@ def hostile() -> Iterator[Row]:
 
 
 def many() -> Iterator[Row]:
-    """Twenty thousand of a month; half of them in prefixes that come again."""
+    """Three thousand of a month; half of them in prefixes that come again."""
     chance = random.Random(20261121)
     start = datetime.now(UTC) - timedelta(days=30)
     for number in range(NUM_MANY):
@@ -176,6 +169,7 @@ def many() -> Iterator[Row]:
 
 FILLS: dict[str, Callable[[], Iterator[Row]]] = {
     "empty": empty,
+    "managed": empty,
     "one_row": one_row,
     "refused": refused,
     "one_bucket": one_bucket,

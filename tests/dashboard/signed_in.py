@@ -1,6 +1,7 @@
 """A page of the dashboard in Streamlit's own test harness, signed in as the server would."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.runtime.context import ContextProxy, StreamlitCookies
@@ -14,14 +15,13 @@ from gateway.admin.structs.fleet import About
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 
 
-def sign_in(monkeypatch: pytest.MonkeyPatch, gateway_url: str, key: str) -> AdminClient:
+def sign_in(monkeypatch: pytest.MonkeyPatch, gateway_url: str, key: str) -> None:
     """Open a real session and give the harness its cookie, which has no browser to hold it."""
     monkeypatch.setattr(client_module, "KEPT_SECONDS", 0.0)
     made = AdminClient(gateway_url, key)
     cookie = sessions().open(made, made.get("/admin/v1/about", About))
     cookies = StreamlitCookies({COOKIE: cookie})
     monkeypatch.setattr(ContextProxy, "cookies", property(lambda self: cookies))
-    return made
 
 
 def open_page(name: str, query: dict[str, str] | None = None) -> AppTest:
@@ -32,3 +32,24 @@ def open_page(name: str, query: dict[str, str] | None = None) -> AppTest:
     if name != "overview":
         app.switch_page(f"views/{name}.py")
     return app.run()
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def table(app: AppTest, column: str) -> Any:
+    """The first table that has such a column."""
+    return next(each.value for each in app.dataframe if column in each.value.columns)
+
+
+def said(app: AppTest, *kinds: str) -> str:
+    """All that the page says, or that its elements of these kinds say."""
+    wanted = kinds or ("text", "info", "markdown", "caption", "warning", "error", "subheader")
+    return " ".join(str(each.value) for kind in wanted for each in app.get(kind))
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    next(button for button in app.button if button.label == label).click().run()
+    assert not app.exception
+    return app

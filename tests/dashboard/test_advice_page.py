@@ -1,9 +1,10 @@
-"""The page "Advice" in Streamlit's harness, on a real gateway over a real ledger."""
+"""The pages "Advice" and "Plan" in Streamlit's harness, on a real gateway over a real ledger."""
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from streamlit.testing.v1 import AppTest
 
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
-from tests.dashboard.signed_in import open_page, sign_in
+from tests.dashboard.conftest import Show
+from tests.dashboard.signed_in import said, table
 from tests.gateway.admin.test_advise import BODIES, RULES, record
 from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
 
 HEADERS = {"x-api-key": ADMIN_KEY}
+Page = Callable[..., AppTest]
+LINE = '{"timestamp": %d, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}'
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +53,18 @@ def post(url: str, path: str, body: Any) -> Any:
     return reply.json()
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, url: str, **query: str) -> AppTest:
-    sign_in(monkeypatch, url, ADMIN_KEY)
-    app = open_page("advice", query)
-    assert not app.exception and not app.error, (app.exception, app.error)
-    return app
+@pytest.fixture
+def page(show: Show, gateway: str) -> Page:
+    return partial(show, gateway, "advice")
 
 
-def table(app: AppTest, column: str) -> Any:
-    return next(each.value for each in app.dataframe if column in each.value.columns)
+@pytest.fixture
+def plan(show: Show, gateway: str) -> Page:
+    return partial(show, gateway, "plan")
 
 
-def said(app: AppTest) -> str:
-    kinds = ("text", "info", "markdown")
-    return " ".join(str(each.value) for kind in kinds for each in app.get(kind))
-
-
-def test_the_figures_are_those_of_the_api(monkeypatch: pytest.MonkeyPatch, gateway: str) -> None:
-    app = opened(monkeypatch, gateway)
+def test_the_figures_are_those_of_the_api(page: Page, gateway: str) -> None:
+    app = page()
     now = int(datetime.now(UTC).timestamp() * 1000)
     told = post(gateway, "advise", {"since_ms": now - 86_400_000, "until_ms": now + 1000})
     told["streams"].sort(key=lambda each: -each["saves"]["multiples"])
@@ -80,20 +78,16 @@ def test_the_figures_are_those_of_the_api(monkeypatch: pytest.MonkeyPatch, gatew
     assert list(ways["Read"]) == [each["cache_read_tokens"] for each in first["outcomes"]]
 
 
-def test_a_fault_is_shown_with_its_block_and_its_requests(
-    monkeypatch: pytest.MonkeyPatch, gateway: str
-) -> None:
-    app = opened(monkeypatch, gateway, workspace="team-b")
+def test_a_fault_is_shown_with_its_block_and_its_requests(page: Page) -> None:
+    app = page(workspace="team-b")
     found = table(app, "Block")
     assert list(found["Block"]) == ["system.0"]
     assert "new in every request" in found.loc[0, "What"]
     assert "msg_team-b_" in found.loc[0, "From"]
 
 
-def test_the_advised_policy_is_set_for_the_key(
-    monkeypatch: pytest.MonkeyPatch, gateway: str
-) -> None:
-    app = opened(monkeypatch, gateway, workspace="team-a")
+def test_the_advised_policy_is_set_for_the_key(page: Page, gateway: str) -> None:
+    app = page(workspace="team-a")
     app.button(key="advice_apply").click().run()
     assert not app.exception and not app.error
     keys = httpx.get(f"{gateway}/admin/v1/keys", headers=HEADERS, timeout=60).json()
@@ -102,8 +96,8 @@ def test_the_advised_policy_is_set_for_the_key(
     assert set(policies.values()) == {(None, None)}
 
 
-def test_a_range_without_requests_says_so(monkeypatch: pytest.MonkeyPatch, gateway: str) -> None:
-    app = opened(monkeypatch, gateway, range="1h")
+def test_a_range_without_requests_says_so(page: Page) -> None:
+    app = page(range="1h")
     assert "No requests in this range" in said(app) and not app.dataframe
 
 
@@ -115,22 +109,74 @@ def pasted(app: AppTest, *texts: str) -> AppTest:
     return app.button(key="advise").click().run()
 
 
-def test_a_pasted_request_is_shown_with_its_markers(
-    monkeypatch: pytest.MonkeyPatch, gateway: str
-) -> None:
-    app = pasted(opened(monkeypatch, gateway), json.dumps(BODIES["messages"]))
+def test_a_pasted_request_is_shown_with_its_markers(page: Page) -> None:
+    app = pasted(page(), json.dumps(BODIES["messages"]))
     assert "Nothing is marked" in table(app, "Block").loc[0, "What"]
     marked = msgspec.json.decode(app.code[0].value)
     assert marked["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "5m"}
 
 
-def test_two_pasted_requests_are_compared(monkeypatch: pytest.MonkeyPatch, gateway: str) -> None:
+def test_two_pasted_requests_are_compared(page: Page) -> None:
     bodies = [{**BODIES["messages"], "system": f"id {n}\n{RULES}"} for n in (1, 2)]
-    app = pasted(opened(monkeypatch, gateway), *map(json.dumps, bodies))
+    app = pasted(page(), *map(json.dumps, bodies))
     assert any(subheader.value == "Compared with each other" for subheader in app.subheader)
 
 
-def test_what_is_no_request_is_said(monkeypatch: pytest.MonkeyPatch, gateway: str) -> None:
-    app = pasted(opened(monkeypatch, gateway), "no json ![x](http://evil.test)")
+def test_what_is_no_request_is_said(page: Page) -> None:
+    app = pasted(page(), "no json ![x](http://evil.test)")
     assert not app.exception and app.error
     assert "neither a JSON object" in said(app)
+
+
+def go(app: AppTest) -> AppTest:
+    app = app.button(key="plan_go").click().run(timeout=120)
+    assert not app.exception, app.exception
+    return app
+
+
+def test_a_plans_figures_are_those_of_the_api(plan: Page, gateway: str) -> None:
+    app = plan()
+    app.segmented_control(key="plan_source").set_value("A trace").run()
+    trace = "\n".join(LINE % (n * 60_000) for n in range(5))
+    app.text_area(key="plan_trace").set_value(trace)
+    app.number_input(key="plan_device").set_value(24.0)
+    app = go(app)
+    assert not app.error, said(app)
+    told = post(gateway, "plan", {"trace": trace, "device_gib": 24})
+    shown = table(app, "Fleet")
+    assert list(shown["Fleet"]) == [each["label"] for each in told["memory"]]
+    assert list(shown["Hit rate"]) == [each["hit_rate"] for each in told["memory"]]
+    assert told["knee_text"] in said(app) and told["buys"][0]["text"] in said(app)
+    assert "80.0% of the prompt tokens would be read" in said(app)
+
+
+def test_the_requests_of_the_range_are_planned(plan: Page) -> None:
+    app = go(plan(workspace="team-a"))
+    assert "Simulated: 12 requests" in said(app)
+
+
+def test_nothing_is_planned_before_somebody_asks(plan: Page) -> None:
+    app = plan()
+    assert "then Plan" in said(app) and not app.dataframe
+
+
+@pytest.mark.parametrize(
+    "config, named",
+    [
+        ("no json", "config: no JSON"),
+        ("[]", "config: paste the whole"),
+        (json.dumps({"num_hidden_layers": 2}), "config: num_attention_heads"),
+    ],
+)
+def test_a_config_that_is_none_is_named(plan: Page, config: str, named: str) -> None:
+    app = plan()
+    app.segmented_control(key="plan_source").set_value("Made-up conversations").run()
+    app.selectbox(key="plan_model").set_value("Another: its config.json")
+    app.text_area(key="plan_config").set_value(config)
+    app = go(app)
+    assert app.error and named in said(app), said(app)
+
+
+def test_nothing_is_planned_of_a_range_without_requests(plan: Page) -> None:
+    app = go(plan(range="1h"))
+    assert app.error and "no request of this range" in said(app)

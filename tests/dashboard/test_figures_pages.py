@@ -6,40 +6,25 @@ Workspaces, Latency, Requests, Why, Prefixes and Fleet, over the ledgers of `tes
 from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard.ui import formats
 from dashboard.ui.reasons import ADVICE
-from tests.dashboard.signed_in import open_page, sign_in
+from tests.dashboard.signed_in import said, table
 from tests.dashboard.test_figures import (
+    LENGTHS,
     PROMPT,
     READS,
     SAVED,
+    SHOWN_SHARE,
     UNCACHED,
     Figures,
     alts,
     bars,
     card,
     figures,
-    table,
 )
-from tests.gateway.serving import ADMIN_KEY
 
 __all__ = ["figures"]
-
-# A share in a table has three digits.
-SHOWN_SHARE = 5.1e-4
-
-
-@pytest.fixture
-def show(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def open_in(name: str, **query: str) -> AppTest:
-        sign_in(monkeypatch, figures.url, ADMIN_KEY)
-        app = open_page(name, {"range": "24h", **query})
-        assert not app.exception and not app.error
-        return app
-
-    return open_in
 
 
 def check_groups(figures: Figures, shown: Any, column: str) -> None:
@@ -63,20 +48,23 @@ def check_groups(figures: Figures, shown: Any, column: str) -> None:
             assert row["Cost ($)"] == pytest.approx(cost / 1e9)
 
 
-def test_savings_by_workspace(figures: Figures, show: Any) -> None:
-    app = show("savings")
+def test_savings_by_model_and_workspace(figures: Figures) -> None:
+    app = figures.page("savings")
+    shown = table(app, "Output (tokens)").set_index("Model")
+    assert len(shown) == 2
+    check_groups(figures, shown, "model")
     shown = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
     check_groups(figures, shown.set_index("Workspace"), "workspace_id")
 
 
-def test_every_workspace_that_saves_is_among_the_prefixes(figures: Figures, show: Any) -> None:
+def test_every_workspace_that_saves_is_among_the_prefixes(figures: Figures) -> None:
     saving = figures.rows(f"SELECT workspace_id, {SAVED} AS saved FROM turns", rest="GROUP BY 1")
-    shown = table(show("savings"), "Cheaper TTL")
+    shown = table(figures.page("savings"), "Cheaper TTL")
     assert {name for name, saved in saving if saved} <= set(shown["Workspace"])
 
 
-def test_workspaces(figures: Figures, show: Any) -> None:
-    app = show("workspaces")
+def test_workspaces(figures: Figures) -> None:
+    app = figures.page("workspaces")
     check_groups(figures, table(app, "Hit rate").set_index("Workspace"), "workspace_id")
     saved = [
         nano for (nano,) in figures.rows(f"SELECT {SAVED} FROM turns", rest="GROUP BY workspace_id")
@@ -88,25 +76,16 @@ def test_workspaces(figures: Figures, show: Any) -> None:
     assert any(f"**{good:,} of {len(saved):,} workspaces**" in m.value for m in app.markdown)
 
 
-def test_latency_by_prompt_length(figures: Figures, show: Any) -> None:
-    app = show("latency")
+def test_latency_by_prompt_length(figures: Figures) -> None:
+    app = figures.page("latency")
     shown = table(app, "Times shorter").set_index("Prompt tokens")
-    for low, high in ((0, 1000), (1000, 4000), (4000, 16_000), (16_000, 64_000)):
-        where = f"{PROMPT} > {low} AND {PROMPT} <= {high}"
+    for low, high in LENGTHS:
         for kind, sign in (("Hit", ">"), ("Miss", "=")):
-            times = sorted(
-                time
-                for (time,) in figures.rows(
-                    "SELECT first_token_seconds FROM turns",
-                    where=f"{where} AND cache_read_tokens {sign} 0",
-                )
-            )
-            if not times:
-                continue
-            row = shown.loc[f"{low:,} to {high:,}"]
-            assert row["Hits" if kind == "Hit" else "Misses"] == len(times)
-            true = times[int(0.5 * len(times))]
-            assert row[f"{kind} median (s)"] == pytest.approx(true, rel=0.25)
+            if times := figures.first_tokens(low, high, sign):
+                row = shown.loc[f"{low:,} to {high:,}"]
+                assert row["Hits" if kind == "Hit" else "Misses"] == len(times)
+                true = times[int(0.5 * len(times))]
+                assert row[f"{kind} median (s)"] == pytest.approx(true, rel=0.25)
     dots = bars(app, 0)
     assert len(dots) == min(figures.value("COUNT(*)"), 600)
     assert f"{int((dots['kind'] == 'Hit').sum())} of them hits" in alts(app)[0]
@@ -146,31 +125,31 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
                 assert row[name] == pytest.approx(value), name
 
 
-def test_requests(figures: Figures, show: Any) -> None:
-    check_turns(figures, table(show("requests"), "Request id"), "1", 200)
+def test_requests(figures: Figures) -> None:
+    check_turns(figures, table(figures.page("requests"), "Request id"), "1", 200)
 
 
-def test_requests_of_one_reason(figures: Figures, show: Any) -> None:
-    shown = table(show("requests", reason=ADVICE["ttl_expired"].title), "Request id")
+def test_requests_of_one_reason(figures: Figures) -> None:
+    shown = table(figures.page("requests", reason=ADVICE["ttl_expired"].title), "Request id")
     check_turns(figures, shown, "miss_reason = 'ttl_expired'", 200)
 
 
-def test_a_request_is_found_by_the_id_of_its_response(figures: Figures, show: Any) -> None:
+def test_a_request_is_found_by_the_id_of_its_response(figures: Figures) -> None:
     turn_id, request_id, read = figures.rows(
         "SELECT id, http_request_id, cache_read_tokens FROM turns", rest="LIMIT 1"
     )[0]
-    app = show("requests", request=request_id)
+    app = figures.page("requests", request=request_id)
     assert card(app, "Read from cache")[0] == f"{read:,}"
     assert any(turn_id in each.value for each in app.text)
 
 
-def test_a_failed_request_says_what_went_wrong(figures: Figures, show: Any) -> None:
+def test_a_failed_request_says_what_went_wrong(figures: Figures) -> None:
     turn_id, error, client, seconds = figures.rows(
         "SELECT id, error, user_agent, duration_seconds FROM turns",
         where="error IS NOT NULL",
         rest="LIMIT 1",
     )[0]
-    app = show("requests", request=turn_id)
+    app = figures.page("requests", request=turn_id)
     told = {
         row["What"]: row["Value"]
         for each in app.dataframe
@@ -182,25 +161,25 @@ def test_a_failed_request_says_what_went_wrong(figures: Figures, show: Any) -> N
     assert told["Duration"] == formats.seconds(seconds)
 
 
-def test_what_failed_is_counted_in_the_first_sentence(figures: Figures, show: Any) -> None:
+def test_what_failed_is_counted_in_the_first_sentence(figures: Figures) -> None:
     failed, read, count = figures.rows(
         """SELECT SUM(outcome LIKE '%\\_error' ESCAPE '\\'), SUM(cache_read_tokens > 0), COUNT(*)
             FROM (SELECT * FROM turns""",
         rest="ORDER BY opened_ms DESC, id DESC LIMIT 200)",
     )[0]
-    said = " ".join(each.value for each in show("requests").markdown)
-    assert f"{read:,} of the newest {count:,} requests" in said and f"{failed:,} failed" in said
+    told = said(figures.page("requests"), "markdown")
+    assert f"{read:,} of the newest {count:,} requests" in told and f"{failed:,} failed" in told
 
 
-def test_misses(figures: Figures, show: Any) -> None:
-    app = show("why")
+def test_misses(figures: Figures) -> None:
+    app = figures.page("why")
     check_turns(figures, table(app, "Request id"), "miss_reason IS NOT NULL", 100)
-    shown = table(show("why", reason=ADVICE["cold"].title), "Request id")
+    shown = table(figures.page("why", reason=ADVICE["cold"].title), "Request id")
     check_turns(figures, shown, "miss_reason = 'cold'", 100)
 
 
-def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures, show: Any) -> None:
-    app = show("fleet")
+def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures) -> None:
+    app = figures.page("fleet")
     restarts = table(app, "Turns that missed for it")
     assert sorted(restarts["Engine"]) == ["engine-0", "engine-1"], "one restart of each"
     held = "MAX(captured_tokens, cache_read_tokens + automatic_tokens)"
@@ -221,8 +200,8 @@ def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures,
     assert (drawn["share"] <= 1).all()
 
 
-def test_prefixes_are_labelled_by_their_last_request(figures: Figures, show: Any) -> None:
-    shown = table(show("prefixes"), "Cheaper TTL").set_index("Prefix id")
+def test_prefixes_are_labelled_by_their_last_request(figures: Figures) -> None:
+    shown = table(figures.page("prefixes"), "Cheaper TTL").set_index("Prefix id")
     last = figures.rows(
         """SELECT prefix, name, cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens,
             id, MAX(opened_ms) FROM turns""",

@@ -4,10 +4,9 @@ Two engines of small pools, three workspaces and random traffic: some leases are
 """
 
 import random
-import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +20,15 @@ from streamlit.testing.v1 import AppTest
 from dashboard.ui import formats
 from scripts.bench.load import MESSAGES, body_of, headers_of, marked
 from scripts.stack import ADMIN_KEY, ENGINE_SECRET, serving_engine, serving_gateway
-from tests.dashboard.signed_in import open_page, sign_in
-from tests.dashboard.test_figures import INPUT, PROMPT, READ, WRITE_1H, WRITE_5M, card, table
+from tests.dashboard.conftest import Show
+from tests.dashboard.signed_in import said, table
+from tests.dashboard.test_figures import PROMPT, SAVED, SHOWN_SHARE, card
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
 NUM_TURNS = 60
-SAVED = f"""SUM({PROMPT} * {INPUT} - input_tokens * {INPUT} - cache_read_tokens * {READ}
-    - cache_write_5m_tokens * {WRITE_5M} - cache_write_1h_tokens * {WRITE_1H})"""
 LIMIT_NANO = 1_000_000_000
-SHOWN_SHARE = 5.1e-4
+Page = Callable[[str], AppTest]
 
 
 @dataclass(frozen=True)
@@ -98,35 +96,29 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @pytest.fixture
-def show(live: Live, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def open_in(name: str) -> AppTest:
-        sign_in(monkeypatch, live.gateway, ADMIN_KEY)
-        app = open_page(name, {"range": "24h"})
-        assert not app.exception and not app.error
-        return app
-
-    return open_in
+def page(live: Live, show: Show) -> Page:
+    return lambda name: show(live.gateway, name, ADMIN_KEY, range="24h")
 
 
-def test_leases_are_the_engines_own_entries(live: Live, show: Any) -> None:
-    app, entries = show("prefixes"), live.entries()
+def test_leases_are_the_engines_own_entries(live: Live, page: Page) -> None:
+    app, entries = page("prefixes"), live.entries()
     held = [each for each in entries if each["state"] == "leased"]
     assert 0 < len(held) < len(entries), "some are leased, some are best effort"
     leases, below = card(app, "Leases")
     assert (leases, below) == (str(len(held)), f"{len(entries) - len(held)} more best effort")
     tokens = sum(each["tokens"] for each in held)
     assert card(app, "Tokens held")[0] == formats.compact(tokens)
-    said = " ".join(each.value for each in app.markdown)
-    assert f"**{len(held)} prefixes are promised**" in said
-    assert f"{formats.in_words(tokens)} tokens" in said
+    told = said(app, "markdown")
+    assert f"**{len(held)} prefixes are promised**" in told
+    assert f"{formats.in_words(tokens)} tokens" in told
     minutes, seconds = card(app, "Ends next")[0].split(":")
     soonest = min(each["expires_in_seconds"] for each in held)
     shown = 60 * int(minutes) + int(seconds)
     assert -1 < shown - soonest < 120, "in whole seconds, and asked for a moment earlier"
 
 
-def test_each_lease_has_its_own_counts_and_net(live: Live, show: Any) -> None:
-    shown = table(show("prefixes"), "Ends in")
+def test_each_lease_has_its_own_counts_and_net(live: Live, page: Page) -> None:
+    shown = table(page("prefixes"), "Ends in")
     entries = {each["entry"]: each for each in live.entries()}
     assert set(shown["Entry"]) == set(entries)
     ledger = {
@@ -152,8 +144,8 @@ def test_each_lease_has_its_own_counts_and_net(live: Live, show: Any) -> None:
     assert with_net > 3
 
 
-def test_keys_and_limits(live: Live, show: Any) -> None:
-    app = show("workspaces")
+def test_keys_and_limits(live: Live, page: Page) -> None:
+    app = page("workspaces")
     keys = table(app, "Ends (UTC)").set_index("Id")
     limits = table(app, "Spend limit ($)").set_index("Workspace")
     expected = live.rows(
@@ -170,7 +162,7 @@ def test_keys_and_limits(live: Live, show: Any) -> None:
         assert limits.loc[workspace, "Of the limit"] == pytest.approx(share, abs=SHOWN_SHARE)
 
 
-def test_leases_kept_counts_how_they_ended(live: Live, show: Any) -> None:
+def test_leases_kept_counts_how_they_ended(live: Live, page: Page) -> None:
     admin = Admin(live.gateway, ADMIN_KEY)
     doomed = next(each for each in admin.get("leases") if each["entry"]["state"] == "leased")
     entry, workspace, engine = doomed["entry"]["entry"], doomed["workspace"], doomed["engine"]
@@ -178,7 +170,7 @@ def test_leases_kept_counts_how_they_ended(live: Live, show: Any) -> None:
     ended = live.ended()
     kept, lost = ended.pop("expired", 0), {how: n for how, n in ended.items() if n}
     assert lost.get("dropped") == 1
-    share, told = card(show("overview"), "Leases kept")
+    share, told = card(page("overview"), "Leases kept")
     assert share == formats.percent(kept / (kept + sum(lost.values())))
     assert told.startswith("early: ")
     assert sum(int(part.split()[0]) for part in told.removeprefix("early: ").split(", ")) == sum(
@@ -186,18 +178,17 @@ def test_leases_kept_counts_how_they_ended(live: Live, show: Any) -> None:
     )
 
 
-def test_the_pool_is_in_use_alike_on_all_pages_and_in_metrics(live: Live, show: Any) -> None:
+def test_the_pool_is_in_use_alike_on_all_pages_and_in_metrics(live: Live, page: Page) -> None:
     pools = [live.metric(engine, "kv_blocks", "state") for engine in live.engines]
     total = sum(sum(pool.values()) for pool in pools)
     leased = sum(pool["leased"] for pool in pools)
     in_use = (leased + sum(pool["active"] for pool in pools)) / total
     assert 0.05 < in_use < 0.95, "so that a wrong formula shows"
     shown = formats.percent(in_use)
-    overview, memory, fleet = (show(name) for name in ("overview", "memory", "fleet"))
+    overview, memory, fleet = (page(name) for name in ("overview", "memory", "fleet"))
     assert card(overview, "Pool in use")[0] == card(memory, "Pool in use")[0] == shown
     assert card(memory, "Leased")[0] == formats.percent(leased / total)
-    said = " ".join(str(each.value) for each in fleet.markdown)
-    assert re.search(rf"{re.escape(shown)} of their KV memory is in use", said)
+    assert f"{shown} of their KV memory is in use" in said(fleet, "markdown")
     each = sorted((pool["active"] + pool["leased"]) / sum(pool.values()) for pool in pools)
     for app in (overview, fleet):
         assert sorted(table(app, "Pool in use")["Pool in use"]) == pytest.approx(each, abs=5.1e-4)

@@ -1,24 +1,18 @@
 """An admin makes and changes workspaces and keys on their page, against a real gateway."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.dashboard.ledgers import empty, fill
-from tests.dashboard.signed_in import open_page, sign_in
+from tests.dashboard.conftest import Gateways, Show
+from tests.dashboard.signed_in import press
 from tests.gateway.admin_client import Admin
-from tests.gateway.serving import ADMIN_KEY, API_KEY, serve_gateway
+from tests.gateway.serving import ADMIN_KEY, API_KEY
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data = Path(tmp_path_factory.mktemp("manage") / "data")
-    fill(data, empty())
-    with serve_gateway(data, "http://127.0.0.1:9") as url:
-        yield url
+def gateway(gateways: Gateways) -> str:
+    return gateways.url("managed")
 
 
 @pytest.fixture
@@ -27,17 +21,8 @@ def admin(gateway: str) -> Admin:
 
 
 @pytest.fixture
-def page(gateway: str, monkeypatch: pytest.MonkeyPatch) -> AppTest:
-    sign_in(monkeypatch, gateway, ADMIN_KEY)
-    app = open_page("workspaces")
-    assert not app.exception and not app.error
-    return app
-
-
-def press(app: AppTest, label: str) -> AppTest:
-    next(button for button in app.button if button.label == label).click().run()
-    assert not app.exception
-    return app
+def page(gateway: str, show: Show) -> AppTest:
+    return show(gateway, "workspaces")
 
 
 def works(gateway: str, key: str) -> bool:
@@ -100,10 +85,6 @@ def test_what_the_gateway_refuses_is_said_as_plain_text(page: AppTest, admin: Ad
     assert not any(":red[x]" in str(each.value) for each in (*page.markdown, *page.error))
 
 
-def test_a_workspaces_own_key_changes_nothing(
-    gateway: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sign_in(monkeypatch, gateway, API_KEY)
-    app = open_page("workspaces")
-    assert not app.exception
+def test_a_workspaces_own_key_changes_nothing(gateway: str, show: Show) -> None:
+    app = show(gateway, "workspaces", API_KEY)
     assert "Create workspace" not in [button.label for button in app.button]

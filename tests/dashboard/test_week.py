@@ -14,14 +14,14 @@ from streamlit.testing.v1 import AppTest
 from dashboard.ui import formats
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
-from tests.dashboard.conftest import Gateways
+from tests.dashboard.conftest import Gateways, Show
 from tests.dashboard.fake_admin import ADMIN_KEY as FAKE_KEY
 from tests.dashboard.fake_admin import serve_fake
 from tests.dashboard.live_answers import about
-from tests.dashboard.signed_in import open_page, sign_in
+from tests.dashboard.signed_in import open_page, said, sign_in, table
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import week
-from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
+from tests.gateway.serving import make_settings, serve_gateway
 
 WAIT_SECONDS = 180.0
 
@@ -41,13 +41,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, url: str, **query: str) -> AppTest:
-    """The Overview, once the week's advice has come."""
-    sign_in(monkeypatch, url, ADMIN_KEY)
-    app = open_page("overview", query)
-    return has_come(app)
-
-
 def has_come(app: AppTest) -> AppTest:
     deadline = time.monotonic() + WAIT_SECONDS
     while app.get("skeleton"):
@@ -58,80 +51,59 @@ def has_come(app: AppTest) -> AppTest:
     return app
 
 
-def told(app: AppTest) -> list[str]:
-    return [each.value for each in app.text]
-
-
-def test_the_lines_are_those_of_the_api(monkeypatch: pytest.MonkeyPatch, gateway: str) -> None:
-    app = opened(monkeypatch, gateway)
+def test_the_lines_are_those_of_the_api(show: Show, gateway: str) -> None:
+    app = has_come(show(gateway, "overview"))
     found = Admin(gateway).get("advice/summary")
     assert found["lines"]
     for line in found["lines"]:
-        assert f"{line['text']} Worth {formats.dollars(line['nano'])}." in told(app)
+        assert f"{line['text']} Worth {formats.dollars(line['nano'])}." in [
+            each.value for each in app.text
+        ]
     assert any(each.value.startswith(found["text"]) for each in app.caption)
 
 
-def followed(monkeypatch: pytest.MonkeyPatch, url: str, app: AppTest, number: int) -> AppTest:
-    """The page that the link of a line leads to, as a new tab opens it."""
+def followed(show: Show, url: str, kind: str) -> tuple[Any, AppTest]:
+    """A line of that kind, and the page that its link leads to, as a new tab opens it."""
+    lines = Admin(url).get("advice/summary")["lines"]
+    number = next(number for number, line in enumerate(lines) if line["kind"] == kind)
+    app = has_come(show(url, "overview", range="1h"))
     link = urlsplit(app.get("link_button")[number].proto.url)
-    sign_in(monkeypatch, url, ADMIN_KEY)
-    page = open_page(link.path, dict(parse_qsl(link.query)))
-    assert not page.exception and not page.error
-    return page
+    return lines[number], show(url, link.path, **dict(parse_qsl(link.query)))
 
 
-def number_of(lines: list[Any], kind: str) -> int:
-    return next(number for number, line in enumerate(lines) if line["kind"] == kind)
-
-
-def test_a_line_leads_to_the_page_that_shows_it(
-    monkeypatch: pytest.MonkeyPatch, gateway: str
-) -> None:
-    lines = Admin(gateway).get("advice/summary")["lines"]
-    number = number_of(lines, "fault")
-    app = followed(monkeypatch, gateway, opened(monkeypatch, gateway, range="1h"), number)
+def test_a_line_leads_to_the_page_that_shows_it(show: Show, gateway: str) -> None:
+    line, app = followed(show, gateway, "fault")
     assert app.title[0].value == "Advice"
     state = app.session_state
     assert (state["range"], state["workspace"], state["model"]) == ("7d", "nonces", "m")
-    faults = next(each.value for each in app.dataframe if "Block" in each.value.columns)
-    assert lines[number]["text"].endswith(faults.loc[0, "What"])
-    assert faults.loc[0, "Requests"] == lines[number]["num_turns"]
+    faults = table(app, "Block")
+    assert line["text"].endswith(faults.loc[0, "What"])
+    assert faults.loc[0, "Requests"] == line["num_turns"]
 
 
-def test_what_is_unpaid_is_the_loss_that_savings_shows(
-    monkeypatch: pytest.MonkeyPatch, gateway: str
-) -> None:
-    lines = Admin(gateway).get("advice/summary")["lines"]
-    number = number_of(lines, "unpaid")
-    app = followed(monkeypatch, gateway, opened(monkeypatch, gateway, range="1h"), number)
+def test_what_is_unpaid_is_the_loss_that_savings_shows(show: Show, gateway: str) -> None:
+    line, app = followed(show, gateway, "unpaid")
     assert app.title[0].value == "Savings"
     # The outputs cost the same with and without a cache.
-    shown = formats.dollars(lines[number]["nano"])
-    loss = f"Caching cost **{shown} more than it saved** in the last 7"
-    assert any(loss in each.value for each in app.markdown), [m.value for m in app.markdown]
+    loss = f"Caching cost **{formats.dollars(line['nano'])} more than it saved** in the last 7"
+    assert loss in said(app)
 
 
-def test_a_chosen_workspace_has_its_own_advice(
-    monkeypatch: pytest.MonkeyPatch, gateway: str
-) -> None:
-    app = opened(monkeypatch, gateway, workspace="sound")
+def test_a_chosen_workspace_has_its_own_advice(show: Show, gateway: str) -> None:
+    app = has_come(show(gateway, "overview", workspace="sound"))
     assert any(each.value.startswith("Nothing to advise.") for each in app.info)
     app.selectbox(key="workspace").set_value("nonces").run()
-    has_come(app)
-    assert any("Workspace nonces" in each for each in told(app))
+    assert "Workspace nonces" in said(has_come(app), "text")
 
 
-def test_a_week_without_requests_says_so(
-    monkeypatch: pytest.MonkeyPatch, gateways: Gateways
-) -> None:
-    app = opened(monkeypatch, gateways.url("empty"))
-    assert any("there is nothing to advise on" in each.value for each in app.info)
+def test_a_week_without_requests_says_so(show: Show, gateways: Gateways) -> None:
+    app = has_come(show(gateways.url("empty"), "overview"))
+    assert "there is nothing to advise on" in said(app, "info")
 
 
-def test_hostile_names_stay_text(monkeypatch: pytest.MonkeyPatch, gateways: Gateways) -> None:
-    app = opened(monkeypatch, gateways.url("hostile"))
-    kinds = ("caption", "info", "markdown")
-    assert "evil.test" not in " ".join(str(e.value) for kind in kinds for e in app.get(kind))
+def test_hostile_names_stay_text(show: Show, gateways: Gateways) -> None:
+    app = has_come(show(gateways.url("hostile"), "overview"))
+    assert "evil.test" not in said(app, "caption", "info", "markdown")
 
 
 def test_the_page_stands_where_no_advice_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 
-from scripts.stack import ENGINE_SECRET
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.kills import (
     BOUND_SECONDS,
@@ -24,7 +23,6 @@ from tests.e2e.kills import (
     backlog,
     idle_stats,
     ledger_rows,
-    markdown,
     until,
 )
 from tests.e2e.sdk_clients import SdkClients, Told
@@ -201,9 +199,7 @@ def _counted(gateway: Gateway, name: str) -> dict[str, int]:
 
 def _read_books(fleet: Fleet, report: Report, rows: list[dict[str, Any]]) -> None:
     for url in fleet.engines:
-        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as engine:
-            stats = idle_stats(engine)
+        stats = idle_stats(url)
         report.leaked += stats["running"] + stats["waiting"] + stats["blocks"]["active"]
         report.unacknowledged += stats["unacknowledged"]
         mine = [row for row in rows if row["epoch"] == stats["epoch"]]
@@ -235,33 +231,3 @@ def _agree(told: Told, row: dict[str, Any]) -> bool:
     if told.prompt_tokens is not None and prompt != told.prompt_tokens:
         return False
     return bool((row["outcome"] in ("stop", "length")) == told.is_final)
-
-
-def table(report: Report) -> str:
-    """The report as a Markdown table."""
-    lines: list[tuple[str, object]] = [
-        ("rounds; of these hangs", f"{report.kills}; {report.hangs}"),
-        ("turns at the engine when it was killed, all and most", _spread(report.interrupted)),
-        ("requests; completed", f"{report.asked}; {report.completed}"),
-        ("went on at another engine, by why", _listed(report.retries)),
-        ("streams broken after their first byte, with an error event", report.broken),
-        ("streams broken without an error event", sum(report.silent.values())),
-        ("requests that failed before their first byte", sum(report.early.values())),
-        ("rows, by outcome", f"{report.rows}: {_listed(report.outcomes)}"),
-        ("requests settled by the reconciler", _listed(report.reconciled)),
-        ("rows lost", len(report.lost)),
-        ("rows doubled; left open", f"{report.duplicates}; {report.left_open}"),
-        ("rows that differ from what the client was told", len(report.wrong)),
-        ("requests and blocks left in engines", report.leaked),
-        ("counts left unacknowledged", report.unacknowledged),
-        ("last epochs whose books differ from the ledger's", len(report.unbalanced)),
-    ]
-    return markdown(lines)
-
-
-def _spread(values: list[int]) -> str:
-    return f"{sum(values)}, {max(values)}"
-
-
-def _listed(counts: Any) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())) or "none"

@@ -24,6 +24,7 @@ from scripts.stack import (
     wait_until_ready,
 )
 from tests.e2e.prompts import MODEL
+from tests.gateway.serving import eventually
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,17 @@ class Gateway:
 
     def engine(self, name: str) -> dict[str, Any]:
         return next(engine for engine in self.admin("engines") if engine["name"] == name)
+
+    def recorded(self, turn_id: str) -> dict[str, Any]:
+        """The turn's row; what was asked for last may not be in the ledger yet."""
+        rows: dict[str, dict[str, Any]] = {}
+
+        def is_there() -> bool:
+            rows.update((row["id"], row) for row in self.admin("turns?limit=1000"))
+            return turn_id in rows
+
+        eventually(is_there)
+        return rows[turn_id]
 
 
 @dataclass
@@ -83,6 +95,23 @@ class Fleet:
         given = self.settings if settings is None else settings
         self.processes[number] = self._start(number, given)
         wait_until_ready(self.engines[number], self.processes[number])
+
+    def all_ready(self) -> bool:
+        return all(
+            engine["status"] == "ready" and not engine["routing"]["is_stale"]
+            for gateway in self.gateways
+            for engine in gateway.admin("engines")
+        )
+
+    def restored(self) -> "Fleet":
+        """All of it is in use, whatever became of the test before."""
+        for number, process in enumerate(self.processes):
+            if process.poll() is not None:
+                self.restart(number)
+            for gateway in self.gateways:
+                gateway.admin(f"engines/engine-{number}/resume", "POST")
+        eventually(self.all_ready)
+        return self
 
     def start(self) -> None:
         self.processes += [self._start(i, self.settings) for i in range(len(self.engines))]

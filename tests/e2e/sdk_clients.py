@@ -48,7 +48,6 @@ class SdkClients:
     rng: random.Random
     told: dict[str, Told] = field(default_factory=dict)
     num_asked: int = 0
-    num_running: int = 0
     early: Counter[str] = field(default_factory=Counter)
     silent: Counter[str] = field(default_factory=Counter)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,11 +80,7 @@ class SdkClients:
     async def _client(self, ask: Any) -> None:
         while not self.stopping.is_set():
             self.num_asked += 1
-            self.num_running += 1
-            try:
-                await ask()
-            finally:
-                self.num_running -= 1
+            await ask()
 
     def _prompt(self) -> tuple[list[Any], str]:
         """One of a few marked system prompts, so that there are reads, and a new question."""
@@ -97,23 +92,16 @@ class SdkClients:
 
     def _message_fields(self) -> dict[str, Any]:
         system, question = self._prompt()
-        return {
-            "model": self.model,
-            "max_tokens": self.rng.randint(1, self.max_tokens),
-            "system": system,
-            "messages": [{"role": "user", "content": question}],
-        }
+        said = [{"role": "user", "content": question}]
+        return {**self._common(), "system": system, "messages": said}
 
     def _chat_fields(self) -> dict[str, Any]:
-        system, question = self._prompt()
-        return {
-            "model": self.model,
-            "max_tokens": self.rng.randint(1, self.max_tokens),
-            "messages": [
-                {"role": "system", "content": system},
-                {"role": "user", "content": question},
-            ],
-        }
+        roles = zip(("system", "user"), self._prompt(), strict=True)
+        said = [{"role": role, "content": content} for role, content in roles]
+        return {**self._common(), "messages": said}
+
+    def _common(self) -> dict[str, Any]:
+        return {"model": self.model, "max_tokens": self.rng.randint(1, self.max_tokens)}
 
     async def _message_stream(self, client: anthropic.AsyncAnthropic) -> None:
         told = None

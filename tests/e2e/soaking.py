@@ -16,6 +16,16 @@ import httpx
 
 from scripts.bench.load import MESSAGES, Answer, ask, body_of, headers_of
 
+ENGINE = {
+    # So few that they are full well before the second half, of which growth is measured.
+    "ENGINE_NUM_BLOCKS": "8192",
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_MAX_RUNNING": "1024",
+    "ENGINE_MAX_WAITING": "4096",
+    "ENGINE_SYNTHETIC_DECODE_MS": "50",
+    "ENGINE_LOG_LEVEL": "error",
+}
+GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "120"}
 IDLE_SECONDS = 120.0
 # Connections that are kept, and files that happen to be open.
 SPARE_FDS = 8

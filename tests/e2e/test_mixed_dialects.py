@@ -21,6 +21,7 @@ from tests.gateway.serving import eventually
 NUM_TURNS = int(os.environ.get("MIXED_TURNS", "60"))
 MODEL = "synthetic"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"where": {"type": "string"}}}
+LOOK = {"name": "look", "description": "Looks."}
 Talk = list[tuple[str, str]]
 
 
@@ -50,17 +51,23 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
+def message_of(system: str, talk: Talk) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "max_tokens": 5,
+        "system": system,
+        "tools": [{**LOOK, "input_schema": SCHEMA}],
+        "messages": said(talk),
+        "cache_control": {"type": "ephemeral"},
+    }
+
+
+def said(talk: Talk) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in talk]
+
+
 def by_messages(http: httpx.Client, system: str, talk: Talk) -> Told:
-    answer = posted(
-        http,
-        "/v1/messages",
-        max_tokens=5,
-        system=system,
-        tools=[{"name": "look", "description": "Looks.", "input_schema": SCHEMA}],
-        messages=[{"role": role, "content": text} for role, text in talk],
-        cache_control={"type": "ephemeral"},
-    )
-    return told_of_message(answer)
+    return told_of_message(posted(http, "/v1/messages", **message_of(system, talk)))
 
 
 def told_of_message(answer: dict[str, Any]) -> Told:
@@ -73,54 +80,36 @@ def told_of_message(answer: dict[str, Any]) -> Told:
 
 
 def by_chat(http: httpx.Client, system: str, talk: Talk) -> Told:
-    function = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
-    answer = posted(
-        http,
-        "/v1/chat/completions",
-        max_tokens=5,
-        tools=[{"type": "function", "function": function}],
-        messages=[{"role": role, "content": text} for role, text in [("system", system), *talk]],
-    )
-    usage, details = answer["usage"], answer["usage"]["prompt_tokens_details"]
-    return Told(
-        f"msg_{answer['id'].removeprefix('chatcmpl-')}",
-        answer["choices"][0]["message"]["content"],
-        usage["prompt_tokens"],
-        details["cached_tokens"],
-        details["cache_write_tokens"],
-        usage["completion_tokens"],
-        details["cached_tokens"] - answer["holdfast"]["automatic_tokens"],
-        entry_of(answer),
-        False,
-    )
+    tools = [{"type": "function", "function": {**LOOK, "parameters": SCHEMA}}]
+    messages = said([("system", system), *talk])
+    path = "/v1/chat/completions"
+    answer = posted(http, path, max_tokens=5, tools=tools, messages=messages)
+    text = answer["choices"][0]["message"]["content"]
+    return told_of_openai(answer, "chatcmpl-", text, ("prompt", "completion"))
 
 
 def by_responses(http: httpx.Client, system: str, talk: Talk) -> Told:
-    answer = posted(
-        http,
-        "/v1/responses",
-        max_output_tokens=5,
-        instructions=system,
-        tools=[{"type": "function", "name": "look", "description": "Looks.", "parameters": SCHEMA}],
-        input=[{"role": role, "content": text} for role, text in talk],
-    )
-    usage, details = answer["usage"], answer["usage"]["input_tokens_details"]
-    return Told(
-        f"msg_{answer['id'].removeprefix('resp_')}",
-        answer["output"][0]["content"][0]["text"],
-        usage["input_tokens"],
-        details["cached_tokens"],
-        details["cache_write_tokens"],
-        usage["output_tokens"],
-        details["cached_tokens"] - answer["holdfast"]["automatic_tokens"],
-        entry_of(answer),
-        False,
-    )
+    tools = [{"type": "function", **LOOK, "parameters": SCHEMA}]
+    asked = {"max_output_tokens": 5, "instructions": system, "tools": tools, "input": said(talk)}
+    answer = posted(http, "/v1/responses", **asked)
+    text = answer["output"][0]["content"][0]["text"]
+    return told_of_openai(answer, "resp_", text, ("input", "output"))
+
+
+def told_of_openai(answer: dict[str, Any], prefix: str, text: str, names: tuple[str, str]) -> Told:
+    """`names`: what the API calls its two kinds of tokens."""
+    usage = answer["usage"]
+    prompt, output = (usage[f"{name}_tokens"] for name in names)
+    details = usage[f"{names[0]}_tokens_details"]
+    cached, written = details["cached_tokens"], details["cache_write_tokens"]
+    read = cached - answer["holdfast"]["automatic_tokens"]
+    turn_id = f"msg_{answer['id'].removeprefix(prefix)}"
+    return Told(turn_id, text, prompt, cached, written, output, read, entry_of(answer), False)
 
 
 def by_generate_content(http: httpx.Client, system: str, talk: Talk) -> Told:
     """Google's usage tells what was read from entries, and nothing of writes."""
-    function = {"name": "look", "description": "Looks.", "parametersJsonSchema": SCHEMA}
+    function = {**LOOK, "parametersJsonSchema": SCHEMA}
     roles = {"user": "user", "assistant": "model"}
     answer = posted(
         http,
@@ -141,15 +130,7 @@ def by_generate_content(http: httpx.Client, system: str, talk: Talk) -> Told:
 
 def by_batch(http: httpx.Client, system: str, talk: Talk) -> Told:
     """A batch of one row. The row is a request of the Messages API."""
-    params = {
-        "model": MODEL,
-        "max_tokens": 5,
-        "system": system,
-        "tools": [{"name": "look", "description": "Looks.", "input_schema": SCHEMA}],
-        "messages": [{"role": role, "content": text} for role, text in talk],
-        "cache_control": {"type": "ephemeral"},
-    }
-    rows = [{"custom_id": "row", "params": params}]
+    rows = [{"custom_id": "row", "params": message_of(system, talk)}]
     made = http.post("/v1/messages/batches", json={"requests": rows})
     assert made.status_code == 200, made.text
     path = f"/v1/messages/batches/{made.json()['id']}"

@@ -13,7 +13,6 @@ import pytest
 from scripts.stack import API_HEADERS
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.prompts import handbook, marked
-from tests.e2e.test_routing import all_ready, recorded
 from tests.e2e.test_shared_store import settings_of
 from tests.gateway.serving import eventually
 
@@ -42,12 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def fleet(shared: Fleet) -> Fleet:
-    """The module's, both engines in use, whatever became of the test before."""
-    for number, process in enumerate(shared.processes):
-        if process.poll() is not None:
-            shared.restart(number)
-    eventually(lambda: all_ready(shared), WAIT_SECONDS)
-    return shared
+    return shared.restored()
 
 
 @contextmanager
@@ -140,7 +134,7 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_and_answered_by_another(
         assert told["computed_tokens"] == prefilled + decoded
         assert told["miss_reason"] == "cold" and "read_tier" not in told
         assert fleet.stats(DECODE)["store"]["peer_read_bytes"] > 0
-        row = recorded(gateway, answer["id"])
+        row = gateway.recorded(answer["id"])
         assert row["engine"] == "engine-1"
         assert [row[name] for name in CLASSES] == [usage["input_tokens"], 0, 0, written]
         assert row["computed_tokens"] == prefilled + decoded
@@ -191,7 +185,7 @@ def test_a_kill_of_either_engine_fails_no_turn(fleet: Fleet, killed: int) -> Non
         assert answer["stop_reason"] in ("max_tokens", "end_turn")
         assert answer["holdfast"]["engine"] == f"engine-{1 - killed}"
         assert usage["cache_creation_input_tokens"] > 6000
-        row = recorded(gateway, answer["id"])
+        row = gateway.recorded(answer["id"])
         written = usage["cache_creation_input_tokens"]
         assert [row[name] for name in CLASSES] == [usage["input_tokens"], 0, 0, written]
         assert row["outcome"] in ("length", "stop")

@@ -9,7 +9,6 @@ import pytest
 from tests.e2e.engine_kills import kill_in
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.prompts import handbook, marked
-from tests.e2e.test_routing import all_ready, recorded
 from tests.gateway.serving import eventually
 
 WAIT_SECONDS = 180.0
@@ -36,14 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Pa
 
 @pytest.fixture
 def fleet(shared: tuple[Fleet, Path]) -> Fleet:
-    """The module's, all of it in use, whatever became of the test before."""
-    running, _ = shared
-    for number, process in enumerate(running.processes):
-        if process.poll() is not None:
-            running.restart(number)
-        running.gateways[0].admin(f"engines/engine-{number}/resume", "POST")
-    eventually(lambda: all_ready(running), WAIT_SECONDS)
-    return running
+    return shared[0].restored()
 
 
 def ask(gateway: Gateway, system: str) -> dict[str, Any]:
@@ -116,7 +108,7 @@ def test_what_one_engine_wrote_the_other_loads_and_the_gateway_knows_it(fleet: F
     gateway.admin("engines/engine-0/resume", "POST")
     check_loaded(first, again, "engine-1")
     assert again["holdfast"]["breakpoints"][0]["state"] == "leased"
-    row = recorded(gateway, again["id"])
+    row = gateway.recorded(again["id"])
     assert row["cache_read_tokens"] == again["usage"]["cache_read_input_tokens"]
     assert row["available_tokens"] == row["captured_tokens"] > row["cache_read_tokens"] - 16
     assert fleet.stats(1)["store"]["peer_read_bytes"] > 0
@@ -129,7 +121,7 @@ def test_what_a_killed_engine_wrote_is_read_by_the_other_and_by_its_successor(fl
     fleet.kill(1)
     check_loaded(first, ask(gateway, system), "engine-0")
     fleet.restart(1)
-    eventually(lambda: all_ready(fleet), WAIT_SECONDS)
+    eventually(fleet.all_ready, WAIT_SECONDS)
     assert places(fleet, 1, names) == {("disk", True)}
     gateway.admin("engines/engine-0/drain", "POST")
     check_loaded(first, ask(gateway, system), "engine-1")

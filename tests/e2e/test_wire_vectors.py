@@ -4,15 +4,23 @@ The numbers are those of the spec's test vectors; the others are in `tests/vecto
 synthetic: a real pool with real entries and leases.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 
-from scripts.stack import API_KEY, Stack
+from scripts.stack import API_KEY, Stack, running_stack
 from tests.e2e.prompts import handbook
 
 MARK = {"type": "ephemeral"}
 QUESTION = {"role": "user", "content": "What is a lease?"}
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("wire"), backend="synthetic") as running:
+        yield running
 
 
 def post(stack: Stack, version: str = "2023-06-01", **changes: Any) -> httpx.Response:

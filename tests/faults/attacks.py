@@ -1,8 +1,7 @@
 """Requests at the bound of what one client may ask for: what a hostile or unlucky neighbour sends.
 
 Each attack is one request kind, made as large as the gateway's bounds allow, or a little larger
-where the bound itself must be cheap. `neighbours.py` measures a victim beside each of them;
-`adversary.py` mixes them.
+where the bound itself must be cheap. `neighbours.py` measures a victim beside each of them.
 """
 
 import asyncio

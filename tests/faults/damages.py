@@ -22,7 +22,6 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -42,7 +41,6 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import ASIDE, Journal, rows_in
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
-from scripts.bench.report import table
 from scripts.setup.options import parse
 from scripts.stack import ENGINE_SECRET, free_port, gateway_environment, python, start
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -312,13 +310,8 @@ def main() -> int:
         processes=(0.2, "share of real gateways"),
     )
     outcomes = run(options.count, options.seed, options.processes)
-    kinds = Counter(kind for outcome in outcomes for kind in outcome.damages)
-    rows = []
-    for kind, trials in sorted(kinds.items()):
-        own = [outcome for outcome in outcomes if kind in outcome.damages]
-        sums = [sum(len(getattr(outcome, fate)) for outcome in own) for fate in FATES]
-        rows.append([kind, str(trials), *map(str, sums)])
-    print(table(("damage", "trials", *FATES), rows))
+    fates = {fate: sum(len(getattr(each, fate)) for each in outcomes) for fate in FATES}
+    print(f"turns by their fate: {fates}")
     failed = [outcome for outcome in outcomes if outcome.unnamed or outcome.wrong]
     for outcome in failed:
         print(f"seed {outcome.seed} (process: {outcome.is_process}): {outcome.damages}")

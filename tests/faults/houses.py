@@ -3,7 +3,7 @@
 import random
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +11,15 @@ import httpx
 
 from scripts.bench.load import Answer, ask, body_of, headers_of
 from scripts.stack import (
-    Process,
     Server,
-    engine_environment,
     free_port,
     gateway_environment,
+    migrate,
     python,
-    run,
+    serving_engine,
     start,
     stop,
     url_of,
-    wait_until_ready,
 )
 from tests.isolation.probes import new_key
 
@@ -40,26 +38,13 @@ def text(rng: random.Random, num_words: int) -> str:
 
 @dataclass(slots=True)
 class House:
-    """`engines[i]` is served by `processes[i]`, which changes when that engine is restarted."""
+    """`data` is the gateway's."""
 
     data: Path
     gateway: Server
-    engines: list[str]
-    processes: list[Process]
-    backend: str
-    model: str
 
     def new_key(self, workspace: str) -> str:
         return new_key(self.data, workspace)[1]
-
-    def kill(self, number: int) -> None:
-        self.processes[number].kill()
-        self.processes[number].wait()
-
-    def restart(self, number: int) -> None:
-        """A new process on the same port; it is ready when this returns."""
-        self.processes[number] = _engine(self.engines[number], self.backend, self.data)
-        wait_until_ready(self.engines[number], self.processes[number])
 
 
 class Victim:
@@ -69,7 +54,7 @@ class Victim:
         self._http = httpx.AsyncClient(
             base_url=house.gateway.url, headers=headers_of(key), timeout=180
         )
-        self._model, self._system = house.model, text(random.Random(7), num_words)
+        self._model, self._system = MODEL, text(random.Random(7), num_words)
 
     async def ask(self) -> Answer:
         question = f"Question {random.random()}?"
@@ -77,39 +62,23 @@ class Victim:
 
 
 @contextmanager
-def running_house(data: Path, num_engines: int, backend: str = "native") -> Iterator[House]:
+def running_house(data: Path, num_engines: int) -> Iterator[House]:
     """Start all, wait until all serve, and end them whatever happens."""
-    engines = [url_of(free_port()) for _ in range(num_engines)]
-    port = free_port()
-    environment = gateway_environment(port, data, engines, GATEWAY)
-    run([*python("gateway"), "migrate"], environment)
-    house = House(
-        data=data,
-        gateway=Server(url_of(port), _gateway(environment, data), data / "gateway.log"),
-        engines=engines,
-        processes=[_engine(url, backend, data) for url in engines],
-        backend=backend,
-        model=MODEL if backend == "native" else "synthetic",
-    )
-    try:
-        for url, process in zip(engines, house.processes, strict=True):
-            wait_until_ready(url, process)
-        house.gateway.wait()
-        yield house
-    finally:
-        stop(house.gateway.process, *house.processes)
-
-
-def _gateway(environment: dict[str, str], data: Path) -> Process:
-    command = [*python("gateway"), "serve"]
-    return start(command, environment, data / "gateway.log", before_exec=_few_descriptors)
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(serving_engine("native", ENGINE, data / f"engine-{number}.log"))
+            for number in range(num_engines)
+        ]
+        port = free_port()
+        environment = gateway_environment(port, data, [each.url for each in engines], GATEWAY)
+        migrate(environment)
+        command, log = [*python("gateway"), "serve"], data / "gateway.log"
+        process = start(command, environment, log, before_exec=_few_descriptors)
+        stack.callback(stop, process)
+        for engine in engines:
+            engine.wait()
+        yield House(data, Server(url_of(port), process, log).wait())
 
 
 def _few_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-
-
-def _engine(url: str, backend: str, data: Path) -> Process:
-    port = int(url.rpartition(":")[2])
-    command = [*python("engine"), "--backend", backend]
-    return start(command, engine_environment(port, ENGINE), data / f"engine-{port}.log")

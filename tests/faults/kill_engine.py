@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts.setup.options import parse
-from tests.e2e.engine_kills import run_engine_kills, table
+from tests.e2e.engine_kills import run_engine_kills
+from tests.e2e.kills import table
 
 
 def main() -> int:

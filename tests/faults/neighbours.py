@@ -32,7 +32,7 @@ from pathlib import Path
 from scripts.bench.report import percentile
 from tests.faults.attacks import KINDS, neighbour_of
 from tests.faults.floods import FLOODS
-from tests.faults.houses import House, Victim, running_house
+from tests.faults.houses import MODEL, House, Victim, running_house
 
 PAUSE_SECONDS = 0.05
 ALL_KINDS = {**KINDS, **FLOODS}
@@ -65,7 +65,7 @@ def attacking(
 ) -> Iterator["subprocess.Popen[str]"]:
     """The attack from a process of its own, which ends with the block."""
     command = [sys.executable, "-m", "tests.faults.neighbours", "--attack", name]
-    job = json.dumps({"gateway": house.gateway.url, "model": house.model, "key": key})
+    job = json.dumps({"gateway": house.gateway.url, "model": MODEL, "key": key})
     process = subprocess.Popen([*command, "--job", job], stdout=subprocess.PIPE, text=True)
     os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
     try:

@@ -20,6 +20,8 @@ from scripts.setup.options import parse
 from scripts.stack import API_KEY
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
+    ENGINE,
+    GATEWAY,
     MIB,
     SPARE_FDS,
     Reading,
@@ -32,16 +34,6 @@ from tests.e2e.soaking import (
     slope_an_hour,
 )
 
-ENGINE = {
-    # So few that they are full well before the second half, of which growth is measured.
-    "ENGINE_NUM_BLOCKS": "8192",
-    "ENGINE_MIN_CACHE_TOKENS": "64",
-    "ENGINE_MAX_RUNNING": "1024",
-    "ENGINE_MAX_WAITING": "4096",
-    "ENGINE_SYNTHETIC_DECODE_MS": "50",
-    "ENGINE_LOG_LEVEL": "error",
-}
-GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "120"}
 # Between two rounds of the same load: allocators keep some of what was freed.
 MAX_ADDED_MIB = 16
 MAX_MIB_AN_HOUR, MAX_FDS_AN_HOUR = 8, 8

@@ -1,6 +1,4 @@
-"""A prefill that lasts longer than a client would wait in silence. `tests/e2e/test_slow_prefill.py`
-waits for a real minute on a real engine.
-"""
+"""A prefill that lasts longer than a client would wait in silence."""
 
 from typing import Any
 

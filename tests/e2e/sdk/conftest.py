@@ -1,9 +1,10 @@
-"""One native engine with the demo model and one gateway for all tests of this folder."""
+"""One native engine with the demo model and one gateway, for official SDKs alone."""
 
 from collections.abc import Iterator
 
 import pytest
 from anthropic import Anthropic
+from openai import OpenAI
 
 from scripts.stack import API_KEY, Stack, running_stack
 
@@ -14,11 +15,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture(scope="session")
-def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """An engine whose answers last as long as a test wants."""
-    with running_stack(tmp_path_factory.mktemp("synthetic"), backend="synthetic") as running:
-        yield running
+@pytest.fixture
+def openai(stack: Stack) -> Iterator[OpenAI]:
+    url = f"{stack.gateway}/v1"
+    with OpenAI(base_url=url, api_key=API_KEY, timeout=300, max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

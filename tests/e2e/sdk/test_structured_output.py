@@ -1,17 +1,15 @@
 """Output of a schema and forced calls, as both official SDKs ask for them, by the demo model."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import jsonschema
-import openai
 import pytest
 from anthropic import Anthropic, BadRequestError
+from openai import BadRequestError as TheirBadRequestError
 from openai import OpenAI
 from pydantic import BaseModel
 
-from scripts.stack import API_KEY, Stack
 from tests.e2e.prompts import MODEL
 
 SCHEMA: dict[str, Any] = {
@@ -44,14 +42,6 @@ class Weather(BaseModel):
     is_cold: bool
 
 
-@pytest.fixture
-def chat(stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{stack.gateway}/v1", api_key=API_KEY, timeout=120, max_retries=0
-    ) as client:
-        yield client
-
-
 def test_an_answer_is_json_of_the_schema_streamed_or_not(client: Anthropic) -> None:
     asked: dict[str, Any] = {
         "model": MODEL, "max_tokens": 200, "messages": QUESTION, "output_config": FORMAT
@@ -66,31 +56,31 @@ def test_an_answer_is_json_of_the_schema_streamed_or_not(client: Anthropic) -> N
         assert list(json.loads(block.text)) == list(SCHEMA["properties"])
 
 
-def test_the_sdks_own_parsing_gets_its_type(client: Anthropic, chat: OpenAI) -> None:
+def test_the_sdks_own_parsing_gets_its_type(client: Anthropic, openai: OpenAI) -> None:
     parsed = client.messages.parse(
         model=MODEL, max_tokens=200, messages=QUESTION, output_format=Weather
     ).parsed_output
-    theirs = chat.chat.completions.parse(
+    theirs = openai.chat.completions.parse(
         model=MODEL, messages=QUESTION, response_format=Weather, max_completion_tokens=200
     )
     assert isinstance(parsed, Weather)
     assert isinstance(theirs.choices[0].message.parsed, Weather)
 
 
-def test_an_openai_answer_is_json_of_the_schema(chat: OpenAI) -> None:
+def test_an_openai_answer_is_json_of_the_schema(openai: OpenAI) -> None:
     asked: Any = {
         "model": MODEL, "messages": QUESTION, "max_tokens": 200, "response_format": RESPONSE_FORMAT
     }  # fmt: skip
-    plain = chat.chat.completions.create(**asked).choices[0]
-    chunks = chat.chat.completions.create(**asked, stream=True)
+    plain = openai.chat.completions.create(**asked).choices[0]
+    chunks = openai.chat.completions.create(**asked, stream=True)
     live = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert plain.finish_reason == "stop"
     for text in (plain.message.content, live):
         jsonschema.validate(json.loads(text or ""), SCHEMA)
 
 
-def test_an_object_without_a_schema_is_one_until_the_limit(chat: OpenAI) -> None:
-    answer = chat.chat.completions.create(
+def test_an_object_without_a_schema_is_one_until_the_limit(openai: OpenAI) -> None:
+    answer = openai.chat.completions.create(
         model=MODEL, messages=QUESTION, max_tokens=60, response_format={"type": "json_object"}
     ).choices[0]
     text = answer.message.content or ""
@@ -99,36 +89,66 @@ def test_an_object_without_a_schema_is_one_until_the_limit(chat: OpenAI) -> None
         assert isinstance(json.loads(text), dict)
 
 
+EITHER = {"get_weather", "never_seen_before"}
+ONE = {"never_seen_before"}
+
+
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("required", {"get_weather", "never_seen_before"}),
-        ({"type": "function", "function": {"name": "never_seen_before"}}, {"never_seen_before"}),
+        ("required", EITHER),
+        ({"type": "function", "function": {"name": "never_seen_before"}}, ONE),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
 def test_a_forced_function_is_called_with_valid_arguments(
-    chat: OpenAI, choice: Any, names: set[str], stream: bool
+    openai: OpenAI, choice: Any, names: set[str]
 ) -> None:
+    """Streamed where either may be called."""
     asked: Any = {
         "model": MODEL, "messages": QUESTION, "tools": TOOLS, "tool_choice": choice,
         "parallel_tool_calls": False, "max_tokens": 200,
     }  # fmt: skip
-    if stream:
-        with chat.chat.completions.stream(**asked) as events:
-            for _ in events:
-                pass
+    if choice == "required":
+        with openai.chat.completions.stream(**asked) as events:
             answer: Any = events.get_final_completion().choices[0]
     else:
-        answer = chat.chat.completions.create(**asked).choices[0]
+        answer = openai.chat.completions.create(**asked).choices[0]
     [call] = answer.message.tool_calls
     assert call.function.name in names
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
     assert answer.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [({"type": "any"}, EITHER), ({"type": "tool", "name": "never_seen_before"}, ONE)],
+)
+def test_a_forced_tool_is_called_and_its_result_goes_back(
+    client: Anthropic, choice: Any, names: set[str]
+) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL, "tools": [{"name": name, "input_schema": SCHEMA} for name in EITHER]
+    }  # fmt: skip
+    choice = {**choice, "disable_parallel_tool_use": True}
+    with client.messages.stream(
+        **asked, max_tokens=200, messages=QUESTION, tool_choice=choice
+    ) as events:
+        message = events.get_final_message()
+    [block] = message.content
+    assert block.type == "tool_use" and block.name in names
+    jsonschema.validate(block.input, SCHEMA)
+    assert message.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "Sunny."}
+    said: list[Any] = [
+        {"role": "assistant", "content": message.content},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+    ]
+    again = client.messages.create(**asked, max_tokens=40, messages=[*QUESTION, *said])
+    assert again.stop_reason in ("end_turn", "tool_use", "max_tokens")
+
+
 def test_what_cannot_be_guaranteed_is_refused_in_the_clients_own_names(
-    client: Anthropic, chat: OpenAI
+    client: Anthropic, openai: OpenAI
 ) -> None:
     tool: Any = {"name": "strange", "input_schema": IMPOSSIBLE}
     with pytest.raises(BadRequestError, match=r"tools\.0\.input_schema of `strange`"):
@@ -143,8 +163,8 @@ def test_what_cannot_be_guaranteed_is_refused_in_the_clients_own_names(
     function: Any = {
         "type": "function", "function": {"name": "strange", "parameters": IMPOSSIBLE}
     }  # fmt: skip
-    with pytest.raises(openai.BadRequestError) as refused:
-        chat.chat.completions.create(
+    with pytest.raises(TheirBadRequestError) as refused:
+        openai.chat.completions.create(
             model=MODEL, messages=QUESTION, tools=[function], tool_choice="required"
         )
     assert refused.value.param == "tools[0].function.parameters"
