@@ -12,25 +12,13 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from pydantic_core import from_json
 
-from engine.protocol import (
-    Done,
-    DrawnToken,
-    Finished,
-    FinishReason,
-    Frame,
-    InputUsage,
-    Started,
-    TextDelta,
-    ThinkingDelta,
-    ToolInputDelta,
-    ToolUseStart,
-)
+from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.dialects.extension import Found, Holdfast, extension_of
 
 EventT = TypeVar("EventT")
 WholeT = TypeVar("WholeT", covariant=True)
-ENDS: frozenset[FinishReason] = frozenset(
+ENDS: frozenset[protocol.FinishReason] = frozenset(
     ("stop", "length", "stop_sequence", "tool_use", "context")
 )
 """How an answer ends that is one."""
@@ -44,7 +32,7 @@ class Block:
     id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
-    drawn: list[DrawnToken] = field(default_factory=list)
+    drawn: list[protocol.DrawnToken] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -62,14 +50,14 @@ class Writer(Generic[EventT, WholeT]):
     paths: Sequence[str]
     num_choices: int = 1
     hides_thinking: bool = False
-    usage: InputUsage = field(default_factory=lambda: InputUsage(input_tokens=0))
+    usage: protocol.InputUsage = field(default_factory=lambda: protocol.InputUsage(input_tokens=0))
     extension: Holdfast | UnsetType = UNSET
-    finished: dict[int, Finished] = field(default_factory=dict)
+    finished: dict[int, protocol.Finished] = field(default_factory=dict)
     output_tokens: int = 0
     is_done: bool = False
     _choices: dict[int, list[Block]] = field(default_factory=dict)
 
-    def write(self, frame: Frame) -> Iterator[EventT]:
+    def write(self, frame: protocol.Frame) -> Iterator[EventT]:
         """The events of one frame, each of which goes out once."""
         raise NotImplementedError
 
@@ -77,40 +65,40 @@ class Writer(Generic[EventT, WholeT]):
         """The answer of the frames that were taken in. Raise EngineFailed if it is not whole."""
         raise NotImplementedError
 
-    def note(self, frame: Frame) -> None:
+    def note(self, frame: protocol.Frame) -> None:
         """Keep what the answer's beginning and end tell."""
         match frame:
-            case Started():
+            case protocol.Started():
                 self.usage = frame.usage
                 self.begin(frame)
-            case Finished():
+            case protocol.Finished():
                 if frame.reason not in ENDS:
                     raise EngineFailed
                 self.finished[frame.choice] = frame
-            case Done():
+            case protocol.Done():
                 if len(self.finished) != self.num_choices:
                     raise EngineFailed
                 self.output_tokens, self.is_done = frame.output_tokens, True
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: protocol.Started) -> None:
         """Keep what is known where the engine begins."""
         made = extension_of(started, self.found, self.paths)
         self.extension = replace(made, written_tokens=started.usage.written_tokens)
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: protocol.Frame) -> None:
         """Take a frame into the blocks of its choice."""
         match frame:
-            case TextDelta():
+            case protocol.TextDelta():
                 block = self._block(frame.choice, "text")
                 block.pieces.append(frame.text)
                 block.drawn += frame.logprobs
-            case ThinkingDelta():
+            case protocol.ThinkingDelta():
                 if not self.hides_thinking:
                     self._block(frame.choice, "thinking").pieces.append(frame.text)
-            case ToolUseStart():
+            case protocol.ToolUseStart():
                 made = Block("call", frame.id, frame.name)
                 self._choices.setdefault(frame.choice, []).append(made)
-            case ToolInputDelta():
+            case protocol.ToolInputDelta():
                 blocks = self._choices.get(frame.choice)
                 if not blocks or blocks[-1].kind != "call":
                     raise EngineFailed
@@ -122,7 +110,7 @@ class Writer(Generic[EventT, WholeT]):
     def thinking_tokens(self) -> int:
         return sum(each.thinking_tokens for each in self.finished.values())
 
-    def answers(self) -> list[tuple[Finished, list[Block]]]:
+    def answers(self) -> list[tuple[protocol.Finished, list[Block]]]:
         """Each choice's end and blocks. Raise EngineFailed where the response is not whole."""
         if not self.is_done:
             raise EngineFailed

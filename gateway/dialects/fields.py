@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Raw
 
+from engine.protocol import MAX_LOGPROBS
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.bodies import check_values, is_neutral
@@ -260,3 +261,15 @@ Name = Annotated[str, name]
 Schema = Annotated[dict[str, Any], schema]
 CallInput = Annotated[dict[str, Any], call_input]
 Arguments = Annotated[str, arguments]
+
+MAX_COUNT = 1_000_000_000
+MAX_CHOICES = 16
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES), choices]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
+# A word that only asks for better, so that no word is an error.
+Word = Annotated[str, msgspec.Meta(max_length=64)]

@@ -13,15 +13,13 @@ no other text, no message, no tool: what a user wrote reaches the model as it wa
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
-import msgspec
+from msgspec.structs import asdict, replace
 
 from gateway.dialects.anthropic import request as anthropic
-from gateway.dialects.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.dialects.openai import request as openai
-from gateway.dialects.openai.request import ChatRequest
 
 _LINE = re.compile(
     r"x-anthropic-billing-header: cc_version=[A-Za-z0-9.+-]{1,64};"
@@ -29,68 +27,47 @@ _LINE = re.compile(
     r"[ \t]*(?:\r?\n|\Z)"
 )
 
-Request = TypeVar("Request", MessagesRequest, CountTokensRequest, ChatRequest)
+RequestT = TypeVar("RequestT")
 Texts = TypeVar("Texts", anthropic.Text, openai.Text)
 
 
-def without_nonces(request: Request) -> tuple[Request, int]:
-    """The request without billing lines, and how many were left out.
+def without_nonces(request: RequestT) -> tuple[RequestT, int]:
+    """The request, from which billing lines are taken, and how many were.
 
     A block that is nothing but the line becomes a `Nonce`: it keeps its place, so that paths in
     errors are the client's, and makes no segment. Of a longer text only the line is cut off.
     """
-    if isinstance(request, ChatRequest):
-        return _without_in_chat(request)
-    system = request.system
-    if not system:
-        return request, 0
-    if isinstance(system, str):
-        line = _LINE.match(system)
-        if line is None:
-            return request, 0
-        return msgspec.structs.replace(request, system=system[line.end() :] or None), 1
-    blocks, num_removed = _cleaned(system, _messages_nonce, is_first=True)
-    return msgspec.structs.replace(request, system=blocks), num_removed
-
-
-def _without_in_chat(request: ChatRequest) -> tuple[ChatRequest, int]:
-    messages, total = list(request.messages), 0
-    for index, message in enumerate(messages):
-        if not isinstance(message, openai.SystemMessage | openai.DeveloperMessage):
-            break
-        given = message.content
-        texts = [openai.Text(text=given)] if isinstance(given, str) else given
-        made, num_removed = _cleaned(texts, _chat_nonce, is_first=index == 0)
-        if num_removed:
-            total += num_removed
-            is_rest = isinstance(given, str) and not isinstance(made[0], openai.Nonce)
-            changed: Any = made[0].text if is_rest else made
-            messages[index] = msgspec.structs.replace(message, content=changed)
-    return (msgspec.structs.replace(request, messages=messages), total) if total else (request, 0)
+    total = 0
+    if isinstance(request, openai.ChatRequest):
+        for index, message in enumerate(request.messages):
+            if not isinstance(message, openai.SystemMessage):
+                break
+            given = message.content
+            texts = [openai.Text(text=given)] if isinstance(given, str) else given
+            made, num_removed = _cleaned(texts, openai.Nonce, is_first=index == 0)
+            if num_removed:
+                total += num_removed
+                is_rest = isinstance(given, str) and not isinstance(made[0], openai.Nonce)
+                message.content = made[0].text if is_rest else made
+    elif isinstance(request, anthropic.CountTokensRequest):
+        system = request.system
+        if isinstance(system, list):
+            request.system, total = _cleaned(system, anthropic.Nonce, is_first=True)
+        elif system and (line := _LINE.match(system)) is not None:
+            request.system, total = system[line.end() :] or None, 1
+    return request, total
 
 
 def _cleaned(
-    blocks: Sequence[Texts], nonce: Callable[[Texts], Texts], *, is_first: bool
+    blocks: Sequence[Texts], nonce: type[Texts], *, is_first: bool
 ) -> tuple[list[Texts], int]:
     made: list[Texts] = []
     for index, block in enumerate(blocks):
         line = _LINE.match(block.text)
         rest = block.text[line.end() :] if line is not None else ""
         if line is not None and not rest:
-            block = nonce(block)
+            block = nonce(**asdict(block))
         elif rest and is_first and index == 0:
-            block = msgspec.structs.replace(block, text=rest)
+            block = replace(block, text=rest)
         made.append(block)
     return made, sum(new is not old for new, old in zip(made, blocks, strict=True))
-
-
-def _messages_nonce(block: anthropic.Text) -> anthropic.Text:
-    return anthropic.Nonce(text=block.text, cache_control=block.cache_control)
-
-
-def _chat_nonce(block: openai.Text) -> openai.Text:
-    return openai.Nonce(
-        text=block.text,
-        cache_control=block.cache_control,
-        prompt_cache_breakpoint=block.prompt_cache_breakpoint,
-    )

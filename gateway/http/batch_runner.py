@@ -33,13 +33,7 @@ from gateway.base.errors import (
 )
 from gateway.base.logs import bind_request_id, get_logger
 from gateway.base.settings import Settings
-from gateway.dialects.anthropic.batches import (
-    BatchResult,
-    Canceled,
-    Expired,
-    Succeeded,
-    errored,
-)
+from gateway.dialects.anthropic.batches import BatchResult, Canceled, Expired, Succeeded, errored
 from gateway.dialects.anthropic.request import VERSIONS
 from gateway.dialects.anthropic.response import Message
 from gateway.http.batch_rows import RowReader

@@ -52,12 +52,7 @@ class _Body:
     """
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        seconds: float,
-        bodies: BodyBytes,
-        large: LargeBodies,
+        self, scope: Scope, receive: Receive, seconds: float, bodies: BodyBytes, large: LargeBodies
     ) -> None:
         self._scope = scope
         self._receive = receive

@@ -32,13 +32,7 @@ from gateway.dialects.gemini.request import (
 )
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
-from gateway.http.generation import (
-    KeyRequest,
-    answered,
-    check_media,
-    until_taken,
-    while_present,
-)
+from gateway.http.generation import KeyRequest, answered, check_media, until_taken, while_present
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.ledger.stored import CachedContent

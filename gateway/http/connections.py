@@ -21,13 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from gateway.base.errors import (
-    GatewayError,
-    HeadTimeout,
-    HeadTooLarge,
-    InvalidRequest,
-    Overloaded,
-)
+from gateway.base.errors import GatewayError, HeadTimeout, HeadTooLarge, InvalidRequest, Overloaded
 from gateway.http.errors import reply_without_route
 
 # RFC 3986, 3.2.2, and a port: a name, an IPv4 address or an IPv6 address in brackets; or nothing.

@@ -11,12 +11,13 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from engine.protocol import Frame
+from gateway.base.bounds import RequestBounds
 from gateway.base.catalogue import Model
 from gateway.base.errors import ClientGone, EngineFailed, GatewayError, UnsupportedMedia
 from gateway.dialects import sse
 from gateway.dialects.collector import Writer
 from gateway.http.errors import origin_of
-from gateway.http.services import Services
+from gateway.http.services import services_of
 from gateway.http.speaking import header_of
 from gateway.limits.workers import INLINE_BYTES
 from gateway.prompt.ask import Ask, Principal, TurnId
@@ -101,17 +102,21 @@ def check_media(request: Request[Any, Any, Any]) -> None:
 
 async def prepared(
     request: KeyRequest,
-    services: Services,
-    num_bytes: int,
-    read: Callable[[], tuple[RequestT, int]],
+    body: bytes,
+    decode: Callable[[bytes, RequestBounds], RequestT],
     make: Callable[[RequestT, int, Model], AskT],
 ) -> AskT:
-    """Decode and lower a request body of `num_bytes`.
+    """Decode and lower a request body.
 
-    `read` returns the request and the number of nonces that were left out. Both steps run where
+    `make` gets the request and the number of nonces that were left out. Both steps run where
     `Workers` decides, and stop if the client leaves.
     """
+    services, num_bytes = services_of(request), len(body)
     workers, workspace = services.workers, request.user.workspace
+
+    def read() -> tuple[RequestT, int]:
+        return services.without_nonces(decode(body, services.bounds))
+
     if num_bytes <= INLINE_BYTES:
         decoded, num_removed = read()
         return make(decoded, num_removed, services.find_model(decoded.model))
@@ -140,10 +145,11 @@ class Begun(NamedTuple):
     findings: Findings
 
 
-async def begun(request: KeyRequest, services: Services, ask: Ask) -> Begun:
+async def begun(request: KeyRequest, ask: Ask) -> Begun:
     """Run the turn until an engine has it, or the client leaves."""
-    turn_id = services.turns.new_id()
-    items = services.turns.run(ask, turn_id, origin_of(request))
+    turns = services_of(request).turns
+    turn_id = turns.new_id()
+    items = turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))
     return Begun(turn_id, items, taken.findings)
 

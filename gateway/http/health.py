@@ -90,10 +90,7 @@ class HealthController(Controller):
         return Response(body, status_code=200 if body.ready else 503)
 
     @get(
-        "/metrics",
-        operation_id="getMetrics",
-        summary="Prometheus metrics.",
-        media_type=_EXPOSITION,
+        "/metrics", operation_id="getMetrics", summary="Prometheus metrics.", media_type=_EXPOSITION
     )
     async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
         return Response(exposition_of(services), media_type=_EXPOSITION)

@@ -17,36 +17,14 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NotFound, PromptTooLong
 from gateway.dialects import sse
 from gateway.dialects.anthropic import lower as anthropic
-from gateway.dialects.anthropic.request import (
-    VERSIONS,
-    CountTokensRequest,
-    MessagesRequest,
-    Version,
-    decode_count_tokens,
-    decode_messages,
-)
-from gateway.dialects.anthropic.response import (
-    CacheMissReason,
-    Event,
-    Message,
-    MessageWriter,
-    TokenCount,
-    changed,
-)
-from gateway.dialects.anthropic.response import Diagnostics as MessageDiagnostics
+from gateway.dialects.anthropic import request as messages
+from gateway.dialects.anthropic import response as answers
 from gateway.dialects.errors import anthropic_error, body_of, in_responses_names
-from gateway.dialects.gemini.lower import Asked, Held
-from gateway.dialects.gemini.lower import ask_of as gemini_ask_of
+from gateway.dialects.gemini import lower as gemini
+from gateway.dialects.gemini import response as gemini_answers
 from gateway.dialects.gemini.request import GenerateRequest, decode_count, decode_generate
-from gateway.dialects.gemini.response import GeminiWriter, GenerateContentResponse, ModalityCount
-from gateway.dialects.gemini.response import TokenCount as GeminiTokenCount
+from gateway.dialects.openai import request as chat
 from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.request import (
-    ChatRequest,
-    CompletionRequest,
-    decode_chat,
-    decode_completion,
-)
 from gateway.dialects.openai.response import ChatWriter, TextWriter
 from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.lower import Prepared, prepare, seal
@@ -97,10 +75,7 @@ class MessagesController(Controller):
         version = check_version(header_of(scope, b"anthropic-version"))
         arrived, betas = scope["state"]["arrived"], header_of(scope, b"anthropic-beta") or ""
 
-        def read() -> tuple[MessagesRequest, int]:
-            return services.without_nonces(decode_messages(body, services.bounds))
-
-        def make(decoded: MessagesRequest, num_removed: int, model: Model) -> Ask:
+        def make(decoded: messages.MessagesRequest, num_removed: int, model: Model) -> Ask:
             asked = decoded.diagnostics
             compared = Compared(
                 is_wanted=asked is not None,
@@ -120,8 +95,8 @@ class MessagesController(Controller):
                 marks_for_client=services.auto_cache_messages,
             )
 
-        ask = await prepared(request, services, len(body), read, make)
-        turn_id, items, findings = await begun(request, services, ask)
+        ask = await prepared(request, body, messages.decode_messages, make)
+        turn_id, items, findings = await begun(request, ask)
         writer = _message_writer(ask, turn_id, findings)
         stream = _message_stream(request) if ask.stream else None
         return await answer(request, items, writer, stream)
@@ -129,22 +104,19 @@ class MessagesController(Controller):
     @post("/count_tokens", status_code=200)
     async def count_tokens(
         self, request: KeyRequest, body: RawBody, anthropic_version: VersionHeader = None
-    ) -> TokenCount:
+    ) -> answers.TokenCount:
         check_media(request)
         check_attribution(request)
         services, version = services_of(request), check_version(anthropic_version)
         arrived, unreadable = request.scope["state"]["arrived"], services.unreadable
 
-        def read() -> tuple[CountTokensRequest, int]:
-            return services.without_nonces(decode_count_tokens(body, services.bounds))
-
-        def make(decoded: CountTokensRequest, _: int, model: Model) -> Ask:
+        def make(decoded: messages.CountTokensRequest, _: int, model: Model) -> Ask:
             user = request.user
             return anthropic.count_ask_of(decoded, user, model, version, arrived, unreadable)
 
         with services.counting.admitted(request.user.workspace, len(body)):
-            ask = await prepared(request, services, len(body), read, make)
-            return TokenCount(await while_present(request, services.turns.count(ask)))
+            ask = await prepared(request, body, messages.decode_count_tokens, make)
+            return answers.TokenCount(await while_present(request, services.turns.count(ask)))
 
 
 def check_attribution(request: KeyRequest) -> None:
@@ -156,23 +128,23 @@ def check_attribution(request: KeyRequest) -> None:
         raise InvalidRequest("anthropic-workspace-id: does not match the workspace of the API key")
 
 
-def check_version(version: str | None) -> Version:
+def check_version(version: str | None) -> messages.Version:
     if not version:
         raise InvalidRequest("anthropic-version: header is required")
-    for known in VERSIONS:
+    for known in messages.VERSIONS:
         if version == known:
             return known
     raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
 
 
-async def whole_message(items: Items, ask: Ask, turn_id: TurnId) -> Message:
+async def whole_message(items: Items, ask: Ask, turn_id: TurnId) -> answers.Message:
     """The whole message of a turn that is not streamed."""
     taken = await until_taken(items)
     return await gathered(items, _message_writer(ask, turn_id, taken.findings))
 
 
-def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> MessageWriter:
-    return MessageWriter(
+def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> answers.MessageWriter:
+    return answers.MessageWriter(
         id=turn_id,
         model=ask.model.id,
         paths=_paths(ask),
@@ -183,24 +155,24 @@ def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> MessageWri
     )
 
 
-def _message_diagnostics(findings: Findings) -> MessageDiagnostics | None:
+def _message_diagnostics(findings: Findings) -> answers.Diagnostics | None:
     """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
     diagnosis = findings.diagnosis
     match diagnosis and diagnosis.found:
         case "unfinished":
-            return MessageDiagnostics(None)
+            return answers.Diagnostics(None)
         case "not_found":
-            return MessageDiagnostics(CacheMissReason("previous_message_not_found"))
+            return answers.Diagnostics(answers.CacheMissReason("previous_message_not_found"))
         case "compared" if diagnosis is not None and diagnosis.divergence is not None:
-            return changed(diagnosis.divergence.kind, diagnosis.divergence.missed_tokens)
+            return answers.changed(diagnosis.divergence.kind, diagnosis.divergence.missed_tokens)
         case _:
             return None
 
 
-def _message_stream(request: KeyRequest) -> Stream[Event]:
+def _message_stream(request: KeyRequest) -> Stream[answers.Event]:
     failed_id, has_pinged = request_id(request.scope), False
 
-    def render(events: list[Event]) -> bytes:
+    def render(events: list[answers.Event]) -> bytes:
         nonlocal has_pinged
         pieces: list[bytes] = []
         for event in events:
@@ -229,16 +201,13 @@ class ChatCompletionsController(Controller):
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         services, arrived = services_of(request), request.scope["state"]["arrived"]
 
-        def read() -> tuple[ChatRequest, int]:
-            return services.without_nonces(decode_chat(body, services.bounds))
-
-        def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
+        def make(decoded: chat.ChatRequest, num_removed: int, model: Model) -> Ask:
             ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
             return msgspec.structs.replace(ask, num_removed=num_removed)
 
         check_media(request)
-        ask = await prepared(request, services, len(body), read, make)
-        return await _complete(request, services, ask, ChatWriter, "chatcmpl")
+        ask = await prepared(request, body, chat.decode_chat, make)
+        return await _complete(request, ask, ChatWriter, "chatcmpl")
 
 
 class CompletionsController(Controller):
@@ -249,32 +218,25 @@ class CompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        services, arrived = services_of(request), request.scope["state"]["arrived"]
+        arrived = request.scope["state"]["arrived"]
 
-        def read() -> tuple[CompletionRequest, int]:
-            return decode_completion(body, services.bounds), 0
-
-        def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
+        def make(decoded: chat.CompletionRequest, _: int, model: Model) -> Ask:
             return completion_ask_of(decoded, request.user, model, arrived)
 
         check_media(request)
-        ask = await prepared(request, services, len(body), read, make)
-        return await _complete(request, services, ask, TextWriter, "cmpl")
+        ask = await prepared(request, body, chat.decode_completion, make)
+        return await _complete(request, ask, TextWriter, "cmpl")
 
 
 async def _complete(
-    request: KeyRequest,
-    services: Services,
-    ask: Ask,
-    kind: type[ChatWriter] | type[TextWriter],
-    prefix: str,
+    request: KeyRequest, ask: Ask, kind: type[ChatWriter] | type[TextWriter], prefix: str
 ) -> ASGIResponse:
     """Run the turn. The response's id is the turn's, in OpenAI's form."""
-    turn_id, items, findings = await begun(request, services, ask)
+    turn_id, items, findings = await begun(request, ask)
     writer: Any = kind(
         id=f"{prefix}-{turn_id.removeprefix('msg_')}",
         model=ask.model.id,
-        created=int(services.clock.wall().timestamp()),
+        created=int(services_of(request).clock.wall().timestamp()),
         found=findings,
         paths=_paths(ask),
         num_choices=ask.sampling.num_choices,
@@ -304,7 +266,7 @@ class ResponsesController(Controller):
         made = await _prepared_response(request, services, body)
         ask, failed_id = made.ask, request_id(request.scope)
         try:
-            turn_id, items, findings = await begun(request, services, ask)
+            turn_id, items, findings = await begun(request, ask)
             writer = _response_writer(services, made, turn_id, findings)
 
             def failed(error: GatewayError) -> bytes:
@@ -345,13 +307,10 @@ class ResponsesController(Controller):
 async def _prepared_response(request: KeyRequest, services: Services, body: bytes) -> Prepared:
     arrived = request.scope["state"]["arrived"]
 
-    def read() -> tuple[Given, int]:
-        return decode_responses(body, services.bounds), 0
-
     def make(given: Given, _: int, model: Model) -> Prepared:
         return prepare(given, request.user, model, arrived, services.unreadable)
 
-    return await prepared(request, services, len(body), read, make)
+    return await prepared(request, body, decode_responses, make)
 
 
 def _response_writer(
@@ -435,11 +394,13 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
         with services.counting.admitted(request.user.workspace, len(body)):
             made = await while_present(request, _gemini_ask(request, body, model, method))
             tokens = await while_present(request, services.turns.count(made.ask))
-        details = [ModalityCount(token_count=tokens)]
-        return answered(GeminiTokenCount(total_tokens=tokens, prompt_tokens_details=details))
+        details = [gemini_answers.ModalityCount(token_count=tokens)]
+        return answered(
+            gemini_answers.TokenCount(total_tokens=tokens, prompt_tokens_details=details)
+        )
     ask, is_enum = await while_present(request, _gemini_ask(request, body, model, method))
-    turn_id, items, findings = await begun(request, services, ask)
-    writer = GeminiWriter(
+    turn_id, items, findings = await begun(request, ask)
+    writer = gemini_answers.GeminiWriter(
         id=turn_id,
         model=ask.model.id,
         found=findings,
@@ -467,9 +428,9 @@ async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) 
             return decode_count(body, name, bounds)
         return decode_generate(body, name, bounds, is_streamed=is_streamed)
 
-    def make(decoded: GenerateRequest, found: Model, held: Held | None) -> _GeminiAsk:
-        asked = Asked(request.user, found, arrived, services.unreadable)
-        ask = gemini_ask_of(decoded, asked, stream=is_streamed, held=held)
+    def make(decoded: GenerateRequest, found: Model, held: gemini.Held | None) -> _GeminiAsk:
+        asked = gemini.Asked(request.user, found, arrived, services.unreadable)
+        ask = gemini.ask_of(decoded, asked, stream=is_streamed, held=held)
         return _GeminiAsk(ask, decoded.generation_config.is_enum)
 
     decoded = await workers.run(workspace, len(body), read)
@@ -478,14 +439,14 @@ async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) 
     return await workers.run(workspace, len(body) + held_bytes, make, decoded, model, held)
 
 
-def _gemini_events(failed_id: str) -> Stream[GenerateContentResponse]:
+def _gemini_events(failed_id: str) -> Stream[gemini_answers.GenerateContentResponse]:
     """The next event is always begun, and a heartbeat is a space in it.
 
     Some clients (Genkit, `@google/generative-ai`) take all that stands between two events for a
     broken one, also a blank line.
     """
 
-    def render(chunks: list[GenerateContentResponse]) -> bytes:
+    def render(chunks: list[gemini_answers.GenerateContentResponse]) -> bytes:
         pieces: list[bytes] = []
         for chunk in chunks:
             is_last = chunk.usage_metadata is not UNSET
@@ -498,11 +459,11 @@ def _gemini_events(failed_id: str) -> Stream[GenerateContentResponse]:
     return Stream(render=render, failed=failed, first=sse.OPEN, idle=sse.SPACE)
 
 
-def _gemini_list(failed_id: str) -> Stream[GenerateContentResponse]:
+def _gemini_list(failed_id: str) -> Stream[gemini_answers.GenerateContentResponse]:
     """One JSON list over the whole stream. Blanks keep the connection alive."""
     separator = b"["
 
-    def render(chunks: list[GenerateContentResponse]) -> bytes:
+    def render(chunks: list[gemini_answers.GenerateContentResponse]) -> bytes:
         nonlocal separator
         pieces = []
         for chunk in chunks:

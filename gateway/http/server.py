@@ -85,10 +85,7 @@ class Server(uvicorn.Server):
             most_connections(tuning.connections, descriptors), tuning.connections_per_address
         )
         limits = ConnectionLimits(
-            tuning.request_seconds,
-            tuning.stall_seconds,
-            refused,
-            connections,
+            tuning.request_seconds, tuning.stall_seconds, refused, connections
         )
         options: dict[str, Any] = {
             "host": settings.host,

@@ -12,7 +12,7 @@ from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
 from gateway.base.supervisor import Supervisor
-from gateway.dialects.nonces import Request, without_nonces
+from gateway.dialects.nonces import RequestT, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.http.batch_rows import RowReader
 from gateway.journal.store import Journal
@@ -70,7 +70,7 @@ class Services:
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)
 
-    def without_nonces(self, request: Request) -> tuple[Request, int]:
+    def without_nonces(self, request: RequestT) -> tuple[RequestT, int]:
         return without_nonces(request) if self.removes_nonces else (request, 0)
 
 

@@ -68,7 +68,7 @@ def ask_of(
     """
     _check_generation(request, version, betas)
     policy = principal.auto_cache if marks_for_client else None
-    ask = _ask(request, principal, model, version, arrived, unreadable, policy)
+    ask = count_ask_of(request, principal, model, version, arrived, unreadable, policy)
     thinking = request.thinking
     return msgspec.structs.replace(
         ask,
@@ -89,20 +89,9 @@ def count_ask_of(
     version: wire.Version,
     arrived: float,
     unreadable: Unreadable = "placeholder",
+    policy: AutoCache | None = None,
 ) -> Ask:
     """The same checks as for a generation. Fields outside the prompt have their defaults."""
-    return _ask(request, principal, model, version, arrived, unreadable, None)
-
-
-def _ask(
-    request: wire.CountTokensRequest,
-    principal: Principal,
-    model: Model,
-    version: wire.Version,
-    arrived: float,
-    unreadable: Unreadable,
-    policy: AutoCache | None,
-) -> Ask:
     notepad = Notepad()
     if request.user_profile_id is not None:
         raise InvalidRequest("user_profile_id: user profiles are not supported")
@@ -111,7 +100,16 @@ def _ask(
     names = [tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: Tool names must be unique")
-    _note(request, notepad)
+    wire.FIELDS.note(request, notepad)
+    for index, message in enumerate(request.messages):
+        if message.clear_at == "next_user_message":
+            notepad.ignore(f"messages.{index}.clear_at", "the message stays")
+        if message.output_config is not None and message.output_config.effort is not None:
+            notepad.ignore(f"messages.{index}.output_config.effort", wire.NO_EFFORT)
+    for index, edit in enumerate(request.edits):
+        if edit.get("keep") not in ("all", {"type": "all"}):
+            reason = f"{str(edit['type'])[:64]}: the context stays whole"
+            notepad.ignore(f"context_management.edits.{index}", reason)
     memory = principal.plan_memory
     plan = plan_of(request, principal.scope, notepad, unreadable, memory, policy)
     if version == "2026-10-21":
@@ -141,21 +139,6 @@ def _ask(
         arrived=arrived,
         notes=notepad.notes(),
     )
-
-
-def _note(request: wire.CountTokensRequest, notepad: Notepad) -> None:
-    """Note each field that asks for what is not done."""
-    wire.FIELDS.note(request, notepad)
-    effort = wire.FIELDS.undone["output_config.effort"][0]
-    for index, message in enumerate(request.messages):
-        if message.clear_at == "next_user_message":
-            notepad.ignore(f"messages.{index}.clear_at", "the message stays")
-        if message.output_config is not None and message.output_config.effort is not None:
-            notepad.ignore(f"messages.{index}.output_config.effort", effort)
-    for index, edit in enumerate(request.edits):
-        if edit.get("keep") not in ("all", {"type": "all"}):
-            reason = f"{str(edit['type'])[:64]}: the context stays whole"
-            notepad.ignore(f"context_management.edits.{index}", reason)
 
 
 def _tool_choice(request: wire.CountTokensRequest, notepad: Notepad) -> ToolChoice:

@@ -13,22 +13,18 @@ content block's type follows its position.
 """
 
 import re
-from functools import partial
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType, defstruct
 
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest, ThreadNotFound
 from gateway.dialects import fields
-from gateway.dialects.bodies import (
-    check_values,
-    decode_with_foreign_tools,
-    read,
-    split_complaint,
-)
-from gateway.dialects.fields import CallInput, Fields, Name, Schema, Style, rules_of
+from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
+from gateway.dialects.fields import Fields, Style, rules_of
 
 Ttl = Literal["5m", "1h"]
 
@@ -69,9 +65,9 @@ class Thinking(Strict, tag="thinking"):
 
 
 class ToolUse(Strict, tag="tool_use"):
-    id: Name
-    name: Name
-    input: CallInput
+    id: fields.Name
+    name: fields.Name
+    input: fields.CallInput
     cache_control: CacheControl | None = None
     caller: Caller | None = None
     toolset_name: str | None = None
@@ -158,79 +154,49 @@ class ToolRemoval(Foreign, tag="tool_removal"):
     tool: dict[str, Any] = {}
 
 
-class ServerToolUse(Foreign, tag="server_tool_use"): ...
-
-
-class WebSearchResult(Foreign, tag="web_search_tool_result"): ...
-
-
-class WebFetchResult(Foreign, tag="web_fetch_tool_result"): ...
-
-
-class CodeExecutionResult(Foreign, tag="code_execution_tool_result"): ...
-
-
-class BashResult(Foreign, tag="bash_code_execution_tool_result"): ...
-
-
-class TextEditorResult(Foreign, tag="text_editor_code_execution_tool_result"): ...
-
-
-class ToolSearchResult(Foreign, tag="tool_search_tool_result"): ...
-
-
-class AdvisorResult(Foreign, tag="advisor_tool_result"): ...
-
-
-class ContainerUpload(Foreign, tag="container_upload"): ...
+# A block of these types has nothing that a model here reads.
+_UNREAD = (
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "advisor_tool_result",
+    "container_upload",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "mcp_tool_listing",
+    "fallback",
+)
+if TYPE_CHECKING:
+    Unread = Foreign
+else:
+    Unread = reduce(
+        or_,
+        (
+            defstruct(kind.title().replace("_", ""), [], bases=(Foreign,), tag=kind)
+            for kind in _UNREAD
+        ),
+    )
 
 
 class BrowserState(Foreign, tag="browser_state"): ...
-
-
-class McpToolUse(Foreign, tag="mcp_tool_use"): ...
-
-
-class McpToolResult(Foreign, tag="mcp_tool_result"): ...
-
-
-class McpToolListing(Foreign, tag="mcp_tool_listing"): ...
-
-
-class Fallback(Foreign, tag="fallback"): ...
 
 
 Nested = Text | SearchResult | Document | Image | ToolReference | BrowserState
 
 
 class ToolResult(Strict, tag="tool_result"):
-    tool_use_id: Name
+    tool_use_id: fields.Name
     content: Annotated[str | list[Nested], fields.blocks] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
     toolset_name: str | None = None
 
 
-ForeignBlock = (
-    RedactedThinking
-    | Compaction
-    | ToolAddition
-    | ToolRemoval
-    | ServerToolUse
-    | WebSearchResult
-    | WebFetchResult
-    | CodeExecutionResult
-    | BashResult
-    | TextEditorResult
-    | ToolSearchResult
-    | AdvisorResult
-    | ContainerUpload
-    | BrowserState
-    | McpToolUse
-    | McpToolResult
-    | McpToolListing
-    | Fallback
-)
+ForeignBlock = RedactedThinking | Compaction | ToolAddition | ToolRemoval | BrowserState | Unread
 Block = (
     Text
     | Thinking
@@ -253,8 +219,8 @@ PLACED_BLOCKS = frozenset(
 class Tool(Strict):
     """A custom tool. The kinds that the vendor defines are `ForeignTool`s."""
 
-    name: Name
-    input_schema: Schema
+    name: fields.Name
+    input_schema: fields.Schema
     type: Literal["custom"] | None = None
     description: str | None = None
     cache_control: CacheControl | None = None
@@ -272,21 +238,12 @@ class ForeignTool(Tool):
     """
 
 
-_MAX_COUNT = 1_000_000_000
-Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Version = Literal["2023-06-01", "2026-10-21"]
 VERSIONS: tuple[Version, ...] = ("2023-06-01", "2026-10-21")
 
 
-# These only ask for better, so that no word for them is an error. Known are "low" to "max", and
-# "summarized", "omitted" and "updates".
-Effort = Annotated[str, msgspec.Meta(max_length=64)]
-Display = Annotated[str, msgspec.Meta(max_length=64)]
-
-
 class MessageOutputConfig(Strict):
-    effort: Effort | None = None
+    effort: fields.Word | None = None
 
 
 class Message(Strict):
@@ -312,13 +269,13 @@ class BlockBinding(Strict):
 
 
 class ThinkingEnabled(Strict, tag="enabled"):
-    budget_tokens: Annotated[int, msgspec.Meta(ge=1024, le=_MAX_COUNT)]
-    display: Display | None = None
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1024, le=fields.MAX_COUNT)]
+    display: fields.Word | None = None
     block_binding: BlockBinding | None = None
 
 
 class ThinkingAdaptive(Strict, tag="adaptive"):
-    display: Display | None = None
+    display: fields.Word | None = None
     block_binding: BlockBinding | None = None
 
 
@@ -342,7 +299,7 @@ class ChoiceAny(Strict, tag="any"):
 
 
 class ChoiceTool(Strict, tag="tool"):
-    name: Name
+    name: fields.Name
     disable_parallel_tool_use: bool = False
 
 
@@ -355,11 +312,11 @@ ToolChoice = ChoiceAuto | ChoiceAny | ChoiceTool | ChoiceNone
 
 class Format(Strict):
     type: Literal["json_schema"]
-    schema: Schema
+    schema: fields.Schema
 
 
 class OutputConfig(Strict):
-    effort: Effort | None = None
+    effort: fields.Word | None = None
     format: Format | None = None
     task_budget: Any = None
 
@@ -392,7 +349,7 @@ class DiagnosticsRequest(Strict):
 class CountTokensRequest(Strict):
     """The fields of both calls: everything that makes the prompt."""
 
-    model: Name
+    model: fields.Name
     messages: Annotated[list[Message], msgspec.Meta(max_length=100_000)]
     billing_policy: Any = None
     cache_control: CacheControl | None = None
@@ -425,7 +382,7 @@ class CountTokensRequest(Strict):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    max_tokens: Count
+    max_tokens: fields.Count
     container: Any = None
     diagnostics: DiagnosticsRequest | None = None
     fallback_credit_token: Any = None
@@ -435,13 +392,13 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: Literal["auto", "standard_only"] = "auto"
     stop_sequences: Annotated[list[str], fields.stops] = msgspec.field(default_factory=list)
     stream: bool = False
-    temperature: Share | None = None
+    temperature: fields.Share | None = None
     thread: ThreadCreate | ThreadContinue | None = None
-    top_p: Share | None = None
-    top_k: Count | None = None
+    top_p: fields.Share | None = None
+    top_k: fields.Count | None = None
 
 
-_NOT_HERE, _NO_EFFORT = "not supported by this server", "this model has one effort"
+_NOT_HERE, NO_EFFORT = "not supported by this server", "this model has one effort"
 _UNUSED: tuple[Any, ...] = (_NOT_HERE, [], {}, "")
 FIELDS = Fields(
     style=Style("messages: more than {} content blocks in the request", is_dotted=True),
@@ -449,7 +406,7 @@ FIELDS = Fields(
     undone={
         "thread": ("no thread is kept: send the whole conversation each time",),
         "speed": ("there is one speed", "standard"),
-        "output_config.effort": (_NO_EFFORT,),
+        "output_config.effort": (NO_EFFORT,),
         "billing_policy": _UNUSED,
         "mcp_servers": _UNUSED,
         "container": _UNUSED,

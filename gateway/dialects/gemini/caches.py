@@ -105,9 +105,17 @@ def expiry_of(
     if request.ttl is not None and request.expire_time is not None:
         raise InvalidRequest("ttl: excludes expireTime")
     if request.ttl is not None:
-        field, seconds = "ttl", _seconds(request.ttl)
+        field, match = "ttl", _TTL.fullmatch(request.ttl)
+        if match is None:
+            raise InvalidRequest("ttl: must be seconds, such as '300s'")
+        seconds = float(f"{match[1]}.{match[2] or 0}")
     elif request.expire_time is not None:
-        field, seconds = "expireTime", (_moment(request.expire_time) - now).total_seconds()
+        field = "expireTime"
+        try:
+            seconds = (msgspec.convert(request.expire_time, type=_Aware) - now).total_seconds()
+        except msgspec.ValidationError:
+            message = "expireTime: must be a time as RFC 3339 writes it, with its zone"
+            raise InvalidRequest(message) from None
     else:
         return None
     if seconds <= 0:
@@ -115,21 +123,6 @@ def expiry_of(
     if seconds > most_seconds:
         raise InvalidRequest(f"{field}: may be at most {most_seconds:g} seconds from now")
     return now + timedelta(seconds=seconds)
-
-
-def _seconds(text: str) -> float:
-    match = _TTL.fullmatch(text)
-    if match is None:
-        raise InvalidRequest("ttl: must be seconds, such as '300s'")
-    return float(f"{match[1]}.{match[2] or 0}")
-
-
-def _moment(text: str) -> datetime:
-    try:
-        return msgspec.convert(text, type=_Aware)
-    except msgspec.ValidationError:
-        message = "expireTime: must be a time as RFC 3339 writes it, with its zone"
-        raise InvalidRequest(message) from None
 
 
 def id_of(name: str) -> str:

@@ -32,7 +32,7 @@ from gateway.dialects.fields import camel
 from gateway.dialects.gemini import request as wire
 from gateway.dialects.lowering import NO_PARAMETERS, Lowering, sampling_of, text_in
 from gateway.prompt.ask import Ask, Principal
-from gateway.prompt.breakpoints import Layout, find_target
+from gateway.prompt.breakpoints import find_target
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media, Unreadable
 from gateway.prompt.origin import name_of
@@ -50,6 +50,7 @@ _ROLES: dict[str | None, Role] = {
     "model": "assistant",
 }
 _READ_TYPES = ("text/", "application/json", "application/xml", "application/x-ndjson")
+_KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 _HOSTED = "this server runs no tools itself"
 _encode = msgspec.json.Encoder().encode
 
@@ -74,13 +75,13 @@ class Held:
 
 
 def ask_of(
-    request: wire.GenerateRequest,
-    asked: Asked,
-    *,
-    stream: bool,
-    held: Held | None = None,
+    request: wire.GenerateRequest, asked: Asked, *, stream: bool, held: Held | None = None
 ) -> Ask:
-    """Without a cached content the key's policy marks the prompt."""
+    """The request, behind what is `held` of a cached content, whose end is marked.
+
+    Without one the key's policy marks the prompt. Raise InvalidRequest for content that no engine
+    could be sent.
+    """
     notepad = Notepad()
     config = request.generation_config
     _check_conversation(request)
@@ -94,13 +95,16 @@ def ask_of(
         raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
     choice = _tool_choice(request, held, notepad)
     thinking = _thinks(config, notepad)
-    layout = lay_out(
-        request,
-        asked.unreadable,
-        notepad,
-        None if held is None else held.prompted,
-        None if held is None else held.ttl,
-    )
+    lowering = _GeminiLowering(notepad, asked.unreadable)
+    if held is not None:
+        lowering.add_prompted(held.prompted, "cachedContent.")
+        target = find_target(lowering.slots)
+        if target is not None:
+            marked = replace(lowering.slots[target], marker=held.ttl, num_markers=1)
+            lowering.slots[target] = marked
+    lowering.add_prompted(request, "")
+    lowering.check_answered()
+    layout = lowering.layout()
     policy = asked.principal.auto_cache if held is None else None
     plan = make_plan(layout, None, asked.principal.scope, policy, asked.principal.plan_memory)
     if held is not None:
@@ -185,18 +189,14 @@ def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
         return {"type": ["object", "array"]}
     schema = config.response_json_schema if given is None else json_schema(given, path)
     if config.is_enum:
-        _check_enum(config, schema, path)
+        words = schema.get("enum") if schema else None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise InvalidRequest(f"{path}: {wire.ENUM_TYPE} needs a schema of strings in an `enum`")
+        if config.response_logprobs:
+            raise InvalidRequest(
+                f"generationConfig.responseLogprobs: not supported with {wire.ENUM_TYPE}"
+            )
     return schema
-
-
-def _check_enum(config: wire.GenerationConfig, schema: dict[str, Any] | None, path: str) -> None:
-    words = schema.get("enum") if schema else None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise InvalidRequest(f"{path}: {wire.ENUM_TYPE} needs a schema of strings in an `enum`")
-    if config.response_logprobs:
-        raise InvalidRequest(
-            f"generationConfig.responseLogprobs: not supported with {wire.ENUM_TYPE}"
-        )
 
 
 def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Notepad) -> ToolChoice:
@@ -217,7 +217,10 @@ def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Note
         case "ANY":
             if not names:
                 raise InvalidRequest(f"{path}.mode: ANY needs functions to choose from")
-            return _forced(config.allowed_function_names, names)
+            chosen = list(dict.fromkeys(config.allowed_function_names))
+            if len(chosen) == 1:
+                return ToolChoice("tool", chosen[0])
+            return ToolChoice("any", names=[] if set(chosen) == names else chosen)
         case "AUTO" | "MODE_UNSPECIFIED" | "" | "VALIDATED":
             if config.mode.upper() == "VALIDATED":
                 notepad.ignore(f"{path}.mode", "free calls are not held to their schemas")
@@ -226,33 +229,6 @@ def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Note
             return ToolChoice()
         case _:
             raise InvalidRequest(f"{path}.mode: must be AUTO, ANY, NONE or VALIDATED")
-
-
-def _forced(allowed: list[str], names: set[str]) -> ToolChoice:
-    chosen = list(dict.fromkeys(allowed))
-    if len(chosen) == 1:
-        return ToolChoice("tool", chosen[0])
-    return ToolChoice("any", names=[] if set(chosen) == names else chosen)
-
-
-def lay_out(
-    request: wire.Prompted,
-    unreadable: Unreadable,
-    notepad: Notepad,
-    held: wire.Prompted | None = None,
-    marker: Ttl | None = None,
-) -> Layout:
-    """The prompt of a request, behind what is `held` of a cached content, whose end is marked.
-
-    Raise InvalidRequest for content that no engine could be sent.
-    """
-    lowering = _GeminiLowering(notepad, unreadable)
-    if held is not None:
-        lowering.add_prompted(held, "cachedContent.")
-        lowering.mark_end(marker)
-    lowering.add_prompted(request, "")
-    lowering.check_answered()
-    return lowering.layout()
 
 
 class _GeminiLowering(Lowering):
@@ -279,12 +255,6 @@ class _GeminiLowering(Lowering):
         for index, content in enumerate(given.contents):
             self._add_content(f"{where}contents[{index}]", content)
 
-    def mark_end(self, marker: Ttl | None) -> None:
-        """Mark the last segment so far that can carry a marker."""
-        target = find_target(self.slots)
-        if marker is not None and target is not None:
-            self.slots[target] = replace(self.slots[target], marker=marker, num_markers=1)
-
     def check_answered(self) -> None:
         if self._pending:
             missing = ", ".join(name[:64] for _, name in islice(self._pending.values(), 8))
@@ -298,22 +268,22 @@ class _GeminiLowering(Lowering):
             if info.name != "function_declarations" and getattr(tool, info.name) is not None:
                 self.notepad.ignore(f"{path}.{info.encode_name}", _HOSTED)
         for number, function in enumerate(tool.function_declarations):
-            self._add_function(f"{path}.functionDeclarations[{number}]", function)
-
-    def _add_function(self, path: str, function: wire.FunctionDeclaration) -> None:
-        if not function.name:
-            raise InvalidRequest(f"{path}.name: must not be empty")
-        schema = function.parameters_json_schema
-        if function.parameters is not None:
-            if schema is not None:
-                raise InvalidRequest(f"{path}.parameters: excludes parametersJsonSchema")
-            schema = json_schema(function.parameters, f"{path}.parameters")
-        for name in ("response", "response_json_schema"):
-            if getattr(function, name) is not None:
-                self.notepad.ignore(f"{path}.{name}", "only inputs are held to a schema")
-        self.mark(path)
-        given = NO_PARAMETERS if schema is None else schema
-        self.tools.append(Tool(function.name, given, function.description))
+            where, schema = (
+                f"{path}.functionDeclarations[{number}]",
+                function.parameters_json_schema,
+            )
+            if not function.name:
+                raise InvalidRequest(f"{where}.name: must not be empty")
+            if function.parameters is not None:
+                if schema is not None:
+                    raise InvalidRequest(f"{where}.parameters: excludes parametersJsonSchema")
+                schema = json_schema(function.parameters, f"{where}.parameters")
+            for name in ("response", "response_json_schema"):
+                if getattr(function, name) is not None:
+                    self.notepad.ignore(f"{where}.{name}", "only inputs are held to a schema")
+            self.mark(where)
+            given = NO_PARAMETERS if schema is None else schema
+            self.tools.append(Tool(function.name, given, function.description))
 
     def _add_content(self, path: str, content: wire.Content) -> None:
         role = _ROLES.get(content.role)
@@ -328,8 +298,7 @@ class _GeminiLowering(Lowering):
             made = self._part(f"{path}.parts[{number}]", role, part)
             if made is not None:
                 parts.append(made)
-        if parts:
-            self.add(role, parts)
+        self.add(role, parts)
 
     def _part(self, path: str, role: Role, part: wire.Part) -> Part | None:
         """None for what is not shown to the model, and told."""
@@ -432,29 +401,21 @@ def _outcome(response: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _kind(mime_type: str) -> Kind:
-    match mime_type.partition("/")[0]:
-        case "image":
-            return "image"
-        case "audio":
-            return "audio"
-        case "video":
-            return "video"
-        case _:
-            return "document" if mime_type == "application/pdf" else "file"
+    found = _KINDS.get(mime_type.partition("/")[0])
+    return found or ("document" if mime_type == "application/pdf" else "file")
 
 
 MAX_DEPTH = 64
-_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_COUNTS = {
+    f"{end}_{what}": f"{end}{what.title()}"
+    for end in ("max", "min")
+    for what in ("items", "length", "properties")
+}
 _NAMES = {
+    **_COUNTS,
     "additional_properties": "additionalProperties",
     "any_of": "anyOf",
     "defs": "$defs",
-    "max_items": "maxItems",
-    "max_length": "maxLength",
-    "max_properties": "maxProperties",
-    "min_items": "minItems",
-    "min_length": "minLength",
-    "min_properties": "minProperties",
     "property_ordering": "propertyOrdering",
     "ref": "$ref",
 }
@@ -486,35 +447,24 @@ def json_schema(schema: dict[str, Any], path: str, depth: int = 0) -> dict[str, 
                 made[key] = [
                     _inner(each, f"{where}[{index}]", depth) for index, each in enumerate(value)
                 ]
-            case _ if key in _COUNTS and isinstance(value, str) and value.isdecimal():
+            case _ if key in _COUNTS.values() and isinstance(value, str) and value.isdecimal():
                 made[key] = int(value[:18])
             case "example":
                 pass
             case _:
                 made[key] = value
-    if isinstance(order, list) and isinstance(made.get("properties"), dict):
-        made["properties"] = _ordered(made["properties"], order)
-    return _or_null(made) if is_nullable else made
+    properties = made.get("properties")
+    if isinstance(order, list) and isinstance(properties, dict):
+        names = [name for name in order if isinstance(name, str) and name in properties]
+        made["properties"] = {name: properties[name] for name in names} | properties
+    if is_nullable and isinstance(made.get("anyOf"), list):
+        made["anyOf"].append({"type": "null"})
+    elif is_nullable and isinstance(made.get("type"), str):
+        made["type"] = [made["type"], "null"]
+        if isinstance(made.get("enum"), list):
+            made["enum"] = [*made["enum"], None]
+    return made
 
 
 def _inner(schema: Any, path: str, depth: int) -> Any:
     return json_schema(schema, path, depth + 1) if isinstance(schema, dict) else schema
-
-
-def _ordered(properties: dict[str, Any], order: list[Any]) -> dict[str, Any]:
-    first = {
-        name: properties[name] for name in order if isinstance(name, str) and name in properties
-    }
-    return {**first, **properties}
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    kind = schema.get("type")
-    if isinstance(schema.get("anyOf"), list):
-        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
-    if not isinstance(kind, str):
-        return schema
-    made = {**schema, "type": [kind, "null"]}
-    if isinstance(schema.get("enum"), list):
-        made["enum"] = [*schema["enum"], None]
-    return made

@@ -17,12 +17,11 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from engine.protocol import MAX_LOGPROBS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
 from gateway.dialects.bodies import bound_output, check_values, read, split_complaint
-from gateway.dialects.fields import CallInput, Checking, Fields, Name, Schema, Style, rules_of
+from gateway.dialects.fields import Checking, Fields, Style, rules_of
 
 
 class Shape(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -54,15 +53,15 @@ class FileData(Shape):
 
 
 class FunctionCall(Shape):
-    name: Name = ""
-    args: CallInput = msgspec.field(default_factory=dict)
-    id: Name | None = None
+    name: fields.Name = ""
+    args: fields.CallInput = msgspec.field(default_factory=dict)
+    id: fields.Name | None = None
     partial_args: Any = None
     will_continue: bool = False
 
 
 class ResponsePart(Shape):
-    """A file beside a function's response."""
+    """A file, such as one beside a function's response."""
 
     inline_data: Blob | None = None
     file_data: FileData | None = None
@@ -77,9 +76,9 @@ class ResponsePart(Shape):
 class FunctionResponse(Shape):
     """`response` has `output` or `error`; without them it is the output as a whole."""
 
-    name: Name = ""
+    name: fields.Name = ""
     response: dict[str, Any] = msgspec.field(default_factory=dict)
-    id: Name | None = None
+    id: fields.Name | None = None
     parts: list[ResponsePart] = msgspec.field(default_factory=list)
     scheduling: str | None = None
     will_continue: bool = False
@@ -97,7 +96,7 @@ class CodeExecutionResult(Shape):
     id: str | None = None
 
 
-class Part(Shape):
+class Part(ResponsePart):
     """One of the fields of `KINDS` is the part's content. The others say more about it."""
 
     text: str | None = None
@@ -105,21 +104,13 @@ class Part(Shape):
     thought_signature: str | None = None
     function_call: FunctionCall | None = None
     function_response: FunctionResponse | None = None
-    inline_data: Blob | None = None
-    file_data: FileData | None = None
     executable_code: ExecutableCode | None = None
     code_execution_result: CodeExecutionResult | None = None
     tool_call: Any = None
     tool_response: Any = None
     part_metadata: Any = None
     audio_transcription: Any = None
-    media_processing: Any = None
-    media_resolution: Any = None
-    video_metadata: Any = None
     speech_metadata: Any = None
-    document_metadata: Any = None
-    spreadsheet_metadata: Any = None
-    audio_metadata: Any = None
 
 
 KINDS = (
@@ -145,10 +136,10 @@ class Content(Shape):
 class FunctionDeclaration(Shape):
     """Of `parameters` (Google's schema) and `parametersJsonSchema` (JSON Schema) one is given."""
 
-    name: Name = ""
+    name: fields.Name = ""
     description: str | None = None
-    parameters: Schema | None = None
-    parameters_json_schema: Schema | None = None
+    parameters: fields.Schema | None = None
+    parameters_json_schema: fields.Schema | None = None
     response: Any = None
     response_json_schema: Any = None
     behavior: str | None = None
@@ -184,40 +175,35 @@ class ToolConfig(Shape):
     include_server_side_tool_invocations: bool = False
 
 
-_MAX_COUNT = 1_000_000_000
-MAX_CANDIDATES = 16
 ENUM_TYPE = "text/x.enum"
-Candidates = Annotated[int, msgspec.Meta(ge=1, le=MAX_CANDIDATES), fields.choices]
-Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 
 
 class ThinkingConfig(Shape):
     """A budget of 0 asks for no thinking, -1 lets the model decide."""
 
     include_thoughts: bool = False
-    thinking_budget: Annotated[int, msgspec.Meta(ge=-1, le=_MAX_COUNT)] | None = None
+    thinking_budget: Annotated[int, msgspec.Meta(ge=-1, le=fields.MAX_COUNT)] | None = None
     thinking_level: str | None = None
 
 
 class GenerationConfig(Shape):
     """What is not done is told or refused by name: see `FIELDS`."""
 
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    top_k: Count | None = None
-    max_output_tokens: Count | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.Share | None = None
+    top_k: fields.Count | None = None
+    max_output_tokens: fields.Count | None = None
     stop_sequences: Annotated[list[str], fields.stops] = msgspec.field(default_factory=list)
-    candidate_count: Candidates = 1
-    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    candidate_count: fields.Choices = 1
+    seed: fields.Seed | None = None
     response_mime_type: str = ""
-    response_schema: Schema | None = None
-    response_json_schema: Schema | None = None
+    response_schema: fields.Schema | None = None
+    response_json_schema: fields.Schema | None = None
     thinking_config: ThinkingConfig | None = None
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
+    presence_penalty: fields.Penalty = 0.0
+    frequency_penalty: fields.Penalty = 0.0
     response_logprobs: bool = False
-    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: fields.TopLogprobs | None = None
     response_modalities: list[str] = msgspec.field(default_factory=list)
     response_format: Any = None
     media_resolution: Any = None
@@ -246,7 +232,7 @@ class Prompted(Shape):
     system_instruction: Content | None = None
     tools: Annotated[list[Tool], _functions] = msgspec.field(default_factory=list)
     tool_config: ToolConfig | None = None
-    model: Name = ""
+    model: fields.Name = ""
 
 
 class GenerateRequest(Prompted):
@@ -360,7 +346,8 @@ class _Field:
 
 
 def _named(value: Any, shape: type[Shape], path: str = "") -> dict[str, Any]:
-    """The value of a message, by the names of `shape`. Raise InvalidRequest that names the path."""
+    """The value of a message, by the names of `shape`. Raise InvalidRequest that names the path,
+    an unknown field's in the words of Google's parser."""
     if not isinstance(value, dict):
         raise InvalidRequest(f"{path}: must be an object" if path else "the body must be an object")
     fields = _fields(shape)
@@ -369,30 +356,23 @@ def _named(value: Any, shape: type[Shape], path: str = "") -> dict[str, Any]:
         field = fields.get(key)
         where = f"{path}.{key}" if path else key
         if field is None:
-            raise _unknown(key[:_MAX_SHOWN], path)
+            name, at = key[:_MAX_SHOWN], f" at '{path}'" if path else ""
+            raise InvalidRequest(
+                f'Invalid JSON payload received. Unknown name "{name}"{at}: Cannot find field.',
+                f"{path}.{name}" if path else name,
+            )
         if item is None:
             continue
         if field.name in made:
             raise InvalidRequest(f"{where}: is given twice, by both of its names")
-        made[field.name] = _valued(item, field, where)
+        if field.is_list and not isinstance(item, list):
+            item = [item]
+        if field.shape is not None and field.is_list:
+            item = [_named(each, field.shape, f"{where}[{n}]") for n, each in enumerate(item)]
+        elif field.shape is not None:
+            item = _named(item, field.shape, where)
+        made[field.name] = item
     return made
-
-
-def _unknown(name: str, path: str) -> InvalidRequest:
-    """In the words of Google's parser."""
-    place = f" at '{path}'" if path else ""
-    message = f'Invalid JSON payload received. Unknown name "{name}"{place}: Cannot find field.'
-    return InvalidRequest(message, f"{path}.{name}" if path else name)
-
-
-def _valued(item: Any, field: _Field, path: str) -> Any:
-    if field.is_list and not isinstance(item, list):
-        item = [item]
-    if field.shape is None:
-        return item
-    if not field.is_list:
-        return _named(item, field.shape, path)
-    return [_named(each, field.shape, f"{path}[{index}]") for index, each in enumerate(item)]
 
 
 @cache

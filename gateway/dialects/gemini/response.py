@@ -12,19 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import (
-    Done,
-    DrawnToken,
-    Finished,
-    Frame,
-    InputUsage,
-    TextDelta,
-    ThinkingDelta,
-    TokenProb,
-    ToolInputDelta,
-    ToolUseStart,
-)
-from engine.protocol import FinishReason as EngineReason
+from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.dialects.collector import Block, Writer, partial_json
 from gateway.dialects.extension import Holdfast
@@ -113,7 +101,7 @@ class TokenCount(Answered, frozen=True, rename="camel", kw_only=True):
     prompt_tokens_details: list[ModalityCount]
 
 
-def logprobs_of(drawn: Sequence[DrawnToken]) -> LogprobsResult | UnsetType:
+def logprobs_of(drawn: Sequence[protocol.DrawnToken]) -> LogprobsResult | UnsetType:
     """Nothing where no token has any."""
     if not drawn:
         return UNSET
@@ -124,12 +112,12 @@ def logprobs_of(drawn: Sequence[DrawnToken]) -> LogprobsResult | UnsetType:
     )
 
 
-def _told(prob: TokenProb) -> LogprobsCandidate:
+def _told(prob: protocol.TokenProb) -> LogprobsCandidate:
     token = prob.token.decode(errors="replace")
     return LogprobsCandidate(token=token, token_id=prob.token_id, log_probability=prob.logprob)
 
 
-def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> UsageMetadata:
+def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> UsageMetadata:
     read = usage.cache_read_tokens
     return UsageMetadata(
         prompt_token_count=usage.prompt_tokens,
@@ -174,7 +162,7 @@ def model_of(model_id: str, display_name: str, longest: int | None) -> Model:
 
 
 _SAID: tuple[Literal["text", "thinking"], ...] = ("text", "thinking")
-_REASONS: dict[EngineReason, FinishReason] = {
+_REASONS: dict[protocol.FinishReason, FinishReason] = {
     "stop": "STOP",
     "length": "MAX_TOKENS",
     "stop_sequence": "STOP",
@@ -193,31 +181,31 @@ class GeminiWriter(Writer[GenerateContentResponse, GenerateContentResponse]):
     _quoted: dict[int, list[str]] = field(default_factory=dict)
     _ended: dict[int, Candidate] = field(default_factory=dict)
 
-    def write(self, frame: Frame) -> Iterator[GenerateContentResponse]:
+    def write(self, frame: protocol.Frame) -> Iterator[GenerateContentResponse]:
         self.note(frame)
         match frame:
-            case TextDelta(text=text, choice=choice) if self.is_enum:
+            case protocol.TextDelta(text=text, choice=choice) if self.is_enum:
                 self._quoted.setdefault(choice, []).append(text)
-            case TextDelta(text=text, choice=choice, logprobs=drawn):
+            case protocol.TextDelta(text=text, choice=choice, logprobs=drawn):
                 yield from self._complete(choice)
                 yield self._say(choice, Part(text=text), logprobs_of(drawn))
-            case ThinkingDelta(text=text, choice=choice):
+            case protocol.ThinkingDelta(text=text, choice=choice):
                 if not self.hides_thinking:
                     yield from self._complete(choice)
                     yield self._say(choice, Part(text=text, thought=True))
-            case ToolUseStart(id=call_id, name=name, choice=choice):
+            case protocol.ToolUseStart(id=call_id, name=name, choice=choice):
                 yield from self._complete(choice)
                 self._calls[choice] = Block("call", call_id, name)
-            case ToolInputDelta(partial_json=partial, choice=choice):
+            case protocol.ToolInputDelta(partial_json=partial, choice=choice):
                 if choice not in self._calls:
                     raise EngineFailed
                 self._calls[choice].pieces.append(partial)
-            case Finished(choice=choice):
+            case protocol.Finished(choice=choice):
                 last = self._calls.pop(choice, None)
                 if last is None:
                     last = Block("text", pieces=[_word_in("".join(self._quoted.get(choice, [])))])
                 self._ended[choice] = _candidate(frame, [last])
-            case Done():
+            case protocol.Done():
                 yield self._end([self._ended[index] for index in sorted(self._ended)])
 
     def whole(self) -> GenerateContentResponse:
@@ -258,7 +246,7 @@ class GeminiWriter(Writer[GenerateContentResponse, GenerateContentResponse]):
         )
 
 
-def _candidate(end: Finished, blocks: Sequence[Block]) -> Candidate:
+def _candidate(end: protocol.Finished, blocks: Sequence[Block]) -> Candidate:
     """A candidate with its end. Empty texts are left out beside other parts.
 
     The last call may be cut off, or malformed; then it is left out too.

@@ -24,7 +24,6 @@ from engine.protocol import (
 )
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CacheControl
 from gateway.dialects.lowering import (
     NATIVE_TTL,
@@ -56,7 +55,8 @@ def chat_ask_of(
 ) -> Ask:
     """Without a limit the answer may take the rest of the context.
 
-    `unreadable` says what becomes of images and the like.
+    `unreadable` says what becomes of images and the like. Raise InvalidRequest for content that no
+    engine could be sent.
     """
     notepad = Notepad()
     max_tokens = request.max_completion_tokens
@@ -75,9 +75,15 @@ def chat_ask_of(
         automatic = request.cache_control.ttl
     elif options and options.mode == "implicit":
         automatic = NATIVE_TTL
-    policy = None if automatic or options else principal.auto_cache
     wire.CHAT.note(request, notepad)
-    layout, policy = lay_out(request, automatic, notepad, unreadable, policy)
+    lowering = _ChatLowering(notepad, unreadable)
+    for index, tool in enumerate(request.tools):
+        lowering.add_tool(f"tools[{index}]", tool)
+    for index, message in enumerate(request.messages):
+        lowering.add_message(f"messages[{index}]", message)
+    is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
+    policy = None if is_marked else principal.auto_cache
+    layout = lowering.layout(int(bool(automatic or (policy and policy.mode == "conversation"))))
     plan = make_plan(layout, automatic, principal.scope, policy, principal.plan_memory)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
@@ -239,29 +245,6 @@ def _check_conversation(messages: list[wire.Message]) -> None:
             num_pending = pending.total()
 
 
-def lay_out(
-    request: wire.ChatRequest,
-    automatic: Ttl | None,
-    notepad: Notepad | None = None,
-    unreadable: Unreadable = "placeholder",
-    policy: AutoCache | None = None,
-) -> tuple[Layout, AutoCache | None]:
-    """The layout, and the policy if it holds: not beside a `cache_control`.
-
-    Of OpenAI's own breakpoints the latest count, as many as the other markers and the policy's last
-    one leave of four. Raise InvalidRequest for content that no engine could be sent.
-    """
-    lowering = _ChatLowering(Notepad() if notepad is None else notepad, unreadable)
-    for index, tool in enumerate(request.tools):
-        lowering.add_tool(f"tools[{index}]", tool)
-    for index, message in enumerate(request.messages):
-        lowering.add_message(f"messages[{index}]", message)
-    if any(slot.num_markers for slot in lowering.slots):
-        policy = None
-    num_implicit = int(bool(automatic or (policy and policy.mode == "conversation")))
-    return lowering.layout(num_implicit), policy
-
-
 class _ChatLowering(Lowering):
     def add_tool(self, path: str, tool: wire.Tool) -> None:
         function = tool.function
@@ -280,7 +263,7 @@ class _ChatLowering(Lowering):
     def add_message(self, path: str, message: wire.Message) -> None:
         marker = message.cache_control
         match message:
-            case wire.SystemMessage() | wire.DeveloperMessage():
+            case wire.SystemMessage():
                 self.add_told(self._texts(path, message.content, marker))
             case wire.UserMessage():
                 self.add("user", self._texts(path, message.content, marker))
@@ -364,21 +347,17 @@ def _media_of(part: wire.MediaPart) -> Media:
     """What a placeholder tells of a part."""
     match part:
         case wire.ImagePart(image_url=address):
-            return _of_address("image", address)
+            kind: Kind = "image"
         case wire.VideoPart(video_url=address):
-            return _of_address("video", address)
+            kind = "video"
         case wire.AudioUrlPart(audio_url=address):
-            return _of_address("audio", address)
+            kind = "audio"
         case wire.AudioPart(input_audio=sound):
             return Media("audio", sound.format)
         case wire.FilePart(file=file):
-            if file.file_data is not None:
-                media_type = split_data_url(file.file_data)[0]
-                return Media("file", media_type, name=file.filename or "")
-            return Media("file", name=file.filename or file.file_id or "")
-
-
-def _of_address(kind: Kind, address: wire.Address | str) -> Media:
+            media_type = split_data_url(file.file_data or "")[0]
+            id = None if file.file_data is not None else file.file_id
+            return Media("file", media_type, name=file.filename or id or "")
     url = address if isinstance(address, str) else address.url
     media_type, data = split_data_url(url)
     return Media(kind, media_type, data, "" if url.startswith("data:") else url)

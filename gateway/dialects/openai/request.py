@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Raw
 
-from engine.protocol import MAX_LOGPROBS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
@@ -28,11 +27,8 @@ from gateway.dialects.bodies import (
     read,
     split_complaint,
 )
-from gateway.dialects.fields import Arguments, Fields, Name, Schema, Style, rules_of
+from gateway.dialects.fields import Fields, Style, rules_of
 from gateway.prompt.ignored import Notepad
-
-# A word that only asks for better, so that no word is an error.
-Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class CacheBreakpoint(Strict):
@@ -110,14 +106,14 @@ Part = Text | MediaPart
 class CalledFunction(Strict):
     """`arguments` is a JSON object, written as a string."""
 
-    name: Name
-    arguments: Arguments
+    name: fields.Name
+    arguments: fields.Arguments
 
 
 class ToolCall(Strict):
     """`index` is there if a client has joined the pieces of a streamed call."""
 
-    id: Name
+    id: fields.Name
     function: CalledFunction
     type: Literal["function"] = "function"
     index: int | None = None
@@ -130,10 +126,8 @@ class SystemMessage(Strict, tag_field="role", tag="system"):
     cache_control: CacheControl | None = None
 
 
-class DeveloperMessage(Strict, tag_field="role", tag="developer"):
-    content: Annotated[str | list[Text], fields.content]
-    name: str | None = None
-    cache_control: CacheControl | None = None
+class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
+    """The same by its newer name."""
 
 
 class UserMessage(Strict, tag_field="role", tag="user"):
@@ -160,7 +154,7 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
 
 
 class ToolMessage(Strict, tag_field="role", tag="tool"):
-    tool_call_id: Name
+    tool_call_id: fields.Name
     content: Annotated[str | list[Part], fields.content]
     name: str | None = None
     cache_control: CacheControl | None = None
@@ -170,9 +164,9 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 
 
 class Function(Strict):
-    name: Name
+    name: fields.Name
     description: str | None = None
-    parameters: Schema | None = None
+    parameters: fields.Schema | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -190,19 +184,10 @@ class ForeignTool(Tool):
     """
 
 
-_MAX_COUNT = 1_000_000_000
-MAX_CHOICES = 16
 COMPLETION_TOKENS = 16
-Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
-Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES), fields.choices]
-Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
-Nucleus = Annotated[float, msgspec.Meta(ge=0, le=1)]
-TopK = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_COUNT)]
-Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=fields.MAX_COUNT)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
-TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 Stops = Annotated[list[str], msgspec.Meta(max_length=4)]
 Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -216,7 +201,7 @@ class StreamOptions(Strict):
 
 
 class NamedFunction(Strict):
-    name: Name
+    name: fields.Name
 
 
 class NamedTool(Strict):
@@ -254,7 +239,7 @@ class JsonSchema(Strict):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     description: str | None = None
-    schema: Schema | None = None
+    schema: fields.Schema | None = None
     strict: bool | None = None
 
 
@@ -265,32 +250,32 @@ class JsonSchemaFormat(Strict, tag="json_schema"):
 class Reasoning(msgspec.Struct):
     """As OpenRouter has it. Its other fields only ask for better."""
 
-    effort: Word | None = None
+    effort: fields.Word | None = None
     enabled: bool | None = None
 
 
 class GenerationRequest(Strict):
     """The fields of both calls. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
 
-    model: Name
-    frequency_penalty: Penalty | None = None
+    model: fields.Name
+    frequency_penalty: fields.Penalty | None = None
     ignore_eos: bool = False
     logit_bias: Biases | None = None
-    max_tokens: Count | None = None
+    max_tokens: fields.Count | None = None
     metadata: Any = None
-    min_tokens: Count = 0
-    n: Choices = 1
-    presence_penalty: Penalty | None = None
+    min_tokens: fields.Count = 0
+    n: fields.Choices = 1
+    presence_penalty: fields.Penalty | None = None
     prompt_cache_key: Key | None = None
-    seed: Seed | None = None
+    seed: fields.Seed | None = None
     service_tier: Any = None
     stop: Annotated[str | Stops, fields.stops] = msgspec.field(default_factory=list)
     stream: bool = False
     store: Any = None
     stream_options: StreamOptions | None = None
-    temperature: Temperature | None = None
+    temperature: fields.Temperature | None = None
     top_k: TopK | None = None
-    top_p: Nucleus | None = None
+    top_p: fields.Share | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -298,17 +283,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     cache_control: CacheControl | None = None
     chat_template_kwargs: TemplateArguments | None = None
     logprobs: bool = False
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: fields.Count | None = None
     parallel_tool_calls: bool = True
     prompt_cache_options: CacheOptions | None = None
     prediction: Any = None
     reasoning: Reasoning | None = None
-    reasoning_effort: Word | None = None
+    reasoning_effort: fields.Word | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
-    top_logprobs: TopLogprobs = 0
-    verbosity: Word | None = None
+    top_logprobs: fields.TopLogprobs = 0
+    verbosity: fields.Word | None = None
     web_search_options: Any = None
 
 

@@ -6,25 +6,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import (
-    Done,
-    DrawnToken,
-    Finished,
-    Frame,
-    InputUsage,
-    Started,
-    TextDelta,
-    ThinkingDelta,
-    TokenProb,
-    ToolInputDelta,
-    ToolUseStart,
-)
-from engine.protocol import FinishReason as EngineReason
+from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Writer
@@ -39,21 +26,18 @@ class TopLogprob(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
+class TokenLogprob(TopLogprob, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
-def logprobs_of(drawn: Sequence[DrawnToken]) -> list[TokenLogprob]:
+def logprobs_of(drawn: Sequence[protocol.DrawnToken]) -> list[TokenLogprob]:
     return [
         TokenLogprob(*_told(one.drawn), [TopLogprob(*_told(likely)) for likely in one.top])
         for one in drawn
     ]
 
 
-def _told(prob: TokenProb) -> tuple[str, float, list[int]]:
+def _told(prob: protocol.TokenProb) -> tuple[str, float, list[int]]:
     return prob.token.decode(errors="replace"), prob.logprob, list(prob.token)
 
 
@@ -77,7 +61,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionDetails
 
 
-def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
+def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
     """The engine's counts in OpenAI's fields, which never overlap.
 
     `cached_tokens` came out of memory: what was read from entries and what was reused without one
@@ -237,7 +221,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{left}s" if minutes else f"{left}s"
 
 
-_REASONS: dict[EngineReason, FinishReason] = {
+_REASONS: dict[protocol.FinishReason, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "stop_sequence": "stop",
@@ -246,6 +230,7 @@ _REASONS: dict[EngineReason, FinishReason] = {
 }
 ChunkT = TypeVar("ChunkT", CompletionChunk, Completion)
 WholeT = TypeVar("WholeT", ChatCompletion, Completion)
+BodyT = TypeVar("BodyT", CompletionChunk, ChatCompletion, Completion)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -258,130 +243,98 @@ class _OpenAIWriter(Writer[ChunkT, WholeT]):
     def counted(self) -> Usage:
         return usage_of(self.usage, self.output_tokens, self.thinking_tokens)
 
+    def body(self, kind: type[BodyT], choices: list[Any], usage: Usage | None = None) -> BodyT:
+        return kind(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=usage if usage or self.include_usage else UNSET,  # type: ignore[arg-type]
+            holdfast=self.take_extension(),
+        )
+
+
+def _end_of(end: protocol.Finished) -> dict[str, Any]:
+    stop = UNSET if end.stop_sequence is None else end.stop_sequence
+    return {"index": end.choice, "finish_reason": _REASONS[end.reason], "stop_reason": stop}
+
 
 @dataclass(slots=True, kw_only=True)
 class ChatWriter(_OpenAIWriter[CompletionChunk, ChatCompletion]):
     _num_calls: dict[int, int] = field(default_factory=dict)
 
-    def write(self, frame: Frame) -> Iterator[CompletionChunk]:
+    def write(self, frame: protocol.Frame) -> Iterator[CompletionChunk]:
         self.note(frame)
         match frame:
-            case Started():
+            case protocol.Started():
                 for index in range(self.num_choices):
                     yield self._delta(index, Delta(role="assistant", content=""))
-            case TextDelta(text=text, logprobs=drawn):
+            case protocol.TextDelta(text=text, logprobs=drawn):
                 told = Logprobs(logprobs_of(drawn)) if drawn else UNSET
                 yield self._delta(frame.choice, Delta(content=text), told)
-            case ThinkingDelta(text=text):
+            case protocol.ThinkingDelta(text=text):
                 yield self._delta(frame.choice, Delta(reasoning=text, reasoning_content=text))
-            case ToolUseStart(id=call_id, name=name, choice=choice):
+            case protocol.ToolUseStart(id=call_id, name=name, choice=choice):
                 index = self._num_calls[choice] = self._num_calls.get(choice, -1) + 1
                 call = CallDelta(index, FunctionDelta(name, ""), call_id, "function")
                 yield self._delta(choice, Delta(tool_calls=[call]))
-            case ToolInputDelta(partial_json=partial, choice=choice):
+            case protocol.ToolInputDelta(partial_json=partial, choice=choice):
                 if choice not in self._num_calls:
                     raise EngineFailed
                 call = CallDelta(self._num_calls[choice], FunctionDelta(arguments=partial))
                 yield self._delta(choice, Delta(tool_calls=[call]))
-            case Finished(choice=choice, reason=reason, stop_sequence=stop):
-                ended = ChunkChoice(
-                    index=choice,
-                    delta=Delta(),
-                    finish_reason=_REASONS[reason],
-                    stop_reason=UNSET if stop is None else stop,
-                )
-                yield self._chunk([ended])
-            case Done() if self.include_usage:
-                yield self._chunk([], self.counted())
+            case protocol.Finished():
+                yield self.body(CompletionChunk, [ChunkChoice(delta=Delta(), **_end_of(frame))])
+            case protocol.Done() if self.include_usage:
+                yield self.body(CompletionChunk, [], self.counted())
 
     def whole(self) -> ChatCompletion:
         choices: list[Choice] = []
         for end, blocks in self.answers():
-            said = {
-                kind: "".join(block.text for block in blocks if block.kind == kind)
-                for kind in ("text", "thinking")
-            }
+            text = "".join(block.text for block in blocks if block.kind == "text")
+            thought = "".join(block.text for block in blocks if block.kind == "thinking")
             calls = [
                 Call(block.id, Function(block.name, block.text))
                 for block in blocks
                 if block.kind == "call"
             ]
             answer = Answer(
-                content=said["text"] if said["text"] or not calls else None,
-                reasoning=said["thinking"] or UNSET,
-                reasoning_content=said["thinking"] or UNSET,
+                content=text if text or not calls else None,
+                reasoning=thought or UNSET,
+                reasoning_content=thought or UNSET,
                 tool_calls=calls or UNSET,
             )
             drawn = [token for block in blocks for token in block.drawn]
-            choices.append(
-                Choice(
-                    index=end.choice,
-                    message=answer,
-                    logprobs=Logprobs(logprobs_of(drawn)) if drawn else None,
-                    finish_reason=_REASONS[end.reason],
-                    stop_reason=UNSET if end.stop_sequence is None else end.stop_sequence,
-                )
-            )
-        return ChatCompletion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=choices,
-            usage=self.counted(),
-            holdfast=self.extension,
-        )
+            logprobs = Logprobs(logprobs_of(drawn)) if drawn else None
+            choices.append(Choice(message=answer, logprobs=logprobs, **_end_of(end)))
+        return self.body(ChatCompletion, choices, self.counted())
 
     def _delta(
         self, index: int, delta: Delta, logprobs: Logprobs | UnsetType = UNSET
     ) -> CompletionChunk:
-        return self._chunk([ChunkChoice(index=index, delta=delta, logprobs=logprobs)])
-
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> CompletionChunk:
-        return CompletionChunk(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=choices,
-            usage=usage if self.include_usage else UNSET,
-            holdfast=self.take_extension(),
-        )
+        choice = ChunkChoice(index=index, delta=delta, logprobs=logprobs)
+        return self.body(CompletionChunk, [choice])
 
 
 @dataclass(slots=True, kw_only=True)
 class TextWriter(_OpenAIWriter[Completion, Completion]):
     """The writer of a raw prompt's answer. All its output is text."""
 
-    def write(self, frame: Frame) -> Iterator[Completion]:
+    def write(self, frame: protocol.Frame) -> Iterator[Completion]:
         self.note(frame)
         match frame:
-            case TextDelta() | ThinkingDelta():
-                yield self._chunk([TextChoice(index=frame.choice, text=frame.text)])
-            case Finished():
-                yield self._chunk([self._ended(frame, "")])
-            case Done() if self.include_usage:
-                yield self._chunk([], self.counted())
+            case protocol.TextDelta() | protocol.ThinkingDelta():
+                yield self.body(Completion, [TextChoice(index=frame.choice, text=frame.text)])
+            case protocol.Finished():
+                yield self.body(Completion, [TextChoice(text="", **_end_of(frame))])
+            case protocol.Done() if self.include_usage:
+                yield self.body(Completion, [], self.counted())
 
     def whole(self) -> Completion:
         choices = [
-            self._ended(end, "".join(block.text for block in blocks if block.kind != "call"))
+            TextChoice(
+                text="".join(block.text for block in blocks if block.kind != "call"), **_end_of(end)
+            )
             for end, blocks in self.answers()
         ]
-        return self._chunk(choices, self.counted())
-
-    def _ended(self, end: Finished, text: str) -> TextChoice:
-        return TextChoice(
-            index=end.choice,
-            text=text,
-            finish_reason=_REASONS[end.reason],
-            stop_reason=UNSET if end.stop_sequence is None else end.stop_sequence,
-        )
-
-    def _chunk(self, choices: list[TextChoice], usage: Usage | None = None) -> Completion:
-        return Completion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=choices,
-            usage=usage if self.include_usage else UNSET,
-            holdfast=self.take_extension(),
-        )
+        return self.body(Completion, choices, self.counted())

@@ -22,14 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.protocol import (
-    TextPart,
-    ThinkingPart,
-    Tool,
-    ToolChoice,
-    ToolResultPart,
-    ToolUsePart,
-)
+from engine.protocol import TextPart, ThinkingPart, Tool, ToolChoice, ToolResultPart, ToolUsePart
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.lowering import (
@@ -59,25 +52,22 @@ _PREFIX = "resp_"
 _MAX_SAID = 200
 _SEALED = "hf1."
 _DIGEST_BYTES = 16
-_OwnTool = wire.FunctionTool | wire.CustomTool
 KindT = TypeVar("KindT", wire.AllowedTools, wire.NamedTool)
 _SEPARATOR = "__"
 
 
 @dataclass(slots=True)
 class Toolbox:
-    """All functions of the prompt.
+    """All functions of the prompt, with the path at which the request has each.
 
-    `paths` are where the request has them. Options without effect are noted in `notepad`.
+    Options without effect are noted in `notepad`.
     """
 
     notepad: Notepad
-    functions: list[Tool] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
+    functions: list[tuple[str, Tool]] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
     _names: dict[Origin, str] = field(default_factory=dict)
     _by_name: dict[tuple[str, bool], list[str]] = field(default_factory=dict)
-    _order: dict[str, int] = field(default_factory=dict)
 
     def add(self, path: str, tools: Sequence[wire.Tool]) -> None:
         """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
@@ -88,8 +78,7 @@ class Toolbox:
                 self._reserve(where, tool, None)
         for where, tool, namespace in _each(path, tools):
             name = self._reserve(where, tool, namespace) if namespace else tool.name
-            self.functions.append(self._function(where, name, tool, namespace))
-            self.paths.append(where)
+            self.functions.append((where, self._function(where, name, tool, namespace)))
 
     def name_of(self, name: str, namespace: str | None, *, is_custom: bool) -> str:
         """The function's name in the prompt, for a call of the conversation.
@@ -105,29 +94,17 @@ class Toolbox:
         """The prompt's names of the functions that a choice names, in the order of the tools."""
         if name is None:
             return []
-        is_custom = kind == "custom"
-        found = {
+        return [
             made
-            for made in self._by_name.get((name, is_custom), ())
-            if namespace in (None, self.origins[made].namespace)
-        }
-        own = self.origins.get(name)
-        if namespace is None and own is not None and own.is_custom == is_custom:
-            found.add(name)
-        return sorted(found, key=self._order.__getitem__)
+            for made in self._by_name.get((name, kind == "custom"), ())
+            if namespace is None or self.origins[made][:2] == (name, namespace)
+        ]
 
     def keep(self, names: set[str]) -> None:
         """Leave out all other functions."""
-        kept = [index for index, tool in enumerate(self.functions) if tool.name in names]
-        self.functions = [self.functions[index] for index in kept]
-        self.paths = [self.paths[index] for index in kept]
+        self.functions = [(path, tool) for path, tool in self.functions if tool.name in names]
 
-    def _reserve(
-        self,
-        path: str,
-        tool: wire.FunctionTool | wire.CustomTool,
-        namespace: wire.NamespaceTool | None,
-    ) -> str:
+    def _reserve(self, path: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> str:
         if not tool.name:
             raise InvalidRequest(f"{path}.name: must not be empty", f"{path}.name")
         origin = Origin(
@@ -140,18 +117,14 @@ class Toolbox:
         while made in self.origins:
             number += 1
             made = f"{first}_{number}"
-        self._order[made] = len(self.origins)
-        self._by_name.setdefault((origin.name, origin.is_custom), []).append(made)
+        for name in {origin.name, made}:
+            self._by_name.setdefault((name, origin.is_custom), []).append(made)
         self.origins[made] = origin
         self._names[origin] = made
         return made
 
     def _function(
-        self,
-        path: str,
-        name: str,
-        tool: wire.FunctionTool | wire.CustomTool,
-        namespace: wire.NamespaceTool | None,
+        self, path: str, name: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None
     ) -> Tool:
         if tool.defer_loading:
             self.notepad.ignore(f"{path}.defer_loading", "this server searches no tools")
@@ -160,15 +133,11 @@ class Toolbox:
         description = tool.description
         if namespace is not None and namespace.description and namespace.tools[0] is tool:
             description = "\n\n".join(filter(None, (namespace.description, description)))
-        if isinstance(tool, wire.CustomTool):
-            return self._custom(path, name, tool, description)
-        schema = NO_PARAMETERS if tool.parameters is None else tool.parameters
-        return Tool(name, schema, description, strict=bool(tool.strict))
-
-    def _custom(self, path: str, name: str, tool: wire.CustomTool, description: str | None) -> Tool:
-        """Its grammar is told to the model; the input is not held to it."""
+        if isinstance(tool, wire.FunctionTool):
+            schema = NO_PARAMETERS if tool.parameters is None else tool.parameters
+            return Tool(name, schema, description, strict=bool(tool.strict))
         what: dict[str, Any] = {"type": "string"}
-        if isinstance(tool.format, wire.GrammarInput):
+        if isinstance(tool, wire.CustomTool) and isinstance(tool.format, wire.GrammarInput):
             self.notepad.ignore(f"{path}.format", "the model is told the grammar, not held to it")
             what["description"] = (
                 f"Text of this {tool.format.syntax} grammar:\n{tool.format.definition}"
@@ -179,10 +148,10 @@ class Toolbox:
 
 def _each(
     path: str, tools: Sequence[wire.Tool]
-) -> Iterator[tuple[str, _OwnTool, wire.NamespaceTool | None]]:
+) -> Iterator[tuple[str, wire.OwnTool, wire.NamespaceTool | None]]:
     for index, tool in enumerate(tools):
         where = f"{path}[{index}]"
-        if isinstance(tool, wire.FunctionTool | wire.CustomTool):
+        if isinstance(tool, wire.OwnTool):
             yield where, tool, None
         elif isinstance(tool, wire.NamespaceTool):
             for number, inner in enumerate(tool.tools):
@@ -216,9 +185,19 @@ def prepare(
     given: wire.Given, principal: Principal, model: Model, arrived: float, unreadable: Unreadable
 ) -> Prepared:
     request, notepad = given.request, given.notepad
-    toolbox = _tools(request, notepad)
-    choice, schema = _demands(request, toolbox)
+    toolbox = Toolbox(notepad)
+    toolbox.add("tools", request.tools)
+    for index, item in enumerate([] if isinstance(request.input, str) else request.input):
+        if isinstance(item, wire.AdditionalTools):
+            toolbox.add(f"input[{index}].tools", item.tools)
+    choice, schema = _tool_choice(request, toolbox), _output_schema(request)
+    strict = [(f"{path}.strict", tool.name) for path, tool in toolbox.functions if tool.strict]
+    wish_strict(notepad, choice, schema, strict)
+    if request.is_prewarm:  # nothing is generated
+        choice, schema = ToolChoice(), None
     options = request.prompt_cache_options
+    # A response's id is its turn's, in OpenAI's form.
+    previous = options.comparison_response_id if options else None
     is_implicit = options is not None and options.mode == "implicit"
     policy = principal.auto_cache if options is None else None
     num_implicit = int(is_implicit or (policy is not None and policy.mode == "conversation"))
@@ -258,32 +237,14 @@ def prepare(
         stream=request.stream,
         arrived=arrived,
         routing_key=request.prompt_cache_key,
-        comparison=Compared(is_wanted=True, previous=_compared(request)),
+        comparison=Compared(
+            is_wanted=True,
+            previous=None if previous is None else f"msg_{previous.removeprefix(_PREFIX)}",
+        ),
         notes=notepad.notes(),
         name=name_of(request.metadata),
     )
     return Prepared(ask, given, toolbox.origins)
-
-
-def _tools(request: wire.ResponsesRequest, notepad: Notepad) -> Toolbox:
-    toolbox = Toolbox(notepad)
-    toolbox.add("tools", request.tools)
-    if not isinstance(request.input, str):
-        for index, item in enumerate(request.input):
-            if isinstance(item, wire.AdditionalTools):
-                toolbox.add(f"input[{index}].tools", item.tools)
-    return toolbox
-
-
-def _demands(
-    request: wire.ResponsesRequest, toolbox: Toolbox
-) -> tuple[ToolChoice, dict[str, Any] | None]:
-    """The demands on the output. Where none is generated there are none."""
-    choice, schema = _tool_choice(request, toolbox), _output_schema(request)
-    tools = zip(toolbox.paths, toolbox.functions, strict=True)
-    strict = [(f"{path}.strict", tool.name) for path, tool in tools if tool.strict]
-    wish_strict(toolbox.notepad, choice, schema, strict)
-    return (ToolChoice(), None) if request.is_prewarm else (choice, schema)
 
 
 def _tool_choice(request: wire.ResponsesRequest, toolbox: Toolbox) -> ToolChoice:
@@ -345,14 +306,6 @@ def _thinks(request: wire.ResponsesRequest, notepad: Notepad) -> bool:
     return True
 
 
-def _compared(request: wire.ResponsesRequest) -> str | None:
-    """The turn to compare with. A response's id is its turn's, in OpenAI's form."""
-    options = request.prompt_cache_options
-    if options is None or options.comparison_response_id is None:
-        return None
-    return f"msg_{options.comparison_response_id.removeprefix(_PREFIX)}"
-
-
 class _ResponsesLowering(Lowering):
     def __init__(
         self, notepad: Notepad, unreadable: Unreadable, scope: str, toolbox: Toolbox
@@ -363,7 +316,7 @@ class _ResponsesLowering(Lowering):
 
     def lay_out(self, request: wire.ResponsesRequest, num_implicit: int) -> Layout:
         """Raise InvalidRequest for content that no engine could be sent."""
-        for path, tool in zip(self._toolbox.paths, self._toolbox.functions, strict=True):
+        for path, tool in self._toolbox.functions:
             self.mark(path)
             self.tools.append(tool)
         if request.instructions:
@@ -386,14 +339,17 @@ class _ResponsesLowering(Lowering):
             case wire.FunctionCall(call_id=call_id, name=name, namespace=namespace):
                 made = self._toolbox.name_of(name, namespace, is_custom=False)
                 given = arguments_of(f"{path}.arguments", item.arguments)
-                self._add_call(path, ToolUsePart(call_id, made, given))
+                self.mark(path)
+                self.add("assistant", [ToolUsePart(call_id, made, given)])
             case wire.CustomToolCall(call_id=call_id, name=name, namespace=namespace):
                 made = self._toolbox.name_of(name, namespace, is_custom=True)
-                self._add_call(path, ToolUsePart(call_id, made, {INPUT: item.input}))
+                self.mark(path)
+                self.add("assistant", [ToolUsePart(call_id, made, {INPUT: item.input})])
             case wire.ClientCall(call_id=call_id, kind=kind, input=asked):
                 check_json(asked, path)
-                self._add_call(path, ToolUsePart(call_id, kind, asked))
-            case wire.FunctionCallOutput() | wire.CustomToolCallOutput():
+                self.mark(path)
+                self.add("assistant", [ToolUsePart(call_id, kind, asked)])
+            case wire.CustomToolCallOutput():
                 self._add_output(path, item.call_id, item.output)
             case wire.ClientCallOutput(call_id=call_id, text=text):
                 self._add_output(path, call_id, text)
@@ -444,10 +400,6 @@ class _ResponsesLowering(Lowering):
             self.mark(path, can_carry=False)
             self.add("assistant", [ThinkingPart(thought)])
 
-    def _add_call(self, path: str, call: ToolUsePart) -> None:
-        self.mark(path)
-        self.add("assistant", [call])
-
     def _add_output(self, path: str, call_id: str, output: str | list[wire.InputPart]) -> None:
         """The parts make one segment, which ends where the last one does."""
         text = output if isinstance(output, str) else ""
@@ -489,7 +441,7 @@ def _check_calls(items: Sequence[wire.Item]) -> None:
         match item:
             case wire.FunctionCall() | wire.CustomToolCall() | wire.ClientCall():
                 pending[item.call_id] = pending.get(item.call_id, 0) + 1
-            case wire.FunctionCallOutput() | wire.CustomToolCallOutput() | wire.ClientCallOutput():
+            case wire.CustomToolCallOutput() | wire.ClientCallOutput():
                 if not pending.get(item.call_id):
                     raise InvalidRequest(
                         f"No tool call found for function call output with call_id"

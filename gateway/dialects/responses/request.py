@@ -7,7 +7,7 @@ An output item of a response is accepted verbatim as an input item. Items and to
 first: a message may come without one, and what this server can't do becomes `hosted`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -18,26 +18,9 @@ from gateway.base.errors import InvalidRequest, ResponseNotKept
 from gateway.dialects import fields
 from gateway.dialects.anthropic.request import Strict
 from gateway.dialects.bodies import bound_output, fields_of, read
-from gateway.dialects.fields import (
-    Arguments,
-    Checking,
-    Fields,
-    Name,
-    Schema,
-    Style,
-    rules_of,
-)
+from gateway.dialects.fields import Checking, Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_SHORTER
-from gateway.dialects.openai.request import (
-    Count,
-    JsonObjectFormat,
-    Key,
-    Nucleus,
-    Temperature,
-    TextFormat,
-    TopLogprobs,
-    explained,
-)
+from gateway.dialects.openai.request import JsonObjectFormat, Key, TextFormat, explained
 from gateway.prompt.ignored import Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -133,30 +116,9 @@ class Reasoning(Strict, tag="reasoning"):
 
 
 class FunctionCall(Strict, tag="function_call", rename={"is_async": "async"}):
-    call_id: Name
-    name: Name
-    arguments: Arguments
-    id: Id | None = None
-    caller: Any = None
-    is_async: bool | None = None
-    namespace: str | None = None
-    status: Status | None = None
-
-
-class FunctionCallOutput(Strict, tag="function_call_output"):
-    call_id: Name
-    output: Annotated[str | list[InputPart], fields.blocks]
-    id: Id | None = None
-    caller: Any = None
-    name: str | None = None
-    namespace: str | None = None
-    status: Status | None = None
-
-
-class CustomToolCall(Strict, tag="custom_tool_call", rename={"is_async": "async"}):
-    call_id: Name
-    name: Name
-    input: Annotated[str, _client_input]
+    call_id: fields.Name
+    name: fields.Name
+    arguments: fields.Arguments
     id: Id | None = None
     caller: Any = None
     is_async: bool | None = None
@@ -165,11 +127,26 @@ class CustomToolCall(Strict, tag="custom_tool_call", rename={"is_async": "async"
 
 
 class CustomToolCallOutput(Strict, tag="custom_tool_call_output"):
-    call_id: Name
+    call_id: fields.Name
     output: Annotated[str | list[InputPart], fields.blocks]
     id: Id | None = None
     caller: Any = None
     name: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallOutput(CustomToolCallOutput, tag="function_call_output"):
+    namespace: str | None = None
+
+
+class CustomToolCall(Strict, tag="custom_tool_call", rename={"is_async": "async"}):
+    call_id: fields.Name
+    name: fields.Name
+    input: Annotated[str, _client_input]
+    id: Id | None = None
+    caller: Any = None
+    is_async: bool | None = None
+    namespace: str | None = None
     status: Status | None = None
 
 
@@ -180,7 +157,7 @@ class ClientCall(Strict, tag="client_call"):
     """
 
     kind: str
-    call_id: Name
+    call_id: fields.Name
     input: Annotated[dict[str, Any], _client_input]
 
 
@@ -188,7 +165,7 @@ class ClientCallOutput(Strict, tag="client_call_output"):
     """What such a call gave; `text` is a string of the item, or its JSON."""
 
     kind: str
-    call_id: Name
+    call_id: fields.Name
     text: str
 
 
@@ -198,14 +175,19 @@ class Hosted(Strict, tag="hosted"):
     kind: str
 
 
-class FunctionTool(Strict, tag="function", rename={"is_async": "async"}):
-    name: Name
-    parameters: Schema | None = None
-    strict: bool | None = None
+class OwnTool(Strict, rename={"is_async": "async"}):
+    """A function, or a tool whose input is a text of the model's."""
+
+    name: fields.Name
     allowed_callers: list[str] | None = None
     is_async: bool | None = None
     defer_loading: bool | None = None
     description: str | None = None
+
+
+class FunctionTool(OwnTool, tag="function"):
+    parameters: fields.Schema | None = None
+    strict: bool | None = None
     output_schema: dict[str, Any] | None = None
 
 
@@ -218,19 +200,12 @@ class GrammarInput(Strict, tag="grammar"):
     syntax: Literal["lark", "regex"]
 
 
-class CustomTool(Strict, tag="custom", rename={"is_async": "async"}):
-    """A tool whose input is a text of the model's."""
-
-    name: Name
-    allowed_callers: list[str] | None = None
-    is_async: bool | None = None
-    defer_loading: bool | None = None
-    description: str | None = None
+class CustomTool(OwnTool, tag="custom"):
     format: TextInput | GrammarInput | None = None
 
 
 class NamespaceTool(Strict, tag="namespace"):
-    name: Name
+    name: fields.Name
     tools: Annotated[list[FunctionTool | CustomTool], fields.tools]
     description: str = ""
 
@@ -261,7 +236,7 @@ Item = (
 
 
 MAX_ITEMS = 100_000
-Length = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=fields.MAX_COUNT)]
 MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
 MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
@@ -300,7 +275,7 @@ class JsonSchemaFormat(Strict, tag="json_schema"):
     """The output keeps to the schema, with or without `strict`."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    schema: Schema
+    schema: fields.Schema
     description: str | None = None
     strict: bool | None = None
 
@@ -333,12 +308,12 @@ Choice = Annotated[Literal["auto", "none", "required"] | dict[str, Any], _allowe
 class ResponsesRequest(Strict):
     """The fields of https://platform.openai.com/docs/api-reference/responses/create."""
 
-    model: Name
+    model: fields.Name
     input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_ITEMS), fields.blocks]
     include: list[str] = msgspec.field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Length | None = None
-    max_tool_calls: Count | None = None
+    max_tool_calls: fields.Count | None = None
     metadata: Metadata = msgspec.field(default_factory=dict)
     parallel_tool_calls: bool = True
     prompt_cache_key: Key | None = None
@@ -347,12 +322,12 @@ class ResponsesRequest(Strict):
     store: bool | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: Temperature | None = None
+    temperature: fields.Temperature | None = None
     text: TextOptions | None = None
     tool_choice: Choice = "auto"
     tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
-    top_logprobs: TopLogprobs = 0
-    top_p: Nucleus | None = None
+    top_logprobs: fields.TopLogprobs = 0
+    top_p: fields.Share | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
 
     @property
@@ -468,7 +443,14 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Giv
         said = read(lambda: msgspec.json.decode(previous, type=str), _not_an_id)
         raise ResponseNotKept(said[:_MAX_SHOWN])
     given: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}
-    request = read(lambda: _typed(given, notepad), explained)
+
+    def typed() -> ResponsesRequest:
+        for name, typed_one in (("input", _typed_item), ("tools", _typed_tool)):
+            if name in given:
+                given[name] = _typed_list(given[name], name, typed_one, notepad)
+        return _request.decode(msgspec.json.encode(given))
+
+    request = read(typed, explained)
     FIELDS.check(request, bounds)
     if LOGPROBS in request.include:
         bound_output(request, "max_output_tokens", request.top_logprobs + 1, bounds)
@@ -479,21 +461,14 @@ def _not_an_id(complaint: str) -> InvalidRequest:
     return InvalidRequest("previous_response_id: Expected 'str'")
 
 
-def _typed(given: dict[str, Any], notepad: Notepad) -> ResponsesRequest:
-    if "input" in given:
-        given["input"] = _typed_items(given["input"], notepad)
-    if "tools" in given:
-        given["tools"] = _typed_tools(given["tools"], "tools", notepad)
-    return _request.decode(msgspec.json.encode(given))
-
-
-def _typed_items(value: Raw, notepad: Notepad) -> Any:
-    if not _is_list(value):
+def _typed_list(
+    value: Raw, path: str, typed_one: Callable[[Raw, str, Notepad], Any], notepad: Notepad
+) -> Any:
+    """The list, each of its objects with a type; anything else as it is."""
+    if bytes(memoryview(value)[:1]) != b"[":
         return value
-    return [
-        _typed_item(raw, f"input[{index}]", notepad)
-        for index, raw in enumerate(_raws.decode(value))
-    ]
+    raws = _raws.decode(value)
+    return [typed_one(raw, f"{path}[{index}]", notepad) for index, raw in enumerate(raws)]
 
 
 def _typed_item(raw: Raw, path: str, notepad: Notepad) -> Any:
@@ -501,78 +476,52 @@ def _typed_item(raw: Raw, path: str, notepad: Notepad) -> Any:
     kind = head.type
     if kind is not None and not isinstance(kind, str):
         raise InvalidRequest(f"{path}.type: Expected 'str'", f"{path}.type")
-    if kind is None:
-        if head.role is None and head.id is not None:
-            kind = "item_reference"
-        else:
-            return _with_type(raw, "message")
-    if kind == "additional_tools":
-        tools = _open_object(raw).get("tools")
-        made = _typed_tools(Raw(msgspec.json.encode(tools)), f"{path}.tools", notepad)
-        return {"type": "additional_tools", "tools": made}
-    if kind in _ITEMS:
+    if kind in _ITEMS and kind != "additional_tools":
         return raw
-    if kind == "item_reference":
+    if kind == "item_reference" or (kind is None and head.role is None and head.id is not None):
         raise InvalidRequest(f"{path}: item references are not supported, send the item", path)
-    if kind in _CLIENT_CALLS:
-        return _client_call(raw, kind, path)
-    if kind in _CLIENT_OUTPUTS:
-        return _client_output(raw, kind, path)
+    if kind is None:
+        rest = bytes(raw)[1:]
+        separator = b"" if rest.lstrip().startswith(b"}") else b","
+        return Raw(b'{"type":"message"' + separator + rest)
     if kind in _HOSTED_ITEMS:
         notepad.ignore(path, f"this server has no {kind}")
         return {"type": "hosted", "kind": kind}
-    raise InvalidRequest(f"{path}.type: Invalid value: '{kind[:_MAX_SHOWN]}'", f"{path}.type")
-
-
-def _client_call(raw: Raw, kind: str, path: str) -> Any:
-    item = _open_object(raw)
-    field = _CLIENT_CALLS[kind]
-    found = item.get(field)
-    if isinstance(found, str):
-        found = {field: found}
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"{path}.{field}: must be an object", f"{path}.{field}")
-    name = kind.removesuffix("_call")
-    return {"type": "client_call", "kind": name, "call_id": _call_id(item, path), "input": found}
-
-
-def _client_output(raw: Raw, kind: str, path: str) -> Any:
-    item = _open_object(raw)
-    text = item.get("output") or ""
-    if not isinstance(text, str):
-        text = msgspec.json.encode(text).decode()
-    name = kind.removesuffix("_call_output")
-    found = {"kind": name, "call_id": _call_id(item, path), "text": text}
-    return {"type": "client_call_output", **found}
-
-
-def _call_id(item: dict[str, Any], path: str) -> str:
-    """The call's id. A local shell's output has the call's id in its own."""
-    found = item.get("call_id") or item.get("id")
-    if not isinstance(found, str):
+    item = _open.decode(raw)
+    if kind == "additional_tools":
+        tools = Raw(msgspec.json.encode(item.get("tools")))
+        return {"type": kind, "tools": _typed_list(tools, f"{path}.tools", _typed_tool, notepad)}
+    if kind in _CLIENT_CALLS:
+        field = _CLIENT_CALLS[kind]
+        found = item.get(field)
+        if isinstance(found, str):
+            found = {field: found}
+        if not isinstance(found, dict):
+            raise InvalidRequest(f"{path}.{field}: must be an object", f"{path}.{field}")
+        made = {"type": "client_call", "kind": kind.removesuffix("_call"), "input": found}
+    elif kind in _CLIENT_OUTPUTS:
+        text = item.get("output") or ""
+        if not isinstance(text, str):
+            text = msgspec.json.encode(text).decode()
+        name = kind.removesuffix("_call_output")
+        made = {"type": "client_call_output", "kind": name, "text": text}
+    else:
+        raise InvalidRequest(f"{path}.type: Invalid value: '{kind[:_MAX_SHOWN]}'", f"{path}.type")
+    # A local shell's output has the call's id in its own.
+    call_id = item.get("call_id") or item.get("id")
+    if not isinstance(call_id, str):
         raise InvalidRequest(f"Missing required parameter: '{path}.call_id'.", f"{path}.call_id")
-    return found
+    return {**made, "call_id": call_id}
 
 
-def _typed_tools(value: Raw, path: str, notepad: Notepad) -> Any:
-    if not _is_list(value):
-        return value
-    made: list[Any] = []
-    for index, raw in enumerate(_raws.decode(value)):
-        where = f"{path}[{index}]"
-        kind = _head(raw, where).type
-        if not isinstance(kind, str):
-            raise InvalidRequest(f"Missing required parameter: '{where}.type'.", f"{where}.type")
-        if kind in _TOOLS:
-            made.append(raw)
-        else:
-            notepad.ignore(where, "this server has no such tool")
-            made.append({"type": "hosted", "kind": kind[:_MAX_SHOWN]})
-    return made
-
-
-def _is_list(value: Raw) -> bool:
-    return bytes(memoryview(value)[:1]) == b"["
+def _typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
+    kind = _head(raw, path).type
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"Missing required parameter: '{path}.type'.", f"{path}.type")
+    if kind in _TOOLS:
+        return raw
+    notepad.ignore(path, "this server has no such tool")
+    return {"type": "hosted", "kind": kind[:_MAX_SHOWN]}
 
 
 def _head(raw: Raw, path: str) -> _Head:
@@ -580,14 +529,3 @@ def _head(raw: Raw, path: str) -> _Head:
         return _heads.decode(raw)
     except msgspec.ValidationError:
         raise InvalidRequest(f"{path}: must be an object", path) from None
-
-
-def _open_object(raw: Raw) -> dict[str, Any]:
-    return _open.decode(raw)
-
-
-def _with_type(raw: Raw, kind: str) -> Raw:
-    """The object with a type. It is known to be an object."""
-    rest = bytes(raw)[1:]
-    separator = b"" if rest.lstrip().startswith(b"}") else b","
-    return Raw(b'{"type":"%s"%s' % (kind.encode(), separator) + rest)

@@ -205,40 +205,35 @@ MAX_ECHO_BYTES = 256 * 1024
 A stream repeats it three times. The vendor's tools, for one, may have any length here, since they
 are not shown to the model.
 """
-_NULL = {
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "prompt_cache_key",
-    "safety_identifier",
-    "user",
-}
-_DEFAULTS = {
+_ECHOED: dict[str, Raw | None] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
     "metadata": Raw(b"{}"),
     "parallel_tool_calls": Raw(b"true"),
+    "prompt_cache_key": None,
     "reasoning": Raw(b'{"effort":null,"summary":null}'),
+    "safety_identifier": None,
     "temperature": Raw(b"1.0"),
     "text": Raw(b'{"format":{"type":"text"}}'),
     "tool_choice": Raw(b'"auto"'),
     "tools": Raw(b"[]"),
     "top_logprobs": Raw(b"0"),
     "top_p": Raw(b"1.0"),
+    "user": None,
 }
+"""The request's fields that its response repeats, with what it says of one that is not there."""
 
 
 def unechoed(fields: Mapping[str, Raw]) -> list[str]:
     """The fields of a request that are too long to be repeated."""
-    repeated = sorted(_NULL | _DEFAULTS.keys())
-    return [name for name in repeated if len(fields.get(name, b"")) > MAX_ECHO_BYTES]
+    return [name for name in _ECHOED if len(fields.get(name, b"")) > MAX_ECHO_BYTES]
 
 
 def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw | None]:
-    """The request's fields that every state of its response repeats, but for very long ones."""
+    """What every state of its response repeats of a request, but for very long fields."""
     long = unechoed(fields)
-    fields = {name: value for name, value in fields.items() if name not in long}
-    echo: dict[str, Raw | None] = {name: fields.get(name) for name in _NULL}
-    echo |= {name: fields.get(name, default) for name, default in _DEFAULTS.items()}
-    return echo
+    return _ECHOED | {n: v for n, v in fields.items() if n in _ECHOED and n not in long}
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
