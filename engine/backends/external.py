@@ -5,27 +5,90 @@ and its answers become frames.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.cache.block import Block
 from engine.cache.digests import ChainHasher, PromptDigests, common_blocks
 from engine.cache.entries import Entries
-from engine.cache.ids import Digest
+from engine.cache.ids import Digest, TokenId
 from engine.cache.pool import BlockPool
-from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
+from engine.cache.table import BlockTable
 from engine.clock import Clock
 from engine.errors import Overloaded
-from engine.protocol import Breakpoint, BreakpointReport, ErrorCode
+from engine.protocol import Breakpoint, BreakpointReport, ErrorCode, GenerateRequest
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
 from engine.schedule.runner import SampleParams
 from engine.supervisor import Supervisor
+from engine.text.formats.turn_parser import TurnParser
 
 T = TypeVar("T")
 
 MAX_IDLE_SECONDS = 1.0
+_MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What one choice asks of the other program. `max_tokens` is at least 1.
+
+    `end_token_ids` end it, and nothing else does. `grammar` is in llguidance's form of Lark.
+    `is_seeded`: the client asked for draws that can be repeated.
+    """
+
+    order_id: str
+    scope: str
+    token_ids: Sequence[TokenId]
+    request: GenerateRequest
+    sample: SampleParams
+    max_tokens: int
+    is_seeded: bool = False
+    end_token_ids: Sequence[TokenId] = ()
+    grammar: str | None = None
+    is_batch: bool = False
+
+
+def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:
+    request, parser = sequence.request, sequence.parser
+    asked = request.request.sampling.max_tokens
+    room = max_context_tokens - len(request.query.tokens)
+    return Order(
+        order_id=order_id,
+        scope=request.query.scope,
+        token_ids=request.query.tokens,
+        request=request.request,
+        sample=sequence.sample,
+        is_seeded=request.request.sampling.seed is not None,
+        # No program computes a prompt alone: pre-warming takes one token, told to nobody.
+        max_tokens=max(room if asked is None else min(asked, room), 1),
+        end_token_ids=sorted(parser.end_token_ids) if isinstance(parser, TurnParser) else [],
+        grammar=parser.grammar if isinstance(parser, TurnParser) else None,
+        is_batch=sequence.is_batch,
+    )
+
+
+def vllm_sampling(
+    order: Order, vocabulary_size: int, *, takes_seeds: bool = True
+) -> dict[str, Any]:
+    """How an order is sampled, by the names of vLLM's API and of its `SamplingParams` alike."""
+    sample = order.sample
+    return {
+        "temperature": sample.temperature,
+        "top_p": sample.top_p,
+        "top_k": sample.top_k if sample.top_k < vocabulary_size else 0,
+        "seed": sample.seed % _MAX_SEED if order.is_seeded and takes_seeds else None,
+        "presence_penalty": sample.presence_penalty,
+        "frequency_penalty": sample.frequency_penalty,
+        "logit_bias": {t: b for t, b in sample.bias.items() if t < vocabulary_size} or None,
+        "max_tokens": order.max_tokens,
+        # Whatever the model's files say ends a turn: we say it.
+        "ignore_eos": True,
+        "stop_token_ids": list(order.end_token_ids),
+    }
 
 
 class MirrorPool(BlockPool):
@@ -68,6 +131,18 @@ class MirrorCache(PrefixCache):
     def __init__(self, pool: MirrorPool, entries: Entries, hasher: ChainHasher) -> None:
         super().__init__(pool, entries, hasher)
         self._unwritten: set[int] = set()
+
+    def _settle(self, query: CacheQuery, found: Found, reused: int) -> bool:
+        """Note how much of a prompt came from memory. False where a part of the hit did not."""
+        size, hit = self.pool.block_size, found.hit
+        found.reused, found.raced = reused, min(found.raced, reused)
+        found.read = 0 if hit is None else min(hit.tokens, reused)
+        usable = (len(query.tokens) - 1) // size * size
+        return hit is None or found.read >= min(hit.tokens, usable)
+
+    def _mirror(self, query: CacheQuery, table: BlockTable) -> None:
+        table.blocks = self.pool.mirror(query.digests)
+        table.num_tokens = len(query.tokens)
 
     def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
         report = super()._not_written(query, point)
@@ -169,6 +244,14 @@ class ExternalLoop:
         self._let_go(sequence.ending)
         self.accounting.failed(sequence, message, code)
 
+    async def fail_all(self, message: str, code: ErrorCode = "internal") -> None:
+        """Fail every request; this loop is not used again."""
+        self._is_stopped = True
+        for sequence in list(self._serving):
+            if sequence in self._serving:  # else it ended with another choice of its request
+                self._fail(sequence, message, code)
+        await self._cancel_tasks()
+
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back what choices hold here that end."""
         for sequence in sequences:
@@ -189,7 +272,7 @@ class ExternalLoop:
     def start(self, on_crash: Callable[[BaseException], None]) -> None:
         """`on_crash` hears of an error that nothing can go on after."""
         self._on_crash = on_crash
-        self._event_loop.call_soon_threadsafe(self._watch)
+        self._event_loop.call_soon_threadsafe(self._supervisor.start, "expiry", self._watch_time)
 
     def stop(self) -> None:
         """End our tasks; what runs is not finished.
@@ -215,9 +298,6 @@ class ExternalLoop:
     def _tell(self) -> None:
         """Publish what happened."""
         self.accounting.publish()
-
-    def _watch(self) -> None:
-        self._supervisor.start("expiry", self._watch_time)
 
     async def _watch_time(self) -> None:
         """Announce expiry, also when nothing runs."""

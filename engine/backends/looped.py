@@ -5,15 +5,16 @@
 
 import asyncio
 from array import array
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 import msgspec
@@ -24,7 +25,7 @@ from engine.backends.events import EventLog
 from engine.backends.prepare.pool import PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
 from engine.backends.prepare.preparer import may_compile
-from engine.backends.reports import MemoryScan, SnapshotScan, entry_infos, pool_stats
+from engine.backends.reports import cells_of, chains_held, entry_infos, pool_stats
 from engine.backends.storing import EngineMemory, OpenStore, new_memory
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
@@ -32,6 +33,7 @@ from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
+    MAX_CELLS,
     TTLS,
     Counters,
     CountReply,
@@ -202,11 +204,11 @@ class EngineBackend:
     async def snapshot(self) -> Snapshot:
         """A part between two steps, so that none waits long for it."""
         loaded = self._ready()
-        epoch = loaded.description.epoch
-        scan = SnapshotScan(loaded.cache, loaded.accounting, epoch, self._clock.now)
-        while not scan.is_done:
-            await self._call(loaded, scan.advance)
-        return scan.report()
+        seq = await self._call(loaded, lambda: loaded.accounting.num_published)
+        chains = await self._parts_of(loaded, chains_held(loaded.cache, self._clock.now))
+        return Snapshot(
+            seq=seq, epoch=loaded.description.epoch, chains=list(chain.from_iterable(chains))
+        )
 
     async def entries(self, scope: str | None = None) -> list[EntryInfo]:
         loaded = self._ready()
@@ -336,6 +338,13 @@ class EngineBackend:
     async def _call(self, loaded: Loaded, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(loaded.loop.call(function))
 
+    async def _parts_of(self, loaded: Loaded, parts: Iterator[T]) -> list[T]:
+        """All of them, each taken between two steps."""
+        found = list[T]()
+        while (part := await self._call(loaded, partial(next, parts, None))) is not None:
+            found.append(part)
+        return found
+
     def _cancel_soon(self, loaded: Loaded, request_id: str) -> None:
         future: Future[bool] = loaded.loop.call(partial(loaded.loop.cancel, request_id))
         future.add_done_callback(_log_failure)
@@ -367,10 +376,24 @@ class LoopedBackend(EngineBackend):
 
     async def memory(self) -> Memory:
         """A part of the pool between two steps, so that none waits long for it."""
-        loaded, scan = self._ready(), MemoryScan(self._ready().cache)
-        while not scan.is_done:
-            await self._call(loaded, scan.advance)
-        return await self._call(loaded, partial(scan.report, loaded.description.epoch))
+        loaded = self._ready()
+        pool, host = loaded.cache.pool, loaded.cache.host
+        blocks_per_cell = -(-pool.num_blocks // MAX_CELLS)
+        parts = await self._parts_of(loaded, cells_of(pool, blocks_per_cell))
+
+        def report() -> Memory:
+            return Memory(
+                epoch=loaded.description.epoch,
+                block_size=pool.block_size,
+                blocks_per_cell=blocks_per_cell,
+                cells=[cell for part in parts for cell in part.cells],
+                referenced_blocks=sum(part.num_referenced for part in parts),
+                unused_tokens=sum(part.unused_tokens for part in parts),
+                host=None if host is None else pool_stats(host.pool),
+                lifetimes=loaded.cache.entries.lifetimes.report(),
+            )
+
+        return await self._call(loaded, report)
 
     def _assemble(self, parts: Parts, description: Description) -> Loaded:
         """The composition of one engine."""
@@ -561,8 +584,7 @@ class ScopeThreads:
 
     def __init__(self, num_threads: int, name: str, begin: Callable[[], None]) -> None:
         self._threads = ThreadPoolExecutor(num_threads, name, initializer=begin)
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, scope: str, work: Callable[[], T]) -> T:
         """Run `work` in a thread when the scope's earlier work has ended; raise its error.
@@ -570,34 +592,15 @@ class ScopeThreads:
         Work that a thread has begun keeps the scope's turn until its end, also where its client
         has left.
         """
-        loop, lock = asyncio.get_running_loop(), self._locks.setdefault(scope, asyncio.Lock())
-        self._users[scope] += 1
+        lock = self._locks.setdefault(scope, asyncio.Lock())
+        await lock.acquire()
         try:
-            await lock.acquire()
-        except asyncio.CancelledError:
-            self._leave(scope)
-            raise
-
-        def release() -> None:
-            lock.release()
-            self._leave(scope)
-
-        def ended(_: object) -> None:
-            with suppress(RuntimeError):  # the event loop has ended before
-                loop.call_soon_threadsafe(release)
-
-        try:
-            running = self._threads.submit(work)
+            running = asyncio.wrap_future(self._threads.submit(work))
         except RuntimeError:  # it is closed
-            release()
+            lock.release()
             raise
-        running.add_done_callback(ended)
-        return await asyncio.wrap_future(running)
+        running.add_done_callback(lambda _: lock.release())
+        return await asyncio.shield(running)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _leave(self, scope: str) -> None:
-        self._users[scope] -= 1
-        if not self._users[scope]:
-            del self._users[scope], self._locks[scope]

@@ -1,23 +1,19 @@
 """What an engine reports of what it holds: entries, names, and a map of the pool's blocks."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from engine.cache.block import Block, Entry
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.store_tier import StoreTier
 from engine.protocol import (
-    MAX_CELLS,
     BlockCell,
     BlockStats,
     ChainHeld,
     EntryInfo,
     HeldName,
-    Memory,
-    Snapshot,
 )
-from engine.schedule.accounting import Accounting
 
 MAX_BLOCKS_A_STEP = 8192
 """The most blocks that are looked at between two steps; it takes some milliseconds."""
@@ -25,70 +21,41 @@ MAX_NAMES_A_STEP = 4096
 """The most names that are copied between two steps; it takes some milliseconds."""
 
 
-class SnapshotScan:
-    """What is held, block by block: `advance` until `is_done`, each between two steps.
+def chains_held(cache: PrefixCache, now: Callable[[], float]) -> Iterator[list[ChainHeld]]:
+    """What is held, block by block: the names of one block are one chain's.
 
-    The names of one block are one chain's. `seq` is the last event's before the first piece. Later
-    events may be in later pieces already. A follower takes them in again behind the snapshot. Each
-    says what its names are from then on, so the follower ends with what is held.
+    Each part is to be taken between two steps. Events behind the first part may be in later parts
+    already. A follower takes them in again: each says what its names are from then on.
     """
-
-    def __init__(
-        self, cache: PrefixCache, accounting: Accounting, epoch: str, now: Callable[[], float]
-    ) -> None:
-        host, self._store, self._now = cache.host, cache.store, now
-        self._pools = [cache.pool.blocks, *([host.pool.blocks] if host is not None else [])]
-        self._pools.extend(store.pool.blocks for store in cache.stores)
-        self._accounting = accounting
-        self._epoch = epoch
-        self._seq: int | None = None
-        self._num_seen = 0
-        self._chains: list[ChainHeld] = []
-
-    @property
-    def is_done(self) -> bool:
-        return self._seq is not None and not self._pools
-
-    def advance(self) -> None:
-        if self._seq is None:
-            self._seq = self._accounting.num_published
-        num_names = num_blocks = 0
-        while self._pools and num_names < MAX_NAMES_A_STEP and num_blocks < MAX_BLOCKS_A_STEP:
-            blocks = self._pools[0]
-            if self._num_seen == len(blocks):
-                self._num_seen = 0
-                del self._pools[0]
-                continue
-            block = blocks[self._num_seen]
-            self._num_seen += 1
+    pools = [cache.pool.blocks, *([cache.host.pool.blocks] if cache.host is not None else [])]
+    pools.extend(store.pool.blocks for store in cache.stores)
+    part, num_names, num_blocks = list[ChainHeld](), 0, 0
+    for blocks in pools:
+        for block in blocks:
             num_blocks += 1
-            num_names += len(block.names)
             if block.names:
-                self._chains.append(self._chain_of(block))
+                num_names += len(block.names)
+                part.append(_chain_of(cache, block, now))
+            if num_names >= MAX_NAMES_A_STEP or num_blocks >= MAX_BLOCKS_A_STEP:
+                yield part
+                part, num_names, num_blocks = [], 0, 0
+    yield part
 
-    def report(self) -> Snapshot:
-        assert self._seq is not None
-        return Snapshot(seq=self._seq, epoch=self._epoch, chains=self._chains)
 
-    def _chain_of(self, block: Block) -> ChainHeld:
-        if self._store is not None and block.tier == "disk":
-            return _stored_chain(self._store, block, self._now())
-        names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
+def _chain_of(cache: PrefixCache, block: Block, now: Callable[[], float]) -> ChainHeld:
+    names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
+    if cache.store is None or block.tier != "disk":
         num_leased = len(names) if block.is_promised else 0
         return ChainHeld(seq=0, names=names, tier=block.tier, num_leased=num_leased)
-
-
-def _stored_chain(store: StoreTier, block: Block, now: float) -> ChainHeld:
-    """A block of the store: leased for as long as an entry that is leased there."""
-    names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
-    leased = (e for e in store.holds.of(block) if e.is_leased and e.lease_tier == "disk")
+    # A block of the store is leased for as long as an entry that is leased there.
+    leased = (e for e in cache.store.holds.of(block) if e.is_leased and e.lease_tier == "disk")
     ends_at = max((entry.expires_at for entry in leased), default=None)
     return ChainHeld(
         seq=0,
         names=names,
         tier="disk",
         num_leased=0 if ends_at is None else len(names),
-        lease_seconds=None if ends_at is None else ends_at - now,
+        lease_seconds=None if ends_at is None else ends_at - now(),
     )
 
 
@@ -123,47 +90,25 @@ def _entry_info(entry: Entry, now: float, block_size: int) -> EntryInfo:
     )
 
 
-class MemoryScan:
-    """Looks at a pool piece by piece: `advance` until `is_done`, each between two steps."""
+class CellsPart(NamedTuple):
+    cells: list[BlockCell]
+    num_referenced: int
+    unused_tokens: int
 
-    def __init__(self, cache: PrefixCache) -> None:
-        self._cache = cache
-        self._pool = cache.pool
-        self._blocks_per_cell = -(-cache.pool.num_blocks // MAX_CELLS)
-        self._cells: list[BlockCell] = []
-        self._num_seen = self._num_referenced = self._unused_tokens = 0
 
-    @property
-    def is_done(self) -> bool:
-        return self._num_seen == self._pool.num_blocks
-
-    def advance(self) -> None:
-        width, pool = self._blocks_per_cell, self._pool
-        until = self._num_seen + max(MAX_BLOCKS_A_STEP // width, 1) * width
-        until = min(until, pool.num_blocks)
-        while self._num_seen < until:
-            end = min(self._num_seen + width, until)
-            blocks = pool.blocks[self._num_seen : end]
-            referenced = [block for block in blocks if block.ref_count]
-            states = Counter(state_of(block) for block in blocks)
-            shared = sum(block.ref_count > 1 for block in referenced)
-            self._cells.append(BlockCell(**states, shared=shared))
-            self._num_referenced += len(referenced)
-            self._unused_tokens += sum(pool.block_size - pool.num_tokens(b) for b in referenced)
-            self._num_seen = end
-
-    def report(self, epoch: str) -> Memory:
-        host = self._cache.host
-        return Memory(
-            epoch=epoch,
-            block_size=self._pool.block_size,
-            blocks_per_cell=self._blocks_per_cell,
-            cells=self._cells,
-            referenced_blocks=self._num_referenced,
-            unused_tokens=self._unused_tokens,
-            host=None if host is None else pool_stats(host.pool),
-            lifetimes=self._cache.entries.lifetimes.report(),
-        )
+def cells_of(pool: BlockPool, blocks_per_cell: int) -> Iterator[CellsPart]:
+    """The map of a pool. Each part is to be taken between two steps."""
+    blocks, cells = pool.blocks, max(MAX_BLOCKS_A_STEP // blocks_per_cell, 1)
+    for first in range(0, len(blocks), cells * blocks_per_cell):
+        looked_at = blocks[first : first + cells * blocks_per_cell]
+        part = list[BlockCell]()
+        for start in range(0, len(looked_at), blocks_per_cell):
+            of_cell = looked_at[start : start + blocks_per_cell]
+            states = Counter(state_of(block) for block in of_cell)
+            part.append(BlockCell(**states, shared=sum(block.ref_count > 1 for block in of_cell)))
+        referenced = [block for block in looked_at if block.ref_count]
+        unused = sum(pool.block_size - pool.num_tokens(block) for block in referenced)
+        yield CellsPart(part, len(referenced), unused)
 
 
 def state_of(block: Block) -> str:

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from engine.backends.looped import new_samples, query_of
-from engine.backends.prepare.prepared import Prepared, RequestLimits
+from engine.backends.prepare.checks import MAX_SCHEMA_PROPERTIES, MAX_STOPS
+from engine.backends.prepare.prepared import Prepared
 from engine.backends.prepare.preparer import Preparer
 from engine.backends.synthetic import SyntheticRunner
 from engine.cache.digests import ChainHasher
@@ -47,7 +48,6 @@ from tests.doubling import GROWTH, Dimension, curve_of, row
 
 CONTEXT = 1 << 18
 BLOCK = 16
-LIMITS = RequestLimits()
 
 
 class OneEngine:
@@ -72,7 +72,7 @@ class OneEngine:
                 "thinking",
             ],
         )
-        self._preparer = Preparer(self.renderer, self.description, LIMITS)
+        self._preparer = Preparer(self.renderer, self.description)
         self._numbers = count()
 
     def serve(self, body: bytes) -> None:
@@ -206,9 +206,9 @@ DIMENSIONS = (
     Dimension("messages", 4_096, messages),
     Dimension("tools", 2_048, tools),
     Dimension("properties of a tool", 8_192, properties),
-    Dimension("properties that bind the output", LIMITS.schema_properties, bound_properties),
+    Dimension("properties that bind the output", MAX_SCHEMA_PROPERTIES, bound_properties),
     Dimension("choices", 16, choices),
-    Dimension("stop strings", LIMITS.stops, stops),
+    Dimension("stop strings", MAX_STOPS, stops),
     Dimension("markers", 4, marks),
     Dimension("names", 512, names),
 )

@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
-from engine.backends.prepare.prepared import RequestLimits
+from engine.backends.prepare.checks import MAX_SCHEMA_NESTING
 from tests.faults.attacks import DAY_MS, Kind, Neighbour, get, post
 from tests.faults.houses import text
 
@@ -26,7 +26,7 @@ _ADMIN_READS = (
     "refusals",
 )
 _QUIET_SECONDS = 20.0
-_NESTING = RequestLimits().schema_nesting
+_NESTING = MAX_SCHEMA_NESTING
 # Of a schema, of each definition that is named, and of the last one.
 _ROOT_LEVELS, _LINK_LEVELS = 6, 3
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from engine.backends.prepare.prepared import RequestLimits
 from engine.errors import InvalidRequest, PromptTooLong, SchemaRefused, Unsupported
 from engine.protocol import (
     MAX_BREAKPOINTS,
@@ -21,6 +20,20 @@ from engine.protocol import (
 )
 
 MAX_CHOICES = 16
+MAX_SEGMENTS = 100_000
+"""Tools, system blocks and message parts of one request."""
+MAX_STOPS = 1_024
+MAX_STOP_BYTES = 65_536
+"""All stop strings together, as UTF-8."""
+MAX_SCHEMA_BYTES = 262_144
+"""All schemas that one output must keep to, as JSON."""
+MAX_SCHEMA_PROPERTIES = 1_024
+MAX_SCHEMA_DEPTH = 64
+MAX_SCHEMA_NESTING = 1_536
+"""Levels of a schema with all that its references name."""
+MAX_SCHEMA_PATTERNS = 32
+MAX_SCHEMA_MULTIPLE = 100_000
+"""A `multipleOf` without its decimal point."""
 
 
 def check_request(request: GenerateRequest, description: Description) -> None:
@@ -127,10 +140,10 @@ def check_prompt(prompt: Prompt) -> None:
         raise InvalidRequest("prompt.text: excludes messages, tools and system")
 
 
-def check_size(prompt: Prompt, limits: RequestLimits) -> None:
+def check_size(prompt: Prompt) -> None:
     """Raises InvalidRequest for more segments than an engine takes."""
-    if prompt.num_segments + len(prompt.named_tools) > limits.segments:
-        raise InvalidRequest(f"prompt: at most {limits.segments} tools, blocks and parts")
+    if prompt.num_segments + len(prompt.named_tools) > MAX_SEGMENTS:
+        raise InvalidRequest(f"prompt: at most {MAX_SEGMENTS} tools, blocks and parts")
 
 
 def check_length(prompt: Prompt, description: Description) -> None:
@@ -147,24 +160,24 @@ def check_length(prompt: Prompt, description: Description) -> None:
         raise PromptTooLong(-(-num_bytes // longest), room)
 
 
-def check_demand(request: GenerateRequest, limits: RequestLimits) -> None:
+def check_demand(request: GenerateRequest) -> None:
     """Raises InvalidRequest for too many or too long stop strings, and for schemas beyond bounds.
 
     Only schemas that the output must keep to are bounded here: others are text of the prompt.
     """
     stops = request.sampling.stop_sequences
-    if len(stops) > limits.stops:
-        raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stops}")
-    if sum(len(stop.encode()) for stop in stops) > limits.stop_bytes:
-        raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stop_bytes} bytes together")
-    check_schemas(_schemas(request), limits)
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOPS}")
+    if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
+    check_schemas(_schemas(request))
 
 
-def check_strict(request: GenerateRequest, limits: RequestLimits) -> None:
+def check_strict(request: GenerateRequest) -> None:
     """Raises SchemaRefused where the strict tools' schemas are beyond the same bounds."""
     tools = request.prompt.callable_tools
     strict = [(f"tool `{tool.name}`", tool.input_schema) for tool in tools if tool.strict]
-    check_schemas(strict, limits)
+    check_schemas(strict)
 
 
 def _texts(prompt: Prompt) -> Iterator[str]:
@@ -188,7 +201,7 @@ def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "output_schema", request.output_schema
 
 
-def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: RequestLimits) -> None:
+def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
     """Raise SchemaRefused that names the schema, the bound and how much was asked.
 
     Each schema comes with the field that it stands in. All of them bind one output together.
@@ -212,11 +225,11 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: Request
                     if isinstance(reference := value.get("$ref"), str):
                         references.add(reference)
         for value, bound, what in (
-            (depth, limits.schema_depth, "levels"),
-            (num_bytes, limits.schema_bytes, "bytes of schemas"),
-            (num_properties, limits.schema_properties, "properties of schemas"),
-            (num_patterns, limits.schema_patterns, "`patternProperties` of schemas"),
-            (multiple, limits.schema_multiple, "as the digits of `multipleOf`"),
+            (depth, MAX_SCHEMA_DEPTH, "levels"),
+            (num_bytes, MAX_SCHEMA_BYTES, "bytes of schemas"),
+            (num_properties, MAX_SCHEMA_PROPERTIES, "properties of schemas"),
+            (num_patterns, MAX_SCHEMA_PATTERNS, "`patternProperties` of schemas"),
+            (multiple, MAX_SCHEMA_MULTIPLE, "as the digits of `multipleOf`"),
         ):
             if value > bound:
                 raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
@@ -226,10 +239,10 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: Request
             if id(target) not in depths:
                 depths[id(target)] = sum(1 for _ in _levels(target))
             nested += depths[id(target)]
-        if nested > limits.schema_nesting:
+        if nested > MAX_SCHEMA_NESTING:
             raise SchemaRefused(
                 f"{where}: {nested} levels with all that `$ref` names"
-                f" > {limits.schema_nesting} maximum"
+                f" > {MAX_SCHEMA_NESTING} maximum"
             )
 
 

@@ -11,7 +11,6 @@ import signal
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
@@ -32,13 +31,12 @@ from engine.backends.prepare.prepared import (
     Kind,
     Prepared,
     Refused,
-    RequestLimits,
     Start,
     WorkerSpec,
 )
 from engine.backends.prepare.preparer import Preparer
 from engine.clock import Clock
-from engine.errors import EngineError, NotReady, Overloaded, TooCostly, rebuilt
+from engine.errors import NotReady, Overloaded, TooCostly, rebuilt
 from engine.protocol import Description
 from engine.settings import Settings
 from engine.text.rendered import DatedBeginning, KnownDays
@@ -52,9 +50,6 @@ WAIT_SECONDS = 5.0
 """Seconds that a prompt may wait for a worker."""
 MEMORY_BYTES = 2 * 2**30
 """Memory that preparing one prompt may take."""
-LIMITS = RequestLimits()
-"""Of one request: tools, system blocks and message parts; stop strings; and the schemas that one
-output is bound to, by their JSON and their properties."""
 START_SECONDS = 60.0
 GIVE_UP_SECONDS = 0.5
 """A request that is left may end by itself for so long; then its process is ended."""
@@ -287,17 +282,13 @@ def new_pool(
     new_worker: Callable[[], Worker]
     if spec is None:
         max_workers = 1
-        new_worker = partial(WorkerThread, Preparer(renderer, description, LIMITS))
+        new_worker = partial(WorkerThread, Preparer(renderer, description))
     else:
         # One for each core, two at least: one scope may have all but one of them.
         cores = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS)
         max_workers = settings.prepare_workers or max(2, cores)
         start = Start(
-            spec=spec,
-            description=description,
-            limits=LIMITS,
-            memory_bytes=MEMORY_BYTES,
-            seconds=PREPARE_SECONDS,
+            spec=spec, description=description, memory_bytes=MEMORY_BYTES, seconds=PREPARE_SECONDS
         )
         new_worker = partial(WorkerProcess, start)
     keeps_days = renderer.writes_date and settings.template_date == "session"
@@ -315,22 +306,19 @@ class WorkerThread:
 
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
-        self._work: asyncio.Future[Answer] | None = None
+        self._work: asyncio.Task[Answer] | None = None
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         prepare = self._preparer.generate if kind == GENERATE else self._preparer.count
-        loop = asyncio.get_running_loop()
-        self._work = loop.run_in_executor(self._thread, prepare, body, days)
+        self._work = asyncio.create_task(asyncio.to_thread(prepare, body, days))
         return await asyncio.shield(self._work)
 
     async def recover(self) -> None:
         if self._work is not None:
-            with suppress(EngineError):
-                await self._work
+            await asyncio.wait([self._work])
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Its thread ends with its work."""
 
 
 class WorkerProcess:

@@ -38,26 +38,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     template_date: str = "session"
 
 
-class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one request may ask for. `schema_*` bound the schemas that its output must keep to.
-
-    `stop_bytes` are all stop strings together, as UTF-8; `schema_bytes` all schemas, as JSON.
-    `schema_nesting` are levels of a schema with all that its references name, `schema_multiple` is
-    a `multipleOf` without its decimal point, `grammar_seconds` are of the processor.
-    """
-
-    segments: int = 100_000
-    stops: int = 1_024
-    stop_bytes: int = 65_536
-    schema_bytes: int = 262_144
-    schema_properties: int = 1_024
-    schema_depth: int = 64
-    schema_nesting: int = 1_536
-    schema_patterns: int = 32
-    schema_multiple: int = 100_000
-    grammar_seconds: float = 2.0
-
-
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a worker. `memory_bytes` is what it may allocate beyond its start.
 
@@ -66,7 +46,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: WorkerSpec
     description: Description
-    limits: RequestLimits
     memory_bytes: int
     seconds: float
 

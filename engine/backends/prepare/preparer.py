@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from engine.backends.base import decoder_of
+from engine.backends.base import Renderer, decoder_of
 from engine.backends.prepare.checks import (
     check_demand,
     check_length,
@@ -20,7 +20,6 @@ from engine.backends.prepare.prepared import (
     Counted,
     Prepared,
     Refused,
-    RequestLimits,
 )
 from engine.cache.digests import pack
 from engine.cache.lookup import Segment
@@ -41,7 +40,6 @@ from engine.protocol import (
     ToolUsePart,
     UnheldTool,
 )
-from engine.schedule.output import OutputParser
 from engine.text.grammar import is_free
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
@@ -49,28 +47,24 @@ Request = TypeVar("Request")
 
 SPARE_BLOCKS = 2
 """What a prompt must leave of the pool: its next token's block, and one for copy-on-write."""
+GRAMMAR_SECONDS = 2.0
+"""Of the processor: what one request's grammar may take to compile."""
 _decode_generate = decoder_of(GenerateRequest)
 _decode_count = decoder_of(CountRequest)
-
-
-class PromptRenderer(Protocol):
-    """As `engine.backends.base.Renderer`, of which a worker uses less."""
-
-    def render(
-        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
-    ) -> RenderedPrompt: ...
-    def parser(self, request: GenerateRequest) -> OutputParser: ...
 
 
 class Preparer:
     """Answers bodies; knows no process. What the request itself is to blame for is `Refused`."""
 
     def __init__(
-        self, renderer: PromptRenderer, description: Description, limits: RequestLimits
+        self,
+        renderer: Renderer,
+        description: Description,
+        grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> None:
         self._renderer = renderer
         self._description = description
-        self._limits = limits
+        self._grammar_seconds = grammar_seconds
 
     def generate(self, body: bytes, days: KnownDays | None = None) -> Answer:
         """`days` are for templates that write the date; without them they write today's."""
@@ -87,9 +81,9 @@ class Preparer:
         return Counted(reply=CountReply(len(rendered.token_ids), ends))
 
     def _generate(self, request: GenerateRequest, days: KnownDays | None) -> Prepared:
-        check_size(request.prompt, self._limits)
+        check_size(request.prompt)
         check_request(request, self._description)
-        check_demand(request, self._limits)
+        check_demand(request)
         rendered = self._rendered(request, days)
         if is_bound(request):
             self._compile(request)
@@ -110,7 +104,7 @@ class Preparer:
     def _rendered(
         self, request: GenerateRequest | CountRequest, days: KnownDays | None
     ) -> RenderedPrompt:
-        check_size(request.prompt, self._limits)
+        check_size(request.prompt)
         check_length(request.prompt, self._description)
         return self._renderer.render(
             request.prompt, thinking=request.thinking, scope=request.scope, days=days
@@ -143,15 +137,15 @@ class Preparer:
         """
         begun = time.thread_time()
         self._renderer.parser(request)
-        if time.thread_time() - begun > self._limits.grammar_seconds:
+        if time.thread_time() - begun > self._grammar_seconds:
             raise SchemaRefused(
                 "the schemas are too much together: their grammar takes more than"
-                f" {self._limits.grammar_seconds:g} seconds to compile"
+                f" {self._grammar_seconds:g} seconds to compile"
             )
 
     def _refusal(self, request: GenerateRequest) -> str:
         try:
-            check_strict(request, self._limits)
+            check_strict(request)
             self._compile(request)
         except SchemaRefused as error:
             return str(error)

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from engine.backends.base import Renderer
 from engine.backends.prepare.prepared import (
     DAYS,
     GENERATE,
@@ -24,7 +25,7 @@ from engine.backends.prepare.prepared import (
     Stopped,
     WorkerSpec,
 )
-from engine.backends.prepare.preparer import Preparer, PromptRenderer
+from engine.backends.prepare.preparer import Preparer
 from engine.text.rendered import KnownDays
 
 NICENESS = 5
@@ -69,7 +70,7 @@ def main() -> int:
     if first is None or first[0] != START:
         return 1
     start = msgspec.msgpack.decode(first[1], type=Start)
-    preparer = Preparer(new_renderer(start.spec), start.description, start.limits)
+    preparer = Preparer(new_renderer(start.spec), start.description)
     # What stays until the end is not looked through at every full collection (about 30 ms).
     gc.collect()
     gc.freeze()
@@ -96,7 +97,7 @@ def main() -> int:
     return 0
 
 
-def new_renderer(spec: WorkerSpec) -> PromptRenderer:
+def new_renderer(spec: WorkerSpec) -> Renderer:
     """What only one kind needs is imported here: it is half of a worker's start."""
     if spec.kind == "synthetic":
         from engine.backends.synthetic_renderer import SyntheticRenderer

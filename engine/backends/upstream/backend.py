@@ -184,7 +184,7 @@ class UpstreamBackend(EngineBackend):
         log.error("the upstream server is gone", why=reason)
         self._events.close()
         assert isinstance(loaded.loop, UpstreamLoop)
-        await loaded.loop.end("the upstream server is gone", "not_ready")
+        await loaded.loop.fail_all("the upstream server is gone", "not_ready")
 
     async def _come_back(self, parts: _Parts) -> _Parts:
         """Raises UpstreamError while it is away; another server than before ends the process."""

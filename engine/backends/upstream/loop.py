@@ -11,10 +11,10 @@ from contextlib import aclosing
 
 import structlog
 
-from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool
+from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
 from engine.backends.upstream.chat import ChatParser
-from engine.backends.upstream.server import Facts, Order, Piece, Server
-from engine.backends.upstream.slots import Place, Places
+from engine.backends.upstream.server import Facts, Piece, Server
+from engine.backends.upstream.slots import Place, Slots
 from engine.backends.upstream.wire import UpstreamError, UpstreamGone
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
@@ -23,11 +23,9 @@ from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import Clock
-from engine.protocol import ErrorCode
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import SequenceState
 from engine.supervisor import Supervisor
-from engine.text.formats.turn_parser import TurnParser
 
 log = structlog.get_logger()
 
@@ -72,33 +70,23 @@ class UpstreamCache(MirrorCache):
 
     def admit(self, query: CacheQuery, found: Found, table: BlockTable, reused: int | None) -> None:
         """The prompt is computed: `reused` of its tokens came from memory; None: not told."""
-        self._check_hit(query, found, reused)
-        found.reused = found.read if reused is None or not self._is_isolated else reused
-        found.raced = min(found.raced, found.reused)
-        self._unwritten = set()
-        try:
-            table.blocks = self.pool.mirror(query.digests)
-        except NoFreeBlocks:
-            # Waiting requests hold all of the books: this prompt is not written down.
-            self._unwritten = {mark.segment for mark in found.marks}
-            found.marks = []
-            return
-        table.num_tokens = len(query.tokens)
-
-    def _check_hit(self, query: CacheQuery, found: Found, reused: int | None) -> None:
-        hit, found.read = found.hit, 0
-        if hit is None:
-            return
-        size = self.pool.block_size
-        usable = (len(query.tokens) - 1) // size * size
-        found.read = min(hit.tokens, reused or 0)
-        if reused is None:
+        is_whole, hit = self._settle(query, found, reused or 0), found.hit
+        if not self._is_isolated:
+            found.reused, found.raced = found.read, min(found.raced, found.read)
+        if hit is not None and reused is None:
             found.hit, found.miss_reason = None, "not_told"
-        elif found.read < min(hit.tokens, usable):
+        elif hit is not None and not is_whole:
             self.entries.lose(hit)
             found.miss_reason = "best_effort_evicted"
             if not found.read:
                 found.hit = None
+        self._unwritten = set()
+        try:
+            self._mirror(query, table)
+        except NoFreeBlocks:
+            # Waiting requests hold all of the books: this prompt is not written down.
+            self._unwritten = {mark.segment for mark in found.marks}
+            found.marks = []
 
     def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
         return found.miss_reason != "not_told" and super()._was_overtaken(query, found, now)
@@ -125,12 +113,12 @@ class UpstreamLoop(ExternalLoop):
         super().__init__(accounting, cache, clock, event_loop, supervisor, max_waiting=max_waiting)
         self._server = server
         self._facts = facts
-        self._places = Places(facts.max_running)
+        self._slots = Slots(facts.max_running)
         self._suspect = suspect
 
     @property
     def num_sent(self) -> int:
-        return self._places.num_taken
+        return self._slots.num_taken
 
     @property
     def num_unsent(self) -> int:
@@ -141,19 +129,11 @@ class UpstreamLoop(ExternalLoop):
         """Those that have not begun to answer: no server tells which of them it computes."""
         return sum(one.request.started_at is None for one in self._serving)
 
-    async def end(self, message: str, code: ErrorCode) -> None:
-        """The server is gone: every request fails, and this loop is not used again."""
-        self._is_stopped = True
-        for sequence in list(self._serving):
-            if sequence in self._serving:
-                self._fail(sequence, message, code)
-        self._tell()
-        await self._cancel_tasks()
-
     async def _generate(self, sequence: SequenceState) -> None:
         try:
-            async with self._places.taken(sequence) as place:
-                await self._run(sequence, _order(sequence, place, self._facts))
+            query = sequence.request.query
+            async with self._slots.taken(query.scope, query.digests.packed) as place:
+                await self._run(sequence, place)
         except UpstreamError as error:
             log.warning("the upstream server failed a request", why=str(error))
             if isinstance(error, UpstreamGone):
@@ -162,17 +142,18 @@ class UpstreamLoop(ExternalLoop):
                 self._fail(sequence, f"the upstream server failed: {error}", error.code)
         self._tell()
 
-    async def _run(self, sequence: SequenceState, order: Order) -> None:
+    async def _run(self, sequence: SequenceState, place: Place) -> None:
         request = sequence.request
+        order = new_order(sequence, request.request_id, self._facts.max_context_tokens)
         if request.began_at is None:
             request.began_at = self._clock.now()
         if request.started_at is None and self._facts.tells == "at_the_end":
-            self._admit(sequence, await self._server.prefill(order))
+            self._admit(sequence, await self._server.prefill(order, place))
             self._end_if_finished(sequence)
         if sequence not in self._serving:
             return
         # Closing the connection ends the request at the server.
-        async with aclosing(self._server.generate(order)) as pieces:
+        async with aclosing(self._server.generate(order, place)) as pieces:
             async for piece in pieces:
                 is_answer = piece.token_ids or piece.delta is not None or piece.is_last
                 if request.started_at is None and is_answer:
@@ -216,23 +197,3 @@ class UpstreamLoop(ExternalLoop):
                 sequence.finish = parser.finish
         if piece.sampled_tokens is not None:
             self.accounting.text(sequence, [], piece.sampled_tokens)
-
-
-def _order(sequence: SequenceState, place: Place, facts: Facts) -> Order:
-    request, parser = sequence.request, sequence.parser
-    asked = request.request.sampling.max_tokens
-    room = facts.max_context_tokens - len(request.query.tokens)
-    return Order(
-        order_id=request.request_id,
-        scope=request.query.scope,
-        token_ids=request.query.tokens,
-        request=request.request,
-        sample=sequence.sample,
-        is_seeded=request.request.sampling.seed is not None,
-        # No server computes a prompt alone: pre-warming takes one token, told to nobody.
-        max_tokens=max(room if asked is None else min(asked, room), 1),
-        end_token_ids=sorted(parser.end_token_ids) if isinstance(parser, TurnParser) else [],
-        grammar=parser.grammar if isinstance(parser, TurnParser) else None,
-        slot=place.slot,
-        may_reuse=place.may_reuse,
-    )

@@ -12,11 +12,11 @@ from uuid import uuid4
 import msgspec
 import structlog
 
+from engine.backends.external import Order
 from engine.backends.upstream.server import (
     Facts,
     Kind,
     ModelFacts,
-    Order,
     Piece,
     Server,
     UpstreamRefused,
@@ -134,20 +134,16 @@ async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> F
     own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
     told = list[Piece]()
     for request, scope in ((first, own), (first, own), (second, other), (first, other)):
-        place = slots.take(scope, pack(tokens[id(request)]))
-        assert place is not None
-        order = Order(
-            order_id=uuid4().hex,
-            scope=scope,
-            token_ids=tokens[id(request)],
-            request=request,
-            sample=_GREEDY,
-            max_tokens=1,
-            slot=place.slot,
-            may_reuse=place.may_reuse,
-        )
-        told.append(await server.prefill(order))
-        slots.give_back(place)
+        async with slots.taken(scope, pack(tokens[id(request)])) as place:
+            order = Order(
+                order_id=uuid4().hex,
+                scope=scope,
+                token_ids=tokens[id(request)],
+                request=request,
+                sample=_GREEDY,
+                max_tokens=1,
+            )
+            told.append(await server.prefill(order, place))
     again, foreign = told[1].cached_tokens, told[3].cached_tokens
     length = len(tokens[id(first)])
     if told[1].prompt_tokens not in (None, length):

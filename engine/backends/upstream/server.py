@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from engine.backends.external import Order
+from engine.backends.upstream.slots import ANYWHERE, Place
 from engine.backends.upstream.wire import UpstreamError, Wire
 from engine.cache.ids import TokenId
-from engine.protocol import Capability, FinishReason, GenerateRequest, Guarantee
+from engine.protocol import Capability, FinishReason, Guarantee
 from engine.refusal import StartRefused
-from engine.schedule.runner import SampleParams
 from engine.text.files import read_json
 from engine.text.renderer import ChatRenderer
 
@@ -132,34 +133,13 @@ class Facts:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What one choice asks of a server. `max_tokens` is at least 1.
-
-    `end_token_ids` end it, and nothing else does. `grammar` is in llguidance's form of Lark.
-    `is_seeded`: the client asked for draws that can be repeated. `slot` is one of llama.cpp's, and
-    `may_reuse` says whether what is in it may be reused.
-    """
-
-    order_id: str
-    scope: str
-    token_ids: Sequence[TokenId]
-    request: GenerateRequest
-    sample: SampleParams
-    max_tokens: int
-    is_seeded: bool = False
-    end_token_ids: Sequence[TokenId] = ()
-    grammar: str | None = None
-    slot: int = 0
-    may_reuse: bool = True
-
-    def check_counts(self, told: int, cached: int | None) -> None:
-        """Raise UpstreamError unless the server computed the prompt that we sent."""
-        sent = len(self.token_ids)
-        if told != sent:
-            raise UpstreamError(f"the server counted {told} tokens of a prompt of {sent}")
-        if cached is not None and not 0 <= cached <= sent:
-            raise UpstreamError(f"the server says that it reused {cached} of {sent} tokens")
+def check_counts(order: Order, told: int, cached: int | None) -> None:
+    """Raise UpstreamError unless the server computed the prompt that we sent."""
+    sent = len(order.token_ids)
+    if told != sent:
+        raise UpstreamError(f"the server counted {told} tokens of a prompt of {sent}")
+    if cached is not None and not 0 <= cached <= sent:
+        raise UpstreamError(f"the server says that it reused {cached} of {sent} tokens")
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -227,11 +207,11 @@ class Server:
         await self._wire.check_alive(self.ALIVE)
         return ""
 
-    async def prefill(self, order: Order) -> Piece:
+    async def prefill(self, order: Order, place: Place) -> Piece:
         """Compute the prompt alone, for servers that tell what they reused at the end only."""
         raise NotImplementedError
 
-    def generate(self, order: Order) -> AsyncGenerator[Piece, None]:
+    def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
         """Run a choice to its end; closing the iterator ends it at the server too."""
         raise NotImplementedError
 

@@ -12,21 +12,22 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from engine.backends.external import Order, vllm_sampling
 from engine.backends.upstream.chat import chat_messages, chat_tools
 from engine.backends.upstream.server import (
     ChatDelta,
     Facts,
     ModelFacts,
-    Order,
     Piece,
     Server,
     UpstreamRefused,
+    check_counts,
 )
+from engine.backends.upstream.slots import ANYWHERE, Place
 from engine.backends.upstream.wire import UpstreamError, UpstreamGone, Wire, decoded
 from engine.protocol import FinishReason
 
 MODELS = "/v1/models"
-_MAX_SEED = 2**63
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _START = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.M)
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
@@ -110,7 +111,7 @@ class ChatServer(Server):
             forced_note="its formats are not ours",
         )
 
-    async def prefill(self, order: Order) -> Piece:
+    async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
         body = self._body(order) | {"max_tokens": 1, "stream": False, "seed": None}
         body |= {"stream_options": None, "structured_outputs": None}
         body = {name: value for name, value in body.items() if value is not None}
@@ -120,7 +121,7 @@ class ChatServer(Server):
         cached = self._cached(answer.usage, order)
         return Piece(cached_tokens=cached, prompt_tokens=answer.usage.prompt_tokens)
 
-    async def generate(self, order: Order) -> AsyncGenerator[Piece, None]:
+    async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
         is_ended, size = False, 0
         if order.is_seeded and self.PREFILLS_SEEDED:
             await self.prefill(order)
@@ -194,7 +195,7 @@ class ChatServer(Server):
             return None
         if usage.prompt_tokens != len(order.token_ids):
             return 0
-        order.check_counts(usage.prompt_tokens, usage.cached_tokens)
+        check_counts(order, usage.prompt_tokens, usage.cached_tokens)
         return usage.cached_tokens
 
 
@@ -241,32 +242,20 @@ class VllmServer(ChatServer):
         await super().fingerprint()
         return (await self._metrics())[1]
 
-    async def prefill(self, order: Order) -> Piece:
-        piece = await super().prefill(order)
+    async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
+        piece = await super().prefill(order, place)
         if piece.prompt_tokens is None:
             raise UpstreamError("an answer without usage")
         return piece
 
     def _body(self, order: Order) -> dict[str, Any]:
-        sample, size = order.sample, self._files.vocabulary_size
-        bias = {str(t): b for t, b in sample.bias.items() if t < size}
         body: dict[str, Any] = {
+            **vllm_sampling(order, self._files.vocabulary_size),
             "model": self._model,
             "prompt": list(order.token_ids),
             "add_special_tokens": False,
-            "max_tokens": order.max_tokens,
-            "temperature": sample.temperature,
-            "top_p": sample.top_p,
-            "top_k": sample.top_k if sample.top_k < size else 0,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
-            "presence_penalty": sample.presence_penalty,
-            "frequency_penalty": sample.frequency_penalty,
-            "logit_bias": bias or None,
-            "seed": sample.seed % _MAX_SEED if order.is_seeded else None,
-            # Whatever the model's files say ends a turn: we say it.
-            "ignore_eos": True,
-            "stop_token_ids": list(order.end_token_ids),
             "return_token_ids": True,
             "cache_salt": order.scope,
             "stream": True,
@@ -287,7 +276,7 @@ class VllmServer(ChatServer):
         return Piece(token_ids=self._files.check_tokens(choice.token_ids or []))
 
     def _cached(self, usage: _Usage, order: Order) -> int | None:
-        order.check_counts(usage.prompt_tokens, usage.cached_tokens)
+        check_counts(order, usage.prompt_tokens, usage.cached_tokens)
         return usage.cached_tokens
 
     async def _metrics(self) -> tuple[dict[str, str], str]:
@@ -383,16 +372,16 @@ class LlamaCppServer(Server):
             forced_note="its grammars are of another form than ours",
         )
 
-    async def prefill(self, order: Order) -> Piece:
-        async with aclosing(self.generate(order)) as pieces:
+    async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
+        async with aclosing(self.generate(order, place)) as pieces:
             async for piece in pieces:
                 if piece.token_ids or piece.is_last:
                     return piece
         raise UpstreamError("an answer without a token")
 
-    async def generate(self, order: Order) -> AsyncGenerator[Piece, None]:
+    async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
         num_tokens = 0
-        async for data in self._wire.events(COMPLETION, self._body(order)):
+        async for data in self._wire.events(COMPLETION, self._body(order, place)):
             event = decoded(data, _Event, COMPLETION)
             if event.error is not None:
                 raise UpstreamError("the server ended the stream with an error")
@@ -405,8 +394,8 @@ class LlamaCppServer(Server):
             cached = event.timings.cache_n
             if event.tokens_evaluated is None or cached is None:
                 raise UpstreamError("an answer without counts")
-            order.check_counts(event.tokens_evaluated, cached)
-            if cached and not order.may_reuse:
+            check_counts(order, event.tokens_evaluated, cached)
+            if cached and not place.may_reuse:
                 raise UpstreamError("the server reused what it was told to compute")
             yield Piece(
                 token_ids=tokens,
@@ -419,14 +408,14 @@ class LlamaCppServer(Server):
                 return
         raise UpstreamGone("the stream ended without a reason")
 
-    def _body(self, order: Order) -> dict[str, Any]:
+    def _body(self, order: Order, place: Place) -> dict[str, Any]:
         sample = order.sample
         return {
             "prompt": list(order.token_ids),
             "n_predict": order.max_tokens,
             "stream": True,
-            "id_slot": order.slot,
-            "cache_prompt": order.may_reuse,
+            "id_slot": place.slot,
+            "cache_prompt": place.may_reuse,
             "n_cache_reuse": 0,
             "return_tokens": True,
             "return_progress": True,

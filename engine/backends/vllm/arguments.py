@@ -82,27 +82,6 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     }
 
 
-def pool_advice(max_context_tokens: int, block_size: int, num_blocks: int | None) -> str:
-    """What to set where vLLM does not start because its pool can't hold the longest request.
-
-    `num_blocks` without vLLM's null block; None is what fits into memory.
-    """
-    if num_blocks is None:
-        return (
-            "If its KV cache can't hold one request of the maximum length "
-            f"({max_context_tokens} tokens), set `max_model_len` or `gpu_memory_utilization` in "
-            "ENGINE_VLLM_ARGS"
-        )
-    num_needed = -(-max_context_tokens // block_size)
-    if num_blocks >= num_needed:
-        return ""
-    return (
-        f"{num_blocks} blocks of {block_size} tokens can't hold one request of the maximum length "
-        f"({max_context_tokens} tokens): set ENGINE_NUM_BLOCKS to {num_needed} or more, or "
-        f"`max_model_len` in ENGINE_VLLM_ARGS to {num_blocks * block_size} or less"
-    )
-
-
 def lease_shares(extra: Mapping[str, Any]) -> dict[str, float]:
     """From `kv_connector_extra_config`. Raises ValueError for one that is not from 0 to 1."""
     shares = {name: float(extra.get(name, default)) for name, default in LEASE_SHARES.items()}

@@ -14,7 +14,7 @@ from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.storing import EngineMemory
-from engine.backends.vllm.arguments import engine_arguments, pool_advice
+from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.loop import StepCounts, VllmCore, VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
@@ -127,6 +127,7 @@ class VllmBackend(EngineBackend):
             self._supervisor,
             max_waiting=settings.max_waiting,
             max_leased_blocks=int(description.num_blocks * settings.lease_share),
+            max_context_tokens=description.max_context_tokens,
         )
         workers = self._new_pool(parts.renderer, parts.worker, description)
         return Loaded(description, parts.renderer, workers, EngineMemory(cache), accounting, loop)
@@ -153,12 +154,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
         # The process that failed has printed why. A trace of this one would say nothing of it.
         if "See root cause above" not in str(error):
             raise
-        told, cache = config.cache_config.num_gpu_blocks_override, config.cache_config
-        # One is vLLM's null block.
-        num_blocks = None if told is None else told - 1
-        advice = pool_advice(config.model_config.max_model_len, cache.block_size, num_blocks)
-        said = "vLLM did not start; its own lines above say why"
-        raise StartRefused(f"{said}. {advice}" if advice else said) from error
+        raise StartRefused("vLLM did not start; its own lines above say why") from error
     progress("loading tokenizer", 0.95)
     return parts_of(llm, settings, chat_worker(settings), Path(settings.model).name, is_owner=True)
 

@@ -9,6 +9,7 @@ connector it excludes encoder-decoder models and `expandable_segments:True` of P
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -188,13 +189,14 @@ class Held(NamedTuple):
 
 def add_utilities() -> None:
     """Add the calls, once or again."""
-    calls = {
-        directive.BIND: _bind,
-        directive.SWITCH_OFF: _switch_off,
-        directive.REPORT: _report,
-        directive.RELEASE: _release,
-        directive.UNLEASE: _unlease,
-        directive.LOSSES: _losses,
+    to_builtins = msgspec.to_builtins
+    calls: dict[str, Callable[..., Any]] = {
+        directive.BIND: lambda core, token: _running(core).tracker.bind(token),
+        directive.SWITCH_OFF: lambda core, reason: find_connector(core).switch.turn_off(reason),
+        directive.REPORT: lambda core, of: to_builtins(_running(core).tracker.report(of)),
+        directive.RELEASE: lambda core, keys: _running(core).leases.release(keys),
+        directive.UNLEASE: lambda core, keys: _running(core).leases.unlease(keys),
+        directive.LOSSES: lambda core: to_builtins(_running(core).leases.take_losses()),
         directive.CORE_STATS: _core_stats,
     }
     for name, call in calls.items():
@@ -217,33 +219,9 @@ def _running(core: Any) -> Held:
     return found
 
 
-def _bind(self: Any, token: str) -> None:
-    _running(self).tracker.bind(token)
-
-
-def _switch_off(self: Any, reason: str) -> None:
-    find_connector(self).switch.turn_off(reason)
-
-
-def _report(self: Any, request_id: str) -> Any:
-    return msgspec.to_builtins(_running(self).tracker.report(request_id))
-
-
-def _release(self: Any, keys: list[str]) -> int:
-    return _running(self).leases.release(keys)
-
-
-def _unlease(self: Any, keys: list[str]) -> None:
-    _running(self).leases.unlease(keys)
-
-
-def _losses(self: Any) -> Any:
-    return msgspec.to_builtins(_running(self).leases.take_losses())
-
-
-def _core_stats(self: Any) -> Any:
-    leases, tracker, _ = _running(self)
-    scheduler = self.scheduler
+def _core_stats(core: Any) -> Any:
+    leases, tracker, _ = _running(core)
+    scheduler = core.scheduler
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     ours = {
         block.block_id

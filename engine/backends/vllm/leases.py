@@ -29,7 +29,7 @@ from engine.backends.vllm.directive import (
     Want,
     Watch,
 )
-from engine.backends.vllm.internals import Block, BlockPool, CacheManager, Coordinator, Request
+from engine.backends.vllm.internals import Block, CacheManager, Request
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
 from engine.cache.order import Key, Order
 from engine.schedule.request import Ranges
@@ -41,7 +41,10 @@ MAX_UNTOLD_LOSSES = 65_536
 
 @dataclass(eq=False, slots=True)
 class Hold:
-    """An entry. `hashes` are its blocks' own at the time it was made, to know them again by."""
+    """An entry. `hashes` are its blocks' own at the time it was made, to know them again by.
+
+    `is_watch`: no entry but a place that a name stands on. It is told when it is lost, and no more.
+    """
 
     key: str
     scope: str
@@ -52,6 +55,7 @@ class Hold:
     is_leased: bool = False
     claims: set[str] = field(default_factory=set)
     is_confirmed: bool = False
+    is_watch: bool = False
 
     @property
     def is_intact(self) -> bool:
@@ -91,10 +95,10 @@ class LeaseManager:
         self._protected: Counter[int] = Counter()
         self._dependents: dict[int, set[Hold]] = {}
         self._losses: deque[Loss] = deque(maxlen=MAX_UNTOLD_LOSSES)
+        self._lost_watches: dict[str, None] = {}
         self._totals: Counter[str] = Counter()
-        self.num_leases = 0
+        self.num_leases = self._num_watches = 0
         self.evicted_blocks = 0
-        self.watches = Watches(self._pool, cache.coordinator, on_reuse)
 
     # What requests do.
 
@@ -147,6 +151,35 @@ class LeaseManager:
         hold.claims.add(claim)
         return hold
 
+    def watch(self, watches: Sequence[Watch], block_hashes: Sequence[bytes]) -> None:
+        """Tell when the blocks that end these places are reused; they are ordered by length.
+
+        Nothing is held. An equal block that is left is not looked for: names are hints, and the
+        next request that has this one tells of it again.
+        """
+        new = [watch for watch in watches if self._find(watch.key) is None]
+        if not new:
+            return
+        coordinator, tokens = self._cache.coordinator, new[-1].tokens
+        hashes = list(block_hashes[: tokens // self._pool.hash_block_size])
+        groups, hit, _ = coordinator.find_longest_cache_hit(hashes, tokens)
+        size = coordinator.single_type_managers[0].block_size
+        for watch in new:
+            # The block that ends there, or the nearest in front of it that is there at all.
+            found = groups[0][: watch.tokens // size] if watch.tokens <= hit else ()
+            block = next((block for block in reversed(found) if not block.is_null), None)
+            if block is None:
+                self._lost_watches[watch.key] = None
+                continue
+            self._lost_watches.pop(watch.key, None)
+            blocks, hashed = (block,), (block.block_hash,)
+            hold = Hold(watch.key, "", watch.tokens, 0.0, blocks, hashed, is_watch=True)
+            self._holds[watch.key] = hold
+            self._num_watches += 1
+            # A reference taken and given back: the way to be told of its reuse.
+            self._pool.touch(blocks)
+            self._depend(hold)
+
     def end_claim(self, hold: Hold, claim: str, *, is_started: bool) -> None:
         """Who claimed has ended: what nobody got a token for, and nobody claims any more, goes."""
         hold.claims.discard(claim)
@@ -178,10 +211,13 @@ class LeaseManager:
         return "leased" if hold.is_leased else "best_effort"
 
     def take_losses(self) -> list[Loss]:
-        """What was lost since the last call, in order; the oldest are forgotten beyond 65,536."""
-        told = list(self._losses)
+        """What was lost since the last call, in order; the oldest are forgotten beyond 65,536.
+
+        Places that names stand on come last, without those that have come back.
+        """
+        told, self._lost_watches = [*self._losses, *map(_evicted, self._lost_watches)], {}
         self._losses.clear()
-        return told + self.watches.take_losses()
+        return told
 
     def block_states(self, ours: Collection[int]) -> dict[str, int]:
         """Every block by what holds it, and how many have more than one reference.
@@ -202,7 +238,9 @@ class LeaseManager:
             elif block.block_hash is None:
                 count["free"] += 1
             else:
-                count["best_effort" if block.block_id in self._dependents else "cached"] += 1
+                holds = self._dependents.get(block.block_id, ())
+                is_entry = any(not hold.is_watch for hold in holds)
+                count["best_effort" if is_entry else "cached"] += 1
         names = ("free", "active", "leased", "best_effort", "cached", "shared", "foreign")
         return {"total": self.total_blocks} | {name: count[name] for name in names}
 
@@ -213,7 +251,7 @@ class LeaseManager:
             "max_leased_blocks": self.max_leased_blocks,
             "protected_blocks": len(self._protected),
             "num_leases": self.num_leases,
-            "num_best_effort": len(self._holds) - self.num_leases,
+            "num_best_effort": len(self._holds) - self._num_watches - self.num_leases,
             **self._totals,
         }
 
@@ -256,8 +294,7 @@ class LeaseManager:
         self.evicted_blocks += 1
 
     def note_reuse(self, block: Block) -> None:
-        """The block gets other content: entries without a lease that stood on it end."""
-        self.watches.note_reuse(block)
+        """The block gets other content: what stood on it without a lease ends."""
         for hold in list(self._dependents.get(block.block_id, ())):
             self._remove(hold)
             self._note_loss(hold, "evicted")
@@ -353,11 +390,15 @@ class LeaseManager:
                     del self._dependents[block.block_id]
 
     def _note_loss(self, hold: Hold, reason: LossReason) -> None:
+        if hold.is_watch:
+            self._lost_watches[hold.key] = None
+            return
         self._totals[reason] += 1
         self._losses.append(Loss(key=hold.key, reason=reason))
 
     def _remove(self, hold: Hold) -> None:
         del self._holds[hold.key]
+        self._num_watches -= hold.is_watch
         if hold.is_leased:
             self._end_lease(hold)
             self._pool.free_blocks(reversed(hold.blocks))
@@ -365,103 +406,8 @@ class LeaseManager:
             self._undepend(hold)
 
 
-@dataclass(slots=True)
-class _Pending:
-    request: Request
-    watches: deque[Watch]
-
-
-class Watches:
-    """What the server's names stand on: told when a block's content is in memory no more.
-
-    A watched block is not held. An equal block that is left is not looked for: names are hints, and
-    the next request that has this one tells of it again.
-    """
-
-    def __init__(
-        self,
-        pool: BlockPool,
-        coordinator: Coordinator,
-        on_reuse: Callable[[Block], None],
-    ) -> None:
-        """`on_reuse` is the listener that calls `note_reuse`."""
-        self._pool = pool
-        self._on_reuse = on_reuse
-        self._coordinator = coordinator
-        self._pending: dict[str, _Pending] = {}
-        self._block_of: dict[str, tuple[Block, bytes | None]] = {}
-        self._keys_of: dict[int, dict[str, None]] = {}
-        self._lost: dict[str, None] = {}
-
-    def arrive(self, request: Request, directive: Directive) -> None:
-        if directive.watches:
-            watches = deque(sorted(directive.watches, key=lambda watch: watch.tokens))
-            self._pending[request.request_id] = _Pending(request, watches)
-
-    def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
-        """A step was made up: watch the blocks that it hashed."""
-        for request_id, pending in list(self._pending.items()):
-            scheduled = num_scheduled_tokens.get(request_id)
-            if scheduled is None:
-                continue
-            computed = pending.request.num_computed_tokens + scheduled
-            due: list[Watch] = []
-            while pending.watches and pending.watches[0].tokens <= computed:
-                due.append(pending.watches.popleft())
-            if due:
-                self._watch(due, pending.request.block_hashes)
-            if not pending.watches:
-                del self._pending[request_id]
-
-    def end(self, request_id: str) -> None:
-        """What it did not get to is not watched."""
-        self._pending.pop(request_id, None)
-
-    def take_losses(self) -> list[Loss]:
-        """What is gone since the last call and has not come back."""
-        lost, self._lost = self._lost, {}
-        return [Loss(key=key, reason="evicted") for key in lost]
-
-    def note_reuse(self, block: Block) -> None:
-        """vLLM hands the block out for other content, or empties its cache."""
-        for key in self._keys_of.pop(block.block_id, {}):
-            known = self._block_of.get(key)
-            if known is not None and known[0] is block:
-                del self._block_of[key]
-                self._lost[key] = None
-
-    def _watch(self, due: Sequence[Watch], block_hashes: Sequence[bytes]) -> None:
-        """Watch some places of one prompt, shortest first: they are looked up together."""
-        new = [watch for watch in due if not self._is_known(watch.key)]
-        if not new:
-            return
-        tokens = new[-1].tokens
-        hashes = list(block_hashes[: tokens // self._pool.hash_block_size])
-        groups, hit, _ = self._coordinator.find_longest_cache_hit(hashes, tokens)
-        for watch in new:
-            block = self._last_of(groups[0], watch.tokens) if watch.tokens <= hit else None
-            if block is None:
-                self._lost[watch.key] = None
-            else:
-                self._put(watch.key, block)
-                self._lost.pop(watch.key, None)
-
-    def _is_known(self, key: str) -> bool:
-        known = self._block_of.get(key)
-        return known is not None and known[0].block_hash == known[1]
-
-    def _last_of(self, blocks: Sequence[Block], tokens: int) -> Block | None:
-        """The block that ends there, or the nearest before it that is there at all."""
-        size = self._coordinator.single_type_managers[0].block_size
-        at = min(tokens // size, len(blocks))
-        return next((block for block in reversed(blocks[:at]) if not block.is_null), None)
-
-    def _put(self, key: str, block: Block) -> None:
-        self._block_of[key] = block, block.block_hash
-        self._keys_of.setdefault(block.block_id, {})[key] = None
-        # A reference taken and given back: the way to be told of its reuse.
-        self._pool.touch([block])
-        self._pool.unpin_blocks([block], self._on_reuse)
+def _evicted(key: str) -> Loss:
+    return Loss(key=key, reason="evicted")
 
 
 def _end_of(hold: Hold) -> Key | None:
@@ -491,6 +437,7 @@ class TrackedRequest:
     hit_tokens: int = 0
     read_tokens: int = 0
     num_taken: int = 0
+    num_watched: int = 0
     claims: list[Hold] = field(default_factory=list)
     made: dict[str, int] = field(default_factory=dict)
     computed: Ranges = field(default_factory=Ranges)
@@ -548,6 +495,7 @@ class RequestTracker:
             return str(error)
         state = TrackedRequest(directive, request)
         directive.wants.sort(key=lambda want: want.tokens)
+        directive.watches.sort(key=lambda watch: watch.tokens)
         self._leases.set_share(directive.scope, directive.lease_blocks)
         if directive.read is not None:
             state.protected = self._leases.protect(directive.read)
@@ -555,9 +503,7 @@ class RequestTracker:
         self._states[request.request_id] = state
         self._by_id.setdefault(directive.request_id, state)
         self._ended.pop(directive.request_id, None)
-        if directive.wants:
-            self._wanting[request.request_id] = state
-        self._leases.watches.arrive(request, directive)
+        self._want(state)
         return None
 
     def look_up(self, request_id: str, hit_tokens: int) -> None:
@@ -577,14 +523,15 @@ class RequestTracker:
             # which makes it no reuse. vLLM's own `num_cached_tokens` stays the first one's.
             hit_tokens = min(hit_tokens, state.hit_tokens)
             read_tokens = min(read_tokens, state.read_tokens)
-            self._want_again(state)
+            # Preempted before its first token: what was lost with a reset is to be held anew.
+            state.num_taken = state.num_watched = 0
+            self._want(state)
         state.hit_tokens, state.read_tokens = hit_tokens, read_tokens
         state.is_admitted = True
         self._unprotect(state)
 
     def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """A step was made up: note what it computes, and hold the wants whose blocks it hashed."""
-        self._leases.watches.schedule(num_scheduled_tokens)
         for request_id, num_scheduled in num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
@@ -600,7 +547,6 @@ class RequestTracker:
         state = self._states.pop(request_id, None)
         if state is None:
             return
-        self._leases.watches.end(request_id)
         self._wanting.pop(request_id, None)
         self._unprotect(state)
         for hold in state.claims:
@@ -680,9 +626,15 @@ class RequestTracker:
         return min(state.found_tokens, directive.read_tokens)
 
     def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
-        directive, request = state.directive, state.request
-        while state.num_taken < len(directive.wants):
-            want = directive.wants[state.num_taken]
+        directive, request, first = state.directive, state.request, state.num_watched
+        wants, watches = directive.wants, directive.watches
+        while state.num_watched < len(watches) and (
+            watches[state.num_watched].tokens <= computed_tokens
+        ):
+            state.num_watched += 1
+        self._leases.watch(watches[first : state.num_watched], request.block_hashes)
+        while state.num_taken < len(wants):
+            want = wants[state.num_taken]
             if self._leases.align(want.tokens) > computed_tokens:
                 return
             state.num_taken += 1
@@ -695,12 +647,11 @@ class RequestTracker:
                 state.made[want.key] = hold.tokens
                 if hold not in state.claims:
                     state.claims.append(hold)
-        del self._wanting[request.request_id]
+        if state.num_watched == len(watches):
+            del self._wanting[request.request_id]
 
-    def _want_again(self, state: TrackedRequest) -> None:
-        """Preempted before its first token: what was lost with a reset is to be held anew."""
-        if state.directive.wants:
-            state.num_taken = 0
+    def _want(self, state: TrackedRequest) -> None:
+        if state.directive.wants or state.directive.watches:
             self._wanting[state.request.request_id] = state
 
     def _unprotect(self, state: TrackedRequest) -> None:

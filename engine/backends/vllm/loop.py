@@ -6,14 +6,14 @@ expiries. Nothing of ours waits for a step but what has to know what it did.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import structlog
 
-from engine.backends.external import ExternalLoop
+from engine.backends.external import ExternalLoop, Order, new_order, vllm_sampling
 from engine.backends.vllm.directive import (
     BIND,
     CORE_STATS,
@@ -31,36 +31,12 @@ from engine.backends.vllm.directive import (
 from engine.backends.vllm.mirror import HeldCache
 from engine.cache.ids import Digest, TokenId
 from engine.clock import Clock, ManualClock
-from engine.protocol import Failed
+from engine.protocol import ErrorCode, Failed
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
-from engine.schedule.runner import SampleParams
 from engine.supervisor import Supervisor, trace_of
-from engine.text.formats.turn_parser import TurnParser
 
 log = structlog.get_logger()
-
-_MAX_SEED = 2**63
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What one choice asks of vLLM. `max_tokens` None is what the context leaves.
-
-    `is_seeded`: the client asked for draws that can be repeated.
-    `end_token_ids` end it, and nothing else does; `grammar` is in llguidance's form of Lark.
-    """
-
-    order_id: str
-    salt: str
-    token_ids: Sequence[TokenId]
-    sample: SampleParams
-    is_seeded: bool
-    max_tokens: int | None
-    end_token_ids: Sequence[TokenId]
-    directive: Directive
-    grammar: str | None = None
-    is_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +77,11 @@ class VllmCore:
         """End all holds for good: nobody keeps books of them any more."""
         await self._call(SWITCH_OFF, reason)
 
-    async def generate(self, order: Order) -> AsyncIterator[Output]:
+    async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
-        prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": order.salt}
+        prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": order.scope}
         try:
-            params = self._params(order)
+            params = self._params(order, directive)
             # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
             # would leave it unapplied until the model ends its thinking.
             collector = await self._llm.add_request(
@@ -164,31 +140,20 @@ class VllmCore:
     async def _call(self, name: str, *arguments: Any) -> Any:
         return await self._llm.engine_core.call_utility_async(name, *arguments)
 
-    def _params(self, order: Order) -> Any:
+    def _params(self, order: Order, directive: Directive) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        sample = order.sample
-        directive = msgspec.structs.replace(order.directive, token=self._token)
+        known = msgspec.structs.replace(directive, token=self._token)
         structured = None
         if order.grammar is not None:
             structured = StructuredOutputsParams(grammar=order.grammar)
         return SamplingParams(
-            temperature=sample.temperature,
-            top_p=sample.top_p,
-            top_k=sample.top_k if sample.top_k < self._vocabulary_size else 0,
-            seed=sample.seed % _MAX_SEED if order.is_seeded and self._takes_seeds else None,
-            presence_penalty=sample.presence_penalty,
-            frequency_penalty=sample.frequency_penalty,
-            logit_bias={t: b for t, b in sample.bias.items() if t < self._vocabulary_size} or None,
-            max_tokens=order.max_tokens,
-            # Whatever the model's files say ends a turn: we say it.
-            ignore_eos=True,
-            stop_token_ids=list(order.end_token_ids),
+            **vllm_sampling(order, self._vocabulary_size, takes_seeds=self._takes_seeds),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             structured_outputs=structured,
-            extra_args={"kv_transfer_params": {PARAM_KEY: msgspec.to_builtins(directive)}},
+            extra_args={"kv_transfer_params": {PARAM_KEY: msgspec.to_builtins(known)}},
         )
 
 
@@ -236,11 +201,13 @@ class VllmLoop(ExternalLoop):
         *,
         max_waiting: int,
         max_leased_blocks: int,
+        max_context_tokens: int,
     ) -> None:
         super().__init__(accounting, cache, clock, event_loop, supervisor, max_waiting=max_waiting)
         self._core = core
         self._counts = counts
         self._max_leased_blocks = max_leased_blocks
+        self._max_context_tokens = max_context_tokens
         # What each choice asked of the connector, and the requests whose wants are not settled.
         self._directives: dict[SequenceState, Directive] = {}
         self._wanting: dict[RequestState, Directive] = {}
@@ -257,22 +224,20 @@ class VllmLoop(ExternalLoop):
 
         The connector gives back all that it holds, since nobody knows any more what that is for.
         """
-        self._is_stopped = True
         order_ids = [self._directives[sequence].request_id for sequence in self._serving]
-        for sequence in list(self._serving):
-            if sequence in self._serving:  # else it ended with another choice of its request
-                self._end_failed(sequence)
-        await self._cancel_tasks()
+        await self.fail_all(FAILED)
         aborts = (self._core.abort(order_id) for order_id in order_ids)
         await asyncio.gather(*aborts, return_exceptions=True)
         await self._core.switch_off(reason)
 
-    def _end_failed(self, sequence: SequenceState) -> None:
+    def _fail(self, sequence: SequenceState, message: str, code: ErrorCode = "internal") -> None:
         try:
-            self._fail(sequence, FAILED)
-        except Exception as error:  # noqa: BLE001 - the books failed; the caller must hear of it
+            super()._fail(sequence, message, code)
+        except Exception as error:
+            if not self._is_stopped:
+                raise
             log.error("a request could not be closed", trace=trace_of(error))
-            sequence.request.emit(Failed(code="internal", message=FAILED))
+            sequence.request.emit(Failed(code=code, message=message))
 
     # Requests.
 
@@ -327,12 +292,13 @@ class VllmLoop(ExternalLoop):
             self._released += self._cache.let_off(directive)
 
     async def _generate(self, sequence: SequenceState) -> None:
-        is_last, order = False, _order(sequence, self._directives[sequence])
+        is_last, directive = False, self._directives[sequence]
+        order = new_order(sequence, directive.request_id, self._max_context_tokens)
         try:
-            async for output in self._core.generate(order):
+            async for output in self._core.generate(order, directive):
                 is_last = output.is_last
                 if sequence.request.started_at is None:
-                    await self._admit(sequence, output, order.directive)
+                    await self._admit(sequence, output, directive)
                 self._take(sequence, output)
                 if sequence not in self._serving:
                     break
@@ -377,9 +343,9 @@ class VllmLoop(ExternalLoop):
         if keys := [key.hex() for key in (*released, *self._cache.take_released())]:
             self._spawn(self._core.release(keys))
 
-    def _watch(self) -> None:
-        self._spawn(self._watch_losses())
-        super()._watch()
+    def start(self, on_crash: Callable[[BaseException], None]) -> None:
+        self._event_loop.call_soon_threadsafe(lambda: self._spawn(self._watch_losses()))
+        super().start(on_crash)
 
     async def _watch_losses(self) -> None:
         """Other clients of the server take blocks too, whether or not a request of ours runs.
@@ -394,22 +360,3 @@ class VllmLoop(ExternalLoop):
             self._counts.check()
             self._cache.lose(await self._core.losses())
             self._tell()
-
-
-def _order(sequence: SequenceState, directive: Directive) -> Order:
-    request, parser = sequence.request, sequence.parser
-    assert isinstance(parser, TurnParser)
-    asked = request.request.sampling.max_tokens
-    return Order(
-        order_id=directive.request_id,
-        salt=request.query.scope,
-        token_ids=request.query.tokens,
-        sample=sequence.sample,
-        is_seeded=request.request.sampling.seed is not None,
-        # vLLM has no way to compute a prompt alone: pre-warming takes one token, told to nobody.
-        max_tokens=asked if asked is None else max(asked, 1),
-        end_token_ids=sorted(parser.end_token_ids),
-        directive=directive,
-        grammar=parser.grammar,
-        is_batch=sequence.is_batch,
-    )

@@ -156,9 +156,19 @@ class HeldCache(MirrorCache):
 
         A hit that was lost on the way is none: another entry is read if what was reused covers one.
         """
-        self._check_hit(query, found, report.hit_tokens)
-        found.reused = report.hit_tokens
-        found.raced = min(found.raced, report.hit_tokens)
+        if not self._settle(query, found, reused := report.hit_tokens):
+            self.let_go(found)
+
+            def covered(tokens: int) -> Entry | None:
+                if tokens > reused:
+                    return None
+                return self.entries.find(query.digests, tokens, query.arrived_at)
+
+            hit = found.hit = longest_hit(query.segments, found.marks, covered)
+            found.read = 0 if hit is None else min(hit.tokens, reused)
+            found.miss_reason = self._miss_reason(query, found.marks, hit)
+            if found.miss_reason is None and hit is None:
+                found.miss_reason = "best_effort_evicted"
         states = {Digest(bytes.fromhex(held.key)): held.state for held in report.held}
         written = [
             mark
@@ -168,8 +178,7 @@ class HeldCache(MirrorCache):
         self._unwritten = {mark.segment for mark in found.marks if mark not in written}
         found.marks = written
         self.entries.learn(report.held)
-        table.blocks = list(self.pool.mirror(query.digests))
-        table.num_tokens = len(query.tokens)
+        self._mirror(query, table)
 
     def lose(self, losses: Sequence[Loss]) -> None:
         """What the connector lost, in its order."""
@@ -178,30 +187,6 @@ class HeldCache(MirrorCache):
                 self.pool.lose(Digest(bytes.fromhex(loss.key.removeprefix(_WATCH))))
             else:
                 self.entries.lose(Digest(bytes.fromhex(loss.key)), loss)
-
-    # Inside.
-
-    def _check_hit(self, query: CacheQuery, found: Found, reused: int) -> None:
-        size = self.pool.block_size
-        usable = (len(query.tokens) - 1) // size * size
-        hit = found.hit
-        if hit is None:
-            found.read = 0
-            return
-        if reused < min(hit.tokens, usable):
-            now = query.arrived_at
-            self.let_go(found)
-            found.hit = longest_hit(
-                query.segments,
-                found.marks,
-                lambda tokens: (
-                    self.entries.find(query.digests, tokens, now) if tokens <= reused else None
-                ),
-            )
-            found.miss_reason = self._miss_reason(query, found.marks, found.hit)
-            if found.miss_reason is None and found.hit is None:
-                found.miss_reason = "best_effort_evicted"
-        found.read = 0 if found.hit is None else min(found.hit.tokens, reused)
 
     def _idle(self, keys: Iterable[Digest]) -> list[Digest]:
         return [key for key in keys if not self._wanted[key] and self.entries.get(key) is None]

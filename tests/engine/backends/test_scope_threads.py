@@ -1,6 +1,7 @@
 """Work of one scope runs one piece after another, beside that of other scopes."""
 
 import asyncio
+import gc
 import threading
 from contextlib import suppress
 
@@ -29,6 +30,7 @@ def test_a_scope_with_much_work_leaves_a_thread_to_others() -> None:
         goes_on.set()
         assert await asyncio.gather(*many) == [True] * 8
         await asyncio.sleep(0)
+        gc.collect()
         assert not threads._locks
         threads.close()
 
@@ -59,6 +61,7 @@ def test_work_whose_client_left_keeps_its_turn_until_it_ends() -> None:
         await asyncio.wait_for(last, SECONDS)
         assert order == ["first", "last"]
         await asyncio.sleep(0)
+        gc.collect()
         assert not threads._locks
         threads.close()
 

@@ -106,6 +106,7 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
         supervisor,
         max_waiting=1,
         max_leased_blocks=4,
+        max_context_tokens=1024,
     )
 
 

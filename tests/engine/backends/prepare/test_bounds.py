@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from engine.backends.prepare.checks import check_schemas
-from engine.backends.prepare.prepared import Refused, RequestLimits
-from engine.backends.prepare.preparer import Preparer
+from engine.backends.prepare.prepared import Refused
+from engine.backends.prepare.preparer import GRAMMAR_SECONDS, Preparer
 from engine.errors import SchemaRefused
 from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
 from tests.engine.backends.looped import SCOPE, description, prompt, request
@@ -41,7 +41,7 @@ def chain(length: int, form: Any) -> Schema:
 
 
 def check(schema: Schema) -> None:
-    check_schemas([("output_schema", schema)], RequestLimits())
+    check_schemas([("output_schema", schema)])
 
 
 @cache
@@ -58,17 +58,19 @@ def deepest(form: str) -> int:
     return 99 + bisect(range(100, 1600), False, key=is_refused)
 
 
-def preparer(**limits: Any) -> Preparer:
+def preparer(grammar_seconds: float = GRAMMAR_SECONDS) -> Preparer:
     described = description(
         max_context_tokens=16_384,
         longest_token_bytes=93,
         capabilities=["tools", "forced_tools", "structured_output"],
     )
-    return Preparer(demo_renderer(), described, RequestLimits(**limits))
+    return Preparer(demo_renderer(), described, grammar_seconds)
 
 
-def refusal(asked: GenerateRequest | CountRequest, **limits: Any) -> Refused | None:
-    of, body = preparer(**limits), msgspec.json.encode(asked)
+def refusal(
+    asked: GenerateRequest | CountRequest, grammar_seconds: float = GRAMMAR_SECONDS
+) -> Refused | None:
+    of, body = preparer(grammar_seconds), msgspec.json.encode(asked)
     answer = of.generate(body) if isinstance(asked, GenerateRequest) else of.count(body)
     return answer if isinstance(answer, Refused) else None
 

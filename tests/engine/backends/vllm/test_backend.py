@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from engine.backends.external import Order
 from engine.backends.vllm.backend import VllmBackend, VllmParts
 from engine.backends.vllm.directive import CoreStats, Directive, Held, Loss, LossReason, Report
-from engine.backends.vllm.loop import Order, Output, StepCounts, VllmCore
+from engine.backends.vllm.loop import Output, StepCounts, VllmCore
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
 from engine.errors import DuplicateRequest
@@ -63,13 +64,13 @@ class ScriptedCore(VllmCore):
     async def bind(self) -> None:
         pass
 
-    async def generate(self, order: Order) -> AsyncIterator[Output]:
+    async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         if self.prefills:
             self.calls.append("generate")
             await asyncio.sleep(3600)
         hit = self.reusable(order.token_ids)
         self.prompts.append(list(order.token_ids))
-        self._reports[order.order_id] = self._report(order.directive, hit)
+        self._reports[order.order_id] = self._report(directive, hit)
         encoded = renderer(MODEL).tokenizer.encode(self.text, add_special_tokens=False).ids
         sampled = [*encoded, order.end_token_ids[0]]
         for index, token in enumerate(sampled):

@@ -6,13 +6,14 @@ Time is numbers here: what expires does so because the test, as the server would
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
 from engine.backends.vllm.directive import Directive, Watch
-from engine.backends.vllm.leases import Watches
+from engine.backends.vllm.leases import LeaseManager, RequestTracker
 from tests.engine.backends.vllm.conftest import Make
 from tests.engine.backends.vllm.simulator import BLOCK, tokens_of
 
@@ -219,30 +220,44 @@ def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk() -> None:
         return (blocks[: len(hashes)],), len(hashes) * size, None
 
     coordinator: Any = SimpleNamespace(
-        find_longest_cache_hit=find, single_type_managers=[SimpleNamespace(block_size=size)]
+        find_longest_cache_hit=find,
+        single_type_managers=[SimpleNamespace(block_size=size)],
+        scheduler_block_size=size,
     )
     watched: list[int] = []
     pool: Any = SimpleNamespace(
         hash_block_size=size,
+        num_gpu_blocks=num_blocks + 1,
         touch=lambda found: watched.append(found[0].block_id),
         unpin_blocks=lambda _blocks, _listener: None,
     )
-    watches = Watches(pool, coordinator, lambda _block: None)
-    request: Any = SimpleNamespace(
-        request_id="r", num_computed_tokens=0, block_hashes=[b.block_hash for b in blocks]
+    cache: Any = SimpleNamespace(block_pool=pool, coordinator=coordinator)
+    leases = LeaseManager(
+        cache, lease_share=0.5, scope_lease_share=0.5, on_reuse=lambda _block: None
     )
+    tracker = RequestTracker(leases)
+    tracker.bind("token")
     offsets = [size * 8 * (n + 1) for n in range(512)]
-    directive = Directive(
+    asked = Directive(
         request_id="r",
         scope="s",
         wants=[],
+        token="token",
         watches=[Watch(key=f"name:{n}", tokens=n) for n in offsets],
     )
-    watches.arrive(request, directive)
-    watches.schedule({"r": num_blocks * size})
+    request: Any = SimpleNamespace(
+        request_id="r",
+        num_computed_tokens=0,
+        num_output_tokens=0,
+        num_prompt_tokens=num_blocks * size,
+        block_hashes=[b.block_hash for b in blocks],
+        kv_transfer_params={directive.PARAM_KEY: msgspec.to_builtins(asked)},
+    )
+    assert tracker.arrive(request) is None
+    tracker.schedule({"r": num_blocks * size})
     assert watched == [offset // size - 1 for offset in offsets]
     assert walked == num_blocks, "each block of the prompt once, not once a name"
-    assert watches.take_losses() == []
+    assert leases.take_losses() == []
 
 
 def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(make: Make) -> None:

@@ -20,7 +20,7 @@ import prometheus_client
 
 from engine.backends.vllm import directive
 from engine.backends.vllm.connector import HoldfastConnector
-from engine.backends.vllm.leases import LeaseManager, RequestTracker, Watches
+from engine.backends.vllm.leases import LeaseManager, RequestTracker
 from engine.backends.vllm.loop import StepCounts
 from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStatLogger
 from engine.backends.vllm.switch import SwitchedOff
@@ -28,12 +28,11 @@ from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 from tests.faults.forgery import forged
 
 PREFIX = tokens_of("prefix", 400)
-PARTS = {"tracker": RequestTracker, "leases": LeaseManager, "watches": Watches}
+PARTS = {"tracker": RequestTracker, "leases": LeaseManager}
 # What our server asks through vLLM, which gives the caller the error, and what ends our part.
 ASKED = {
     "tracker": {"bind", "report"},
     "leases": {"release", "unlease", "state", "take_losses", "block_states", "abandon"},
-    "watches": {"take_losses"},
 }
 # Errors of these end vLLM's start, as its operator must see.
 AT_START = {
@@ -95,7 +94,7 @@ def test_vllm_goes_on_when_a_part_of_ours_fails(
     sim = Simulator(llama, window=window, num_blocks=65, max_len=1024)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0), ("other", 96, 20.0)])
     assert sim.stats().leased_blocks
-    parts = {"tracker": sim.tracker, "leases": sim.leases, "watches": sim.leases.watches}
+    parts = {"tracker": sim.tracker, "leases": sim.leases}
     monkeypatch.setattr(parts[owner], name, _fail)
     sim.add("reader", PREFIX, read=("entry", 320), wants=[("more", 384, 30.0)])
     sim.drain()
