@@ -115,11 +115,6 @@ _STORE_PRESENT: _Table = (
     ("store_entries", "entries", "Entries that outlive a restart"),
     ("store_pending_entries", "pending_entries", "Entries not yet written"),
     ("store_queued_bytes", "queued_bytes", "Bytes that wait to be written"),
-    (
-        "store_clock_moved_seconds",
-        "clock_moved_seconds",
-        "How far the wall clock was moved before the start",
-    ),
 )
 _STORE_WORK: _Table = (
     ("store_written_bytes", "written_bytes", "Bytes of blocks written"),

@@ -1,6 +1,7 @@
 """The composition of an engine's memory: pool, tiers, entries, and the store on disk if any."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from engine.store.files import (
     header_bytes,
     open_member,
 )
-from engine.store.journal import End, Heads, SystemWallClock, WallClock, replay, restore
+from engine.store.journal import End, Heads, replay, restore
 from engine.store.peers import Peers, PeerWork
 from engine.store.store import DiskStore, StoreBounds, StoreThreads
 
@@ -126,11 +127,11 @@ def new_memory(
     parts: Parts,
     description: Description,
     clock: Clock,
-    wall: WallClock | None = None,
+    wall: Callable[[], float] = time.time,
 ) -> EngineMemory:
     """Compose pool, tiers and entries. An engine whose store can't be used runs without.
 
-    `wall`: the time that goes on while no engine runs. None is the machine's.
+    `wall`: the time that goes on while no engine runs, in seconds since 1970.
 
     Raises StartRefused where the engine's role needs the store.
     """
@@ -169,7 +170,6 @@ def new_memory(
     cache = PrefixCache(pool, entries, hasher, host, tier, peers)
     if plan is None:
         return EngineMemory(cache, refused=refused)
-    wall = wall or SystemWallClock()
     store = _open_store(plan, settings, cache, hasher, parts, description.epoch, clock, wall)
     return EngineMemory(cache, store)
 
@@ -182,7 +182,7 @@ def _open_store(
     parts: Parts,
     epoch: str,
     clock: Clock,
-    wall: WallClock,
+    wall: Callable[[], float],
 ) -> OpenStore:
     """Take the journal's entries back, and start the threads."""
     assert cache.store is not None
@@ -192,12 +192,10 @@ def _open_store(
     threads = StoreThreads(directory, reader)
     told = replay(_journal_lines(directory), plan.model.hex(), keys)
     heads = Heads(keys, threads.head)
-    restored = restore(told, cache.entries, hasher, heads, clock.now(), wall.moment())
+    restored = restore(told, cache.entries, hasher, heads, clock.now(), wall())
     if directory.lacks_journal:
         log.warning("the store's journal is gone: what it has is reused, and nothing is leased")
         restored.count("journal_missing")
-    if restored.moved_seconds:
-        log.warning("the wall clock was moved", seconds=round(restored.moved_seconds, 3))
     log.info(
         "store opened",
         blocks=plan.num_blocks,

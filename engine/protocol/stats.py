@@ -123,8 +123,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     ended before, or found no room.
     `misses` counts files and journal lines that were not what they must be, by reason.
     Of the leases that the journal told as live, `restored_leases` are readable again and
-    `lost_leases` are not. `clock_moved_seconds` is how far the wall clock was moved between the
-    epochs.
+    `lost_leases` are not.
     """
 
     is_up: bool
@@ -147,7 +146,6 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     restored_leases: int = 0
     lost_leases: int = 0
     failed_writes: int = 0
-    clock_moved_seconds: float = 0.0
     peer_blocks: int = 0
     peer_read_bytes: int = 0
     misses: dict[str, int] = {}

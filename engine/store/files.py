@@ -31,12 +31,11 @@ import secrets
 import shutil
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar
 
 from xxhash import xxh3_128_digest
 
@@ -44,6 +43,8 @@ from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import Digest
 from engine.cache.store_tier import BlockKey, Payload
 from engine.protocol import StoreRefusal
+
+T = TypeVar("T")
 
 SECRET_BYTES = 32
 FINGERPRINT_BYTES = 16
@@ -76,7 +77,6 @@ Damage = Literal[
 """Why a file is no block: it is gone, can't be read, has another length, begins with other bytes,
 is of another version, was changed or is of another installation, is of another model, stands under
 another's name, or has other tokens than were asked for."""
-DAMAGES: tuple[Damage, ...] = get_args(Damage)
 
 
 class Damaged(Exception):
@@ -108,31 +108,21 @@ class StoreRefused(Exception):
 
 
 class StoreKeys:
-    """Keys that follow from one secret. None of them tells another."""
+    """Keys that follow from one secret. None of them tells another.
+
+    `chain` is that of chain digests, `seal` that of checksums: a file of another installation has
+    none that is right.
+    """
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-
-    @cached_property
-    def chain(self) -> bytes:
-        """The key of chain digests: the same after a restart."""
-        return self._derive(b"chain")
-
-    @cached_property
-    def seal(self) -> bytes:
-        """The key of checksums, so that a file of another installation has none that is right."""
-        return self._derive(b"seal")
+        self.chain, self.seal, self._names = (
+            blake2b(b"", key=secret, digest_size=32, person=use).digest()
+            for use in (b"chain", b"seal", b"name")
+        )
 
     def name_of(self, digest: bytes) -> str:
         """The file name for a chain digest. It tells nothing of content, scope or order."""
         return blake2b(digest, key=self._names, digest_size=16).hexdigest()
-
-    @cached_property
-    def _names(self) -> bytes:
-        return self._derive(b"name")
-
-    def _derive(self, use: bytes) -> bytes:
-        return blake2b(b"", key=self._secret, digest_size=32, person=use).digest()
 
 
 def fingerprint(facts: Mapping[str, str]) -> bytes:
@@ -229,33 +219,38 @@ class BlockReader(NamedTuple):
 
     def head(self, root: Path, name: str) -> BlockKey | Missed:
         """The key in the header of a file of the directory `root`, or why there is none."""
-        try:
+
+        def look() -> BlockKey:
             data, size = _read_block(root, name, _HEAD_BYTES)
             return decode_header(data, name, size, self.model, self.keys)
-        except FileNotFoundError:
-            return Missed(name, "missing")
-        except OSError:
-            return Missed(name, "unreadable")
-        except Damaged as damaged:
-            return Missed(name, damaged.reason)
+
+        return _or_missed(name, look)
 
     def read(self, root: Path, key: BlockKey) -> Arrived | Missed:
         """The payload of a whole file of this key, or why there is none."""
-        limit = self.payload_bytes + _HEAD_BYTES
-        try:
+
+        def look() -> Arrived:
+            limit = self.payload_bytes + _HEAD_BYTES
             data, size = _read_block(root, key.name, limit)
             if size > limit:
                 raise Damaged("short")
             payload = decode(data, key, self.model, self.keys)
             if len(payload) != self.payload_bytes:
                 raise Damaged("short")
-        except FileNotFoundError:
-            return Missed(key.name, "missing")
-        except OSError:
-            return Missed(key.name, "unreadable")
-        except Damaged as damaged:
-            return Missed(key.name, damaged.reason)
-        return Arrived(key.name, payload)
+            return Arrived(key.name, payload)
+
+        return _or_missed(key.name, look)
+
+
+def _or_missed(name: str, look: Callable[[], T]) -> T | Missed:
+    try:
+        return look()
+    except FileNotFoundError:
+        return Missed(name, "missing")
+    except OSError:
+        return Missed(name, "unreadable")
+    except Damaged as damaged:
+        return Missed(name, damaged.reason)
 
 
 # The directory. Raises OSError as files do.

@@ -2,17 +2,14 @@
 
 One sealed line a record, so that a damaged line costs its record alone. A `put` has a whole entry,
 a `touch` its times and lease, and an `end` says that the entry is gone. A record has the seconds
-that were left, and the moment at which they were left: by the wall clock, and by the machine's own
-clock while it has not rebooted.
+that were left, and the moment at which they were left by the wall clock.
 """
 
 import hmac
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -27,77 +24,28 @@ from engine.store.files import Missed, StoreKeys
 VERSION = 1
 MAX_SECONDS = 4 * 3600.0
 """The longest that any entry's time may have left, whatever the journal says."""
-FAVOUR_SECONDS = 60.0
-AGREE_SECONDS = 1.0
 _SEAL_DIGITS = 32
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-# Time across restarts.
-
-
-class Moment(NamedTuple):
-    """`wall`: seconds since 1970. `boot`: seconds since the machine started, of `boot_id`."""
-
-    wall: float
-    boot: float
-    boot_id: str
-
-
-class WallClock(Protocol):
-    def moment(self) -> Moment: ...
-
-
-class SystemWallClock:
-    """The machine's clocks. Where it has no boot clock, every process is a boot of its own."""
-
-    def __init__(self) -> None:
-        try:
-            self._boot_id = _BOOT_ID.read_text().strip()
-        except OSError:
-            self._boot_id = f"process {time.time_ns()}"
-
-    def moment(self) -> Moment:
-        clock = getattr(time, "CLOCK_BOOTTIME", None)
-        boot = time.monotonic() if clock is None else time.clock_gettime(clock)
-        return Moment(time.time(), boot, self._boot_id)
-
-
-class Elapsed(NamedTuple):
-    """Seconds between two moments, and how far the wall clock was moved meanwhile."""
-
-    seconds: float
-    moved: float
-
-
-def elapsed(then: Moment, now: Moment) -> Elapsed:
-    """How much of a lifetime is over.
-
-    Within one boot the two clocks must agree. Where the wall clock was moved, the reading that is
-    better for the client counts, but at most FAVOUR_SECONDS of it. After a reboot there is only the
-    wall clock; one that went back counts as no time.
-    """
-    wall = now.wall - then.wall
-    if then.boot_id != now.boot_id or now.boot < then.boot:
-        return Elapsed(max(wall, 0.0), min(wall, 0.0))
-    boot = now.boot - then.boot
-    if abs(wall - boot) <= AGREE_SECONDS:
-        return Elapsed(boot, 0.0)
-    return Elapsed(max(min(wall, boot), max(wall, boot) - FAVOUR_SECONDS, 0.0), wall - boot)
 
 
 # Records.
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """The times of a `touch`. `idle` are seconds since the last use, `age` those since writing."""
+    """The times of a `touch`. `idle` are seconds since the last use, `age` those since writing.
 
-    at: Moment
+    `at` are the seconds since 1970 at which all of them were so.
+    """
+
+    at: float
     left: float
     idle: float
     age: float
     is_leased: bool
     reads: int
+
+    def seconds_since(self, wall: float) -> float:
+        """A wall clock that went back counts as no time."""
+        return max(wall - self.at, 0.0)
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
@@ -283,7 +231,6 @@ class Restored:
     num_entries: int = 0
     num_leases: int = 0
     num_lost: int = 0
-    moved_seconds: float = 0.0
     misses: dict[str, int] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
@@ -293,24 +240,22 @@ class Restored:
 
 
 def restore(
-    told: Replayed, entries: Entries, hasher: ChainHasher, heads: Heads, now: float, moment: Moment
+    told: Replayed, entries: Entries, hasher: ChainHasher, heads: Heads, now: float, wall: float
 ) -> Restored:
     """Take the entries of an earlier epoch back whose files are there.
 
-    `now` is the engine's clock, `moment` the same moment of the machine's.
+    `now` is the engine's clock, `wall` the same moment in seconds since 1970.
     """
     result = Restored()
     for reason, amount in told.damages.items():
         result.count(f"journal_{reason}", amount)
     for put in sorted(told.entries.values(), key=lambda put: (not put.times.is_leased, put.key)):
-        passed = elapsed(put.times.at, moment)
-        if abs(passed.moved) > abs(result.moved_seconds):
-            result.moved_seconds = passed.moved
-        left = min(put.times.left, MAX_SECONDS) - passed.seconds
+        passed = put.times.seconds_since(wall)
+        left = min(put.times.left, MAX_SECONDS) - passed
         is_leased = put.times.is_leased
         if left > 0:
             keys = heads.of(put)
-            entry = entry_of(put, now, left, passed.seconds, is_leased=is_leased)
+            entry = entry_of(put, now, left, passed, is_leased=is_leased)
             whole = keys if isinstance(keys, list) and is_chain(put, keys, hasher) else None
             if whole is not None and entries.restore(entry, whole):
                 result.num_entries += 1

@@ -26,9 +26,7 @@ from engine.store.journal import (
     MAX_SECONDS,
     Heads,
     Put,
-    WallClock,
     apply_line,
-    elapsed,
     entry_of,
     is_chain,
 )
@@ -232,7 +230,7 @@ class PeerWork:
         peers: Peers,
         hasher: ChainHasher,
         clock: Clock,
-        wall: WallClock,
+        wall: Callable[[], float],
     ) -> None:
         """`above`: the pools whose content is read without the store."""
         self._tier = tier
@@ -338,7 +336,7 @@ class PeerWork:
         Nothing happens if this engine has an equal one of its own, or there is no room.
         """
         put, keys = found
-        passed = elapsed(put.times.at, self._wall.moment()).seconds
+        passed = put.times.seconds_since(self._wall())
         left = min(put.times.left, MAX_SECONDS) - passed
         if left <= 0 or not is_chain(put, keys, self._hasher):
             self._known.pop(key, None)

@@ -23,13 +23,11 @@ from engine.protocol import HeldName, StoreStats
 from engine.store.files import Arrived, BlockReader, Missed, StoreDirectory, encode_header
 from engine.store.journal import (
     End,
-    Moment,
     Put,
     Record,
     Restored,
     Times,
     Touch,
-    WallClock,
     encode_line,
     replay,
 )
@@ -256,7 +254,7 @@ class DiskStore:
         *,
         epoch: str,
         clock: Clock,
-        wall: WallClock,
+        wall: Callable[[], float],
         restored: Restored,
         peers: PeerWork | None = None,
     ) -> None:
@@ -380,7 +378,6 @@ class DiskStore:
             restored_leases=restored.num_leases,
             lost_leases=restored.num_lost,
             failed_writes=self._failed_writes,
-            clock_moved_seconds=restored.moved_seconds,
             peer_blocks=self._peers.num_blocks if self._peers else 0,
             peer_read_bytes=self._peers.read_bytes if self._peers else 0,
             misses={**self._misses, **(self._peers.misses if self._peers else {})},
@@ -495,25 +492,25 @@ class DiskStore:
         if self._is_down:
             return
         if notes := self._tier.take_notes():
-            moment = self._wall.moment()
+            wall = self._wall()
             told = {
                 note.entry: Recorded(note.entry.stored, note.entry.is_leased)
                 for note in notes
                 if note.kind != "end" and note.entry.stored is not None
             }
-            number = self._threads.append([self._record(note, now, moment) for note in notes])
+            number = self._threads.append([self._record(note, now, wall) for note in notes])
             self._unrecorded.append((number, told))
         threads = self._threads
         if threads.journal_bytes > JOURNAL_GROWTH * threads.compacted_bytes + JOURNAL_SLACK:
             threads.journal_bytes = 0
             threads.compact()
 
-    def _record(self, note: Note, now: float, moment: Moment) -> Record:
+    def _record(self, note: Note, now: float, wall: float) -> Record:
         entry, key = note.entry, note.key.hex()
         if note.kind == "end" or entry.stored is None:
             return End(key=key)
         times = Times(
-            at=moment,
+            at=wall,
             left=entry.expires_at - now,
             idle=max(now - entry.used_at, 0.0),
             age=now - entry.ready_at,

@@ -18,7 +18,6 @@ from engine.cache.ids import Digest, TokenId
 from engine.clock import Clock, ManualClock
 from engine.protocol import Description, Started, StoreStats
 from engine.settings import Settings
-from engine.store.journal import Moment, WallClock
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
 
 NUM_BLOCKS = 64
@@ -41,7 +40,7 @@ class StoredEngine(Harness):
         host_blocks: int = 0,
         num_blocks: int = NUM_BLOCKS,
         is_shared: bool = False,
-        wall: WallClock | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.path = path
         self._options: dict[str, Any] = {
@@ -168,14 +167,13 @@ def read_of(sent: Sent) -> int:
 
 
 class MovedWall:
-    """A wall clock that a test moves, and the machine's own beside it."""
+    """A wall clock that a test moves."""
 
     def __init__(self) -> None:
-        self.wall, self.boot, self.boot_id = 1e9, 1e3, "boot"
+        self.wall = 1e9
 
-    def moment(self) -> Moment:
-        return Moment(self.wall, self.boot, self.boot_id)
+    def __call__(self) -> float:
+        return self.wall
 
     def go_on(self, seconds: float) -> None:
         self.wall += seconds
-        self.boot += seconds

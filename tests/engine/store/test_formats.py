@@ -1,5 +1,7 @@
 """The files of the store: whatever happens to one, it is whole or it is a miss with a reason."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,8 @@ from engine.cache.ids import Digest
 from engine.cache.store_tier import BlockKey
 from engine.protocol import HeldName
 from engine.store.files import (
-    DAMAGES,
     FORMAT,
+    Damage,
     Damaged,
     StoreKeys,
     decode,
@@ -21,14 +23,11 @@ from engine.store.files import (
     header_bytes,
 )
 from engine.store.journal import (
-    FAVOUR_SECONDS,
     End,
-    Moment,
     Put,
     Times,
     Touch,
     decode_line,
-    elapsed,
     encode_line,
     replay,
 )
@@ -57,7 +56,7 @@ def reason_of(data: bytes, key: BlockKey = KEY) -> str | None:
     try:
         assert decode(data, key, MODEL, KEYS) == PAYLOAD
     except Damaged as damaged:
-        assert damaged.reason in DAMAGES
+        assert damaged.reason in get_args(Damage)
         return damaged.reason
     return None
 
@@ -118,9 +117,7 @@ def test_names_tell_neither_content_nor_scope_nor_secret() -> None:
 
 
 def a_put(key: str = "aa", left: float = 100.0, model: str = "m") -> Put:
-    times = Times(
-        at=Moment(1000.0, 10.0, "boot"), left=left, idle=0.0, age=1.0, is_leased=True, reads=0
-    )
+    times = Times(at=1000.0, left=left, idle=0.0, age=1.0, is_leased=True, reads=0)
     return Put(
         key=key,
         model=model,
@@ -171,26 +168,3 @@ def test_lines_of_another_model_or_installation_are_none() -> None:
     assert decode_line(encode_line(a_put(), StoreKeys(bytes(32))), KEYS) is None
     told = replay([encode_line(a_put(model="other"), KEYS)], "m", KEYS)
     assert not told.entries and told.damages == {"other_model": 1}
-
-
-THEN = Moment(1_000_000.0, 500.0, "boot")
-
-
-@pytest.mark.parametrize(
-    ("now", "seconds", "is_moved"),
-    [
-        (Moment(1_000_090.0, 590.0, "boot"), 90, False),
-        (Moment(1_003_690.0, 590.0, "boot"), 3690 - FAVOUR_SECONDS, True),  # wall went on an hour
-        (Moment(1_000_120.0, 590.0, "boot"), 90, True),  # by 30 s: all in the client's favour
-        (Moment(999_000.0, 590.0, "boot"), 30, True),  # back: what the boot clock says, less 60 s
-        (Moment(1_000_090.0, 3.0, "other"), 90, False),
-        (Moment(999_000.0, 3.0, "other"), 0, True),
-        (Moment(1_000_090.0, 3.0, "boot"), 90, False),  # the same name, yet it started anew
-    ],
-)
-def test_a_clock_that_was_moved_favours_the_client_by_a_minute_at_most(
-    now: Moment, seconds: float, is_moved: bool
-) -> None:
-    passed = elapsed(THEN, now)
-    assert passed.seconds == pytest.approx(seconds)
-    assert bool(passed.moved) == is_moved
