@@ -7,7 +7,6 @@ refused as `overloaded`, since another engine may have room.
 
 import asyncio
 import os
-import signal
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -339,7 +338,6 @@ class WorkerProcess:
         """The worker's answer. Raises TooCostly where two processes ended over it or were late.
 
         What happens once may be the process's fault, so a new one prepares the request again.
-        Cancelled, it makes the worker stop; `recover` must be called before the next `run`.
         """
         for _ in range(2):
             process = await self._ready()
@@ -369,11 +367,10 @@ class WorkerProcess:
         if process is None or not self._is_asked:
             return
         try:
-            process.send_signal(signal.SIGUSR1)
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await _receive(process)
             self._is_asked = False
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ProcessLookupError):
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             await self._end()
 
     async def close(self) -> None:

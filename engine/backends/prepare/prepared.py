@@ -86,8 +86,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     is_public: bool = False
 
 
-class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
-    """The request was given up before it was prepared."""
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The answer to `Start`."""
 
 
-Answer = Prepared | Counted | Refused | Stopped
+Answer = Prepared | Counted | Refused | Ready

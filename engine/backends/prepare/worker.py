@@ -1,7 +1,7 @@
 """A worker process: `python -m engine.backends.prepare.worker`, messages on its standard pipes.
 
-It prepares one request at a time, so that none holds a lock that the engine needs. SIGUSR1 makes it
-give up the request at hand; the end of its input makes it end.
+It prepares one request at a time, so that none holds a lock that the engine needs. The end of its
+input makes it end.
 """
 
 import gc
@@ -21,8 +21,8 @@ from engine.backends.prepare.prepared import (
     LENGTH_BYTES,
     START,
     Answer,
+    Ready,
     Start,
-    Stopped,
     WorkerSpec,
 )
 from engine.backends.prepare.preparer import Preparer
@@ -39,23 +39,6 @@ _SPARE_SECONDS = 5
 """The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
 
 
-class _GivenUp(BaseException):
-    """Raised by the signal. Not an Exception: no handler on the way may take it for its own."""
-
-
-class _Interruptions:
-    """Turns the signal into `_GivenUp` while a request is being prepared, and into nothing else."""
-
-    def __init__(self) -> None:
-        self.is_working = False
-        signal.signal(signal.SIGUSR1, self._interrupt)
-
-    def _interrupt(self, _number: int, _frame: object) -> None:
-        if self.is_working:
-            self.is_working = False
-            raise _GivenUp
-
-
 def main() -> int:
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Whatever prints must not get between the answers.
@@ -65,7 +48,6 @@ def main() -> int:
     # can't start a process in a group of its own.
     os.setpgid(0, 0)
     os.nice(NICENESS)
-    interruptions = _Interruptions()
     first = _read(source)
     if first is None or first[0] != START:
         return 1
@@ -76,7 +58,7 @@ def main() -> int:
     gc.freeze()
     _bound_memory(start.memory_bytes)
     _bound_stack()
-    _write(target, Stopped())  # ready
+    _write(target, Ready())
     days: KnownDays | None = None
     while (message := _read(source)) is not None:
         kind, body = message
@@ -85,14 +67,7 @@ def main() -> int:
             continue
         work = preparer.generate if kind == GENERATE else preparer.count
         signal.alarm(int(start.seconds) + _SPARE_SECONDS)
-        answer: Answer = Stopped()
-        try:
-            interruptions.is_working = True
-            answer = work(body, days)
-            interruptions.is_working = False
-        except _GivenUp:
-            pass
-        _write(target, answer)
+        _write(target, work(body, days))
         signal.alarm(0)
     return 0
 

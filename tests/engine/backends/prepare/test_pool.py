@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.backends.prepare.pool import PreparePool
-from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Refused, Stopped
+from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Ready, Refused
 from engine.errors import Overloaded, PromptTooLong, SchemaRefused, TooCostly
 from engine.text.rendered import KnownDays
 
@@ -65,7 +65,7 @@ class Worker:
         self.is_busy = True
         await self._bench.gates[scope].wait()
         self.is_busy = False
-        return Stopped()
+        return Ready()
 
     async def recover(self) -> None:
         self.num_recovered += 1
