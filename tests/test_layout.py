@@ -31,7 +31,7 @@ BUDGETS: dict[str, int] = {
     "dashboard/ui": 1033,
     "dashboard/views": 3588,
     "engine": 1299,
-    "engine/backends": 7409,
+    "engine/backends": 7389,
     "engine/cache": 3304,
     "engine/compute": 2556,
     "engine/mount": 351,

@@ -14,7 +14,6 @@ from engine.protocol import (
     Delta,
     FinishReason,
     GenerateRequest,
-    Message,
     Prompt,
     TextDelta,
     TextPart,
@@ -50,7 +49,24 @@ def chat_messages(prompt: Prompt) -> list[dict[str, Any]]:
         system = SEPARATOR.join(part.text for part in prompt.system)
         messages.append({"role": "system", "content": system})
     for message in prompt.messages:
-        messages += _messages_of(message)
+        texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+        messages += [
+            {"role": "tool", "tool_call_id": part.tool_use_id, "content": part.text}
+            for part in message.parts
+            if isinstance(part, ToolResultPart)
+        ]
+        calls = [
+            {
+                "id": part.id,
+                "type": "function",
+                "function": {"name": part.name, "arguments": json.dumps(part.input)},
+            }
+            for part in message.parts
+            if isinstance(part, ToolUsePart)
+        ]
+        if texts or calls:
+            told: dict[str, Any] = {"role": message.role, "content": SEPARATOR.join(texts) or None}
+            messages.append(told | ({"tool_calls": calls} if calls else {}))
     return messages
 
 
@@ -62,28 +78,6 @@ def chat_tools(request: GenerateRequest) -> dict[str, Any]:
         for t in request.prompt.tools
     ]
     return {"tools": [{"type": "function", "function": function} for function in functions]}
-
-
-def _messages_of(message: Message) -> list[dict[str, Any]]:
-    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
-    built: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": part.tool_use_id, "content": part.text}
-        for part in message.parts
-        if isinstance(part, ToolResultPart)
-    ]
-    calls = [
-        {
-            "id": part.id,
-            "type": "function",
-            "function": {"name": part.name, "arguments": json.dumps(part.input)},
-        }
-        for part in message.parts
-        if isinstance(part, ToolUsePart)
-    ]
-    if texts or calls:
-        told: dict[str, Any] = {"role": message.role, "content": SEPARATOR.join(texts) or None}
-        built.append(told | ({"tool_calls": calls} if calls else {}))
-    return built
 
 
 class ChatParser:
