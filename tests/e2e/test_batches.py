@@ -6,28 +6,34 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic, BadRequestError, NotFoundError
+from anthropic import Anthropic, BadRequestError, NotFoundError, RateLimitError
 from anthropic.types.messages import MessageBatch
 
-from scripts.stack import API_HEADERS, API_KEY, serving_engine, serving_gateway
+from scripts.stack import ADMIN_KEY, API_HEADERS, API_KEY, serving_engine, serving_gateway
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
-ADMIN = "hf-admin-for-tests-00000000000000"
 RULES = "Rules of the house: nobody sleeps on the stairs. " * 150
 FAST = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": "0"}
 SLOW = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": "40"}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data = tmp_path_factory.mktemp("batches")
-    with (
-        serving_engine("synthetic", FAST) as engine,
-        serving_gateway(data, [engine.url]) as gateway,
-    ):
-        gateway.wait()
-        yield gateway.url
+def fast() -> Iterator[str]:
+    with serving_engine("synthetic", FAST) as engine:
+        yield engine.wait().url
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[str]:
+    with serving_engine("synthetic", SLOW) as engine:
+        yield engine.wait().url
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, fast: str) -> Iterator[str]:
+    with serving_gateway(tmp_path_factory.mktemp("batches"), [fast]) as gateway:
+        yield gateway.wait().url
 
 
 def sdk_at(url: str, key: str = API_KEY) -> Anthropic:
@@ -52,7 +58,7 @@ def ended(sdk: Anthropic, batch: MessageBatch) -> MessageBatch:
 
 
 def turns_of(url: str, wanted: set[str]) -> dict[str, Any]:
-    found = {turn["id"]: turn for turn in Admin(url, ADMIN).get("turns?limit=100")}
+    found = {turn["id"]: turn for turn in Admin(url, ADMIN_KEY).get("turns?limit=100")}
     return {name: found[name] for name in wanted & found.keys()}
 
 
@@ -94,7 +100,7 @@ def test_a_row_that_can_not_be_read_is_an_error_of_its_own(url: str) -> None:
 
 
 def test_batches_are_listed_found_and_deleted_by_their_workspace_only(url: str) -> None:
-    admin = Admin(url, ADMIN)
+    admin = Admin(url, ADMIN_KEY)
     admin.workspace("stranger")
     _, key = admin.make_key("stranger")
     with sdk_at(url) as sdk, sdk_at(url, key) as stranger:
@@ -112,71 +118,95 @@ def test_batches_are_listed_found_and_deleted_by_their_workspace_only(url: str) 
             sdk.messages.batches.retrieve(made[0].id)
 
 
-@pytest.mark.parametrize(
-    "body, field",
-    [
+def test_a_batch_that_is_none_is_a_400_that_names_the_field(url: str) -> None:
+    row = {"custom_id": "a", "params": {}}
+    for body, field in (
         ({}, "body"),
         ({"requests": []}, "requests"),
-        ({"requests": [{"custom_id": "a b", "params": {}}]}, "requests.0.custom_id"),
-        ({"requests": [{"custom_id": "a", "params": {}}] * 2}, "requests.1.custom_id"),
+        ({"requests": [{**row, "custom_id": "a b"}]}, "requests.0.custom_id"),
+        ({"requests": [row] * 2}, "requests.1.custom_id"),
         ({"requests": [{"custom_id": "a"}]}, "requests[0]"),
-    ],
-)
-def test_a_batch_that_is_none_is_a_400_that_names_the_field(
-    url: str, body: dict[str, Any], field: str
-) -> None:
-    reply = httpx.post(f"{url}/v1/messages/batches", json=body, headers=API_HEADERS, timeout=120)
-    assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["message"].startswith(field), reply.text
+    ):
+        made = f"{url}/v1/messages/batches"
+        reply = httpx.post(made, json=body, headers=API_HEADERS, timeout=120)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["message"].startswith(field), reply.text
 
 
-def test_a_batch_survives_a_killed_gateway_and_can_be_cancelled(tmp_path: Path) -> None:
-    with serving_engine("synthetic", SLOW) as engine:
-        with serving_gateway(tmp_path, [engine.url]) as gateway:
-            gateway.wait()
-            with sdk_at(gateway.url) as sdk:
-                rows = [row(f"r{n}", "kill", max_tokens=10) for n in range(200)]
-                batch = sdk.messages.batches.create(requests=rows)
-
-                def counts() -> Any:
-                    return sdk.messages.batches.retrieve(batch.id).request_counts
-
-                eventually(lambda: counts().succeeded >= 5)
-                with pytest.raises(BadRequestError):
-                    sdk.messages.batches.delete(batch.id)
-                before = counts().succeeded
-            gateway.process.kill()
-            gateway.process.wait()
-        with serving_gateway(tmp_path, [engine.url]) as gateway:
-            gateway.wait()
-            with sdk_at(gateway.url) as sdk:
-                found = sdk.messages.batches.retrieve(batch.id).request_counts
-                assert found.succeeded >= before
-                eventually(lambda: counts_of(sdk, batch).succeeded > found.succeeded)
-                assert sdk.messages.batches.cancel(batch.id).processing_status == "canceling"
-                last = ended(sdk, batch)
-                counted = last.request_counts
-                assert counted.canceled > 0
-                assert counted.canceled + counted.succeeded == 200
-                lines = [r.result.type for r in sdk.messages.batches.results(batch.id)]
-                assert lines.count("succeeded") == counted.succeeded
-                assert lines.count("canceled") == counted.canceled
+def test_a_batch_survives_a_killed_gateway_and_can_be_cancelled(tmp_path: Path, slow: str) -> None:
+    with serving_gateway(tmp_path, [slow]) as gateway:
+        with sdk_at(gateway.wait().url) as sdk:
+            rows = [row(f"r{n}", "kill", max_tokens=10) for n in range(150)]
+            batch = sdk.messages.batches.create(requests=rows)
+            eventually(lambda: counts_of(sdk, batch).succeeded >= 5)
+            with pytest.raises(BadRequestError):
+                sdk.messages.batches.delete(batch.id)
+            before = counts_of(sdk, batch).succeeded
+        gateway.process.kill()
+        gateway.process.wait()
+    with serving_gateway(tmp_path, [slow]) as gateway, sdk_at(gateway.wait().url) as sdk:
+        found = counts_of(sdk, batch)
+        assert found.succeeded >= before
+        eventually(lambda: counts_of(sdk, batch).succeeded > found.succeeded)
+        assert sdk.messages.batches.cancel(batch.id).processing_status == "canceling"
+        counted = ended(sdk, batch).request_counts
+        assert counted.canceled > 0
+        assert counted.canceled + counted.succeeded == 150
+        lines = [r.result.type for r in sdk.messages.batches.results(batch.id)]
+        assert lines.count("succeeded") == counted.succeeded
+        assert lines.count("canceled") == counted.canceled
 
 
 def counts_of(sdk: Anthropic, batch: MessageBatch) -> Any:
     return sdk.messages.batches.retrieve(batch.id).request_counts
 
 
-def test_rows_that_have_not_run_in_time_expire(tmp_path: Path) -> None:
+def test_rows_that_have_not_run_in_time_expire(tmp_path: Path, slow: str) -> None:
     settings = {"HOLDFAST_TUNING": '{"batch_seconds": 1}', "HOLDFAST_BATCH_CONCURRENCY": "1"}
     with (
-        serving_engine("synthetic", SLOW) as engine,
-        serving_gateway(tmp_path, [engine.url], settings) as gateway,
+        serving_gateway(tmp_path, [slow], settings) as gateway,
+        sdk_at(gateway.wait().url) as sdk,
     ):
-        gateway.wait()
-        with sdk_at(gateway.url) as sdk:
-            rows = [row(f"r{n}", f"late {n}", max_tokens=20) for n in range(300)]
-            last = ended(sdk, sdk.messages.batches.create(requests=rows))
-            kinds = [r.result.type for r in sdk.messages.batches.results(last.id)]
+        rows = [row(f"r{n}", f"late {n}", max_tokens=20) for n in range(80)]
+        last = ended(sdk, sdk.messages.batches.create(requests=rows))
+        kinds = [r.result.type for r in sdk.messages.batches.results(last.id)]
     assert last.request_counts.expired == kinds.count("expired") > 0
-    assert len(kinds) == 300
+    assert len(kinds) == 80
+
+
+def test_rows_that_are_refused_for_now_keep_no_other_workspace_out(
+    tmp_path: Path, fast: str
+) -> None:
+    """One workspace's rows run at five a minute, so its batches last longer than this test."""
+    settings = {"HOLDFAST_BATCH_CONCURRENCY": "2"}
+    with serving_gateway(tmp_path, [fast], settings) as gateway:
+        admin = Admin(gateway.wait().url, ADMIN_KEY)
+        admin.workspace("limited", requests_per_minute=5)
+        admin.workspace("free")
+        keys = [admin.make_key(workspace)[1] for workspace in ("limited", "free")]
+        with sdk_at(gateway.url, keys[0]) as limited, sdk_at(gateway.url, keys[1]) as free:
+            many = [row(f"r{number}", f"limited {number % 3}") for number in range(100)]
+            first, *_ = [limited.messages.batches.create(requests=many) for _ in range(3)]
+            eventually(lambda: counts_of(limited, first).succeeded >= 2)
+            few = [row(f"r{number}", "free") for number in range(20)]
+            last = ended(free, free.messages.batches.create(requests=few))
+            assert last.request_counts.succeeded == 20
+            assert counts_of(limited, first).processing > 0
+            # The workspace's rows wait for its limit, and none is an error.
+            assert counts_of(limited, first).errored == 0
+
+
+def test_a_batch_too_many_is_refused_in_words_until_another_ends(tmp_path: Path, slow: str) -> None:
+    with (
+        serving_gateway(tmp_path, [slow], {"HOLDFAST_TUNING": '{"batches": 3}'}) as gateway,
+        sdk_at(gateway.wait().url) as sdk,
+    ):
+        rows = [row(f"r{number}", "many", max_tokens=50) for number in range(100)]
+        made = [sdk.messages.batches.create(requests=rows) for _ in range(3)]
+        with pytest.raises(RateLimitError, match="limit of 3 batches that have not ended"):
+            sdk.messages.batches.create(requests=rows)
+        # The third waits for the two others, and yet ends at once when it is cancelled.
+        sdk.messages.batches.cancel(made[2].id)
+        assert ended(sdk, made[2]).request_counts.canceled == 100
+        assert counts_of(sdk, made[0]).processing > 0
+        sdk.messages.batches.create(requests=rows)

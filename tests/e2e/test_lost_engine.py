@@ -6,7 +6,7 @@ again.
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,20 +77,35 @@ def rows(data: Path, fleet: Fleet) -> list[dict[str, Any]]:
     return ledger_rows(f"sqlite:///{data / 'gateway-0' / 'ledger.db'}")
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Path]]:
+    data = tmp_path_factory.mktemp("lost")
+    with running_fleet(data, 1, 1, SLOW, GATEWAY) as fleet:
+        yield fleet, data
+
+
+@pytest.fixture
+def fleet(shared: tuple[Fleet, Path]) -> Fleet:
+    """The module's, its engine a new and slow one."""
+    running, _ = shared
+    running.kill(0)
+    running.restart(0)
+    eventually(lambda: running.gateways[0].engine("engine-0")["status"] == "ready", WAIT_SECONDS)
+    return running
+
+
 def test_turns_cut_before_their_first_byte_go_on_at_the_engines_next_process(
-    tmp_path: Path,
+    fleet: Fleet, shared: tuple[Fleet, Path]
 ) -> None:
-    with (
-        running_fleet(tmp_path, 1, 1, SLOW, GATEWAY) as fleet,
-        ThreadPoolExecutor() as pool,
-    ):
+    with ThreadPoolExecutor() as pool:
+        before = {row["id"] for row in rows(shared[1], fleet)}
         asking = Asking(fleet, pool)
         fleet.kill(0)
         fleet.restart(0, QUICK)
         for reply in asking.replies():
             assert reply.status_code == 200, reply.text
             assert '"error"' not in reply.text and "event: error" not in reply.text
-        found = rows(tmp_path, fleet)
+        found = [row for row in rows(shared[1], fleet) if row["id"] not in before]
         eventually(lambda: fleet.stats(0)["unacknowledged"] == 0, WAIT_SECONDS)
         stats = fleet.stats(0)
     assert len(found) == len(asking.answers)
@@ -120,19 +135,15 @@ def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Pat
     assert sum(row[name] for row in found for name in CLASSES) == 0
 
 
-def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(tmp_path: Path) -> None:
-    with (
-        running_fleet(tmp_path, 1, 1, SLOW, GATEWAY) as fleet,
-        ThreadPoolExecutor() as pool,
-    ):
-        url = fleet.gateways[0].url
-        body = {"model": "synthetic", "messages": [{"role": "user", "content": "How long?"}]}
+def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(fleet: Fleet) -> None:
+    path = f"{fleet.gateways[0].url}/v1/messages/count_tokens"
+    body = {"model": "synthetic", "messages": [{"role": "user", "content": "How long?"}]}
 
-        def count() -> httpx.Response:
-            path = f"{url}/v1/messages/count_tokens"
-            return httpx.post(path, json=body, headers=API_HEADERS, timeout=WAIT_SECONDS)
+    def count() -> httpx.Response:
+        return httpx.post(path, json=body, headers=API_HEADERS, timeout=WAIT_SECONDS)
 
-        before = count()
+    before = count()
+    with ThreadPoolExecutor() as pool:
         fleet.processes[0].send_signal(signal.SIGSTOP)
         asked = pool.submit(count)
         time.sleep(SENT_SECONDS)
@@ -141,21 +152,20 @@ def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(tmp_path: Path)
         assert asked.result(WAIT_SECONDS).json() == before.json()
 
 
-@pytest.mark.parametrize("stream", [True, False])
 def test_a_turn_that_ends_every_process_it_is_sent_to_is_sent_twice(
-    tmp_path: Path, stream: bool
+    fleet: Fleet, shared: tuple[Fleet, Path]
 ) -> None:
-    with (
-        running_fleet(tmp_path, 1, 1, SLOW, GATEWAY) as fleet,
-        ThreadPoolExecutor() as pool,
-    ):
-        asked = pool.submit(post, fleet.gateways[0].url, "messages", stream)
+    """One is streamed, the other is not."""
+    before = {row["id"] for row in rows(shared[1], fleet)}
+    with ThreadPoolExecutor() as pool:
+        url = fleet.gateways[0].url
+        asked = [pool.submit(post, url, "messages", stream) for stream in (True, False)]
         for _ in range(2):
-            eventually(lambda: at_engine(fleet) == 1, WAIT_SECONDS)
+            eventually(lambda: at_engine(fleet) == 2, WAIT_SECONDS)
             fleet.kill(0)
             fleet.restart(0)
-        reply = asked.result(WAIT_SECONDS)
-        assert reply.status_code == (200 if stream else 529)
-        assert "overloaded_error" in reply.text
-        (row,) = rows(tmp_path, fleet)
-    assert row["outcome"] == "overloaded_error"
+        streamed, whole = (each.result(WAIT_SECONDS) for each in asked)
+    assert (streamed.status_code, whole.status_code) == (200, 529)
+    assert "overloaded_error" in streamed.text and "overloaded_error" in whole.text
+    found = [row["outcome"] for row in rows(shared[1], fleet) if row["id"] not in before]
+    assert found == ["overloaded_error"] * 2
