@@ -65,10 +65,7 @@ class Viewer:
         return self.workspace is None or self.workspace == workspace
 
     def confine(self, asked: str | None) -> str | None:
-        """The workspace to show, None for all.
-
-        Raise Forbidden for another workspace than the viewer's.
-        """
+        """The workspace to show, None for all. Raise Forbidden for another than the viewer's."""
         if asked is not None and not self.sees(asked):
             raise Forbidden("workspace: this API key sees its own workspace only")
         return asked if self.workspace is None else self.workspace

@@ -33,9 +33,10 @@ from gateway.base.errors import (
 )
 from gateway.base.logs import bind_request_id, get_logger
 from gateway.base.settings import Settings
-from gateway.dialects.anthropic.batches import BatchResult, Canceled, Expired, Succeeded, errored
+from gateway.dialects.anthropic.batches import BatchResult, Canceled, Errored, Expired, Succeeded
 from gateway.dialects.anthropic.request import VERSIONS
 from gateway.dialects.anthropic.response import Message
+from gateway.dialects.errors import anthropic_error
 from gateway.http.batch_rows import RowReader
 from gateway.http.model_calls import whole_message
 from gateway.ledger.database import Ledger
@@ -236,7 +237,7 @@ class BatchRunner:
             attempts[row.position] = attempts.get(row.position, 0) + 1
             if isinstance(error, _BROKEN) and attempts[row.position] < _MAX_ATTEMPTS:
                 return None
-            made = errored(error, request_id)
+            made = Errored(anthropic_error(error, request_id))
         status = str(made.__struct_config__.tag)
         kept = await asyncio.to_thread(_compressed, made)
         return Result(position=row.position, status=status, result=kept)

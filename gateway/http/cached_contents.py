@@ -119,7 +119,7 @@ async def held_by(
         return None
     services = services_of(request)
     now = services.clock.wall()
-    content, packed = await _with_body(request, caches.id_of(asked.cached_content))
+    content, packed = await _with_body(request, asked.cached_content.removeprefix(caches.PREFIX))
     if content.model != model.id:
         raise InvalidRequest(
             f"cachedContent: is of models/{content.model}, the request asks for models/{model.id}"
@@ -171,7 +171,7 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
     now = services.clock.wall()
     given = caches.decode_update(body, services.bounds)
     expires = caches.expiry_of(given, now, services.bounds.cached_content_seconds)
-    content, packed = await _with_body(request, caches.id_of(content_id))
+    content, packed = await _with_body(request, content_id.removeprefix(caches.PREFIX))
     if expires is None:
         raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")
     holdfast: Holdfast | None = None

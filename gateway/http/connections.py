@@ -185,10 +185,7 @@ def most_connections(wanted: int, descriptors: int) -> int:
 
 
 def backlog_for(descriptors: int) -> int:
-    """The length of the socket's backlog: an eighth of the descriptors.
-
-    The event loop accepts all waiting connections before it can refuse one.
-    """
+    """An eighth of the descriptors: all that wait are accepted before one can be refused."""
     return max(16, min(_MAX_BACKLOG, descriptors // 8))
 
 

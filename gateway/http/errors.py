@@ -178,10 +178,7 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str,
 
 
 def _advice(failure: GatewayError, status: int) -> dict[str, str]:
-    """Headers that say when to retry.
-
-    SDKs retry every 429 by themselves, but a month is not over in seconds.
-    """
+    """When to retry. SDKs retry each 429 by themselves, but a month is not over in seconds."""
     match failure:
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
             return {"retry-after": str(seconds)}

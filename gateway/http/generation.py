@@ -50,10 +50,7 @@ RequestT = TypeVar("RequestT", bound=NamesModel)
 async def while_present(
     request: Request[Any, Any, Any], work: Coroutine[Any, Any, Result]
 ) -> Result:
-    """Run `work`. If the client leaves first, cancel it and raise ClientGone.
-
-    The request's body must have been read.
-    """
+    """Run `work`; raise ClientGone if the client leaves. The body must have been read."""
     return await _while_received(request.receive, work)
 
 
@@ -106,10 +103,9 @@ async def prepared(
     decode: Callable[[bytes, RequestBounds], RequestT],
     make: Callable[[RequestT, int, Model], AskT],
 ) -> AskT:
-    """Decode and lower a request body.
+    """Decode and lower a body where `Workers` decides, and stop if the client leaves.
 
-    `make` gets the request and the number of nonces that were left out. Both steps run where
-    `Workers` decides, and stop if the client leaves.
+    `make` gets the request and the number of nonces that were left out.
     """
     services, num_bytes = services_of(request), len(body)
     workers, workspace = services.workers, request.user.workspace

@@ -4,7 +4,7 @@ Each reads its body, lowers it to an Ask, runs the turn and writes the answer in
 """
 
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, delete, get, post
@@ -28,7 +28,7 @@ from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.response import ChatWriter, TextWriter
 from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.lower import Prepared, prepare, seal
-from gateway.dialects.responses.request import Given, decode_responses
+from gateway.dialects.responses.request import REASONING, Given, decode_responses
 from gateway.http.auth import KeyAuth
 from gateway.http.cached_contents import held_by
 from gateway.http.errors import request_id
@@ -340,7 +340,7 @@ def _response_writer(
         diagnose=partial(_response_diagnostics, findings),
         origins=made.origins,
         summarizes=bool(request.reasoning and request.reasoning.wants_summary),
-        seal=partial(seal, scope=ask.principal.scope) if made.seals_thoughts else None,
+        seal=partial(seal, scope=ask.principal.scope) if REASONING in request.include else None,
         is_prewarm=request.is_prewarm,
     )
 
@@ -372,13 +372,6 @@ def _response_event(event: responses.Event) -> bytes:
 _GENERATE, _STREAM, _COUNT = "generateContent", "streamGenerateContent", "countTokens"
 
 
-class _GeminiAsk(NamedTuple):
-    """An Ask, and whether its text goes out as the word of an enum."""
-
-    ask: Ask
-    is_enum: bool
-
-
 async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIResponse:
     """Answer a call of a model's method. `model_id` ends in `:` and the method.
 
@@ -392,8 +385,8 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
     services = services_of(request)
     if method == _COUNT:
         with services.counting.admitted(request.user.workspace, len(body)):
-            made = await while_present(request, _gemini_ask(request, body, model, method))
-            tokens = await while_present(request, services.turns.count(made.ask))
+            ask, _ = await while_present(request, _gemini_ask(request, body, model, method))
+            tokens = await while_present(request, services.turns.count(ask))
         details = [gemini_answers.ModalityCount(token_count=tokens)]
         return answered(
             gemini_answers.TokenCount(total_tokens=tokens, prompt_tokens_details=details)
@@ -417,8 +410,8 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
     return await answer(request, items, writer, stream)
 
 
-async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) -> _GeminiAsk:
-    """Read the body, then what its cached content holds, then make the Ask of both."""
+async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) -> tuple[Ask, bool]:
+    """The Ask of a body and of its cached content, and whether it answers with a word."""
     services, workspace = services_of(request), request.user.workspace
     workers, bounds = services.workers, services.bounds
     arrived, is_streamed = request.scope["state"]["arrived"], method == _STREAM
@@ -428,10 +421,10 @@ async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) 
             return decode_count(body, name, bounds)
         return decode_generate(body, name, bounds, is_streamed=is_streamed)
 
-    def make(decoded: GenerateRequest, found: Model, held: gemini.Held | None) -> _GeminiAsk:
+    def make(decoded: GenerateRequest, found: Model, held: gemini.Held | None) -> tuple[Ask, bool]:
         asked = gemini.Asked(request.user, found, arrived, services.unreadable)
         ask = gemini.ask_of(decoded, asked, stream=is_streamed, held=held)
-        return _GeminiAsk(ask, decoded.generation_config.is_enum)
+        return ask, decoded.generation_config.is_enum
 
     decoded = await workers.run(workspace, len(body), read)
     model = services.find_model(decoded.model)

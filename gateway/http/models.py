@@ -9,6 +9,7 @@ from litestar import Controller, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter, RawBody
 from litestar.response.base import ASGIResponse
+from msgspec import UNSET
 
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
@@ -101,7 +102,14 @@ def _gemini_models(services: Services) -> gemini.ModelList:
 
 
 def _gemini_model(model: Model, services: Services) -> gemini.Model:
-    return gemini.model_of(model.id, model.display_name, _longest_context(model, services))
+    longest = _longest_context(model, services)
+    return gemini.Model(
+        name=f"models/{model.id}",
+        base_model_id=model.id,
+        display_name=model.display_name,
+        input_token_limit=longest or UNSET,
+        output_token_limit=longest or UNSET,
+    )
 
 
 def _position(ids: list[str], wanted: str, field: str) -> int:

@@ -75,9 +75,6 @@ class Services:
 
 
 def services_of(request: litestar.Request[Any, Any, Any]) -> Services:
-    """The application's services, for calls that run turns.
-
-    Injecting them, and headers, would cost such a call as much as reading its body.
-    """
+    """The application's services. Injecting them costs as much as reading a body."""
     services: Services = request.app.state.services
     return services

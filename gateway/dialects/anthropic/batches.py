@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Raw
 
 from gateway.base.bounds import RequestBounds
-from gateway.base.errors import GatewayError, InvalidRequest
+from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.response import Message
 from gateway.dialects.bodies import check_values, read, split_complaint
-from gateway.dialects.errors import AnthropicError, anthropic_error
+from gateway.dialects.errors import AnthropicError
 
 _CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -114,7 +114,3 @@ def decode_batch(body: bytes, bounds: RequestBounds, most_rows: int) -> list[Bat
             raise InvalidRequest(f"requests.{index}.custom_id: stands twice in the batch")
         seen.add(item.custom_id)
     return items
-
-
-def errored(failure: GatewayError, request_id: str) -> Errored:
-    return Errored(anthropic_error(failure, request_id))

@@ -53,10 +53,7 @@ class Text(Strict, tag="text"):
 
 
 class Nonce(Text, tag="nonce"):
-    """A text block that is kept out of the prompt.
-
-    `dialects/nonces.py` makes it; it is never decoded.
-    """
+    """A text that is kept out of the prompt: `dialects/nonces.py` makes it."""
 
 
 class Thinking(Strict, tag="thinking"):
@@ -232,10 +229,7 @@ class Tool(Strict):
 
 
 class ForeignTool(Tool):
-    """A tool that the vendor defines or runs. It is left out of the prompt and keeps its place.
-
-    `name` is its type and `description` its name.
-    """
+    """A vendor's tool, left out of the prompt: `name` is its type, `description` its name."""
 
 
 Version = Literal["2023-06-01", "2026-10-21"]
@@ -260,10 +254,7 @@ class Message(Strict):
 
 
 class BlockBinding(Strict):
-    """The treatment of a thinking block whose prefix changed.
-
-    Here blocks are bound to no prefix.
-    """
+    """What becomes of thinking whose prefix changed. Here blocks are bound to no prefix."""
 
     prefix_mismatch_behavior: str | None = None
 

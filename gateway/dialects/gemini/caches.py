@@ -57,10 +57,7 @@ class CacheUsage(Answered, frozen=True, rename="camel", kw_only=True):
 
 
 class CachedContent(Answered, frozen=True, rename="camel", kw_only=True):
-    """One cached content. `model` is `models/` and the id.
-
-    `holdfast` is there where the call had an engine hold it: what that engine did.
-    """
+    """`holdfast` is there where the call had an engine hold it: what that engine did."""
 
     name: str
     model: str
@@ -123,7 +120,3 @@ def expiry_of(
     if seconds > most_seconds:
         raise InvalidRequest(f"{field}: may be at most {most_seconds:g} seconds from now")
     return now + timedelta(seconds=seconds)
-
-
-def id_of(name: str) -> str:
-    return name.removeprefix(PREFIX)

@@ -9,13 +9,13 @@ an object may stand where a list of one is meant. An unknown name is an error. W
 field (a function's arguments, a schema) stays as it is. All of it is linear in the body.
 """
 
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
@@ -341,11 +341,11 @@ class _Field:
     """`shape` is the type of its value, or of each item of a list; None for anything else."""
 
     name: str
-    shape: type[Shape] | None
+    shape: type[msgspec.Struct] | None
     is_list: bool
 
 
-def _named(value: Any, shape: type[Shape], path: str = "") -> dict[str, Any]:
+def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str, Any]:
     """The value of a message, by the names of `shape`. Raise InvalidRequest that names the path,
     an unknown field's in the words of Google's parser."""
     if not isinstance(value, dict):
@@ -376,23 +376,15 @@ def _named(value: Any, shape: type[Shape], path: str = "") -> dict[str, Any]:
 
 
 @cache
-def _fields(shape: type[Shape]) -> Mapping[str, _Field]:
-    hints = get_type_hints(shape)
+def _fields(shape: type[msgspec.Struct]) -> Mapping[str, _Field]:
     found: dict[str, _Field] = {}
-    for field in msgspec.structs.fields(shape):
-        kind, is_list = _plain(hints[field.name]), False
-        if get_origin(kind) is list:
-            kind, is_list = _plain(get_args(kind)[0]), True
-        inner = kind if isinstance(kind, type) and issubclass(kind, Shape) else None
-        found[field.encode_name] = found[field.name] = _Field(field.encode_name, inner, is_list)
+    info = inspect.type_info(shape)
+    for field in info.fields if isinstance(info, inspect.StructType) else ():
+        kinds = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        lists = [kind.item_type for kind in kinds if isinstance(kind, inspect.ListType)]
+        shapes = [kind.cls for kind in lists or kinds if isinstance(kind, inspect.StructType)]
+        inner = shapes[0] if shapes else None
+        found[field.encode_name] = found[field.name] = _Field(
+            field.encode_name, inner, is_list=bool(lists)
+        )
     return found
-
-
-def _plain(hint: Any) -> Any:
-    """The type without `| None` and annotations."""
-    if get_origin(hint) is Annotated:
-        return _plain(get_args(hint)[0])
-    if get_origin(hint) in (Union, types.UnionType):
-        rest = [each for each in get_args(hint) if each is not type(None)]
-        return _plain(rest[0]) if len(rest) == 1 else hint
-    return hint

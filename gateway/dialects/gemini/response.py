@@ -150,17 +150,6 @@ class ModelList(Answered, frozen=True, rename="camel", kw_only=True):
     next_page_token: str | UnsetType = UNSET
 
 
-def model_of(model_id: str, display_name: str, longest: int | None) -> Model:
-    limit = UNSET if longest is None else longest
-    return Model(
-        name=f"models/{model_id}",
-        base_model_id=model_id,
-        display_name=display_name,
-        input_token_limit=limit,
-        output_token_limit=limit,
-    )
-
-
 _SAID: tuple[Literal["text", "thinking"], ...] = ("text", "thinking")
 _REASONS: dict[protocol.FinishReason, FinishReason] = {
     "stop": "STOP",

@@ -45,10 +45,7 @@ class Text(Strict, tag="text"):
 
 
 class Nonce(Text, tag="nonce"):
-    """A text part that is kept out of the prompt.
-
-    `dialects/nonces.py` makes it; it is never decoded.
-    """
+    """A text that is kept out of the prompt: `dialects/nonces.py` makes it."""
 
 
 class Refusal(Strict, tag="refusal"):
@@ -178,10 +175,7 @@ class Tool(Strict):
 
 
 class ForeignTool(Tool):
-    """A tool of another type. It is left out of the prompt and keeps its place.
-
-    Its function's name is its type.
-    """
+    """A tool of another type, left out of the prompt. Its function's name is its type."""
 
 
 COMPLETION_TOKENS = 16
@@ -232,10 +226,7 @@ class JsonObjectFormat(Strict, tag="json_object"):
 
 
 class JsonSchema(Strict):
-    """The output keeps to the schema, with or without `strict`.
-
-    Without a schema it is any object.
-    """
+    """The output keeps to the schema, `strict` or not; without one it is any object."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     description: str | None = None

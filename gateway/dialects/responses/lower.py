@@ -47,7 +47,6 @@ from gateway.prompt.plan import make_plan
 from gateway.prompt.schemas import check_json
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
-_REASONING = "reasoning.encrypted_content"
 _PREFIX = "resp_"
 _MAX_SAID = 200
 _SEALED = "hf1."
@@ -58,10 +57,7 @@ _SEPARATOR = "__"
 
 @dataclass(slots=True)
 class Toolbox:
-    """All functions of the prompt, with the path at which the request has each.
-
-    Options without effect are noted in `notepad`.
-    """
+    """All functions of the prompt, each with its path. What has no effect is noted."""
 
     notepad: Notepad
     functions: list[tuple[str, Tool]] = field(default_factory=list)
@@ -81,10 +77,7 @@ class Toolbox:
             self.functions.append((where, self._function(where, name, tool, namespace)))
 
     def name_of(self, name: str, namespace: str | None, *, is_custom: bool) -> str:
-        """The function's name in the prompt, for a call of the conversation.
-
-        A call may be of a tool that is no longer in the request, or without its namespace.
-        """
+        """The prompt's name of a call's function, also of one that is no longer a tool."""
         known = self._names.get(Origin(name, namespace, is_custom))
         if known is None and namespace is not None:
             return _joined(namespace, name)
@@ -167,18 +160,11 @@ def _joined(namespace: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An Ask with what the response says about its request.
-
-    `origins` are the tools behind the functions of the prompt.
-    """
+    """An Ask, its request, and the tools behind the functions of its prompt."""
 
     ask: Ask
     given: wire.Given
     origins: dict[str, Origin]
-
-    @property
-    def seals_thoughts(self) -> bool:
-        return _REASONING in self.given.request.include
 
 
 def prepare(
@@ -385,10 +371,7 @@ class _ResponsesLowering(Lowering):
         return TextPart(text)
 
     def _add_reasoning(self, path: str, item: wire.Reasoning) -> None:
-        """The thought that we wrote, or one that is there in words.
-
-        What somebody else encrypted is left out.
-        """
+        """The thought that we wrote, or one in words. What others encrypted is left out."""
         if item.encrypted_content is not None:
             thought = unseal(item.encrypted_content, self._scope)
             if thought is None:

@@ -151,10 +151,7 @@ class CustomToolCall(Strict, tag="custom_tool_call", rename={"is_async": "async"
 
 
 class ClientCall(Strict, tag="client_call"):
-    """A call of a tool of the vendor's that ran at the client, such as `local_shell_call`.
-
-    `kind` is the item's type and `input` what was asked for.
-    """
+    """A call of a vendor's tool that ran at the client: `input` is what was asked for."""
 
     kind: str
     call_id: fields.Name
@@ -286,10 +283,7 @@ class TextOptions(Strict):
 
 
 class NamedTool(msgspec.Struct):
-    """A choice of one tool, by its type and name.
-
-    The vendor's own tools have more fields, which are not read.
-    """
+    """A choice of one tool. More fields of the vendor's own tools are not read."""
 
     type: str
     name: str | None = None
@@ -351,8 +345,8 @@ class Given(NamedTuple):
         return self.request.model
 
 
-LOGPROBS = "message.output_text.logprobs"
-"""What `include` says where log probabilities are wanted."""
+LOGPROBS, REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+"""What `include` says where log probabilities, or sealed thoughts, are wanted."""
 FIELDS = Fields(
     style=Style("input: more than {} items and content parts"),
     rules=rules_of(ResponsesRequest),
