@@ -6,6 +6,7 @@ model is none. Three sizes of each dimension, the last at its bound or within a 
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -129,30 +130,20 @@ def said(*parts: Part, tools: list[Tool] | None = None) -> Prompt:
     return Prompt([Message("user", list(parts))], tools=tools or [])
 
 
-def schema(size: int, prefix: str = "p") -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {f"{prefix}{n}": {"type": "string"} for n in range(size)},
-        "required": [f"{prefix}{n}" for n in range(size)],
-    }
+def schema(size: int) -> dict[str, Any]:
+    names = [f"p{n}" for n in range(size)]
+    properties = {name: {"type": "string"} for name in names}
+    return {"type": "object", "properties": properties, "required": names}
 
 
-def text_bytes(size: int) -> Callable[[], None]:
-    return ENGINE.ask(said(TextPart(words(size // 5))))
-
-
-def blocks(size: int) -> Callable[[], None]:
-    return ENGINE.ask(said(*(TextPart(f"b{n}") for n in range(size))))
+def texts(size: int, text: Callable[[int], str]) -> list[Part]:
+    return [TextPart(text(n)) for n in range(size)]
 
 
 def thinking_blocks(size: int) -> Callable[[], None]:
     parts: list[Part] = [ThinkingPart(f"t{n}") for n in range(size)]
-    messages = [
-        Message("user", [TextPart("q")]),
-        Message("assistant", [*parts, TextPart("a")]),
-        Message("user", [TextPart("q")]),
-    ]
-    return ENGINE.ask(Prompt(messages))
+    asked = Message("user", [TextPart("q")])
+    return ENGINE.ask(Prompt([asked, Message("assistant", [*parts, TextPart("a")]), asked]))
 
 
 def messages(size: int) -> Callable[[], None]:
@@ -161,18 +152,13 @@ def messages(size: int) -> Callable[[], None]:
     return ENGINE.ask(Prompt(turns))
 
 
+def properties(size: int, **more: Any) -> Callable[[], None]:
+    return ENGINE.ask(said(TextPart("q"), tools=[Tool("t", schema(size))]), **more)
+
+
 def tools(size: int) -> Callable[[], None]:
     made = [Tool(f"tool_{n}", schema(2), f"does {n}") for n in range(size)]
     return ENGINE.ask(said(TextPart("q"), tools=made))
-
-
-def properties(size: int) -> Callable[[], None]:
-    return ENGINE.ask(said(TextPart("q"), tools=[Tool("t", schema(size))]))
-
-
-def bound_properties(size: int) -> Callable[[], None]:
-    prompt = said(TextPart("q"), tools=[Tool("t", schema(size))])
-    return ENGINE.ask(prompt, tool_choice=ToolChoice("any"))
 
 
 def choices(size: int) -> Callable[[], None]:
@@ -182,31 +168,32 @@ def choices(size: int) -> Callable[[], None]:
 
 
 def stops(size: int) -> Callable[[], None]:
-    strings = [f"stop {n} here" for n in range(size)]
-    sampling = Sampling(max_tokens=2, stop_sequences=strings)
+    sampling = Sampling(max_tokens=2, stop_sequences=[f"stop {n} here" for n in range(size)])
     return ENGINE.ask(said(TextPart("q")), sampling=sampling)
 
 
 def marks(size: int) -> Callable[[], None]:
-    parts = [TextPart(words(60)) for _ in range(400)]
     points = [Breakpoint(100 * (n + 1) - 1) for n in range(size)]
-    return ENGINE.ask(said(*parts), breakpoints=points)
+    return ENGINE.ask(said(*texts(400, lambda _: words(60))), breakpoints=points)
 
 
 def names(size: int) -> Callable[[], None]:
-    parts = [TextPart(words(10)) for _ in range(512)]
     made = [Name(f"{n:016x}", n) for n in range(size)]
-    return ENGINE.ask(said(*parts), names=made)
+    return ENGINE.ask(said(*texts(512, lambda _: words(10))), names=made)
 
 
 DIMENSIONS = (
-    Dimension("bytes of text", 262_144, text_bytes),
-    Dimension("blocks", 8_192, blocks),
+    Dimension("bytes of text", 262_144, lambda size: ENGINE.ask(said(TextPart(words(size // 5))))),
+    Dimension("blocks", 8_192, lambda size: ENGINE.ask(said(*texts(size, "b{}".format)))),
     Dimension("thinking blocks that the template drops", 16_384, thinking_blocks),
     Dimension("messages", 4_096, messages),
     Dimension("tools", 2_048, tools),
     Dimension("properties of a tool", 8_192, properties),
-    Dimension("properties that bind the output", MAX_SCHEMA_PROPERTIES, bound_properties),
+    Dimension(
+        "properties that bind the output",
+        MAX_SCHEMA_PROPERTIES,
+        partial(properties, tool_choice=ToolChoice("any")),
+    ),
     Dimension("choices", 16, choices),
     Dimension("stop strings", MAX_STOPS, stops),
     Dimension("markers", 4, marks),

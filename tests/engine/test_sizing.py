@@ -28,20 +28,16 @@ LLAMA_3_8B = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(LlamaConfig(**SHAPE, num_key_value_heads=8), id="llama"),
-        pytest.param(LlamaConfig(**SHAPE, num_key_value_heads=2), id="llama-grouped"),
-        pytest.param(LlamaConfig(**SHAPE, num_key_value_heads=1), id="llama-multi-query"),
-        pytest.param(
-            Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16), id="qwen3-own-head-dim"
-        ),
-        pytest.param(
-            MistralConfig(**SHAPE, num_key_value_heads=4, sliding_window=24), id="mistral-window"
-        ),
+        LlamaConfig(**SHAPE, num_key_value_heads=8),
+        LlamaConfig(**SHAPE, num_key_value_heads=1),
+        Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16),
+        MistralConfig(**SHAPE, num_key_value_heads=4, sliding_window=24),
     ],
+    ids=["llama", "multi-query", "qwen3-own-head-dim", "mistral-window"],
 )
 def test_the_size_is_that_of_the_pools_tensors(config: PretrainedConfig, dtype: str) -> None:
     layout = kv_layout(config, getattr(torch, dtype))
@@ -53,15 +49,17 @@ def test_the_size_is_that_of_the_pools_tensors(config: PretrainedConfig, dtype: 
 
 
 def test_the_published_example() -> None:
-    """Llama-3-8B, 8,192 tokens, fp16: 1.07 GB."""
+    """Llama-3-8B, 8,192 tokens, fp16: 1.07 GB; also as the text decoder of a larger model."""
     size = kv_size(LLAMA_3_8B, "float16")
     assert size.bytes_per_token == 131_072
     assert 8192 * size.bytes_per_token == 1_073_741_824
     assert size.tokens_per_gib == 8192
+    nested = kv_size({"model_type": "some_vl", "text_config": LLAMA_3_8B}, "float16")
+    assert nested.is_nested and nested.bytes_per_token == 131_072
 
 
 @pytest.mark.parametrize("lease_tokens", [1, 15, 16, 17, 100])
-@pytest.mark.parametrize("lease_share", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("lease_share", [0.0, 0.3, 1.0])
 def test_as_many_leases_fit_as_the_entries_budget_allows(
     lease_tokens: int, lease_share: float
 ) -> None:
@@ -75,38 +73,23 @@ def test_as_many_leases_fit_as_the_entries_budget_allows(
     assert leases * blocks_each <= entries.leases.max_blocks < (leases + 1) * blocks_each
 
 
-def test_heads_that_are_not_given_are_one_per_attention_head() -> None:
+def test_heads_that_are_not_given_are_one_per_attention_head_and_of_multi_query_one() -> None:
     config = {name: value for name, value in LLAMA_3_8B.items() if name != "num_key_value_heads"}
     assert kv_size(config, "float16").num_kv_heads == 32
-
-
-def test_multi_query_is_one_head() -> None:
     falcon = {"hidden_size": 4544, "n_head": 71, "n_layer": 32, "multi_query": True}
     size = kv_size(falcon, "bfloat16")
     assert (size.num_kv_heads, size.head_dim, size.bytes_per_token) == (1, 64, 2 * 32 * 64 * 2)
 
 
-def test_a_multimodal_model_is_sized_by_its_text_decoder() -> None:
-    size = kv_size({"model_type": "some_vl", "text_config": LLAMA_3_8B}, "float16")
-    assert size.is_nested
-    assert size.bytes_per_token == 131_072
-
-
 @pytest.mark.parametrize(
     ("fields", "window", "num_windowed"),
     [
-        pytest.param({"sliding_window": 4096}, 4096, 32, id="everywhere"),
-        pytest.param({"sliding_window": None}, None, 0, id="none"),
-        pytest.param(
-            {"sliding_window": 4096, "use_sliding_window": False}, None, 0, id="turned-off"
-        ),
-        pytest.param(
-            {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 16},
-            9,
-            16,
-            id="every-other-layer",
-        ),
+        ({"sliding_window": 4096}, 4096, 32),
+        ({"sliding_window": None}, None, 0),
+        ({"sliding_window": 4096, "use_sliding_window": False}, None, 0),
+        ({"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 16}, 9, 16),
     ],
+    ids=["everywhere", "none", "turned-off", "every-other-layer"],
 )
 def test_windows_are_noted_and_count_in_full(
     fields: dict[str, Any], window: int | None, num_windowed: int
@@ -117,23 +100,19 @@ def test_windows_are_noted_and_count_in_full(
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "dtype", "message"),
     [
-        ({"kv_lora_rank": 512}, "kv_lora_rank: the model has multi-head latent attention"),
-        ({"layer_types": ["linear_attention"]}, "linear_attention"),
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
-        ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"num_key_value_heads": [1, 2]}, "num_key_value_heads"),
-        ({"hidden_size": 100}, "head_dim"),
+        ({"kv_lora_rank": 512}, "float16", "the model has multi-head latent attention"),
+        ({"layer_types": ["linear_attention"]}, "float16", "linear_attention"),
+        ({"num_hidden_layers": None}, "float16", "num_hidden_layers"),
+        ({"num_attention_heads": 0}, "float16", "num_attention_heads"),
+        ({"num_key_value_heads": [1, 2]}, "float16", "num_key_value_heads"),
+        ({"hidden_size": 100}, "float16", "head_dim"),
+        ({}, "int3", "dtype"),
     ],
 )
 def test_what_the_formula_does_not_describe_is_refused(
-    fields: dict[str, Any], message: str
+    fields: dict[str, Any], dtype: str, message: str
 ) -> None:
     with pytest.raises(NotSizable, match=message):
-        kv_size(LLAMA_3_8B | fields, "float16")
-
-
-def test_an_unknown_dtype_is_refused() -> None:
-    with pytest.raises(NotSizable, match="dtype"):
-        kv_size(LLAMA_3_8B, "int3")
+        kv_size(LLAMA_3_8B | fields, dtype)

@@ -87,10 +87,9 @@ class Run:
 
     def pid_of(self, module: str) -> int:
         """The process of one of its programs that was started last."""
-        (found,) = [
-            pid for pid, command in marked(self.mark).items() if f"-m {module}" in command
-            and parent_of(pid) == self.process.pid
-        ]  # fmt: skip
+        commands = marked(self.mark)
+        ours = [pid for pid in commands if parent_of(pid) == self.process.pid]
+        (found,) = [pid for pid in ours if f"-m {module}" in commands[pid]]
         return found
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:

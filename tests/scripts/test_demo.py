@@ -47,24 +47,20 @@ def test_a_wrong_key_is_told_while_it_runs_and_the_stored_one_is_tried(
     assert ended("demo", "--data", run.data, **other).returncode == 0
 
 
-def test_what_does_not_run_is_told_with_what_to_start(tmp_path: Path) -> None:
-    said = only_line(ended("demo", "--data", tmp_path / "none"), "demo")
-    assert "start scripts/run in another terminal" in said
+def test_what_does_not_run_or_is_no_gateway_is_told(tmp_path: Path) -> None:
+    def said(*arguments: str, **keys: str) -> str:
+        return only_line(ended("demo", *arguments, "--data", tmp_path, **keys), "demo")
+
+    assert "start scripts/run in another terminal" in said()
     keys = {"HOLDFAST_API_KEY": "hf-a", "HOLDFAST_ADMIN_KEY": "hf-b"}
     port = str(free_base())
-    said = only_line(ended("demo", "--port", port, "--data", tmp_path, **keys), "demo")
-    assert f"nothing answers at http://127.0.0.1:{port}; start scripts/run" in said
-
-
-def test_another_server_is_no_gateway(tmp_path: Path) -> None:
-    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    keys = {"HOLDFAST_API_KEY": "hf-a", "HOLDFAST_ADMIN_KEY": "hf-b"}
-    url = f"http://127.0.0.1:{server.server_port}"
-    said = only_line(ended("demo", "--url", url, "--data", tmp_path, **keys), "demo")
-    assert "is no gateway that can tell the story" in said and "answered 501" in said
-    server.shutdown()
-    server.server_close()
+    told = said("--port", port, **keys)
+    assert f"nothing answers at http://127.0.0.1:{port}; start scripts/run" in told
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        told = said("--url", f"http://127.0.0.1:{server.server_port}", **keys)
+        server.shutdown()
+    assert "is no gateway that can tell the story" in told and "answered 501" in told
 
 
 @pytest.mark.parametrize(

@@ -23,52 +23,35 @@ COMMAND = str(ROOT / "scripts" / "gpu_check")
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_the_paged_kernel_equals_plain_attention_in_the_interpreter() -> None:
-    done = subprocess.run(
-        [COMMAND, "--interpret"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([COMMAND, "--interpret"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong" in done.stdout and "model gemma2" in done.stdout
 
 
-def run_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, str]]:
-    """In this process, which has imported torch: the exit status, and the rows by subject."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(sys, "argv", [COMMAND, "--small", "--out", str(folder)])
-    status = main()
-    assert "| measured |" in (folder / "gpu_check.md").read_text("utf-8")
-    return status, dict(json.loads((folder / "gpu_check.json").read_text("utf-8"))["rows"])
-
-
-def test_the_speeds_are_measured_by_a_script_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, rows = run_small(tmp_path, monkeypatch)
-    assert status == 0
-    assert any(subject.startswith("decode, 4 sequences") for subject in rows)
-    assert not any("failed" in figure for figure in rows.values())
-
-
-def test_a_part_that_fails_leaves_the_others_and_the_files(
+def test_a_part_that_fails_or_has_no_time_leaves_the_others_and_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decoding(loaded: LoadedModel, sizes: speed.Sizes) -> Iterator[tuple[str, str]]:
         yield "decode, 1 sequence", "1 token/s"
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 13 GiB\nand advice")
 
+    def run() -> tuple[int, dict[str, str]]:
+        """The exit status, and the rows by subject."""
+        status = main()
+        assert "| measured |" in (tmp_path / "gpu_check.md").read_text("utf-8")
+        return status, dict(json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))["rows"])
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "argv", [COMMAND, "--small", "--out", str(tmp_path)])
     monkeypatch.setattr(speed, "decoding", decoding)
-    status, rows = run_small(tmp_path, monkeypatch)
+    status, rows = run()
     assert status == 1
     assert rows["decode, 1 sequence"] == "1 token/s"
     assert rows["decoding"].startswith("failed: OutOfMemoryError: CUDA out of memory.")
     assert "host tier: to the host, back" in rows
-
-
-def test_what_has_no_time_left_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "LIMIT_SECONDS", 0.0)
-    status, rows = run_small(tmp_path, monkeypatch)
+    status, rows = run()
     assert status == 0
     assert rows["decoding"] == rows["host tier"] == "not run: no time left"
 

@@ -9,14 +9,40 @@ from pathlib import Path
 import pytest
 
 from engine.settings import DEMO_MODEL
-from scripts.runner.options import ENGINES_ABOVE
+from scripts.runner.data import Running, owning, prepare_data, read_running
+from scripts.runner.options import ENGINES_ABOVE, misspelt_settings
+from scripts.stack import StartError
 from tests.scripts.runs import ROOT, ended, environment, free_base, only_line
 
+RUNNING = Running(pid=1, gateway="http://127.0.0.1:8080", dashboard=None)
+SYNTHETIC = ("--engine", "synthetic", "--no-dashboard", "--engine-arg")
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A copy of the demo model."""
-    return Path(shutil.copytree(DEMO_MODEL, tmp_path / "model"))
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--engine", "vllm"], "VLLM_PYTHON"),
+        (["--port", "65500"], "between 1 and 65114"),
+        (["--sample", "--no-dashboard"], "--sample"),
+        (["--engine", "other"], "invalid choice"),
+        (["--engines", "0"], "--engines"),
+        (["--engine-arg", "blocks"], "K=V"),
+        (["--engine-arg", "port=1"], "scripts/run itself"),
+    ],
+)
+def test_an_option_that_cannot_be_served_exits_2(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    done = ended(*arguments, "--data", tmp_path / "data", VLLM_PYTHON="/no/such/python")
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_name_that_is_almost_a_setting_is_told() -> None:
+    given = {"HOLDFAST_ENGINS": "x", "ENGINE_SECRT": "x", "HOLDFAST_API_KEY": "x", "HOME": "/"}
+    assert misspelt_settings(given) == [
+        "ENGINE_SECRT is no setting: did you mean ENGINE_SECRET?",
+        "HOLDFAST_ENGINS is no setting: did you mean HOLDFAST_ENGINES?",
+    ]
 
 
 def refused(tmp_path: Path, *arguments: str | Path, **changes: str) -> str:
@@ -34,68 +60,63 @@ def test_a_port_in_use_names_it_and_a_command_with_free_ones(tmp_path: Path) -> 
     assert f"{base + ENGINES_ABOVE} (for the engine)" in said and "scripts/run --port " in said
 
 
-def test_a_file_as_data_is_told(tmp_path: Path) -> None:
-    file = tmp_path / "file"
+def test_data_that_can_not_be_used_is_told(tmp_path: Path) -> None:
+    file, secrets = tmp_path / "file", tmp_path / "data" / "secrets.json"
     file.touch()
     assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file)
     assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file / "below")
-
-
-def test_data_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     said = refused(tmp_path, "--data", "/proc/no-directory-of-ours")
     assert "can't be written to" in said and "name another directory" in said
+    secrets.parent.mkdir()
+    secrets.write_text("{")
+    assert "secrets.json is damaged; delete it" in refused(tmp_path)
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    unshare = ["unshare", "-rm", "sh", "-c"]
     mount = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode != 0:
+    if subprocess.run([*unshare, mount], capture_output=True).returncode != 0:
         pytest.skip("needs a mount namespace")
-    command = f"{mount}; exec {sys.executable} -m scripts.runner --data {tmp_path}"
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command],
-        cwd=ROOT,
-        env=environment({}),
-        capture_output=True,
-        text=True,
-    )
+    command = [*unshare, f"{mount}; exec {sys.executable} -m scripts.runner --data {tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment({}), capture_output=True, text=True)
     said = only_line(done)
     assert "is full: 1 MiB are free and 64 needed" in said and "another --data" in said
 
 
-def test_damaged_secrets_are_told(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "secrets.json").write_text("{")
-    assert "secrets.json is damaged; delete it" in refused(tmp_path)
-
-
-def test_a_model_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    missing = tmp_path / "none"
+def test_a_model_that_is_none_is_told(tmp_path: Path) -> None:
+    missing, model = tmp_path / "none", tmp_path / "model"
     assert f"{missing}`: there is no such directory" in refused(tmp_path, "--model", missing)
-
-
-def test_a_model_without_its_files_is_told(tmp_path: Path, model: Path) -> None:
+    assert "neither a directory here nor a hub id" in refused(tmp_path, "--model", "a b")
+    shutil.copytree(DEMO_MODEL, model)
+    (model / "tokenizer.json").unlink()
+    said = refused(tmp_path, "--model", model, "--no-dashboard")
+    assert "the engine ended with status 1: `model`: " in said and "no tokenizer.json" in said
+    assert "engine.log" in said
     (model / "model.safetensors").rename(model / "model.gguf")
     assert "has no weights (*.safetensors)" in refused(tmp_path, "--model", model)
     (model / "config.json").unlink()
     assert "has no config.json" in refused(tmp_path, "--model", model)
 
 
-def test_what_is_no_name_of_a_model_is_told(tmp_path: Path) -> None:
-    assert "neither a directory here nor a hub id" in refused(tmp_path, "--model", "a b")
-
-
-def test_what_the_engine_refuses_is_told_in_its_words(tmp_path: Path, model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    said = refused(tmp_path, "--model", model, "--no-dashboard")
-    assert "the engine ended with status 1: `model`: " in said and "no tokenizer.json" in said
-    assert "engine.log" in said
-
-
 def test_a_wrong_setting_of_the_engine_is_told(tmp_path: Path) -> None:
-    options = ("--engine", "synthetic", "--no-dashboard")
-    said = refused(tmp_path, *options, "--engine-arg", "num_blocks=3")
+    said = refused(tmp_path, *SYNTHETIC, "num_blocks=3")
     assert "ENGINE_NUM_BLOCKS: Input should be greater than or equal to 8" in said
-    assert "`--engine-arg no_such` is no engine setting" in refused(
-        tmp_path, *options, "--engine-arg", "no_such=3"
-    )
+    said = refused(tmp_path, *SYNTHETIC, "no_such=3")
+    assert "`--engine-arg no_such` is no engine setting" in said
+
+
+def test_a_data_directory_has_one_owner_at_a_time_and_nobody_else_reads_it(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    log = prepare_data(data) / "migrate.log"
+    assert data.stat().st_mode & 0o777 == 0o700
+    with owning(data, RUNNING):
+        log.write_text("the first one's")
+        again = pytest.raises(StartError, match=r"used by another.*127.0.0.1:8080.*--port")
+        with again, owning(data, RUNNING):
+            raise AssertionError
+        assert log.read_text() == "the first one's"
+        assert read_running(data) == RUNNING
+    assert read_running(data) is None
+    with owning(data, RUNNING):
+        pass

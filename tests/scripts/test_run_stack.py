@@ -49,7 +49,9 @@ def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) 
         assert key_of(one) != key_of(two)
         assert one.end() == 0 and one.said.endswith("==> stopping\nstopped\n")
         assert usage_of_example(two)["cache_read_input_tokens"] == written
-        assert two.end(signal.SIGTERM) == 0
+        two.process.kill()
+        two.process.wait()
+        wait_gone(two.mark)
 
 
 def test_an_engine_that_dies_is_started_again_and_one_that_dies_always_ends_all(
@@ -90,34 +92,26 @@ def bind(other: socket.socket, port: int) -> None:
             time.sleep(0.01)
 
 
-def test_a_running_request_ends_in_full_before_its_engine_does(tmp_path: Path) -> None:
-    with started(tmp_path, *LIGHT, "--engine-arg", "synthetic_decode_ms=100") as run:
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_a_running_request_ends_in_full_unless_a_second_signal_cuts_it_off(
+    tmp_path: Path, is_cut_off: bool
+) -> None:
+    decode_ms, lines = 1000 if is_cut_off else 100, list[str]()
+    with started(tmp_path, *LIGHT, "--engine-arg", f"synthetic_decode_ms={decode_ms}") as run:
         run.wait_said(RUNNING)
-        lines: list[str] = []
         asking = threading.Thread(target=stream, args=(run, 40, lines))
         asking.start()
         while not any("content_block_delta" in line for line in lines):
             time.sleep(0.05)
-        assert run.end() == 0
+        if is_cut_off:
+            run.process.send_signal(signal.SIGINT)
+            run.wait_said("==> stopping")
+        told = signal.SIGINT if is_cut_off else signal.SIGTERM
+        assert run.end(told) == (130 if is_cut_off else 0)
         asking.join()
-    assert any("message_stop" in line for line in lines), lines[-3:]
-    assert "Ctrl-C again cuts them off" in run.said
-
-
-def test_a_second_signal_cuts_off_what_runs(tmp_path: Path) -> None:
-    with started(tmp_path, *LIGHT, "--engine-arg", "synthetic_decode_ms=1000") as run:
-        run.wait_said(RUNNING)
-        lines: list[str] = []
-        asking = threading.Thread(target=stream, args=(run, 60, lines))
-        asking.start()
-        while not lines:
-            time.sleep(0.05)
-        run.process.send_signal(signal.SIGINT)
-        run.wait_said("==> stopping")
-        assert run.end() == 130
-        asking.join()
-    assert not any("message_stop" in line for line in lines), "a minute's answer was not waited for"
-    assert run.said.endswith("cut off\n") and "Traceback" not in run.said
+    assert any("message_stop" in line for line in lines) != is_cut_off, lines[-3:]
+    assert ("cut off" if is_cut_off else "Ctrl-C again cuts them off") in run.said
+    assert "Traceback" not in run.said
 
 
 def stream(run: Run, max_tokens: int, lines: list[str]) -> None:
@@ -131,17 +125,13 @@ def stream(run: Run, max_tokens: int, lines: list[str]) -> None:
         lines.append(repr(error))
 
 
-SIGNALLED_AFTER = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0)
-
-
 @pytest.mark.parametrize(
     ("told", "times"),
     [
-        # Each time with one of the two; scripts/long_tests faults takes both.
-        (signal.SIGINT, number(SIGNALLED_AFTER[::2], SIGNALLED_AFTER)),
-        (signal.SIGTERM, number(SIGNALLED_AFTER[1::2], SIGNALLED_AFTER)),
+        # Each time with one of the two; scripts/long_tests faults takes more.
+        (signal.SIGINT, number((0.3, 2.5), (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0))),
+        (signal.SIGTERM, number((1.0,), (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0))),
     ],
-    ids=lambda value: getattr(value, "name", None),
 )
 def test_a_signal_at_any_time_leaves_no_traceback_and_no_process(
     tmp_path: Path, told: signal.Signals, times: tuple[float, ...]
@@ -166,15 +156,9 @@ def test_programs_get_longer_to_end_than_they_give_their_requests(tmp_path: Path
         "      gateway_program(parse([]), keys, 0).grace_seconds)\n"
     )
     changes = {"ENGINE_GRACE_SECONDS": "20", "HOLDFAST_DRAIN_SECONDS": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment(changes),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["70.0", "20.0", "33.0"]
+    command, env = [sys.executable, "-c", code], environment(changes)
+    told = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
+    assert told.split() == ["70.0", "20.0", "33.0"]
 
 
 def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_path: Path) -> None:
@@ -196,11 +180,3 @@ def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_
         run.wait_said("A made-up month is shown")
         assert "making up" not in run.said and "made up" not in run.said
         assert run.end() == 0
-
-
-def test_nothing_of_a_run_is_left_when_it_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path, *LIGHT) as run:
-        run.wait_said(RUNNING)
-        run.process.kill()
-        run.process.wait()
-        wait_gone(run.mark)

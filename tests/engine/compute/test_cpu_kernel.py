@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 import pytest
@@ -30,33 +30,47 @@ from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
 from engine.compute.loading import prepare_model
 from engine.schedule.runner import Work
-from scripts.gpu.exactness import ALLOWED, FEW_SHAPES, SHAPES, kernel_comparisons
+from scripts.gpu.exactness import ALLOWED, FEW_SHAPES, SHAPES, Shape, kernel_comparisons
+from scripts.stack import ROOT
 from tests.engine.compute.tiny import GREEDY, new_tiny_model
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).resolve().parents[3]
 BUILDER = "engine.compute.attention.prebuilt"
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+
+def assert_equals_plain(
+    dtype: torch.dtype, shapes: Sequence[Shape], new_kernel: Callable[[KvLayout, int], CpuKernel]
+) -> None:
+    compared = kernel_comparisons(CPU, dtype, shapes, new_kernel)
+    differences = {what: compare() for what, compare in compared}
+    wrong = {what: size for what, size in differences.items() if not size <= ALLOWED[dtype]}
+    assert len(differences) >= 3 * len(shapes) > 0 and not wrong
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 def test_the_kernel_equals_plain_attention(dtype: torch.dtype) -> None:
     shapes = [*SHAPES, *FEW_SHAPES] if dtype == torch.float32 else SHAPES[:2]
-    compared = kernel_comparisons(CPU, dtype, shapes, CpuKernel)
-    differences = {what: compare() for what, compare in compared}
-    wrong = {what: size for what, size in differences.items() if not size <= ALLOWED[dtype]}
-    assert len(differences) >= 3 * len(shapes) and not wrong
+    assert_equals_plain(dtype, shapes, CpuKernel)
+
+
+def random_pool(head_dim: int, num_blocks: int) -> KvPool:
+    layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=head_dim, dtype=torch.float32)
+    pool = KvPool(layout, num_blocks, 16, CPU)
+    torch.manual_seed(1)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_()
+    return pool
 
 
 @needs_compiler
 def test_a_row_is_the_same_to_the_bit_whoever_else_is_in_the_step_and_on_any_threads() -> None:
-    layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=64, dtype=torch.float32)
-    pool = KvPool(layout, 512, 16, CPU)
-    torch.manual_seed(1)
-    for tensor in (*pool.keys, *pool.values):
-        tensor.normal_()
-    kernel, layer = CpuKernel(layout, 8), Layer(index=0, scaling=0.125, window=None, softcap=None)
+    pool = random_pool(head_dim=64, num_blocks=512)
+    kernel, layer = (
+        CpuKernel(pool.layout, 8),
+        Layer(index=0, scaling=0.125, window=None, softcap=None),
+    )
     shapes = [(1030, 1), (200, 37), (0, 20), (2999, 1), (64, 1)]
     order, works = torch.randperm(512).tolist(), []
     for start, count in shapes:
@@ -84,13 +98,9 @@ def test_a_row_is_the_same_to_the_bit_whoever_else_is_in_the_step_and_on_any_thr
 @needs_compiler
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
 def test_a_row_alone_is_the_same_to_the_bit_as_among_rows_of_its_sequence(group: int) -> None:
-    layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=80, dtype=torch.float32)
-    pool = KvPool(layout, 128, 16, CPU)
-    torch.manual_seed(2)
-    for tensor in (*pool.keys, *pool.values):
-        tensor.normal_()
+    pool = random_pool(head_dim=80, num_blocks=128)
     heads, start, count = 2 * group, 990, 24  # below where the keys of one row are cut
-    kernel, table = CpuKernel(layout, heads), torch.randperm(128).tolist()
+    kernel, table = CpuKernel(pool.layout, heads), torch.randperm(128).tolist()
     query = torch.randn(heads, count, 80)
 
     def attended(layer: Layer, first: int, rows: int) -> torch.Tensor:
@@ -139,12 +149,6 @@ def prebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def of_level(prebuilt: Path, name: str, folder: Path) -> Path:
-    """A folder with what was built for one level alone."""
-    shutil.copytree(prebuilt, folder, ignore=lambda _, names: {n for n in names if name not in n})
-    return folder
-
-
 @needs_compiler
 @pytest.mark.parametrize("level", LEVELS.get(platform.machine(), ()), ids=lambda level: level.name)
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
@@ -155,7 +159,8 @@ def test_a_kernel_that_was_built_before_equals_plain_attention_without_a_compile
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = of_level(prebuilt, level.name, tmp_path / "one")
+    folder = tmp_path / "one"  # with what was built for this level alone
+    shutil.copytree(prebuilt, folder, ignore=lambda _, of: {n for n in of if level.name not in n})
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
     names = set()
 
@@ -169,10 +174,7 @@ def test_a_kernel_that_was_built_before_equals_plain_attention_without_a_compile
     except NotCompiled:
         pytest.skip(f"this processor has not all of {level.name}")
     shapes = [shape for shape in [*SHAPES, *FEW_SHAPES] if shape.head_dim == 64]
-    compared = kernel_comparisons(CPU, dtype, shapes, new_kernel)
-    differences = {what: compare() for what, compare in compared}
-    wrong = {what: size for what, size in differences.items() if not size <= ALLOWED[dtype]}
-    assert len(differences) >= 3 * len(shapes) > 0 and not wrong
+    assert_equals_plain(dtype, shapes, new_kernel)
     assert names == {f"cpp {level.name}"}
 
 
@@ -243,12 +245,8 @@ def test_the_image_has_what_the_engine_looks_for() -> None:
             Path(folder, target).mkdir(parents=True, exist_ok=True)
             for name in names:
                 shutil.copy(ROOT / name, Path(folder, target))
-        command = [
-            sys.executable,
-            "-S",
-            "-c",
-            f"import {BUILDER}; print({BUILDER}.SOURCE.exists())",
-        ]
+        code = f"import {BUILDER}; print({BUILDER}.SOURCE.exists())"
+        command = [sys.executable, "-S", "-c", code]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
     assert f"RUN python -m {BUILDER} /kernels" in stage

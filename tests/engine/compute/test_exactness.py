@@ -6,7 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.cache.ids import BlockId
+from engine.compute.attention import arithmetic as decode
+from engine.compute.batch import build_batch
+from engine.compute.runner import TorchRunner
 from engine.schedule.runner import Work
 from tests.engine.compute.tiny import (
     GREEDY,
@@ -20,6 +22,7 @@ from tests.engine.compute.tiny import (
 )
 
 BOUND = 1e-5
+CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen3", "mistral")
 Models = Callable[[str], TinyModel]
 
@@ -29,95 +32,49 @@ def tiny_models(both_attentions: Models) -> Models:
     return both_attentions
 
 
-def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> float:
+def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Within the bound, and the same greedy token unless the best two are that close."""
-    difference = relative_difference(logits, expected)
-    assert difference <= BOUND
+    assert relative_difference(logits, expected) <= BOUND
     if logits.argmax() != expected.argmax():
         best, second = expected.topk(2).values
-        margin = float((best - second) / expected.abs().max())
-        print(f"greedy tokens flip at a margin of {margin:.1e}")
-        assert margin <= 2 * BOUND
-    return difference
+        assert float((best - second) / expected.abs().max()) <= 2 * BOUND
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_reused_blocks_give_bitwise_the_logits_of_computed_ones(
     tiny_models: Models, family: str
 ) -> None:
-    model = tiny_models(family)
-    runner = model.runner()
-    rng = random.Random(1)
-    prompt = [rng.randrange(199) for _ in range(3 * WINDOW + 40)]
-    splits = [40, 80]
-    own = run_in_turn(runner, new_works(prompt, splits, range(20)))
+    runner = tiny_models(family).runner()
+    prompt = random_prompt(random.Random(1), 3 * WINDOW + 40, 3 * WINDOW + 40)
+    own = run_in_turn(runner, new_works(prompt, [40, 80], range(20)))
     shared = [*range(10), *range(50, 60)]
-    reused = run_in_turn(runner, new_works(prompt, splits, shared)[2:])
-    assert torch.equal(own, reused)
+    assert torch.equal(own, run_in_turn(runner, new_works(prompt, [40, 80], shared)[2:]))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
 def test_any_chunking_equals_the_plain_forward(tiny_models: Models, family: str) -> None:
-    model = tiny_models(family)
+    model, rng = tiny_models(family), random.Random(2)
     runner = model.runner()
-    rng = random.Random(2)
-    worst = 0.0
-    for _ in range(50):
+    for _ in range(20):
         prompt = random_prompt(rng)
         table = rng.sample(range(model.num_blocks), 20)
         works = new_works(prompt, random_splits(rng, len(prompt)), table)
-        logits = run_in_turn(runner, works)
-        worst = max(worst, assert_same(logits, model.plain_logits(prompt)))
-    print(f"{family}: largest relative difference of 50 prompts {worst:.1e}")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_decoding_equals_the_plain_forward_token_by_token(
-    tiny_models: Models, family: str
-) -> None:
-    model = tiny_models(family)
-    runner = model.runner()
-    tokens = random_prompt(random.Random(3), 60, 60)
-    table = [BlockId(block) for block in range(63, 50, -1)]
-    start = 0
-    for _ in range(24):
-        work = Work(token_ids=tokens[start:], start=start, block_table=table, sample=GREEDY)
-        logits = runner.logits([work])[0]
-        assert_same(logits, model.plain_logits(tokens))
-        start = len(tokens)
-        tokens.append(int(logits.argmax()))
+        assert_same(run_in_turn(runner, works), model.plain_logits(prompt))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
 def test_a_batch_equals_its_sequences_one_by_one(tiny_models: Models, family: str) -> None:
-    model = tiny_models(family)
-    runner = model.runner()
-    rng = random.Random(4)
-    # Chunks and decodes of very different lengths: the padded groups must not mix them up.
-    prompts = [random_prompt(rng, n, n) for n in (2, 5, 9, 33, 64, 65, 90, 90)]
-    tables = [list(range(i * 8, i * 8 + 8)) for i in range(4)]
-    tables += [list(range(32 + i * 8, 40 + i * 8)) for i in range(4)]
-    prompts = [prompt[:60] for prompt in prompts]
-    last: list[Work] = []
-    for index, (prompt, table) in enumerate(zip(prompts, tables, strict=True)):
+    """Chunks and decodes of very different lengths: the padded groups must not mix them up."""
+    model, rng = tiny_models(family), random.Random(4)
+    runner, last = model.runner(), list[Work]()
+    prompts = [random_prompt(rng, n, n) for n in (2, 5, 9, 33, 57, 58, 60, 60)]
+    for index, prompt in enumerate(prompts):
         split = len(prompt) - 1 if index % 4 else max(1, len(prompt) // 2)
-        head, tail = new_works(prompt, [split], table)
+        head, tail = new_works(prompt, [split], range(8 * index, 8 * index + 8))
         runner.logits([head])
         last.append(tail)
     for row, prompt in zip(runner.logits(last), prompts, strict=True):
         assert_same(row, model.plain_logits(prompt))
-
-
-def test_only_sampling_works_get_logits_and_tokens(tiny_models: Models) -> None:
-    model = tiny_models("llama")
-    runner = model.runner()
-    prompt = random_prompt(random.Random(5), 20, 20)
-    reading, sampling = new_works(prompt, [9], range(4))
-    assert runner.execute([reading]) == [None]
-    other = new_works(prompt, [], range(8, 12))
-    tokens = runner.execute([sampling, new_works(prompt, [9], range(20, 24))[0], *other])
-    expected = int(model.plain_logits(prompt).argmax())
-    assert tokens == [expected, None, expected]
 
 
 @pytest.mark.parametrize("num_layers", [0, 1])
@@ -140,38 +97,6 @@ def test_a_stopped_step_is_computed_again_with_the_same_result(
     assert_same(runner.logits([tail])[0], model.plain_logits(prompt))
 
 
-def test_a_copied_block_continues_like_its_source(tiny_models: Models) -> None:
-    model = tiny_models("qwen3")
-    runner = model.runner()
-    prompt = random_prompt(random.Random(6), 30, 30)
-    head, tail = new_works(prompt, [20], [3, 9, 4, 7])
-    runner.logits([head])
-    runner.copy_blocks([(BlockId(4), BlockId(40)), (BlockId(3), BlockId(41))])
-    copied = Work(
-        token_ids=tail.token_ids,
-        start=20,
-        block_table=[BlockId(block) for block in (41, 9, 40, 50)],
-        sample=GREEDY,
-    )
-    first = runner.logits([copied])
-    assert torch.equal(first, runner.logits([tail]))
-    # The source was not written to: what the copy continued with is in the copy alone.
-    assert not torch.equal(runner.pool.keys[0][4], torch.zeros_like(runner.pool.keys[0][4]))
-    assert torch.equal(runner.pool.keys[0][4], runner.pool.keys[0][40])
-
-
-def test_a_write_to_a_copy_leaves_the_source_alone(tiny_models: Models) -> None:
-    runner = tiny_models("llama").runner()
-    prompt = random_prompt(random.Random(7), 12, 12)
-    runner.logits(new_works(prompt, [], [1, 2]))
-    before = runner.pool.keys[1][2].clone()
-    runner.copy_blocks([(BlockId(2), BlockId(5))])
-    table = [BlockId(1), BlockId(5)]
-    runner.logits([Work(token_ids=[1, 2], start=12, block_table=table)])
-    assert torch.equal(runner.pool.keys[1][2], before)
-    assert not torch.equal(runner.pool.keys[1][5], before)
-
-
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -188,3 +113,85 @@ def test_an_ignored_window_or_softcap_would_be_noticed(
     logits = run_in_turn(model.runner(), new_works(prompt, [50], range(20)))
     wrong = model.with_plain_setting(**settings).plain_logits(prompt)
     assert relative_difference(logits, wrong) > 1000 * BOUND
+
+
+def decodes_behind_shared_blocks(
+    runner: TorchRunner, rng: random.Random
+) -> tuple[list[Work], list[list[int]]]:
+    """Nine sequences behind 64 tokens, two behind 40 others, one alone; their tails differ."""
+    works, prompts = [], []
+    for shared, num, length in ((range(8), 9, 64), (range(8, 13), 2, 40), (range(0), 1, 0)):
+        prefix = random_prompt(rng, length, length) if length else []
+        if prefix:
+            runner.logits(new_works(prefix, [], shared))
+        for _ in range(num):
+            prompt = prefix + random_prompt(rng, 1, 25)
+            first = 13 + 4 * len(works)
+            table = [*shared, *range(first, first + 4)]
+            start = len(prefix)
+            if len(prompt) - 1 > start:
+                head = new_works(prompt[:-1], [start] if start else [], table)[-1]
+                runner.logits([head])
+            works.append(new_works(prompt, [len(prompt) - 1], table)[-1])
+            prompts.append(prompt)
+    return works, prompts
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+@pytest.mark.parametrize("piece", [2048, 16])
+def test_shared_decodes_equal_the_plain_forward(
+    tiny_models: Models, family: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "_PIECE_TOKENS", piece)
+    model, rng = tiny_models(family), random.Random(11)
+    runner = model.runner()
+    for _ in range(2):
+        works, prompts = decodes_behind_shared_blocks(runner, rng)
+        order = rng.sample(range(len(works)), len(works))
+        logits = runner.logits([works[index] for index in order])
+        for row, index in zip(logits, order, strict=True):
+            assert_same(row, model.plain_logits(prompts[index]))
+
+
+def test_a_softcap_holds_behind_shared_blocks(tiny_models: Models) -> None:
+    model = tiny_models("gemma2")
+    pool = model.runner().pool
+    torch.manual_seed(3)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_(0, 3)
+    works = [
+        Work(token_ids=[1], start=70 + i, block_table=[*range(8), 20 + i, 40 + i], sample=GREEDY)
+        for i in range(9)
+    ]
+    shared = build_batch(works, pool.block_size, CPU).shared_groups
+    plain = build_batch(works, pool.block_size, CPU, share=False).decode_groups
+    layer = decode.Layer(index=0, scaling=0.25, window=None, softcap=2.0)
+    query = torch.randn(8, 9, 16) * 3
+    (group,), (single,) = shared, plain
+    together, one_by_one = torch.empty_like(query), torch.empty_like(query)
+    together[:, group.rows] = decode.attend_shared(query[:, group.rows], group, pool, layer)
+    one_by_one[:, single.rows] = decode.attend_decodes(query[:, single.rows], single, pool, layer)
+    assert torch.allclose(together, one_by_one, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_are_those_that_save_reading_and_lose_nobody(tiny_models: Models) -> None:
+    runner = tiny_models("llama").runner()
+    works, _ = decodes_behind_shared_blocks(runner, random.Random(12))
+    batch = build_batch(works, runner.pool.block_size, CPU)
+    (shared,) = batch.shared_groups
+    assert sorted(shared.rows.tolist()) == list(range(9))
+    assert shared.blocks.tolist() == list(range(8))
+    alone = [row for group in batch.decode_groups for row in group.rows.tolist()]
+    assert sorted(alone) == [9, 10, 11], "two behind five blocks save too little"
+    assert not build_batch(works, runner.pool.block_size, CPU, share=False).shared_groups
+
+
+def test_a_block_that_is_written_to_is_never_shared() -> None:
+    """Equal tables (a fork before its copy) share only what is before both new tokens."""
+    works = [
+        Work(token_ids=[1], start=start, block_table=list(range(81)), sample=GREEDY)
+        for start in (640, 645, 559)
+    ]
+    (shared,) = build_batch(works, 8, CPU).shared_groups
+    assert len(shared.blocks) == 559 // 8
+    assert [tail.offset for tail in shared.tails] == [69 * 8] * len(shared.tails)

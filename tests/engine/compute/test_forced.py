@@ -1,7 +1,7 @@
 """Forced calls and structured output by the demonstration model: always of their schema."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jsonschema
@@ -161,26 +161,21 @@ def answer(parts: Parts, asked: GenerateRequest, *, temperature: float, seed: in
 
 # What these allow has no end, and greedy repetition may never find one.
 ENDLESS = {"number range", "additional properties of a type"}
-CASES = [(kind, t) for kind in SCHEMAS for t in (0, 3) if t or kind not in ENDLESS]
 
 
-@pytest.mark.parametrize(("kind", "temperature"), CASES)
-def test_a_forced_call_validates(parts: Parts, kind: str, temperature: float) -> None:
+@pytest.mark.parametrize("kind", list(SCHEMAS))
+def test_a_forced_call_and_an_answer_of_a_schema_validate(parts: Parts, kind: str) -> None:
     schema = SCHEMAS[kind]
     asked = request([Tool("made_up", schema)], ToolChoice("tool", "made_up", parallel=False))
-    for seed in range(1 if temperature == 0 else 3):
-        given = answer(parts, asked, temperature=temperature, seed=seed)
+    for temperature in (3, 0) if kind not in ENDLESS else (3,):
+        given = answer(parts, asked, temperature=temperature)
         assert given.finish == "tool_use", "the limit was meant to suffice"
         [(name, written)] = given.calls
         assert name == "made_up" and given.text == ""
         jsonschema.validate(json.loads(written), schema)
-
-
-@pytest.mark.parametrize("kind", list(SCHEMAS))
-def test_structured_output_validates(parts: Parts, kind: str) -> None:
-    given = answer(parts, request([], schema=SCHEMAS[kind]), temperature=2, seed=5)
+    given = answer(parts, request([], schema=schema), temperature=2, seed=5)
     assert given.finish == "stop"
-    jsonschema.validate(json.loads(given.text), SCHEMAS[kind])
+    jsonschema.validate(json.loads(given.text), schema)
 
 
 def test_any_means_one_of_the_tools_and_tool_means_that_one(parts: Parts) -> None:
@@ -188,10 +183,8 @@ def test_any_means_one_of_the_tools_and_tool_means_that_one(parts: Parts) -> Non
     given = answer(parts, request(tools, ToolChoice("any")), temperature=1)
     assert given.calls and {name for name, _ in given.calls} <= {tool.name for tool in tools}
     for tool in tools:
-        choice = ToolChoice("tool", tool.name, parallel=False)
-        assert [name for name, _ in answer(parts, request(tools, choice), temperature=1).calls] == [
-            tool.name
-        ]
+        asked = request(tools, ToolChoice("tool", tool.name, parallel=False))
+        assert [name for name, _ in answer(parts, asked, temperature=1).calls] == [tool.name]
 
 
 def test_tools_beside_a_schema_may_be_called_instead(parts: Parts) -> None:
@@ -216,28 +209,7 @@ def test_a_schema_that_cannot_be_guaranteed_names_its_tool(parts: Parts, kind: s
     parts.renderer.parser(request(tools))
 
 
-def test_a_schema_of_the_answer_that_cannot_be_guaranteed_is_refused(parts: Parts) -> None:
-    with pytest.raises(InvalidRequest, match="output_schema"):
-        parts.renderer.parser(request([], schema=REFUSED["not"]))
-
-
 def test_a_client_cannot_switch_the_librarys_options(parts: Parts) -> None:
     schema = {**REFUSED["not"], "x-guidance": {"lenient": True}}
     with pytest.raises(InvalidRequest):
         parts.renderer.parser(request([Tool("t", schema)], ToolChoice("any")))
-
-
-@pytest.fixture(name="new_parser")
-def _new_parser(parts: Parts) -> Callable[[GenerateRequest], Any]:
-    return parts.renderer.parser
-
-
-def test_without_a_demand_every_token_is_allowed(new_parser: Callable[..., Any]) -> None:
-    assert new_parser(request([Tool("t", REFUSED["not"])])).allowed is None
-
-
-def test_hundreds_of_optional_properties_are_within_the_limits(parts: Parts) -> None:
-    schema = {**CLOSED, "properties": {f"p{i}": {"enum": [i]} for i in range(600)}}
-    given = answer(parts, request([], schema=schema), temperature=3, seed=1)
-    assert given.finish in ("stop", None)
-    assert given.text.startswith("{")

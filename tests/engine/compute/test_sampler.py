@@ -7,7 +7,6 @@ import torch
 
 from engine.compute.sampler import (
     LEAST_LOGPROB,
-    biased,
     sample,
     sample_rows,
     tell_probs,
@@ -30,13 +29,6 @@ def test_draws_follow_the_distribution() -> None:
     counts = drawn(params())
     for token, probability in enumerate((0.05, 0.5, 0.15, 0.3)):
         assert counts[token] / 2000 == pytest.approx(probability, abs=0.04)
-
-
-def test_a_draw_depends_on_seed_and_position_alone() -> None:
-    draws = [sample(LOGITS, params(), position) for position in range(50)]
-    assert draws[::-1] == [sample(LOGITS, params(), position) for position in range(49, -1, -1)]
-    assert len({uniform(11, position) for position in range(100)}) == 100
-    assert uniform(11, 3) != uniform(12, 3)
 
 
 def test_greedy_takes_the_most_likely() -> None:
@@ -91,7 +83,7 @@ def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted_whole() -> None:
 def test_rows_are_drawn_together_as_each_alone() -> None:
     generator = torch.Generator().manual_seed(7)
     spreads = torch.tensor([8.0, 1.0, 0.01, 3.0])[:, None]
-    for width, cases in ((9000, 160), (4099, 160), (140_000, 8)):
+    for width, cases in ((9000, 80), (4099, 40), (140_000, 8)):
         logits = spreads.repeat(cases // 4, 1) * torch.randn(cases, width, generator=generator)
         logits[3, 5:] = float("-inf")
         logits[7] = 0.0
@@ -108,28 +100,6 @@ def test_rows_are_drawn_together_as_each_alone() -> None:
         alone = [sample(logits[row], wanted[row], positions[row]) for row in range(cases)]
         assert sample_rows(logits, wanted, positions) == alone
         assert len(set(alone)) > cases // 2
-
-
-def test_tokens_beyond_the_mask_are_not_allowed() -> None:
-    logits = torch.cat([LOGITS, torch.full((30,), 9.0)])
-    assert sample(logits, params(temperature=0), 0, bytes([0xFF, 0])) == 4
-    assert sample(logits, params(temperature=0), 0, bytes([0b1111])) == 1
-
-
-def test_a_bias_is_added_and_tokens_beyond_the_vocabulary_are_none() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0])
-    assert biased(logits, None) is logits
-    assert biased(logits, {7: 5.0}) is logits
-    assert biased(logits, {0: 5.0, 2: -1.5, 9: 1.0}).tolist() == [5.0, 1.0, 0.5]
-    assert logits.tolist() == [0.0, 1.0, 2.0]
-
-
-def test_probabilities_are_told_of_the_drawn_token_and_of_the_likeliest() -> None:
-    probs = DrawnProbs(num_top=2)
-    tell_probs(LOGITS, 2, probs)
-    assert probs.drawn == pytest.approx(torch.tensor(0.15).log().item())
-    assert [token for token, _ in probs.top] == [1, 3]
-    assert [told for _, told in probs.top] == pytest.approx([-0.6931, -1.2040], abs=1e-4)
 
 
 def test_what_a_model_rules_out_has_a_finite_probability_and_no_more_are_told_than_there_are() -> (

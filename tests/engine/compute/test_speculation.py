@@ -1,19 +1,31 @@
 """Speculation by a real model: every request is answered as it is without."""
 
+import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import anyio
 import pytest
 
+from engine.backends.looped import LoopedBackend
 from engine.backends.native import load_native
+from engine.clock import MonotonicClock
 from engine.protocol import (
     Breakpoint,
+    Counters,
+    Done,
     DrawnToken,
+    Failed,
+    Frame,
     GenerateRequest,
+    InputUsage,
     Message,
     Prompt,
     Sampling,
+    Started,
+    TextDelta,
     TextPart,
     Tool,
     ToolChoice,
@@ -23,7 +35,6 @@ from engine.settings import Settings
 from engine.text import grammar
 from engine.text.grammar import Constraint
 from engine.text.renderer import ChatRenderer
-from tests.engine.compute.answers import Answered, ask_all, engine
 
 KINDS = ("text", "stop", "logprobs", "logprobs", "penalties", "choices", "call", "schema")
 BATCH = 8
@@ -43,6 +54,62 @@ SENTENCES = (
     "An entry without a lease is best-effort. ",
     '{"city": "Paris", "days": ["Monday", "Tuesday", "Monday"]} ',
 )
+
+
+@dataclass
+class Told:
+    """One choice's frames, its text's tokens with their log-probabilities apart."""
+
+    frames: list[Frame] = field(default_factory=list)
+    logprobs: list[DrawnToken] = field(default_factory=list)
+
+
+@dataclass
+class Answered:
+    usage: InputUsage | None = None
+    output_tokens: int = 0
+    choices: dict[int, Told] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def engine(**settings: object) -> AsyncIterator[LoopedBackend]:
+    """A native engine of these settings, with its thread and without HTTP."""
+    fixed = {"secret": "x" * 16, "threads": 1, "log_level": "warning"}
+    crashes: list[BaseException] = []
+    whole = Settings.model_validate(fixed | settings)
+    backend = LoopedBackend(whole, MonotonicClock(), load_native, crashes.append)
+    await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+        assert not crashes
+
+
+async def ask_all(backend: LoopedBackend, requests: Sequence[GenerateRequest]) -> list[Answered]:
+    """All of them at once."""
+    return list(await asyncio.gather(*(_ask(backend, request) for request in requests)))
+
+
+async def _ask(backend: LoopedBackend, request: GenerateRequest) -> Answered:
+    answered = Answered()
+    async for frame in await backend.open(request):
+        match frame:
+            case None:
+                pass
+            case Started():
+                answered.usage = frame.usage
+            case Done():
+                answered.output_tokens = frame.output_tokens
+            case TextDelta():
+                told = answered.choices.setdefault(frame.choice, Told())
+                told.frames.append(TextDelta(frame.text, frame.choice))
+                told.logprobs += frame.logprobs
+            case Failed():
+                raise AssertionError(frame.message)
+            case _:
+                answered.choices.setdefault(frame.choice, Told()).frames.append(frame)
+    return answered
 
 
 def new_request(rng: random.Random, name: str) -> GenerateRequest:
@@ -107,42 +174,32 @@ def test_a_draft_is_cut_where_the_grammar_refuses_it(monkeypatch: pytest.MonkeyP
             assert mask.allowed == allowed
 
 
-async def answers(seed: int, num: int, **settings: object) -> tuple[list[Answered], dict[str, int]]:
-    """The answers to `num` requests, BATCH at a time, and what was drafted."""
-    rng, given = random.Random(seed), list[Answered]()
+async def answers(**settings: object) -> tuple[list[Answered], Counters]:
+    """The answers to the same requests, BATCH at a time, and what was counted."""
+    rng, given = random.Random(1), list[Answered]()
     async with engine(num_blocks=200, min_cache_tokens=16, **settings) as backend:
-        for first in range(0, num, BATCH):
+        for first in range(0, NUM_REQUESTS, BATCH):
             some = [new_request(rng, f"r{first + index}") for index in range(BATCH)]
             given += await ask_all(backend, some)
-        counted = (await backend.stats()).counters
-    drafted = {
-        "steps": counted.sampling_steps,
-        "proposed": counted.draft_tokens,
-        "accepted": counted.accepted_draft_tokens,
-        "output": counted.output_tokens,
-    }
-    return given, drafted
+        return given, (await backend.stats()).counters
 
 
-@pytest.fixture(scope="module", params=[1])
-def both(request: pytest.FixtureRequest) -> Iterator[tuple[list[Answered], list[Answered]]]:
-    plain, nothing = anyio.run(answers, request.param, NUM_REQUESTS)
-    with_it = anyio.run(lambda: answers(request.param, NUM_REQUESTS, speculation="ngram"))
-    speculated, drafted = with_it
-    assert nothing["proposed"] == 0 and nothing["steps"] == nothing["output"]
-    assert drafted["accepted"] > 40, "nothing was tried"
-    assert drafted["steps"] + drafted["accepted"] >= drafted["output"] == nothing["output"]
-    yield plain, speculated
+@pytest.fixture(scope="module")
+def both() -> tuple[list[Answered], list[Answered]]:
+    plain, without = anyio.run(answers)
+    speculated, counted = anyio.run(lambda: answers(speculation="ngram"))
+    assert without.draft_tokens == 0 and without.sampling_steps == without.output_tokens
+    assert counted.accepted_draft_tokens > 40, "nothing was tried"
+    assert counted.output_tokens == without.output_tokens
+    assert counted.sampling_steps + counted.accepted_draft_tokens >= counted.output_tokens
+    return plain, speculated
 
 
 def test_frames_are_the_same(both: tuple[list[Answered], list[Answered]]) -> None:
     """Texts token by token, calls, reasons, stop strings, counts of tokens: greedy and seeded."""
     for plain, speculated in zip(*both, strict=True):
         assert speculated.output_tokens == plain.output_tokens
-        assert speculated.choices.keys() == plain.choices.keys()
-        for choice, told in speculated.choices.items():
-            wanted = plain.choices[choice].frames
-            assert [unnamed(frame) for frame in told.frames] == [unnamed(one) for one in wanted]
+        assert frames_of(speculated) == frames_of(plain)
 
 
 def test_log_probabilities_are_the_same(both: tuple[list[Answered], list[Answered]]) -> None:
@@ -157,9 +214,12 @@ def test_log_probabilities_are_the_same(both: tuple[list[Answered], list[Answere
     assert num_compared > 20
 
 
-def unnamed(frame: object) -> object:
-    """A call's id is made up anew each time."""
-    return (frame.name, frame.choice) if isinstance(frame, ToolUseStart) else frame
+def frames_of(answered: Answered) -> dict[int, list[object]]:
+    """By choice. A call's id is made up anew each time."""
+    return {
+        choice: [(f.name, f.choice) if isinstance(f, ToolUseStart) else f for f in told.frames]
+        for choice, told in answered.choices.items()
+    }
 
 
 def probs(told: DrawnToken) -> tuple[int, float]:

@@ -41,68 +41,49 @@ class Chip:
         return 0
 
 
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Compiles what a step of prefill and decode launches; returns the kernels."""
+@pytest.mark.parametrize(
+    ("capability", "dtype", "heads", "window", "softcap"),
+    [
+        pytest.param(90, torch.bfloat16, (32, 8, 128), None, None, id="llama-h200"),
+        pytest.param(89, torch.bfloat16, (16, 8, 256), 4096, 50.0, id="gemma2-l4"),
+        pytest.param(89, torch.float32, (4, 4, 72), None, None, id="float32-l4"),
+    ],
+)
+def test_a_chip_takes_what_a_step_of_prefill_and_decode_launches(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capability: int,
+    dtype: torch.dtype,
+    heads: tuple[int, int, int],
+    window: int | None,
+    softcap: float | None,
+) -> None:
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
     from engine.compute.attention.kernel import PagedKernel
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernels: list[Any] = []
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
         kernels.append(run(self, *args, warmup=True, **options))
 
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", compile_only)
-
-    def launched(
-        capability: int,
-        dtype: torch.dtype,
-        heads: tuple[int, int, int],
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> list[Any]:
-        num_heads, kv_heads, head_dim = heads
-        layout = KvLayout(num_layers=1, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
-        pool = KvPool(layout, 8, BLOCK_SIZE, torch.device("cpu"))
-        kernel = PagedKernel(num_heads, kv_heads)
-        works = [
-            Work(token_ids=[1] * 40, start=5, block_table=[1, 2, 3]),
-            Work(token_ids=[1], start=20, block_table=[4, 5]),
-        ]
-        batch = build_batch(works, BLOCK_SIZE, pool.device, tile_rows=kernel.tile_rows)
-        assert batch.tiles is not None
-        query = torch.zeros((num_heads, 41, head_dim), dtype=dtype)
-        layer = Layer(index=0, scaling=head_dim**-0.5, window=window, softcap=softcap)
-        monkeypatch.setattr(driver, "_active", Chip(capability))
-        kernel.step(batch.tiles, batch.positions)(query, pool, layer)
-        return kernels
-
-    return launched
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "heads", "options"),
-    [
-        pytest.param(90, torch.bfloat16, (32, 8, 128), {}, id="llama-h200"),
-        pytest.param(
-            89, torch.bfloat16, (16, 8, 256), {"window": 4096, "softcap": 50.0}, id="gemma2-l4"
-        ),
-        pytest.param(89, torch.float32, (4, 4, 72), {}, id="float32-l4"),
-    ],
-)
-def test_a_chip_takes_what_a_step_launches(
-    compiled: Any,
-    capability: int,
-    dtype: torch.dtype,
-    heads: tuple[int, int, int],
-    options: dict[str, Any],
-) -> None:
-    kernels = compiled(capability, dtype, heads, **options)
+    monkeypatch.setattr(driver, "_active", Chip(capability))
+    num_heads, kv_heads, head_dim = heads
+    layout = KvLayout(num_layers=1, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    pool = KvPool(layout, 8, BLOCK_SIZE, torch.device("cpu"))
+    kernel = PagedKernel(num_heads, kv_heads)
+    works = [
+        Work(token_ids=[1] * 40, start=5, block_table=[1, 2, 3]),
+        Work(token_ids=[1], start=20, block_table=[4, 5]),
+    ]
+    batch = build_batch(works, BLOCK_SIZE, pool.device, tile_rows=kernel.tile_rows)
+    assert batch.tiles is not None
+    query = torch.zeros((num_heads, 41, head_dim), dtype=dtype)
+    layer = Layer(index=0, scaling=head_dim**-0.5, window=window, softcap=softcap)
+    kernel.step(batch.tiles, batch.positions)(query, pool, layer)
     assert [kernel.name for kernel in kernels] == ["attend_tile", "attend_tile", "merge_parts"]
-    for kernel in kernels:
-        assert kernel.metadata.shared <= SHARED_BYTES[capability]
+    assert all(kernel.metadata.shared <= SHARED_BYTES[capability] for kernel in kernels)

@@ -62,16 +62,11 @@ def test_no_callback_keeps_the_loop_long_while_prompts_of_many_parts_are_read(
     statuses: list[int] = []
 
     def send(request_id: str) -> None:
-        asked: GenerateRequest | CountRequest = CountRequest(prompt=prompt, scope=request_id)
-        if path == "generate":
-            asked = GenerateRequest(
-                request_id=request_id,
-                scope=request_id,
-                prompt=prompt,
-                sampling=Sampling(max_tokens=1),
-                breakpoints=[],
-            )
-        content = msgspec.json.encode(asked)
+        count = CountRequest(prompt=prompt, scope=request_id)
+        asked = GenerateRequest(
+            request_id=request_id, scope=request_id, prompt=prompt, sampling=Sampling(max_tokens=1)
+        )
+        content = msgspec.json.encode(asked if path == "generate" else count)
         reply = httpx.post(f"{url}/v1/{path}", content=content, headers=HEADERS, timeout=300)
         statuses.append(reply.status_code)
 
