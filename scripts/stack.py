@@ -148,7 +148,10 @@ def probe(url: str) -> Readiness:
         with opener.open(url, timeout=PROBE_SECONDS):
             return Readiness(True)
     except urllib.error.HTTPError as refusal:
-        return _progress_of(refusal.read())
+        try:
+            return _progress_of(refusal.read())
+        except OSError:  # a busy server has sent its head, and not yet its body
+            return Readiness(False)
     except OSError:
         return Readiness(False)
 
