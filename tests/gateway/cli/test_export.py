@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.main import main
-from gateway.ledger.database import Ledger
+from gateway.ledger.database import with_ledger
 from scripts.stack import ROOT, python
 from tests.gateway.ledger.test_sums import at
 from tests.gateway.serving import eventually, make_settings, migrate
@@ -27,12 +27,8 @@ def ledger_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     migrate(settings)
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
 
-    async def fill() -> None:
-        ledger = Ledger(settings.ledger_url)
-        await ledger.insert_turns([at(number, number % 30) for number in range(NUM_TURNS)])
-        await ledger.close()
-
-    asyncio.run(fill())
+    turns = [at(number, number % 30) for number in range(NUM_TURNS)]
+    asyncio.run(with_ledger(settings.ledger_url, lambda ledger: ledger.insert_turns(turns)))
     return settings.ledger_url
 
 
@@ -64,8 +60,8 @@ def test_an_export_that_reads_for_too_long_is_ended_and_says_what_to_do(
     assert told.out == "" and told.err.count("\n") == 1 and "--seconds" in told.err
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "soon"])
-def test_a_bound_that_is_none_is_refused(seconds: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*SINCE, "--seconds", seconds])
-    assert ended.value.code == 2
+def test_a_bound_that_is_none_is_refused() -> None:
+    for seconds in ("0", "-1", "nan", "1e9", "soon"):
+        with pytest.raises(SystemExit) as ended:
+            main([*SINCE, "--seconds", seconds])
+        assert ended.value.code == 2

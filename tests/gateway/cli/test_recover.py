@@ -21,20 +21,14 @@ from gateway.limits.keyring import KeyRing
 from gateway.prices.book import PriceBook
 from gateway.prices.files import SHIPPED, load_prices
 from tests.gateway.journal.test_journal import record
+from tests.gateway.records import counts_of
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import make_settings, serve
 
 
-def counts_of(turn_id: str, scope: str = "") -> FinalCounts:
+def counts(turn_id: str, scope: str = "") -> FinalCounts:
     usage = InputUsage(input_tokens=10, cache_read_tokens=90, computed_tokens=10)
-    return FinalCounts(
-        request_id=turn_id,
-        epoch="epoch-1",
-        reason="cancelled",
-        usage=usage,
-        output_tokens=7,
-        scope=scope,
-    )
+    return counts_of(turn_id, reason="cancelled", usage=usage, output_tokens=7, scope=scope)
 
 
 def rows(settings: Settings) -> list[dict[str, Any]]:
@@ -56,7 +50,7 @@ def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> N
                 await journal.open(turn)
             closed.outcome = "stop"
             await journal.close(closed)
-            engine.final[known.id] = counts_of(known.id)
+            engine.final[known.id] = counts(known.id)
             with pytest.raises(JournalUnavailable, match="used by another process"):
                 await recover_journal(settings, directory)
             await journal.stop()
@@ -91,7 +85,7 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             await ledger.close()
             ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]
             for turn_id, of in zip(ids, (scope, "f" * 32, "f" * 32, scope), strict=True):
-                engine.final[turn_id] = counts_of(turn_id, of)
+                engine.final[turn_id] = counts(turn_id, of)
             assert await count_open_turns(settings) == {"deadbeef": 3, "01234567": 1}
             assert await recover_instance(settings, "deadbeef") == 3
             assert await recover_instance(settings, "deadbeef") in (0, 3)
@@ -118,7 +112,7 @@ def test_recovered_turns_cost_what_the_operators_own_prices_say(tmp_path: Path, 
         async def check() -> str:
             journal = Journal(directory).start()
             turn = record(journal, 1)
-            engine.final[turn.id] = counts_of(turn.id)
+            engine.final[turn.id] = counts(turn.id)
             if way == "journal":
                 await journal.open(turn)
             await journal.stop()

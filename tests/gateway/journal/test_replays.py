@@ -6,28 +6,21 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from engine.protocol import FinalCounts, InputUsage
+from engine.protocol import InputUsage
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
-from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
-from tests.gateway.journal.test_journal import Witness, record
+from tests.gateway.journal.test_journal import Witness, nobody, record, settling
+from tests.gateway.records import counts_of
 
 pytestmark = pytest.mark.anyio
 
-REPLAYS = 1000
+REPLAYS = 400
 TURNS = 20
-
-
-def counts_of(turn_id: str, output_tokens: int) -> FinalCounts:
-    usage = InputUsage(input_tokens=output_tokens, computed_tokens=output_tokens)
-    return FinalCounts(
-        request_id=turn_id, epoch="e", reason="stop", usage=usage, output_tokens=output_tokens
-    )
 
 
 def rows(path: Path) -> list[tuple[object, ...]]:
@@ -39,21 +32,12 @@ def rows(path: Path) -> list[tuple[object, ...]]:
 
 
 async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
-    tmp_path: Path, ledger_url: str
+    tmp_path: Path, ledger_url: str, journal: Journal
 ) -> None:
-    rng = random.Random(8)
-    journal, ledger, metrics = (
-        Journal(tmp_path / "j").start(),
-        Ledger(ledger_url),
-        Metrics(),
-    )
-    witness = Witness()
+    rng, ledger, metrics, witness = random.Random(8), Ledger(ledger_url), Metrics(), Witness()
     charge = Billing(load_prices(), metrics).charge
-    reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)
-
-    async def acknowledge(_engine: str, _turn_ids: list[str]) -> None: ...
-
-    drain = Drain(journal, ledger.insert_turns, acknowledge, metrics)
+    reconciler = settling(journal, witness)
+    drain = Drain(journal, ledger.insert_turns, nobody, metrics)
     turns: list[TurnRecord] = [record(journal, number) for number in range(TURNS)]
     for number, turn in enumerate(turns):
         await journal.open(turn)
@@ -67,7 +51,8 @@ async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
         turn = rng.choice(turns)
         changed = TurnRecord(**{name: getattr(turn, name) for name in turn.__struct_fields__})
         changed.output_tokens, changed.cost = 10**6, 10**9
-        witness.counts = [counts_of(turn.id, 999), counts_of(f"msg_unknown{replay}", 999)]
+        late = {"usage": InputUsage(input_tokens=999), "output_tokens": 999}
+        witness.counts = [counts_of(turn.id, **late), counts_of(f"msg_unknown{replay}", **late)]
         match replay % 4:
             case 0:
                 await ledger.insert_turns([changed])
@@ -83,5 +68,4 @@ async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
     assert rows(tmp_path / "ledger.db") == once
     assert journal.backlog == 0 and not await journal.open_turns()
     assert set(witness.acked) <= {turn.id for turn in turns} and witness.acked
-    await journal.stop()
     await ledger.close()

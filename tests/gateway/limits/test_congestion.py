@@ -129,6 +129,29 @@ def test_a_window_binds_while_another_workspace_has_turns() -> None:
     assert not case.windows.is_open("w")
 
 
+@pytest.mark.parametrize(("every", "least", "most"), [(100, 100, 400), (10, 10, 40)])
+def test_a_workspace_with_few_turns_that_are_left_keeps_a_wide_window(
+    every: int, least: int, most: int
+) -> None:
+    """A fluid model says 2 * (1 - p) / p for a share p = 1 / every of turns that are left."""
+    case = Case()
+    case.abandon(8)
+    seen = []
+    turns: list[Turn] = []
+    for number in range(20_000):
+        while case.windows.is_open("w"):
+            turns += [Turn(case.windows, "w")]
+        turn = turns.pop(0)
+        if number % every == 0:
+            turn.left()
+            turn.ended()
+        else:
+            turn.answered()
+        seen.append(case.window or MOST)
+    later = sorted(seen[10_000:])
+    assert least <= later[len(later) // 2] <= most
+
+
 def test_accounts_are_forgotten_when_their_windows_are_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ import pytest
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
-from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
@@ -26,9 +25,10 @@ from gateway.limits.accounts import Wanted, WorkspaceLimits
 from gateway.limits.shared import SharedLimits
 from gateway.prompt.ask import Principal
 from scripts.stack import ROOT
+from tests.gateway.records import turn_record
 from tests.postgres import new_database
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.anyio]
 CLOCK = Clock()
 
 
@@ -76,18 +76,7 @@ class Gateway:
 
     def close(self, turn_id: str, **counts: int) -> None:
         self.leave(turn_id, is_open=True)
-        self.limits.count_used(
-            TurnRecord(
-                id=turn_id,
-                instance="i",
-                workspace="w",
-                key_id="k",
-                model="m",
-                stream=False,
-                opened_at=CLOCK.wall(),
-                **counts,  # type: ignore[arg-type]
-            )
-        )
+        self.limits.count_used(turn_record(turn_id, opened_at=CLOCK.wall(), **counts))
 
 
 @asynccontextmanager
@@ -109,8 +98,7 @@ async def gateways(url: str, number: int = 2) -> AsyncIterator[list[Gateway]]:
         stopping.set()
 
 
-async def until(is_so: "object") -> None:
-    assert callable(is_so)
+async def until(is_so: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0.01)
@@ -125,218 +113,174 @@ async def eventually_takes(gateway: Gateway, limits: Limits, **wanted: int) -> s
                 await asyncio.sleep(0.02)
 
 
-def test_turns_at_one_time_are_counted_over_both(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            limits = Limits(max_concurrency=3)
-            first, *_ = [await one.take(limits) for one in (a, b, a)]
-            for one in (a, b):
-                with pytest.raises(RateLimited, match="3 concurrent requests"):
-                    await one.take(limits)
-            a.leave(first)
-            await b.take(limits)
-            with pytest.raises(RateLimited):
-                await a.take(limits)
-
-    asyncio.run(check())
+async def test_turns_at_one_time_are_counted_over_both(url: str) -> None:
+    async with gateways(url) as (a, b):
+        limits = Limits(max_concurrency=3)
+        first, *_ = [await one.take(limits) for one in (a, b, a)]
+        for one in (a, b):
+            with pytest.raises(RateLimited, match="3 concurrent requests"):
+                await one.take(limits)
+        a.leave(first)
+        await b.take(limits)
+        with pytest.raises(RateLimited):
+            await a.take(limits)
 
 
-def test_a_client_that_goes_from_one_to_the_other_is_never_refused(url: str) -> None:
-    """Its turn has ended, whether or not its gateway has told the other yet."""
-
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            for number in range(60):
-                one = (a, b)[number % 2]
-                one.close(await one.take(Limits(max_concurrency=1)))
+async def test_a_client_that_goes_from_one_to_the_other_is_never_refused(url: str) -> None:
+    """Its turn has ended and its money is back, whether or not the other was told of it yet."""
+    async with gateways(url) as (a, b):
+        for limits, most_cost in ((Limits(max_concurrency=1), 0), (Limits(monthly_spend=999), 900)):
+            for one in [a, b] * 20:
+                one.close(await one.take(limits, most_cost=most_cost), cost=most_cost and 1)
                 await one.shared.told("w")
 
-    asyncio.run(check())
+
+async def test_requests_and_tokens_a_minute_are_of_both(url: str) -> None:
+    async with gateways(url) as (a, b):
+        limits = Limits(requests_per_minute=6, tokens_per_minute=10_000)
+        turns = [(one, await one.take(limits, 1000)) for one in (a, b, a, b, a)]
+        for one, turn_id in turns:
+            one.close(turn_id, input_tokens=900)
+        with pytest.raises(RateLimited, match="10000 tokens per minute"):
+            await b.take(limits, 100_000)
+        await b.take(limits, 100)
+        for one in (a, b):
+            with pytest.raises(RateLimited, match="6 requests per minute"):
+                await one.take(limits, 1)
+        rate = a.limits.rates(Principal("w", "k", "s", limits=limits)).tokens
+        assert rate is not None and rate.remaining <= 5500 + 60 * 170
 
 
-def test_requests_and_tokens_a_minute_are_of_both(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            limits = Limits(requests_per_minute=6, tokens_per_minute=10_000)
-            turns = [(one, await one.take(limits, 1000)) for one in (a, b, a, b, a)]
-            for one, turn_id in turns:
-                one.close(turn_id, input_tokens=900)
-            with pytest.raises(RateLimited, match="10000 tokens per minute"):
-                await b.take(limits, 100_000)
-            await b.take(limits, 100)
-            for one in (a, b):
-                with pytest.raises(RateLimited, match="6 requests per minute"):
-                    await one.take(limits, 1)
-            rate = a.limits.rates(Principal("w", "k", "s", limits=limits)).tokens
-            assert rate is not None and rate.remaining <= 5500 + 60 * 170
-
-    asyncio.run(check())
+async def test_money_is_reserved_over_both(url: str) -> None:
+    async with gateways(url) as (a, b):
+        limits = Limits(monthly_spend=100)
+        turns = [await a.take(limits, most_cost=40) for _ in range(2)]
+        with pytest.raises(SpendLimitReached):
+            await b.take(limits, most_cost=40)
+        b.leave(await b.take(limits, most_cost=20))
+        a.close(turns[0], cost=10)
+        await eventually_takes(b, limits, most_cost=40)
+        with pytest.raises(SpendLimitReached):
+            await a.take(limits, most_cost=20)
+        a.close(turns[1], cost=40)
+        with pytest.raises(SpendLimitReached):
+            await eventually_takes(b, limits, most_cost=10)
+            await b.take(limits, most_cost=1)
 
 
-def test_money_is_reserved_over_both(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            limits = Limits(monthly_spend=100)
-            turns = [await a.take(limits, most_cost=40) for _ in range(2)]
-            with pytest.raises(SpendLimitReached):
-                await b.take(limits, most_cost=40)
-            b.leave(await b.take(limits, most_cost=20))
-            a.close(turns[0], cost=10)
-            await eventually_takes(b, limits, most_cost=40)
-            with pytest.raises(SpendLimitReached):
-                await a.take(limits, most_cost=20)
-            a.close(turns[1], cost=40)
-            with pytest.raises(SpendLimitReached):
-                await eventually_takes(b, limits, most_cost=10)
-                await b.take(limits, most_cost=1)
-
-    asyncio.run(check())
-
-
-def test_while_the_database_is_away_each_counts_for_itself_and_tells_later(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            limits = Limits(requests_per_minute=4)
+async def test_while_the_database_is_away_each_counts_for_itself_and_tells_later(url: str) -> None:
+    async with gateways(url) as (a, b):
+        limits = Limits(requests_per_minute=4)
+        await a.take(limits)
+        a.store.is_away = b.store.is_away = True
+        await asyncio.gather(*(one.take(limits) for one in (a, b)))
+        assert not a.shared.is_shared and not b.shared.is_shared
+        await b.take(limits)
+        a.store.is_away = b.store.is_away = False
+        await until(lambda: a.shared.is_shared and b.shared.is_shared)
+        with pytest.raises(RateLimited):
             await a.take(limits)
-            a.store.is_away = b.store.is_away = True
-            await asyncio.gather(*(one.take(limits) for one in (a, b)))
-            assert not a.shared.is_shared and not b.shared.is_shared
-            await b.take(limits)
-            a.store.is_away = b.store.is_away = False
-            await until(lambda: a.shared.is_shared and b.shared.is_shared)
-            with pytest.raises(RateLimited):
-                await a.take(limits)
-                await a.take(limits)
-
-    asyncio.run(check())
-
-
-def test_a_killed_gateway_gives_its_places_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        limits = Limits(max_concurrency=1)
-        async with gateways(url, 1) as (a,):
             await a.take(limits)
-        async with gateways(url, 2) as (_, b):
-            with pytest.raises(RateLimited):
-                await b.take(limits)
-            monkeypatch.setattr(module, "_STALE_SECONDS", 0.0)
+
+
+async def test_a_killed_gateway_gives_its_places_back(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(max_concurrency=1)
+    async with gateways(url, 1) as (a,):
+        await a.take(limits)
+    async with gateways(url, 2) as (_, b):
+        with pytest.raises(RateLimited):
             await b.take(limits)
-
-    asyncio.run(check())
-
-
-def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            limits, chance = Limits(max_concurrency=50), random.Random(1)
-            for _ in range(20):
-                asked = [asyncio.create_task(one.take(limits)) for one in (a, b) for _ in range(5)]
-                await asyncio.sleep(chance.random() * 0.01)
-                for task in asked:
-                    task.cancel()
-                for one, turn in zip([a] * 5 + [b] * 5, asked, strict=True):
-                    try:
-                        one.leave(await turn)
-                    except asyncio.CancelledError:
-                        pass
-            assert a.limits.in_flight == b.limits.in_flight == 0
-            await asyncio.gather(*(one.take(limits) for one in (a, b) for _ in range(25)))
-
-    asyncio.run(check())
+        monkeypatch.setattr(module, "_STALE_SECONDS", 0.0)
+        await b.take(limits)
 
 
-def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url) as both:
-            limits, running, most, chance = Limits(max_concurrency=4), [0], [0], random.Random(2)
-
-            async def client(one: Gateway) -> int:
-                num_served = 0
-                for _ in range(15):
-                    try:
-                        turn_id = await one.take(limits)
-                    except RateLimited:
-                        await asyncio.sleep(0.02)
-                        continue
-                    running[0] += 1
-                    most[0] = max(most[0], running[0])
-                    await asyncio.sleep(chance.random() * 0.02)
-                    running[0] -= 1
-                    one.close(turn_id)
-                    num_served += 1
-                return num_served
-
-            served = await asyncio.gather(*(client(one) for one in both for _ in range(6)))
-            assert most[0] == 4 and sum(served) > 20
-
-    asyncio.run(check())
+async def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) -> None:
+    async with gateways(url) as (a, b):
+        limits, chance = Limits(max_concurrency=50), random.Random(1)
+        for _ in range(20):
+            asked = [asyncio.create_task(one.take(limits)) for one in (a, b) for _ in range(5)]
+            await asyncio.sleep(chance.random() * 0.01)
+            for task in asked:
+                task.cancel()
+            for one, turn in zip([a] * 5 + [b] * 5, asked, strict=True):
+                try:
+                    one.leave(await turn)
+                except asyncio.CancelledError:
+                    pass
+        assert a.limits.in_flight == b.limits.in_flight == 0
+        await asyncio.gather(*(one.take(limits) for one in (a, b) for _ in range(25)))
 
 
-def test_a_limit_that_is_set_again_begins_with_no_debt(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            limits = Limits(tokens_per_minute=1000)
-            a.close(await a.take(limits, 10), input_tokens=10)
-            for _ in range(5):
-                a.close(await a.take(Limits()), input_tokens=1_000_000)
-            await a.take(limits, 10)
-            await b.take(limits, 10)
+async def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> None:
+    async with gateways(url) as both:
+        limits, running, most, chance = Limits(max_concurrency=4), [0], [0], random.Random(2)
 
-    asyncio.run(check())
+        async def client(one: Gateway) -> int:
+            num_served = 0
+            for _ in range(15):
+                try:
+                    turn_id = await one.take(limits)
+                except RateLimited:
+                    await asyncio.sleep(0.02)
+                    continue
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+                await asyncio.sleep(chance.random() * 0.02)
+                running[0] -= 1
+                one.close(turn_id)
+                num_served += 1
+            return num_served
 
-
-def test_money_that_came_back_elsewhere_refuses_nobody(url: str) -> None:
-    """A client with money for one turn at a time goes from one gateway to the other."""
-
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            for number in range(40):
-                one = (a, b)[number % 2]
-                one.close(await one.take(Limits(monthly_spend=1000), most_cost=900), cost=1)
-                await one.shared.told("w")
-
-    asyncio.run(check())
+        served = await asyncio.gather(*(client(one) for one in both for _ in range(6)))
+        assert most[0] == 4 and sum(served) > 20
 
 
-def test_a_turn_that_comes_while_its_workspace_is_told_idle_is_known_to_others(url: str) -> None:
+async def test_a_limit_that_is_set_again_begins_with_no_debt(url: str) -> None:
+    async with gateways(url) as (a, b):
+        limits = Limits(tokens_per_minute=1000)
+        a.close(await a.take(limits, 10), input_tokens=10)
+        for _ in range(5):
+            a.close(await a.take(Limits()), input_tokens=1_000_000)
+        await a.take(limits, 10)
+        await b.take(limits, 10)
+
+
+async def test_a_turn_that_comes_while_its_workspace_is_told_idle_is_known_to_others(
+    url: str,
+) -> None:
     """It was forgotten, so its end was not told: the others refused until it was stale."""
-
-    async def check() -> None:
-        async with gateways(url) as (a, b):
-            limits = Limits(max_concurrency=1)
-            turn_id = await a.take(limits)
-            a.store.is_slow = True
-            a.leave(turn_id)
-            await until(lambda: a.store.is_within)
-            turn = asyncio.create_task(a.take(limits))
-            await asyncio.sleep(0)
-            a.store.is_slow = False
-            turn_id = await turn
-            with pytest.raises(RateLimited):
-                await b.take(limits)
-            a.leave(turn_id)
-            async with asyncio.timeout(module._STALE_SECONDS / 2):
-                await eventually_takes(b, limits)
-
-    asyncio.run(check())
+    async with gateways(url) as (a, b):
+        limits = Limits(max_concurrency=1)
+        turn_id = await a.take(limits)
+        a.store.is_slow = True
+        a.leave(turn_id)
+        await until(lambda: a.store.is_within)
+        turn = asyncio.create_task(a.take(limits))
+        await asyncio.sleep(0)
+        a.store.is_slow = False
+        turn_id = await turn
+        with pytest.raises(RateLimited):
+            await b.take(limits)
+        a.leave(turn_id)
+        async with asyncio.timeout(module._STALE_SECONDS / 2):
+            await eventually_takes(b, limits)
 
 
-def test_a_turn_that_waits_when_the_gateway_stops_is_decided(url: str) -> None:
-    async def check() -> None:
-        async with gateways(url, 1) as (a,):
-            a.store.is_slow = True
-            first = asyncio.create_task(a.take(Limits(max_concurrency=5)))
-            await until(lambda: a.store.is_within)
-            late = asyncio.create_task(a.take(Limits(max_concurrency=5)))
-            await asyncio.sleep(0)
-            a.stopping.set()
-            a.store.is_slow = False
-            async with asyncio.timeout(60):
-                await asyncio.gather(first, late)
-                await a.shared.told("w")
-            await a.take(Limits(max_concurrency=5))
-
-    asyncio.run(check())
+async def test_a_turn_that_waits_when_the_gateway_stops_is_decided(url: str) -> None:
+    async with gateways(url, 1) as (a,):
+        a.store.is_slow = True
+        first = asyncio.create_task(a.take(Limits(max_concurrency=5)))
+        await until(lambda: a.store.is_within)
+        late = asyncio.create_task(a.take(Limits(max_concurrency=5)))
+        await asyncio.sleep(0)
+        a.stopping.set()
+        a.store.is_slow = False
+        async with asyncio.timeout(60):
+            await asyncio.gather(first, late)
+            await a.shared.told("w")
+        await a.take(Limits(max_concurrency=5))
 
 
 FROZEN = """
@@ -352,17 +296,15 @@ asyncio.run(freeze())
 """
 
 
-def test_a_gateway_that_is_frozen_in_an_exchange_holds_up_the_others_for_seconds(url: str) -> None:
-    async def check(frozen: "subprocess.Popen[bytes]") -> None:
-        async with gateways(url, 1) as (a,):
-            os.waitpid(frozen.pid, os.WUNTRACED)
-            limits = Limits(requests_per_minute=100)
-            await a.take(limits)
-            assert not a.shared.is_shared
-            await until(lambda: a.shared.is_shared)
-
+async def test_a_gateway_that_is_frozen_in_an_exchange_holds_up_the_others_for_seconds(
+    url: str,
+) -> None:
     with subprocess.Popen([sys.executable, "-c", FROZEN, url], cwd=ROOT) as frozen:
         try:
-            asyncio.run(check(frozen))
+            async with gateways(url, 1) as (a,):
+                os.waitpid(frozen.pid, os.WUNTRACED)
+                await a.take(Limits(requests_per_minute=100))
+                assert not a.shared.is_shared
+                await until(lambda: a.shared.is_shared)
         finally:
             frozen.kill()

@@ -1,14 +1,11 @@
 """A stream's bytes may arrive in any pieces: the official SDKs make the same of them.
 
 A response is recorded from the gateway, then played to the SDK once for many places at which it can
-be cut in two (`places`), and once a byte at a time over a real socket.
+be cut in two (`places`), and once a byte at a time.
 """
 
 import os
-import socketserver
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -76,16 +73,8 @@ class Responder(OpenAI):
     """The SDK's client, asked through the Responses API."""
 
 
-def make_responder(http: httpx2.Client, url: str) -> OpenAI:
-    return Responder(api_key="x", base_url=url, http_client=http, max_retries=0)
-
-
-def make_anthropic(http: httpx2.Client, url: str) -> Anthropic:
-    return Anthropic(api_key="x", base_url=url, http_client=http, max_retries=0)
-
-
-def make_openai(http: httpx2.Client, url: str) -> OpenAI:
-    return OpenAI(api_key="x", base_url=url, http_client=http, max_retries=0)
+def make_vendors(kind: type[Any]) -> Make:
+    return lambda http, url: kind(api_key="x", base_url=url, http_client=http, max_retries=0)
 
 
 def make_gemini(http: httpx.Client, url: str) -> genai.Client:
@@ -110,9 +99,9 @@ def answer(sdk: Sdk) -> Any:
 DIALECTS = pytest.mark.parametrize(
     "path, asked, make, library",
     [
-        ("/v1/messages", {**ASKED, "stream": True}, make_anthropic, httpx2),
-        ("/v1/chat/completions", CHAT, make_openai, httpx2),
-        ("/v1/responses", RESPONSE, make_responder, httpx2),
+        ("/v1/messages", {**ASKED, "stream": True}, make_vendors(Anthropic), httpx2),
+        ("/v1/chat/completions", CHAT, make_vendors(OpenAI), httpx2),
+        ("/v1/responses", RESPONSE, make_vendors(Responder), httpx2),
         (GEMINI, GENERATE, make_gemini, httpx),
     ],
     ids=["anthropic", "openai", "responses", "gemini"],
@@ -167,49 +156,5 @@ def test_a_stream_cut_anywhere_is_the_same_answer(
         for place in places(raw):
             pieces[:] = [raw[:place], raw[place:]]
             assert answer(sdk) == whole, place
-
-
-@DIALECTS
-def test_a_stream_a_byte_at_a_time_is_the_same_answer(
-    stack: Stack, path: str, asked: dict[str, Any], make: Make, library: Any
-) -> None:
-    raw = record(stack, path, asked)
-    with playing(library, [raw]) as http, make(http, "http://player") as sdk:
-        whole = answer(sdk)
-    with (
-        byte_server(raw) as url,
-        library.Client(trust_env=False, timeout=120) as http,
-        make(http, url) as sdk,
-    ):
-        assert answer(sdk) == whole
-
-
-@contextmanager
-def byte_server(raw: bytes) -> Iterator[str]:
-    """Reads a request, then sends each byte in a chunk of its own."""
-
-    class Handler(socketserver.StreamRequestHandler):
-        disable_nagle_algorithm = True
-
-        def handle(self) -> None:
-            length = 0
-            while (line := self.rfile.readline()).strip():
-                if line.lower().startswith(b"content-length:"):
-                    length = int(line.split(b":")[1])
-            self.rfile.read(length)
-            self.request.sendall(
-                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-                b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-            )
-            for byte in raw:
-                self.request.sendall(b"1\r\n%c\r\n" % byte)
-            self.request.sendall(b"0\r\n\r\n")
-
-    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+        pieces[:] = [bytes([byte]) for byte in raw]
+        assert answer(sdk) == whole, "a byte at a time"

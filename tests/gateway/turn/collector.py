@@ -5,7 +5,6 @@ Its services are OpenTelemetry's own (`opentelemetry-proto`), on a port of the l
 
 import gzip
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ class Span:
     ended: int
     is_error: bool
     attributes: dict[str, Value]
-    events: tuple[tuple[str, int], ...] = ()
+    events: tuple[str, ...] = ()
 
 
 def _set() -> threading.Event:
@@ -86,7 +85,7 @@ def _span(service: str, made: Any) -> Span:
         made.end_time_unix_nano,
         made.status.code == 2,
         {attribute.key: _value(attribute.value) for attribute in made.attributes},
-        tuple((event.name, event.time_unix_nano) for event in made.events),
+        tuple(event.name for event in made.events),
     )
 
 
@@ -96,32 +95,6 @@ def _value(given: Any) -> Value:
         return [each.string_value for each in given.array_value.values]
     value: Value = getattr(given, kind)
     return value
-
-
-def transcript(spans: list[Span]) -> str:
-    """The spans of one trace in their order, below each other as they are below each other."""
-    known = {span.id for span in spans}
-    below: dict[str, list[Span]] = defaultdict(list)
-    # Of two that begin together below one span, the shorter one is over first.
-    for span in sorted(spans, key=lambda each: (each.began, each.ended)):
-        below[span.parent if span.parent in known else ""].append(span)
-    first = min(span.began for span in spans)
-    lines: list[str] = []
-
-    def write(span: Span, depth: int) -> None:
-        begins, lasts = (span.began - first) / 1e6, (span.ended - span.began) / 1e6
-        name = "  " * depth + span.name
-        lines.append(f"{begins:9.3f} {lasts:9.3f}  {span.service:16} {name}")
-        lines.extend(
-            f"{(at - first) / 1e6:9.3f} {'':9}  {span.service:16} {'  ' * depth}  * {event}"
-            for event, at in span.events
-        )
-        for child in below[span.id]:
-            write(child, depth + 1)
-
-    for root in below[""]:
-        write(root, 0)
-    return "\n".join([f"{'begins ms':>9} {'lasts ms':>9}  {'process':16} span", *lines])
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from engine.protocol import Capability, ErrorReply, ToolChoice, UnheldTool
-from tests.gateway.bodies import body, tool
+from tests.gateway.bodies import SHORT, body, text, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.dialects.test_ignored import told
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat
@@ -46,20 +46,6 @@ def test_an_output_format_reaches_the_engine_with_its_keys_in_order(stack: Stack
     for request in stack.engine.requests:
         assert request.output_schema == SCHEMA
         assert list((request.output_schema or {})["properties"]) == ["b", "a"]
-
-
-@pytest.mark.parametrize(
-    "response_format, schema",
-    [
-        ({"type": "text"}, None),
-        ({"type": "json_object"}, {"type": "object"}),
-        ({"type": "json_schema", "json_schema": {"name": "any"}}, {"type": "object"}),
-        ({**RESPONSE_FORMAT, "json_schema": {"name": "s", "schema": {}, "strict": True}}, {}),
-    ],
-)
-def test_openais_formats(stack: Stack, response_format: Any, schema: Any) -> None:
-    chat(stack, response_format=response_format)
-    assert stack.engine.requests[-1].output_schema == schema
 
 
 @pytest.mark.parametrize(
@@ -103,33 +89,24 @@ def test_a_refused_tool_has_its_number_in_the_clients_list(stack: Stack) -> None
 
 
 @pytest.mark.parametrize(
-    "demand",
+    "demand, theirs, mode",
     [
-        {"tool_choice": {"type": "any"}},
-        {"tool_choice": {"type": "tool", "name": "look"}},
-        {"tool_choice": {"type": "none"}},
-        {"output_config": FORMAT},
+        ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}, ToolChoice("any")),
+        (
+            {"tool_choice": {"type": "tool", "name": "look"}},
+            {"tool_choice": NAMED},
+            ToolChoice("tool", "look"),
+        ),
+        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}, ToolChoice("none")),
+        ({"output_config": FORMAT}, {"response_format": RESPONSE_FORMAT}, ToolChoice("auto")),
     ],
 )
-def test_strict_tools_where_every_call_is_guaranteed(stack: Stack, demand: Any) -> None:
-    stack.sdk().messages.create(**body(tools=[STRICT], **demand))
-    assert stack.engine.requests
-
-
-@pytest.mark.parametrize(
-    "demand, mode",
-    [
-        ({"tool_choice": "required"}, ToolChoice("any")),
-        ({"tool_choice": NAMED}, ToolChoice("tool", "look")),
-        ({"tool_choice": "none"}, ToolChoice("none")),
-        ({"response_format": RESPONSE_FORMAT}, ToolChoice("auto")),
-    ],
-)
-def test_strict_functions_where_every_call_is_guaranteed(
-    stack: Stack, demand: Any, mode: ToolChoice
+def test_strict_tools_where_every_call_is_guaranteed(
+    stack: Stack, demand: Any, theirs: Any, mode: ToolChoice
 ) -> None:
-    chat(stack, tools=[STRICT_LOOK], **demand)
-    assert stack.engine.requests[-1].tool_choice == mode
+    stack.sdk().messages.create(**body(tools=[STRICT], **demand))
+    chat(stack, tools=[STRICT_LOOK], **theirs)
+    assert [request.tool_choice for request in stack.engine.requests] == [mode, mode]
 
 
 def test_strict_tools_that_the_model_calls_freely_are_held_where_the_engine_can(
@@ -156,9 +133,7 @@ def test_a_strict_tool_that_no_grammar_holds_is_told_by_its_own_path(stack: Stac
     assert told(message)[1:] == [("tools.2.strict", "its schema has `not`")]
 
 
-def test_a_late_system_message_that_the_engine_told_elsewhere_is_told_by_its_path(
-    stack: Stack,
-) -> None:
+def test_what_an_engine_does_otherwise_is_told_by_its_path(stack: Stack) -> None:
     asked = [
         *MESSAGES,
         {"role": "assistant", "content": "Yes."},
@@ -169,48 +144,39 @@ def test_a_late_system_message_that_the_engine_told_elsewhere_is_told_by_its_pat
     assert (completion.model_extra or {})["holdfast"]["folded"] == ["messages[2].content"]
     stack.engine.folded = []
     assert "folded" not in (chat(stack, messages=asked).model_extra or {})["holdfast"]
-
-
-def test_an_entry_that_ends_before_its_marked_text_is_told(stack: Stack) -> None:
-    marked = {"type": "text", "text": "Look it up.", "cache_control": {"type": "ephemeral"}}
-    asked = body(system=[marked, marked])
+    # An entry may end before its marked text.
     stack.engine.inexact = [1]
-    told = (stack.sdk().messages.create(**asked).model_extra or {})["holdfast"]["breakpoints"]
-    assert [point.get("is_exact") for point in told] == [None, False]
-    assert told[1]["path"] == "system.1"
+    answer = stack.sdk().messages.create(**body(system=[text("Look it up.", SHORT)] * 2))
+    points = (answer.model_extra or {})["holdfast"]["breakpoints"]
+    assert [point.get("is_exact") for point in points] == [None, False]
+    assert points[1]["path"] == "system.1"
 
 
-def test_what_the_engine_cannot_do_is_refused_by_the_fields_own_name(tmp_path: Any) -> None:
-    can: tuple[Capability, ...] = ("tools",)
-    engine = ScriptedEngine(capabilities=can)
-    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        messages = "/v1/messages"
-        said = error(url, messages, body(output_config=FORMAT))["message"]
-        assert said == "output_config.format.schema: not supported by this model"
-        forced = body(tools=[tool("look")], tool_choice={"type": "any"})
-        assert error(url, messages, forced)["message"].startswith("tool_choice: ")
-        asked = {"model": MODEL, "messages": MESSAGES, "response_format": RESPONSE_FORMAT}
-        assert error(url, "/v1/chat/completions", asked)["param"] == "response_format"
-    assert not engine.requests
-
-
-def test_what_the_servers_own_template_rules_is_refused_by_the_fields_own_name(
+def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fields_own_name(
     tmp_path: Any,
 ) -> None:
     can: tuple[Capability, ...] = ("tools",)
     engine = ScriptedEngine(capabilities=can, upstream="openai")
-    begun = [*MESSAGES, {"role": "assistant", "content": "Once"}]
+    begun = {"role": "assistant", "content": "Once"}
     turns = [{"role": "user", "parts": [{"text": "Begin."}]}]
-    contents = [*turns, {"role": "model", "parts": [{"text": "Once"}]}]
+    asked = {"model": MODEL, "messages": MESSAGES}
+    messages, completions, chats = "/v1/messages", "/v1/completions", "/v1/chat/completions"
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        completions, chats = "/v1/completions", "/v1/chat/completions"
-        said = error(url, completions, {"model": MODEL, "prompt": "Once upon"})
-        assert said["message"].startswith("prompt: ")
-        said = error(url, chats, {"model": MODEL, "messages": MESSAGES, "ignore_eos": True})
-        assert said["message"].startswith("ignore_eos: ")
-        said = error(url, chats, {"model": MODEL, "messages": begun})
-        assert said["message"].startswith("messages: ")
+        for path, request, said in (
+            (
+                messages,
+                body(output_config=FORMAT),
+                "output_config.format.schema: not supported by this model",
+            ),
+            (messages, body(tools=[tool("look")], tool_choice={"type": "any"}), "tool_choice: "),
+            (chats, {**asked, "response_format": RESPONSE_FORMAT}, "response_format"),
+            (completions, {"model": MODEL, "prompt": "Once upon"}, "prompt: "),
+            (chats, {**asked, "ignore_eos": True}, "ignore_eos: "),
+            (chats, {**asked, "messages": [*MESSAGES, begun]}, "messages: "),
+        ):
+            assert error(url, path, request)["message"].startswith(said)
         gemini = f"{url}/v1beta/models/{MODEL}:generateContent"
+        contents = [*turns, {"role": "model", "parts": [{"text": "Once"}]}]
         key = {"x-goog-api-key": API_KEY}
         reply = httpx.post(gemini, json={"contents": contents}, headers=key, timeout=120)
         assert reply.status_code == 400

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.protocol import ErrorReply, TextDelta
+from engine.protocol import ErrorCode, ErrorReply, TextDelta
 from gateway.routing.breaker import FAILURES
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
@@ -57,6 +57,10 @@ class Pair:
         text = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=120).text
         return sum(float(row.split()[-1]) for row in text.splitlines() if row.startswith(line))
 
+    def settles(self, request: str) -> None:
+        """Both engines are told that their counts are settled."""
+        eventually(lambda: request in self.first.acked and f"{request}.2" in self.second.acked)
+
     def turn(self, turn_id: str) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
 
@@ -69,73 +73,77 @@ class Pair:
         return found[0]
 
 
-@pytest.fixture
-def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """A test's parameter has the gateway's settings."""
+@contextmanager
+def serving(data: Path, **settings: Any) -> Iterator[Pair]:
     first, second = ScriptedEngine(), ScriptedEngine()
     with (
         serve(first) as first_url,
         serve(second) as second_url,
-        serve_gateway(tmp_path, first_url, second_url, **getattr(request, "param", {})) as url,
+        serve_gateway(data, first_url, second_url, **settings) as url,
     ):
         yield Pair(url, first, second, first_url)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(
-    pair: Pair, stream: bool
-) -> None:
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with serving(tmp_path) as made:
+        yield made
+
+
+def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(pair: Pair) -> None:
     pair.first.breaks_early, pair.first.num_heartbeats = True, 1
-    reply = pair.ask_until(pair.first, "breaks", stream=stream)
-    assert reply.status_code == 200
-    assert "Hello" in reply.text and '"error"' not in reply.text
-    request = pair.first.requests[-1].request_id
-    assert pair.second.requests[-1].request_id == f"{request}.2"
-    row = pair.turn(request)
-    assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
-    # Both engines are told that their counts are settled; only one of them is charged.
-    eventually(lambda: request in pair.first.acked and f"{request}.2" in pair.second.acked)
-    assert pair.metric('holdfast_gateway_reconciled_turns_total{result="retried"}') == 1
-    assert pair.metric('holdfast_gateway_retries_total{reason="lost"}') == 1
-    assert '"engine":"engine-1"' in reply.text
+    for number, stream in enumerate([False, True], 1):
+        reply = pair.ask_until(pair.first, f"breaks {stream}", stream=stream)
+        assert reply.status_code == 200
+        assert "Hello" in reply.text and '"error"' not in reply.text
+        request = pair.first.requests[-1].request_id
+        assert pair.second.requests[-1].request_id == f"{request}.2"
+        row = pair.turn(request)
+        assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
+        pair.settles(request)
+        assert pair.metric('holdfast_gateway_reconciled_turns_total{result="retried"}') == number
+        assert pair.metric('holdfast_gateway_retries_total{reason="lost"}') == number
+        assert '"engine":"engine-1"' in reply.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_turn_that_ends_engines_reaches_two_of_them(tmp_path: Path, stream: bool) -> None:
-    engines = [ScriptedEngine() for _ in range(4)]
-    for engine in engines:
-        engine.breaks_early = True
+def test_a_turn_that_ends_engines_reaches_two_of_them(tmp_path: Path) -> None:
+    engines = [ScriptedEngine(breaks_early=True) for _ in range(4)]
     with ExitStack() as stack:
         urls = [stack.enter_context(serve(engine)) for engine in engines]
         url = stack.enter_context(serve_gateway(tmp_path, *urls))
-        reply = Pair(url, *engines[:2], urls[0]).ask("ends them", stream=stream)
-    # The head of a stream has gone out by then.
-    assert reply.status_code == (200 if stream else 529)
-    assert "overloaded_error" in reply.text
-    assert sum(len(engine.requests) for engine in engines) == 2
+        # The head of a stream has gone out by then.
+        for number, (stream, status) in enumerate([(False, 529), (True, 200)], 1):
+            reply = Pair(url, *engines[:2], urls[0]).ask(f"ends them {stream}", stream=stream)
+            assert reply.status_code == status
+            assert "overloaded_error" in reply.text
+            assert sum(len(engine.requests) for engine in engines) == 2 * number
 
 
-@pytest.mark.parametrize("code", ["overloaded", "not_ready"])
-def test_an_engine_that_is_full_passes_its_turn_on(pair: Pair, code: Any) -> None:
-    pair.first.refusal = ErrorReply(code, "no")
-    reply = pair.ask_until(pair.first, "full")
-    assert reply.status_code == 200
-    assert pair.turn(reply.json()["id"])["engine"] == "engine-1"
-    assert pair.engine("engine-0")["breaker"] == "closed", "a refusal is an answer"
-    assert pair.engine("engine-0")["routing"]["recent_tokens"] == 0
+def test_an_engine_that_is_full_or_fails_by_its_own_doing_passes_its_turn_on(pair: Pair) -> None:
+    codes: list[ErrorCode] = ["overloaded", "not_ready", "internal"]
+    for code in codes:
+        pair.first.refusal = ErrorReply(code, "no")
+        reply = pair.ask_until(pair.first, code)
+        assert reply.status_code == 200
+        assert pair.turn(reply.json()["id"])["engine"] == "engine-1"
+        if code != "internal":
+            assert pair.engine("engine-0")["breaker"] == "closed", "a refusal is an answer"
+            assert pair.engine("engine-0")["routing"]["recent_tokens"] == 0
+    assert pair.metric('holdfast_gateway_retries_total{reason="failed"}') == 1
 
 
-@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
-@pytest.mark.parametrize("pair", [{"queue_seconds": 0.0}], indirect=True)
-def test_when_all_are_full_and_none_may_wait_each_was_asked_once(
-    pair: Pair, path: str, status: int
-) -> None:
-    pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
-    reply = pair.ask("p", path=path)
-    assert reply.status_code == status
-    assert 1 <= int(reply.headers["retry-after"]) <= 60
-    assert len(pair.first.refused) == len(pair.second.refused) == 1
-    assert {engine["routing"]["running"] for engine in pair.admin.get("engines")} == {0}
+PATHS = (("messages", 529), ("chat/completions", 503))
+
+
+def test_when_all_are_full_and_none_may_wait_each_was_asked_once(tmp_path: Path) -> None:
+    with serving(tmp_path, queue_seconds=0.0) as pair:
+        pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
+        for number, (path, status) in enumerate(PATHS, 1):
+            reply = pair.ask(path, path=path)
+            assert reply.status_code == status
+            assert 1 <= int(reply.headers["retry-after"]) <= 60
+            assert len(pair.first.refused) == len(pair.second.refused) == number
+        assert {engine["routing"]["running"] for engine in pair.admin.get("engines")} == {0}
 
 
 def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -> None:
@@ -150,56 +158,50 @@ def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -
     assert pair.engine("engine-1")["breaker"] == "closed"
 
 
-@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
-def test_when_all_engines_are_away_the_client_hears_at_once_when_to_come_again(
-    pair: Pair, path: str, status: int
+def test_what_the_prompt_is_to_blame_for_and_what_had_begun_is_not_tried_elsewhere(
+    pair: Pair,
 ) -> None:
+    for reply in (
+        ErrorReply("prompt_too_long", "200 tokens > 100"),
+        ErrorReply("too_costly", "takes too much to prepare: more than 8 seconds"),
+    ):
+        pair.first.refusal = pair.second.refusal = reply
+        answer = pair.ask(reply.code)
+        assert answer.status_code == 400
+    assert "take too long to prepare" in answer.text
+    assert len(pair.first.refused) + len(pair.second.refused) == 2
+    for engine in (pair.first, pair.second):
+        engine.refusal, engine.script = None, lambda *_: [TextDelta("Hel"), 3.0, b""]
+    streamed = pair.ask("p", stream=True)
+    assert streamed.status_code == 200
+    assert "Hel" in streamed.text and "event: error" in streamed.text
+    assert len(pair.first.requests) + len(pair.second.requests) == 1
     pair.first.is_ready = pair.second.is_ready = False
     eventually(lambda: {e["status"] for e in pair.admin.get("engines")} == {"starting"})
-    reply = pair.ask("p", path=path)
-    assert reply.status_code == status and reply.headers["retry-after"] == "5"
-    assert "no engine is ready" in reply.json()["error"]["message"]
+    for path, status in PATHS:
+        away = pair.ask("p", path=path)
+        assert away.status_code == status and away.headers["retry-after"] == "5"
+        assert "no engine is ready" in away.json()["error"]["message"]
 
 
-def test_what_the_prompt_is_to_blame_for_is_not_tried_elsewhere(pair: Pair) -> None:
-    pair.first.refusal = pair.second.refusal = ErrorReply("prompt_too_long", "200 tokens > 100")
-    assert pair.ask("p").status_code == 400
-    assert len(pair.first.refused) + len(pair.second.refused) == 1
-
-
-def test_after_the_first_byte_a_loss_is_the_streams_error(pair: Pair) -> None:
-    for engine in (pair.first, pair.second):
-        engine.script = lambda _request, _usage: [TextDelta("Hel"), 3.0, b""]
-    reply = pair.ask("p", stream=True)
-    assert reply.status_code == 200
-    assert "Hel" in reply.text and "event: error" in reply.text
-    assert len(pair.first.requests) + len(pair.second.requests) == 1
-
-
-@pytest.mark.parametrize("dialect", ["messages", "chat/completions"])
-def test_an_answer_in_one_piece_begins_anew_until_it_is_whole(pair: Pair, dialect: str) -> None:
+def test_an_answer_in_one_piece_begins_anew_until_it_is_whole(pair: Pair) -> None:
     """What the first engine had begun to say is neither in the answer nor on the bill."""
     pair.first.script = lambda _request, _usage: [TextDelta("Half"), b""]
-    reply = pair.ask_until(pair.first, "half", path=dialect)
-    assert reply.status_code == 200
-    assert "Hello there" in reply.text and "Half" not in reply.text
-    request = pair.first.requests[-1].request_id
-    assert pair.second.requests[-1].request_id == f"{request}.2"
-    row = pair.turn(request)
-    assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
-    eventually(lambda: request in pair.first.acked and f"{request}.2" in pair.second.acked)
+    for path, _ in PATHS:
+        reply = pair.ask_until(pair.first, path, path=path)
+        assert reply.status_code == 200
+        assert "Hello there" in reply.text and "Half" not in reply.text
+        request = pair.first.requests[-1].request_id
+        assert pair.second.requests[-1].request_id == f"{request}.2"
+        row = pair.turn(request)
+        assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
+        pair.settles(request)
     assert not [turn for turn in pair.admin.get("turns") if turn["outcome"] != "stop"]
 
 
-def test_an_engine_that_fails_by_its_own_doing_passes_its_turn_on(pair: Pair) -> None:
-    pair.first.refusal = ErrorReply("internal", "no")
-    reply = pair.ask_until(pair.first, "fails")
-    assert reply.status_code == 200
-    assert pair.turn(reply.json()["id"])["engine"] == "engine-1"
-    assert pair.metric('holdfast_gateway_retries_total{reason="failed"}') == 1
-
-
-def test_the_breaker_opens_lets_a_probe_through_and_closes(pair: Pair) -> None:
+def test_the_breaker_opens_lets_a_probe_through_and_closes_also_for_a_new_process(
+    pair: Pair,
+) -> None:
     pair.first.breaks_early = True
     for number in range(FAILURES):
         assert pair.ask_until(pair.first, f"breaks {number}").status_code == 200
@@ -214,12 +216,9 @@ def test_the_breaker_opens_lets_a_probe_through_and_closes(pair: Pair) -> None:
 
     eventually(lambda: pair.engine("engine-0")["breaker"] == "half_open")
     eventually(is_closed)
-
-
-def test_a_new_process_starts_with_a_clean_slate(pair: Pair) -> None:
     pair.first.breaks_early = True
     for number in range(FAILURES):
-        pair.ask_until(pair.first, f"breaks {number}")
+        pair.ask_until(pair.first, f"breaks again {number}")
     pair.first.breaks_early, pair.first.epoch = False, "epoch-2"
     eventually(lambda: pair.engine("engine-0")["description"]["epoch"] == "epoch-2")
     assert pair.engine("engine-0")["breaker"] == "closed"
@@ -227,18 +226,19 @@ def test_a_new_process_starts_with_a_clean_slate(pair: Pair) -> None:
 
 
 def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
+    sources = {engine["routing"]["source"] for engine in pair.admin.get("engines")}
     assert pair.admin.post("engines/engine-0/drain")["is_draining"] is True
     for number in range(12):
         assert pair.ask(f"drained {number}").status_code == 200
     assert not pair.first.requests
+    eventually(lambda: {e["routing"]["source"] for e in pair.admin.get("engines")} == {"learned"})
+    assert sources <= {"learned", "events"}, "an engine without events tells by its answers"
     assert pair.admin.post("engines/engine-0/resume")["is_draining"] is False
     pair.ask_until(pair.first, "resumed")
 
-    headers = {"x-api-key": pair.admin.key}
-    engine = f"{pair.url}/admin/v1/engines/engine-0"
     eventually(lambda: pair.engine("engine-0")["routing"]["running"] == 0)
-    assert httpx.delete(engine, headers=headers, trust_env=False, timeout=120).status_code == 200
-    assert httpx.delete(engine, headers=headers, trust_env=False, timeout=120).status_code == 404
+    pair.admin.delete("engines/engine-0")
+    pair.admin.delete("engines/engine-0", 404)
     pair.first.requests.clear()
     for number in range(12):
         assert pair.ask(f"removed {number}").status_code == 200
@@ -249,49 +249,23 @@ def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
     pair.ask_until(pair.first, "added")
 
 
-def test_an_engine_with_running_turns_is_not_removed(pair: Pair) -> None:
+def test_what_can_not_be_done_to_engines_is_said(pair: Pair) -> None:
     for engine in (pair.first, pair.second):
         engine.wait_seconds = 60.0
-    with httpx.stream(
-        "POST",
-        f"{pair.url}/v1/messages",
-        json=body(stream=True),
-        headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
-        timeout=120,
-        trust_env=False,
-    ):
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+    url, asked = f"{pair.url}/v1/messages", body(stream=True)
+    with httpx.stream("POST", url, json=asked, headers=headers, timeout=120):
         name = "engine-0" if pair.first.requests else "engine-1"
-        reply = httpx.delete(
-            f"{pair.url}/admin/v1/engines/{name}",
-            headers={"x-api-key": pair.admin.key},
-            trust_env=False,
-            timeout=120,
-        )
-        assert reply.status_code == 400 and "turns run there" in reply.text
-
-
-@pytest.mark.parametrize(
-    "given, reason",
-    [
-        ({"url": "engine:8100"}, "url: must be http:// or https://, a host"),
-        ({"url": "http://"}, "url: must be http:// or https://, a host"),
-        ({}, "url: field required"),
-        ({"url": "http://e", "name": "x"}, "name: unknown field"),
-    ],
-)
-def test_a_bad_address_is_named(pair: Pair, given: dict[str, str], reason: str) -> None:
-    assert reason in pair.admin.post("engines", given, 400)["error"]["message"]
-
-
-def test_engines_are_for_admins_and_no_engine_is_there_twice(pair: Pair) -> None:
+        said = pair.admin.delete(f"engines/{name}", 400)
+        assert "turns run there" in said["error"]["message"]
     with_model_key = Admin(pair.url, API_KEY)
     with_model_key.post("engines", {"url": "http://e"}, 403)
     with_model_key.post("engines/engine-0/drain", status=403)
     with_model_key.get("engines", 403)
     pair.admin.post("engines/engine-9/drain", status=404)
-    said = pair.admin.post("engines", {"url": pair.first_url}, 400)
-    assert said["error"]["message"] == "url: this engine is there already"
-
-
-def test_an_engine_without_events_is_learned_from_its_answers(pair: Pair) -> None:
-    eventually(lambda: {e["routing"]["source"] for e in pair.admin.get("engines")} == {"learned"})
+    for given, reason in (
+        ({"url": pair.first_url}, "url: this engine is there already"),
+        ({}, "url: field required"),
+        ({"url": "http://e", "name": "x"}, "name: unknown field"),
+    ):
+        assert reason in pair.admin.post("engines", given, 400)["error"]["message"]

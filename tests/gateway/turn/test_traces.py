@@ -23,10 +23,9 @@ from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import eventually, serve, serve_gateway
 
 pytest.importorskip("opentelemetry.sdk")
-from tests.gateway.turn.collector import Collector, Span, collecting, collecting_grpc, transcript
+from tests.gateway.turn.collector import Collector, Span, collecting, collecting_grpc
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1
-ENGINE_SPANS = ("generate", "look_up", "queue", "prefill", "decode")
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET_WORDS = "The heron counts forty two stones"
 
@@ -82,7 +81,10 @@ def spans_of(collector: Collector, trace: str, number: int) -> list[Span]:
     return found
 
 
-def test_a_turn_is_one_trace_over_gateway_and_engine(stack: Stack, collector: Collector) -> None:
+def test_a_turn_is_one_trace_with_what_was_read_and_without_a_word_of_the_prompt(
+    stack: Stack, collector: Collector
+) -> None:
+    ask(stack, os.urandom(16).hex())
     trace = os.urandom(16).hex()
     turn_id = ask(stack, trace)
     found = spans_of(collector, trace, 7)
@@ -99,16 +101,6 @@ def test_a_turn_is_one_trace_over_gateway_and_engine(stack: Stack, collector: Co
         assert before.began <= before.ended == after.began <= after.ended
     assert turn.began <= call.began <= generate.began <= generate.ended <= turn.ended
     assert not any(span.is_error for span in found)
-    assert turn.attributes["gen_ai.response.id"] == turn_id
-
-
-def test_what_was_read_and_written_is_in_the_spans_of_both(
-    stack: Stack, collector: Collector
-) -> None:
-    ask(stack, os.urandom(16).hex())
-    trace = os.urandom(16).hex()
-    ask(stack, trace)
-    turn, _, generate, *_ = spans_of(collector, trace, 7)
     for span in (turn, generate):
         read = span.attributes["gen_ai.usage.cache_read.input_tokens"]
         assert isinstance(read, int) and read > 100
@@ -117,21 +109,16 @@ def test_what_was_read_and_written_is_in_the_spans_of_both(
         assert span.attributes["gen_ai.usage.output_tokens"] > 0
         assert span.attributes["holdfast.cache.tier"] == "device"
         assert span.attributes["gen_ai.operation.name"] == "chat"
-    assert turn.attributes["holdfast.lease.state"] == "leased"
-    assert 0 < turn.attributes["holdfast.lease.seconds"] <= 300  # type: ignore[operator]
-    assert turn.attributes["http.response.status_code"] == 200
-    assert str(turn.attributes["holdfast.request_id"]).startswith("req_")
-
-
-def test_no_span_has_a_word_of_the_prompt_or_a_key(stack: Stack, collector: Collector) -> None:
-    trace = os.urandom(16).hex()
-    ask(stack, trace)
-    spans_of(collector, trace, 7)
+    told = turn.attributes
+    assert (told["gen_ai.response.id"], told["http.response.status_code"]) == (turn_id, 200)
+    assert told["holdfast.lease.state"] == "leased"
+    assert 0 < told["holdfast.lease.seconds"] <= 300  # type: ignore[operator]
+    assert str(told["holdfast.request_id"]).startswith("req_")
     words = (*SECRET_WORDS.split(), API_KEY, "engine-secret")
     assert not [word for word in words if word.encode() in collector.raw]
 
 
-def test_the_spans_go_by_grpc_too_and_are_told_in_their_order(tmp_path: Path) -> None:
+def test_the_spans_go_by_grpc_too(tmp_path: Path) -> None:
     with collecting_grpc() as collector:
         shared = environment(collector) | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
         shared["OTEL_EXPORTER_OTLP_INSECURE"] = "true"
@@ -142,15 +129,10 @@ def test_the_spans_go_by_grpc_too_and_are_told_in_their_order(tmp_path: Path) ->
             ask(stack, trace)
             found = spans_of(collector, trace, 7)
             eventually(lambda: counted(stack.gateway, "exported") >= 2)
-    lines = [line.split() for line in transcript(found).splitlines()[1:]]
-    told = [(line[2], line[3]) for line in lines if "*" not in line]
-    assert told == [
-        ("holdfast-gateway", "chat"),
-        ("holdfast-gateway", "engine_call"),
-        *(("holdfast-engine", name) for name in ENGINE_SPANS),
-    ]
-    events = [line[3] for line in lines if "*" in line]
-    assert events == ["holdfast.admitted", "holdfast.first_frame"]
+    assert {event for span in found for event in span.events} == {
+        "holdfast.admitted",
+        "holdfast.first_frame",
+    }
 
 
 def counted(url: str, result: str) -> float:
@@ -174,10 +156,14 @@ def gateway(
         yield url
 
 
+def headers(traceparent: str) -> dict[str, str]:
+    told = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
+    return {**told, "traceparent": traceparent}
+
+
 def post(url: str, trace: str = TRACE, **changes: Any) -> httpx.Response:
-    headers = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
-    headers["traceparent"] = f"00-{trace}-{PARENT}-01"
-    return httpx.post(f"{url}/v1/messages", json=body(**changes), headers=headers, timeout=120)
+    told = headers(f"00-{trace}-{PARENT}-01")
+    return httpx.post(f"{url}/v1/messages", json=body(**changes), headers=told, timeout=120)
 
 
 def test_a_retry_at_another_engine_is_a_second_call_of_one_trace(
@@ -217,12 +203,9 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
         assert post(url, refused).status_code == 400
         turn, call = spans_of(collector, refused, 2)
         engine.refusal, engine.script = None, say(*["word "] * 2_000, delay=0.05)
-        headers = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
-        headers["traceparent"] = f"00-{left}-{PARENT}-01"
+        told, path = headers(f"00-{left}-{PARENT}-01"), f"{url}/v1/messages"
         asked = body(stream=True)
-        with httpx.stream(
-            "POST", f"{url}/v1/messages", json=asked, headers=headers, timeout=120
-        ) as reply:
+        with httpx.stream("POST", path, json=asked, headers=told, timeout=120) as reply:
             next(reply.iter_lines())
         gone, _ = spans_of(collector, left, 2)
     assert turn.is_error and call.is_error
@@ -231,22 +214,21 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
     assert gone.is_error and gone.attributes["holdfast.outcome"] == "client_disconnect"
 
 
-NO_PARENTS = ["", "00-zz-yy-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"]
-
-
-@pytest.mark.parametrize("traceparent", NO_PARENTS)
 def test_a_traceparent_that_is_not_one_begins_a_new_trace(
-    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traceparent: str
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, before = ScriptedEngine(), len(collector.spans)
-    with serve(engine) as one, gateway(monkeypatch, tmp_path, collector.url, one) as url:
-        headers = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
-        headers["traceparent"] = traceparent
-        reply = httpx.post(f"{url}/v1/messages", json=body(), headers=headers, timeout=120)
-        assert reply.status_code == 200
-        eventually(lambda: len(collector.spans) == before + 2)
-    call, turn = sorted(collector.spans[before:], key=lambda span: span.parent, reverse=True)
-    assert turn.parent == "" and call.parent == turn.id and call.trace == turn.trace
+    with (
+        serve(ScriptedEngine()) as one,
+        gateway(monkeypatch, tmp_path, collector.url, one) as url,
+    ):
+        for wrong in ("", "00-zz-yy-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"):
+            before, path = len(collector.spans), f"{url}/v1/messages"
+            reply = httpx.post(path, json=body(), headers=headers(wrong), timeout=120)
+            assert reply.status_code == 200
+            eventually(lambda before=before: len(collector.spans) == before + 2)
+            made = sorted(collector.spans[before:], key=lambda span: span.parent, reverse=True)
+            call, turn = made
+            assert turn.parent == "" and call.parent == turn.id and call.trace == turn.trace
 
 
 def test_a_collector_that_is_slow_or_away_holds_no_turn_and_drops_are_counted(
