@@ -45,7 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, longest: Longest) -> Iterator[
             yield url
 
 
-ROUNDS = 3
+ROUNDS = 12
 
 
 def blocks_at_the_bound() -> bytes:
