@@ -17,7 +17,7 @@ from gateway.ledger.upkeep import rebuild
 from gateway.prices.book import PriceBook
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
-NUM_MANY = 3000
+NUM_MANY = 20_000
 # A dollar for a million tokens; written at 1.25 and 2, read at a tenth, output at five.
 PRICE = PriceBook().find("reference", date(2026, 11, 1))
 UNKNOWN = ("prefix", "prefix_ttl", "miss_reason", "epoch", "queue_seconds", "name", "error",

@@ -32,7 +32,7 @@ HOUR_MS = 3_600_000
 LENGTHS = ((0, 1000), (1000, 4000), (4000, 16_000), (16_000, 64_000))
 # A share in a table has three digits.
 SHOWN_SHARE = 5.1e-4
-SEEDS = (7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (11, 23)))
+SEEDS = (7, 11, 23)
 
 
 def turns(seed: int) -> Iterator[Row]:

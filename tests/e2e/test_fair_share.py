@@ -12,8 +12,8 @@ from scripts.stack import ADMIN_KEY, API_KEY
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.gateway.admin_client import Admin
 
-NUM_FLOOD = 140
-NUM_SINGLE = 4
+NUM_FLOOD = 180
+NUM_SINGLE = 6
 MAX_RUNNING = 4
 NUM_ENGINES = 2
 # What two engines run, and what they have waiting beside.
@@ -63,7 +63,7 @@ async def _flood_and_ask(gateway: Gateway, key: str) -> list[int]:
 
         flood = [asyncio.create_task(ask(many, f"flood {n}")) for n in range(NUM_FLOOD)]
         deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
-        while await asyncio.to_thread(_waiting, gateway) < 100:
+        while await asyncio.to_thread(_waiting, gateway) < 120:
             assert asyncio.get_running_loop().time() < deadline, "the flood does not wait"
             await asyncio.sleep(0.05)
         waited = []

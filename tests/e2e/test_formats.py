@@ -137,12 +137,7 @@ class Served(NamedTuple):
     gateway: str
 
 
-# The engine's own tests have every format; whole conversations of some are for the long run.
-OFTEN = ("gpt-oss", "glm", "deepseek")
-RARELY = [pytest.param(name, marks=pytest.mark.slow) for name in STYLES if name not in OFTEN]
-
-
-@pytest.fixture(scope="module", params=[*OFTEN, *RARELY])
+@pytest.fixture(scope="module", params=list(STYLES))
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:

@@ -24,7 +24,7 @@ def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
 
     Gateways keep idle connections to engines for 30 s, engines for 75 s: nobody waits for that.
     """
-    with running_fleet(tmp_path, 2, 2, FAST, GATEWAY) as fleet:
+    with running_fleet(tmp_path, 3, 2, FAST, GATEWAY) as fleet:
         urls = [gateway.url for gateway in fleet.gateways]
         target = Target(urls, fleet.engines, API_KEY, "synthetic")
         asyncio.run(run_streams(target, STREAMS, 40))

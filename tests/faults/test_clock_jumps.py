@@ -18,7 +18,7 @@ from tests.gateway.admin_client import Admin
 from tests.gateway.serving import make_settings, serve_app
 
 TICK = 1.0
-STEPS = number(24, 500)
+STEPS = number(50, 500)
 # Daylight saving, an hour wrong, a leap second, a battery that was empty.
 JUMPS = (-3600, 3600, -1, 1, -86_400 * 365, 86_400 * 365)
 SECRET = "engine-secret-for-tests"

@@ -27,6 +27,9 @@ from gateway.journal.charge import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
+from scripts.stack import API_KEY as STACK_KEY
+from scripts.stack import running_stack
+from tests.e2e.kills import idle_stats
 from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
 from tests.gateway.journal.test_journal import Witness, record
@@ -154,3 +157,31 @@ def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) 
     told("F14, frames", fuzzed=sum(sent.values()), turns=turns, ends=dict(ends))
     assert ends["message_stop"] and ends["error"] and ends["200"]
     assert "holdfast_gateway_journal_backlog 0.0" in text
+
+
+@pytest.mark.timeout(1800)
+def test_an_engine_takes_cancels_and_acknowledgements_of_anything(tmp_path: Path) -> None:
+    events, rng = number(100, 10_000), random.Random(44)
+    settings = {"ENGINE_SYNTHETIC_DECODE_MS": "1", "ENGINE_LOG_LEVEL": "error"}
+    quiet = {"HOLDFAST_LOG_LEVEL": "error"}
+    with running_stack(tmp_path, "synthetic", settings, quiet) as stack, stack.engine_client() as e:
+        known: list[str] = []
+        for event in range(events):
+            if event % 20 == 0:
+                message = body(model="synthetic", max_tokens=rng.randrange(1, 20))
+                url = f"{stack.gateway}/v1/messages"
+                reply = httpx.post(
+                    url, json=message, headers={**HEADERS, "x-api-key": STACK_KEY}, timeout=120
+                )
+                assert reply.status_code == 200, reply.text
+                known.append(reply.json()["id"])
+            target = rng.choice([*known, f"msg_unknown{event}"])
+            if rng.random() < 0.5:
+                cancelled = e.post("/v1/cancel", json={"request_id": target})
+                assert cancelled.status_code == 200 and not cancelled.json()["cancelled"]
+            else:
+                acked = e.post("/v1/ack", json={"request_ids": [target] * rng.randrange(1, 3)})
+                assert acked.status_code == 204
+        stats = idle_stats(stack.engine)
+        assert stats["running"] + stats["waiting"] + stats["unacknowledged"] == 0
+    told("F14, cancels and acknowledgements", events=events, turns=len(known), failed=0)

@@ -299,6 +299,8 @@ _MESSAGES = {
     "blocks of one message": (_BLOCKS, lambda n: _content([_text()] * n)),
     "messages": (_BLOCKS, _alternating),
     "bytes of one text": (_BYTES, lambda n: _content([_text("a b " * (n // 4))])),
+    "bytes that are escaped": (_BYTES // 4, lambda n: _content([_text('",' * (n // 2))])),
+    "system blocks": (_BLOCKS, lambda n: {"system": [_text()] * n}),
     "system blocks with nonces": (_BLOCKS, lambda n: {"system": _line(n)}),
     "tools": (BOUNDS.max_tools, lambda n: {"tools": _tools(n)}),
     "properties": (
@@ -310,13 +312,16 @@ _MESSAGES = {
     "blocks of a tool result": (_BLOCKS, lambda n: _nested(n, _text())),
     "documents in a tool result": (_BLOCKS // 5, lambda n: _nested(n, _document(4))),
     "texts of a search result": (_BLOCKS, lambda n: _nested(1, _search(n))),
+    "thinking blocks": (_BLOCKS, _thinking),
     "thinking blocks and edits": (_BLOCKS, _edits),
+    "stop sequences": (BOUNDS.max_stop_sequences, lambda n: {"stop_sequences": ["x" * 1024] * n}),
     "names (bytes of many texts)": (
         _BYTES,
         lambda n: _content([_text("a" * 8300)] * (n // 8300)),
     ),
     "markers": (_BLOCKS // 2, lambda n: _content([_text(cache_control=_MARKER)] * n)),
     "the last block is wrong": (_BLOCKS, lambda n: _content([_text()] * n + [{"type": "image"}])),
+    "the last text is empty": (_BLOCKS, lambda n: _content([_text()] * n + [_text("")])),
     "calls without results": (_BLOCKS, lambda n: _calls(n, answered=0)),
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
     "bytes of a wrong value": (_BYTES // 4, lambda n: {"service_tier": " - at `$[" * (n // 9)}),
@@ -325,12 +330,22 @@ _MESSAGES = {
         BOUNDS.max_schema_properties,
         lambda n: {"tools": [{**_tools(1)[0], "input_schema": _deep(n)}]},
     ),
+    "bytes of metadata": (
+        BOUNDS.max_metadata_bytes - 64,
+        lambda n: {"metadata": {"user_id": "u" * n}},
+    ),
+    "bytes of a tool's description": (
+        _BYTES,
+        lambda n: {"tools": [{**_tools(1)[0], "description": "a b " * (n // 4)}]},
+    ),
     "bytes of a tool's result": (_BYTES, lambda n: _nested(1, _text("a b " * (n // 4)))),
     "blank bytes": (_BLANK_BYTES, lambda n: _content([_text(" " * n)])),
+    "bytes of characters of four bytes": (_BYTES // 4, lambda n: _content([_text("𝔸" * (n // 4))])),
 }
 _CHAT = {
     "parts of one message": (_BLOCKS, lambda n: _content([_text()] * n)),
     "messages": (_BLOCKS, _alternating),
+    "bytes of one text": (_BYTES, lambda n: _content([_text("a b " * (n // 4))])),
     "system messages": (_BLOCKS, _systems),
     "tools": (BOUNDS.max_tools, lambda n: {"tools": _functions(n)}),
     "properties": (BOUNDS.max_schema_properties, _form),
@@ -339,9 +354,15 @@ _CHAT = {
         _BLOCKS,
         lambda n: _content([_text(prompt_cache_breakpoint={"mode": "explicit"})] * n),
     ),
+    "the last part is wrong": (
+        _BLOCKS,
+        lambda n: _content([_text()] * n + [{"type": "image_url"}]),
+    ),
     "calls without results": (_BLOCKS, lambda n: _chat_calls(n, answered=0)),
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
+    "choices": (BOUNDS.max_choices, lambda n: {"n": n}),
     "bytes of a call's arguments": (_BYTES // 8, _arguments),
+    "bytes of a key": (1024, lambda n: {"prompt_cache_key": "k" * n}),
 }
 _BODIES = {
     "too many values": (

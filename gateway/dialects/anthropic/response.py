@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from engine import protocol
+from gateway.admin.structs.usage import DivergenceKind
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Writer, partial_json
@@ -26,7 +27,7 @@ from gateway.dialects.extension import Holdfast, extension_of
 class CacheMissReason(msgspec.Struct, frozen=True):
     """Where the prompts part, with the tokens that were missed by it, or why nobody knows."""
 
-    type: str
+    type: DivergenceKind | Literal["previous_message_not_found"]
     cache_missed_input_tokens: int | UnsetType = UNSET
 
 
@@ -36,7 +37,7 @@ class Diagnostics(msgspec.Struct, frozen=True):
     cache_miss_reason: CacheMissReason | None
 
 
-def changed(kind: str, missed_tokens: int | None) -> Diagnostics:
+def changed(kind: DivergenceKind, missed_tokens: int | None) -> Diagnostics:
     """The report of a divergence of that kind."""
     if missed_tokens is None:
         return Diagnostics(CacheMissReason("unavailable"))

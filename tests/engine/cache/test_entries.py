@@ -54,6 +54,22 @@ def test_what_was_readable_when_a_turn_arrived_is_kept_for_it_until_the_grace_is
     assert world.entries.drop("red") == 0
 
 
+def test_a_prefix_that_only_look_back_finds_begins_its_ttl_anew() -> None:
+    world = World()
+    finished(world, "red", FIVE)
+    for number in (1, 2):
+        world.wait(200)
+        # A conversation that grew: its one mark stands behind the prefix, at another place.
+        grown = world.run("red", [FIVE, (90 + number,)], {1: "5m"})
+        assert grown.found is not None and grown.found.read == 5, number
+        world.end(grown)
+        world.check()
+    world.wait(299)
+    assert world.entry_at("red", FIVE) is not None
+    world.wait(2)
+    assert world.entry_at("red", FIVE) is None
+
+
 def test_who_goes_on_in_the_midst_of_a_best_effort_tail_leaves_it_as_it_is() -> None:
     world = World(lease_share=0.0)
     world.end(world.run("red", [FIVE, (6,)], {0: "5m", 1: "5m"}))

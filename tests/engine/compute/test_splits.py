@@ -21,7 +21,7 @@ from tests.engine.schedule.harness import Harness, Sent
 BOUND = 1e-5
 FAMILIES = ("llama", "qwen3", "mistral")
 Models = Callable[[str], TinyModel]
-NUM_PROMPTS = int(os.environ.get("EXACT_PROMPTS", "1"))
+NUM_PROMPTS = int(os.environ.get("EXACT_PROMPTS", "2"))
 NUM_SPLITS = 3
 
 

@@ -102,7 +102,7 @@ def test_waiting_holds_are_given_up_before_a_lease() -> None:
     assert "leases_sacrificed" not in engine.totals.counters
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_whatever_comes_everybody_ends_with_the_right_tokens(seed: int) -> None:
     """Many requests, some cancelled, over a pool that is too small for them together."""
     rng = random.Random(seed)
@@ -149,7 +149,7 @@ def test_whatever_comes_everybody_ends_with_the_right_tokens(seed: int) -> None:
 def test_usage_adds_up_for_readers_that_lose_their_place(lease_share: float) -> None:
     """Readers of cached prefixes, preempted in the middle of their prefill by those who answer."""
     num_preempted = 0
-    for seed in range(30):
+    for seed in range(60):
         rng = random.Random(seed)
         num_blocks = rng.choice([16, 18, 20])
         engine = Harness(num_blocks=num_blocks, max_step_tokens=8, lease_share=lease_share)

@@ -61,7 +61,7 @@ def ask(engine: Harness, rng: random.Random) -> Sent:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(12))
 def test_answers_counts_and_blocks_are_as_without_speculation(seed: int) -> None:
     """A pool that is too small for all of it, two scopes, batches, choices and a host tier."""
     counts: list[list[FinalCounts]] = []

@@ -78,7 +78,7 @@ def test_every_truncation_and_every_longer_file_is_a_miss() -> None:
 
 
 @given(st.data())
-@settings(max_examples=50)
+@settings(max_examples=200)
 def test_torn_files_are_a_miss(data: st.DataObject) -> None:
     """A part of a file that is zeros or another file's bytes, as a crash may leave it."""
     other = encode(a_key((9, 9, 9, 9)), bytes(len(PAYLOAD)), MODEL, KEYS)

@@ -22,7 +22,7 @@ from tests.engine.store.engines import (
     started,
 )
 
-SEEDS = int(os.environ.get("STORE_FUZZ_SEEDS", "4"))
+SEEDS = int(os.environ.get("STORE_FUZZ_SEEDS", "8"))
 
 
 @pytest.fixture

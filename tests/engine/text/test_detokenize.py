@@ -18,7 +18,7 @@ def fed(tokenizer: Tokenizer, token_ids: list[int], *, continues: bool = False) 
     return [*pieces, detokenizer.flush()]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(TEXTS)
 def test_byte_level_text_survives(text: str) -> None:
     tokenizer = demo_files().tokenizer
@@ -29,7 +29,7 @@ def test_byte_level_text_survives(text: str) -> None:
         assert pieces[-1] == ""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("helo wrd,😀é\n日")))
 def test_text_of_sentencepiece_survives_with_its_spaces(text: str) -> None:
     tokenizer = trained("sentencepiece")

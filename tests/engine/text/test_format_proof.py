@@ -116,7 +116,7 @@ def inputs_for(name: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CALLING)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_a_template_writes_of_calls_is_read_back_however_it_is_cut(
     name: str, data: st.DataObject

@@ -84,7 +84,7 @@ def unusual() -> tuple[ChatRenderer, dict[str, int]]:
     return renderer, dict(PieceTokenizer(renderer.tokenizer, template=UNUSUAL).control_ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_text_becomes_a_control_token_of_an_unusual_tokenizer(data: st.DataObject) -> None:
     renderer, controls = unusual()

@@ -11,7 +11,7 @@ from tests.gateway.advice.faulty import FAULTY, FAULTY_BODIES
 from tests.gateway.advice.shapes import Author, Sent, turns_of
 from tests.gateway.advice.sound import SOUND, SOUND_BODIES
 
-SEEDS = range(1000, 1003)
+SEEDS = range(1000, 1004)
 
 
 def faults_in(sent: list[Any]) -> list[Fault]:

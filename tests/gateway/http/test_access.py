@@ -17,7 +17,7 @@ from tests.gateway.conftest import Stack
 from tests.gateway.operations import OPERATIONS
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, soon_after
 
-NUM_FUZZED = 500
+NUM_FUZZED = 2000
 CLOSED = [operation for operation in OPERATIONS if operation.keys]
 # What a key that is not an admin's may look at, of its own workspace.
 OWN = set(

@@ -26,8 +26,8 @@ from tests.gateway.process import gateway_process
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import API_KEY, eventually, serve
 
-NUM_MUTANTS = number(1_000, 10_000)
-NUM_WARM_UP = 300
+NUM_MUTANTS = number(2_500, 10_000)
+NUM_WARM_UP = 500
 VALID_EVERY = 25
 MAX_GROWTH_BYTES = 50 * 2**20
 EPHEMERAL = {"type": "ephemeral"}
@@ -283,7 +283,7 @@ def check_rows(caller: Caller) -> None:
                 return found
             query = f"limit=1000&after_id={page['last_id']}"
 
-    eventually(lambda: len(ended()) >= 5, 120)
+    eventually(lambda: len(ended()) > 20, 120)
     for batch_id in ended():
         _, _, raw = caller.get(f"/v1/messages/batches/{batch_id}/results")
         for line in raw.splitlines():
