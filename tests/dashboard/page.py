@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page, TimeoutError
 from scripts.setup.chromium import browsing, find_chromium, listen, new_page, sign_in
 from scripts.stack import serving_dashboard
 
-# The script has run, and nothing that it drew is being replaced.
-SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+# All is drawn. Streamlit drops the filters that are not drawn yet when a link is clicked.
+SETTLED = '[data-test-script-state="notRunning"]:not(:has([data-testid="stSkeleton"]))'
 WAIT_MS = 180_000
 
 
