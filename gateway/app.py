@@ -14,6 +14,16 @@ from litestar.middleware import DefineMiddleware
 from engine.traces import Traces, open_traces
 from gateway.admin.openapi import describe_once
 from gateway.admin.routes import CONTROLLERS
+from gateway.admission.accounts import SpendWatch, WorkspaceLimits
+from gateway.admission.bodies import BodyBytes
+from gateway.admission.counting import Counting
+from gateway.admission.keyring import KeyRing, look_at_database, make_keyring
+from gateway.admission.large_bodies import LargeBodies
+from gateway.admission.permit import Admission, RowAdmission
+from gateway.admission.queue import EngineQueue
+from gateway.admission.reading import read_limits
+from gateway.admission.shared import SharedLimits
+from gateway.admission.workers import Workers
 from gateway.base.background import Background
 from gateway.base.catalogue import Catalogue, load_catalogue
 from gateway.base.clock import Clock
@@ -38,16 +48,6 @@ from gateway.ledger.database import Ledger, open_ledgers
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.shared_limits import SharedLimitsTable
 from gateway.ledger.stored import CachedContents
-from gateway.limits.accounts import SpendWatch, WorkspaceLimits
-from gateway.limits.admission import Admission, RowAdmission
-from gateway.limits.bodies import BodyBytes
-from gateway.limits.counting import Counting
-from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
-from gateway.limits.large_bodies import LargeBodies
-from gateway.limits.queue import EngineQueue
-from gateway.limits.reading import read_limits
-from gateway.limits.shared import SharedLimits
-from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
 from gateway.prompt.ask import Ask

@@ -23,6 +23,8 @@ from gateway.admin.structs.fleet import (
     Workspace,
     WorkspaceReport,
 )
+from gateway.admission.accounts import month_of
+from gateway.admission.keyring import EFFECTIVE_SECONDS
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.http.auth import AdminRequest
 from gateway.http.services import Services
@@ -35,8 +37,6 @@ from gateway.ledger.access import (
     ApiKey,
     new_key,
 )
-from gateway.limits.accounts import month_of
-from gateway.limits.keyring import EFFECTIVE_SECONDS
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 _DAY_SECONDS = 86_400.0

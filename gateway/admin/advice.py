@@ -37,6 +37,7 @@ from gateway.admin.structs.advice import (
     StreamAdvice,
 )
 from gateway.admin.structs.usage import PrefixReport, Totals
+from gateway.admission.workers import INLINE_BYTES
 from gateway.advice import pasted
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.advice.pasted import MAX_REQUESTS, PastedDialect
@@ -51,7 +52,6 @@ from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import prefixes
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import newest_writers, observed
-from gateway.limits.workers import INLINE_BYTES
 from gateway.planning.asked import (
     DEFAULT_MIN_TOKENS,
     DTYPES,

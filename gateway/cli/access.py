@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from gateway.admin.structs.fleet import KeyScope, Workspace
+from gateway.admission.keyring import EFFECTIVE_SECONDS
 from gateway.base.clock import Clock
 from gateway.cli.arguments import (
     NONE,
@@ -24,7 +25,6 @@ from gateway.cli.arguments import (
 from gateway.cli.upkeep import run_in_ledger
 from gateway.ledger.access import AUTO_CACHE, DEFAULT_WORKSPACE, Keys, Workspaces, new_key
 from gateway.ledger.database import Ledger
-from gateway.limits.keyring import EFFECTIVE_SECONDS
 from gateway.prices.money import NanoDollars, dollars
 
 _DAY_SECONDS = 86_400.0

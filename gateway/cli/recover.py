@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.protocol import FinalCounts
+from gateway.admission.keyring import KeyRing
 from gateway.base.catalogue import load_catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, NotFound
@@ -30,7 +31,6 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal, has_journal
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.limits.keyring import KeyRing
 from gateway.prices.book import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any, TypeVar
 
+from gateway.admission.accounts import month_of
 from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUnavailable, NotFound
 from gateway.base.settings import load_database, load_price_files
@@ -23,7 +24,6 @@ from gateway.journal.store import ASIDE, has_journal, rows_in
 from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.upkeep import EXPORT_SECONDS, problems, rebuild, retain, turn_lines, usage_lines
-from gateway.limits.accounts import month_of
 from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
 from gateway.prices.money import per_million
 from gateway.prices.sheets import PriceSheets

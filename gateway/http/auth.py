@@ -24,6 +24,8 @@ from litestar.middleware import AbstractAuthenticationMiddleware, Authentication
 from litestar.types import ASGIApp, Receive, Scope, Send
 from pydantic import SecretStr
 
+from gateway.admission.keyring import KeyRing
+from gateway.admission.reading import ReadKind
 from gateway.base.errors import (
     Forbidden,
     GatewayError,
@@ -36,8 +38,6 @@ from gateway.http.connections import group_of
 from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.access import digest_of
-from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import ReadKind
 from gateway.prompt.ask import Principal
 
 OWN_WORKSPACE = {"own_workspace": True}

@@ -5,9 +5,9 @@ Rows whose result is not kept yet then run again; their first turn is in the led
 The first row of a prefix runs alone: it writes what the others read.
 
 A gateway works on WORKING batches of a workspace at one time; the others stay free for other
-gateways. Of each workspace it brings as many rows to the queue (`limits/queue.py`) as it may have
-at engines in all. They are let in when engines have idle room, and workspaces take turns there. A
-row that is refused for now keeps no place while it waits to be tried again.
+gateways. Of each workspace it brings as many rows to the queue (`admission/queue.py`) as it may
+have at engines in all. They are let in when engines have idle room, and workspaces take turns
+there. A row that is refused for now keeps no place while it waits to be tried again.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from itertools import groupby
 
 import msgspec
 
+from gateway.admission.keyring import KeyRing
+from gateway.admission.workers import INLINE_BYTES, Workers
 from gateway.base.background import pause
 from gateway.base.catalogue import Catalogue
 from gateway.base.errors import (
@@ -41,8 +43,6 @@ from gateway.http.batch_rows import RowReader
 from gateway.http.model_calls import whole_message
 from gateway.ledger.database import Ledger
 from gateway.ledger.stored import Batch, Batches, BatchItem, Result
-from gateway.limits.keyring import KeyRing
-from gateway.limits.workers import INLINE_BYTES, Workers
 from gateway.prompt.ask import TurnId
 from gateway.prompt.origin import Origin
 from gateway.turn.turn import TurnService

@@ -9,9 +9,9 @@ from typing import Any
 
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from gateway.admission.bodies import BodyBytes
+from gateway.admission.large_bodies import LARGE_BYTES, NO_WAIT, LargeBodies, Wait
 from gateway.base.errors import BodyTimeout, ClientGone
-from gateway.limits.bodies import BodyBytes
-from gateway.limits.large_bodies import LARGE_BYTES, NO_WAIT, LargeBodies, Wait
 
 BODY_BYTES_PER_SECOND = 16 * 1024
 """A body's deadline moves by a second for each this many bytes.

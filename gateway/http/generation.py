@@ -11,6 +11,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from engine.protocol import Frame
+from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
 from gateway.base.catalogue import Model
 from gateway.base.errors import ClientGone, EngineFailed, GatewayError, UnsupportedMedia
@@ -19,7 +20,6 @@ from gateway.dialects.collector import Writer
 from gateway.http.errors import origin_of
 from gateway.http.services import services_of
 from gateway.http.speaking import header_of
-from gateway.limits.workers import INLINE_BYTES
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.turn.state import Findings
 from gateway.turn.turn import Taken

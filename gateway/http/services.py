@@ -6,6 +6,11 @@ from typing import Any
 
 import litestar
 
+from gateway.admission.counting import Counting
+from gateway.admission.keyring import KeyRing
+from gateway.admission.reading import ReadKind, ReadLimit
+from gateway.admission.shared import SharedLimits
+from gateway.admission.workers import Workers
 from gateway.base.background import Kept
 from gateway.base.bounds import Tuning
 from gateway.base.catalogue import Catalogue, Model
@@ -20,11 +25,6 @@ from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.identity import Identity
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.stored import Batches, CachedContents
-from gateway.limits.counting import Counting
-from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import ReadKind, ReadLimit
-from gateway.limits.shared import SharedLimits
-from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
 from gateway.prompt.media import Unreadable

@@ -73,7 +73,7 @@ class WorkspaceRow(Base):
 
 
 class SharedLimitsRow(Base):
-    """What gateways tell each other of a workspace's limits, as JSON (`limits/shared.py`)."""
+    """What gateways tell each other of a workspace's limits, as JSON (`admission/shared.py`)."""
 
     __tablename__ = "shared_limits"
 

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Frame, Started
+from gateway.admission.queue import EngineQueue
 from gateway.base.clock import Clock
 from gateway.base.errors import (
     DemandRefused,
@@ -33,7 +34,6 @@ from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
-from gateway.limits.queue import EngineQueue
 from gateway.prompt.ask import Ask
 from gateway.routing.client import CannotConnect
 from gateway.routing.engine import Engine

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Frame, Started
+from gateway.admission.permit import Permit
 from gateway.base.errors import DemandRefused, GatewayError
 from gateway.base.grants import AutoCache
 from gateway.base.record import CLIENT_LEFT, TurnRecord
 from gateway.dialects import errors
-from gateway.limits.admission import Permit
 from gateway.prompt.ask import Ask
 from gateway.prompt.ignored import Ignored
 from gateway.routing.engine import Engine

@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
+from gateway.admission.keyring import KeyRing
 from gateway.base.background import pause
 from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.ledger.stored import CachedContent, CachedContents
-from gateway.limits.keyring import KeyRing
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 

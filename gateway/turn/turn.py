@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from engine.protocol import Done, Frame, Started
+from gateway.admission.permit import Admission, Permit
+from gateway.admission.queue import Passage
 from gateway.base.background import Background
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
@@ -19,8 +21,6 @@ from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.charge import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
-from gateway.limits.admission import Admission, Permit
-from gateway.limits.queue import Passage
 from gateway.prompt.ask import Ask, TurnId
 from gateway.prompt.origin import NO_ORIGIN, Origin
 from gateway.routing.engine import Engine

@@ -13,13 +13,13 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from engine.protocol import ChainHeld, HeldName, Snapshot
+from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
 from gateway.http.connections import Connections
 from gateway.http.query import query_problems
 from gateway.journal.store import Journal
-from gateway.limits.accounts import Wanted, WorkspaceLimits
-from gateway.limits.fair_queue import FairQueue, Waiting
 from gateway.prompt.ask import Principal
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 from tests.doubling import Dimension, Work

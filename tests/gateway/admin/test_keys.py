@@ -13,12 +13,12 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from gateway.admission.keyring import KeyRing
 from gateway.base.clock import Clock
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.settings import DatabaseSettings
 from gateway.ledger.access import Directory, Keys
 from gateway.ledger.database import Ledger
-from gateway.limits.keyring import KeyRing
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import API_KEY, eventually, migrate, serve_gateway, soon_after
 from tests.postgres import new_database

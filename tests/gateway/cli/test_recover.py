@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import FinalCounts, InputUsage
+from gateway.admission.keyring import KeyRing
 from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable
 from gateway.base.settings import Settings
@@ -17,7 +18,6 @@ from gateway.cli.recover import count_open_turns, recover_instance, recover_jour
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.limits.keyring import KeyRing
 from gateway.prices.book import PriceBook
 from gateway.prices.files import SHIPPED, load_prices
 from tests.gateway.journal.test_journal import record

@@ -14,13 +14,13 @@ import anthropic
 import httpx
 import pytest
 
+from gateway.admission import large_bodies
+from gateway.admission.bodies import BodyBytes
+from gateway.admission.counting import Counting
 from gateway.base.bounds import Tuning
 from gateway.base.errors import Overloaded, RateLimited
 from gateway.http.batch_rows import BATCH_BYTES, ROW_BYTES
 from gateway.http.connections import Connections, backlog_for, group_of, most_connections
-from gateway.limits import large_bodies
-from gateway.limits.bodies import BodyBytes
-from gateway.limits.counting import Counting
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack, stacked

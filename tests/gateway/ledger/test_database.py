@@ -13,13 +13,13 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import event, text
 
+from gateway.admission.keyring import KeyRing
 from gateway.base.clock import Clock
 from gateway.base.errors import LedgerNotMigrated, LedgerRefused
 from gateway.base.record import TurnRecord
 from gateway.cli.migrate import migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.limits.keyring import KeyRing
 from tests.gateway.ledger.test_sums import at
 from tests.gateway.serving import make_settings
 

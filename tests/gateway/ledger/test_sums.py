@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, select
 
+from gateway.admission.accounts import month_of
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
@@ -30,7 +31,6 @@ from gateway.ledger.schema import (
     TurnRow,
 )
 from gateway.ledger.upkeep import rebuild, retain
-from gateway.limits.accounts import month_of
 from gateway.prices.price import PROMPT_BANDS
 from tests.postgres import new_database
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits import congestion as module
-from gateway.limits.congestion import (
+from gateway.admission import congestion as module
+from gateway.admission.congestion import (
     IDLE_SECONDS,
     MOST,
     NEIGHBOUR_SECONDS,
     CongestionWindows,
 )
-from gateway.limits.queue import Passage
+from gateway.admission.queue import Passage
 
 
 class Turn(Passage):

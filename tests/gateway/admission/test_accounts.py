@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.admission import accounts as module
+from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.bucket import TokenBucket
 from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
-from gateway.limits import accounts as module
-from gateway.limits.accounts import Wanted, WorkspaceLimits
-from gateway.limits.bucket import TokenBucket
 from gateway.prompt.ask import Principal
 from tests.gateway.records import turn_record
 

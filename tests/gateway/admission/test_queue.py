@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.limits import congestion, queue
-from gateway.limits.queue import Pace
+from gateway.admission import congestion, queue
+from gateway.admission.queue import Pace
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gateway.admission.bucket import TokenBucket
 from gateway.base.bounds import Tuning
 from gateway.base.errors import RateLimited
-from gateway.limits.bucket import TokenBucket
 
 _MAX_WORKSPACES = 10_000
 

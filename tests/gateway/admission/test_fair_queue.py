@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.fair_queue import Bounds, FairQueue, QueueFull, Waiting
+from gateway.admission.fair_queue import Bounds, FairQueue, QueueFull, Waiting
 
 SMALL = Bounds(turns=8, tokens=100, workspace_turns=5, workspace_tokens=60)
 WORKSPACES = ("a", "b", "c", "d")

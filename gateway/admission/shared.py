@@ -23,13 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.base.background import pause
-from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, RateLimited, SpendLimitReached
-from gateway.base.grants import NO_LIMITS
-from gateway.base.logs import get_logger
-from gateway.ledger.shared_limits import Exchange
-from gateway.limits.accounts import (
+from gateway.admission.accounts import (
     CONCURRENT,
     NOTHING_ELSEWHERE,
     Account,
@@ -38,7 +32,13 @@ from gateway.limits.accounts import (
     Wanted,
     WorkspaceLimits,
 )
-from gateway.limits.bucket import TokenBucket
+from gateway.admission.bucket import TokenBucket
+from gateway.base.background import pause
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError, RateLimited, SpendLimitReached
+from gateway.base.grants import NO_LIMITS
+from gateway.base.logs import get_logger
+from gateway.ledger.shared_limits import Exchange
 
 _TICK_SECONDS = 5.0
 _STALE_SECONDS = 20.0

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from gateway.admission.large_bodies import MAX_WAIT_SECONDS, LargeBodies
+from gateway.admission.reading import ReadLimit
 from gateway.base.errors import RateLimited
-from gateway.limits.large_bodies import MAX_WAIT_SECONDS, LargeBodies
-from gateway.limits.reading import ReadLimit
 
 MEBIBYTE = 1 << 20
 

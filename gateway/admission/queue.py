@@ -31,12 +31,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.admission.accounts import MAX_IN_FLIGHT
+from gateway.admission.congestion import CongestionWindows
+from gateway.admission.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
 from gateway.base.metrics import Metrics
-from gateway.limits.accounts import MAX_IN_FLIGHT
-from gateway.limits.congestion import CongestionWindows
-from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
 

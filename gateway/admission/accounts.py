@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.admin.structs.fleet import Workspace
+from gateway.admission.bucket import TokenBucket
+from gateway.admission.fair_queue import MAX_TURNS
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, Overloaded, RateLimited, SpendLimitReached
@@ -30,8 +32,6 @@ from gateway.base.grants import NO_LIMITS, Limits, RateStatus, RateStatuses
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.ledger.access import Workspaces
-from gateway.limits.bucket import TokenBucket
-from gateway.limits.fair_queue import MAX_TURNS
 from gateway.prompt.ask import Principal
 
 MAX_IN_FLIGHT = 2000

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gateway.admission.fair_queue import Bounds, FairQueue, QueueFull, Waiting
 from gateway.base.errors import Overloaded
-from gateway.limits.fair_queue import Bounds, FairQueue, QueueFull, Waiting
 
 INLINE_BYTES = 16 * 1024
 """The densest body of this size has some 600 blocks and takes the loop 5 ms; most take a tenth."""

@@ -4,8 +4,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 
+from gateway.admission.bucket import TokenBucket
 from gateway.base.errors import TooManyUnknownKeys
-from gateway.limits.bucket import TokenBucket
 
 _MAX_ADDRESSES = 10_000
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from pydantic import SecretStr
 
 from gateway.admin.structs.fleet import Workspace
+from gateway.admission.lookups import Lookups
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded
@@ -33,7 +34,6 @@ from gateway.ledger.access import (
     KnownKey,
     digest_of,
 )
-from gateway.limits.lookups import Lookups
 from gateway.prompt.ask import Principal
 from gateway.prompt.plan import PlanMemory
 

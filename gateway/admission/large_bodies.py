@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.admission.bucket import TokenBucket
 from gateway.base.errors import RateLimited
-from gateway.limits.bucket import TokenBucket
 
 LARGE_BYTES = 1 << 20
 MAX_WAIT_SECONDS = 10.0

@@ -13,6 +13,9 @@ from uuid import uuid4
 
 import pytest
 
+from gateway.admission import shared as module
+from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.shared import SharedLimits
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
@@ -20,9 +23,6 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
 from gateway.ledger.shared_limits import Exchange, SharedLimitsTable
-from gateway.limits import shared as module
-from gateway.limits.accounts import Wanted, WorkspaceLimits
-from gateway.limits.shared import SharedLimits
 from gateway.prompt.ask import Principal
 from scripts.stack import ROOT
 from tests.gateway.records import turn_record

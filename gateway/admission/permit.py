@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.queue import EngineQueue, Passage
+from gateway.admission.shared import SharedLimits
 from gateway.base.grants import RateStatuses
-from gateway.limits.accounts import Wanted, WorkspaceLimits
-from gateway.limits.queue import EngineQueue, Passage
-from gateway.limits.shared import SharedLimits
 from gateway.prompt.ask import Ask, Principal
 
 
