@@ -186,6 +186,15 @@ class EngineRefusesSecret(EngineFailed):
     told_operator = "it refuses HOLDFAST_ENGINE_SECRET, which must equal its ENGINE_SECRET"
 
 
+class NoEngineThere(EngineFailed):
+    """A server answers there with 404, as a vLLM into which the plugin was not loaded does."""
+
+    told_operator = (
+        "no Holdfast engine answers there (404): a vLLM's URL ends with /holdfast, and "
+        "VLLM_PLUGINS must name holdfast where vLLM is started"
+    )
+
+
 class EngineLost(GatewayError, default="the connection to the engine was lost"): ...
 
 

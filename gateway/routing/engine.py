@@ -40,6 +40,7 @@ from gateway.base.errors import (
     EngineRefusesSecret,
     EngineTimeout,
     GatewayError,
+    NoEngineThere,
     NotFound,
 )
 from gateway.base.logs import bound_request_id, get_logger
@@ -264,6 +265,8 @@ class Engine:
     async def _look(self) -> None:
         response = await self._send("GET", "/readyz", None, _CONTROL)
         self.readiness = _readiness(await response.read())
+        if response.status == 404:
+            raise NoEngineThere
         if response.status == 200:
             self._met(await self._call("GET", "/v1/describe", Description))
             if self.status == "down":
@@ -290,8 +293,8 @@ class Engine:
         if is_silent and was_ready and now - since < self._down_seconds:
             self.status, self.readiness = "unsure", {"error": str(error)}
         else:
-            is_refused = isinstance(error, EngineRefusesSecret)
-            self.mark_down(EngineRefusesSecret.told_operator if is_refused else str(error))
+            known = EngineRefusesSecret, NoEngineThere
+            self.mark_down(error.told_operator if isinstance(error, known) else str(error))
 
     def learn(self) -> None:
         """From now on the holdings come from receipts, because the engine has no events."""

@@ -96,7 +96,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     eventually(lambda: not engine.running)
     engine.script, engine.refusal, engine.is_ready = say("Hello", " there"), None, True
     engine.wait_seconds, engine.num_heartbeats = 0.0, 0
-    engine.secret = ScriptedEngine.secret
+    engine.secret, engine.is_mounted = ScriptedEngine.secret, True
     engine.entries.clear()
     kept = (engine.requests, engine.refused, engine.unheld, engine.folded, engine.inexact)
     for each in kept:

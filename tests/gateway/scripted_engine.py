@@ -71,6 +71,7 @@ class ScriptedEngine:
     inexact: list[int] = field(default_factory=list)
     upstream: str | None = None
     keeps_records: bool = True
+    is_mounted: bool = True
     records: dict[str, str] = field(default_factory=dict)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -79,6 +80,8 @@ class ScriptedEngine:
         body = await _read(receive)
         path = scope["path"]
         headers = dict(scope["headers"])
+        if not self.is_mounted:
+            return await _reply(send, {"detail": "Not Found"}, 404)
         if path == "/readyz":
             status = 200 if self.is_ready else 503
             return await _reply(send, {"ready": self.is_ready, "progress": 0.5}, status)

@@ -166,6 +166,17 @@ def test_an_engine_with_another_secret_is_told_to_the_operator_alone(stack: Stac
     assert "SECRET" not in stack.post("/v1/messages", json=body()).text
 
 
+def test_a_vllm_without_the_plugin_is_told_to_the_operator_alone(stack: Stack) -> None:
+    stack.engine.is_mounted = False
+
+    def readiness() -> str:
+        return httpx.get(f"{stack.url}/readyz", timeout=120).text
+
+    eventually(lambda: "VLLM_PLUGINS must name holdfast" in readiness())
+    reply = stack.post("/v1/messages", json=body())
+    assert reply.status_code == 529 and "VLLM" not in reply.text
+
+
 NO: dict[str, Any] = {"status": 400, "type": "t", "message": "no", "path": "/", "user_agent": None}
 
 
