@@ -1,203 +1,900 @@
 """The engine protocol: every request, frame, event and report that crosses the engine's socket.
 
-`../PROTOCOL.md` says what they promise. Beside `engine.traces` this package is all of the engine
-that the gateway's turns import. It knows nothing but msgspec. Everything is imported from here;
-the modules divide it by subject. All counts are tokens, all durations are seconds, all digests are
-lower-case hex.
+`../PROTOCOL.md` says what they promise. Beside `engine.traces` this module is all of the engine
+that the gateway's turns import. It knows nothing but msgspec. All counts are tokens, all durations
+are seconds, all digests are lower-case hex.
 """
 
-from engine.protocol.control import (
-    AckRequest,
-    CancelReply,
-    CancelRequest,
-    ClockAdvance,
-    ClockReply,
-    DropReply,
-    DropRequest,
-    ErrorReply,
-    FinalCounts,
-    KeptRecord,
-    RecordsRequest,
-)
-from engine.protocol.description import Description, EngineRole, Guarantee
-from engine.protocol.events import (
-    ChainGone,
-    ChainHeld,
-    Event,
-    EventFrame,
-    Heartbeat,
-    HeldName,
-    LeaseEnded,
-    Snapshot,
-)
-from engine.protocol.frames import (
-    WRITE_FIELDS,
-    BreakpointReport,
-    CacheUsage,
-    Delta,
-    Done,
-    DrawnToken,
-    Failed,
-    Finished,
-    Frame,
-    InputUsage,
-    Receipt,
-    Started,
-    TextDelta,
-    ThinkingDelta,
-    TokenProb,
-    ToolInputDelta,
-    ToolUseStart,
-    UnheldTool,
-    split_writes,
-)
-from engine.protocol.memory import BlockCell, EntryInfo, Histogram, Lifetimes, Memory
-from engine.protocol.prompt import (
-    Message,
-    Part,
-    Prompt,
-    TextPart,
-    ThinkingPart,
-    Tool,
-    ToolResultPart,
-    ToolUsePart,
-)
-from engine.protocol.request import (
-    Breakpoint,
-    CountReply,
-    CountRequest,
-    GenerateRequest,
-    Name,
-    Sampling,
-    ToolChoice,
-)
-from engine.protocol.stats import (
-    SECONDS_PER_TOKEN,
-    TOKENS_PER_REQUEST,
-    BlockStats,
-    Counters,
-    Distribution,
-    Distributions,
-    LeaseStats,
-    Stats,
-    StoreRefusal,
-    StoreStats,
-)
-from engine.protocol.values import (
-    MAX_BREAKPOINTS,
-    MAX_CELLS,
-    MAX_LOGPROBS,
-    MAX_NAMES,
-    MAX_RECORD_BYTES,
-    PROTOCOL_VERSION,
-    SCOPE_HEADER,
-    STATUS_OF,
-    TTLS,
-    BestEffortReason,
-    Capability,
-    EntryState,
-    ErrorCode,
-    FinishReason,
-    GuaranteeName,
-    MissReason,
-    Role,
-    ServiceClass,
-    Tier,
-    Ttl,
-    outlives,
-)
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "MAX_BREAKPOINTS",
-    "MAX_CELLS",
-    "MAX_LOGPROBS",
-    "MAX_NAMES",
-    "MAX_RECORD_BYTES",
-    "PROTOCOL_VERSION",
-    "SCOPE_HEADER",
-    "SECONDS_PER_TOKEN",
-    "STATUS_OF",
-    "TOKENS_PER_REQUEST",
-    "TTLS",
-    "WRITE_FIELDS",
-    "AckRequest",
-    "BestEffortReason",
-    "BlockCell",
-    "BlockStats",
-    "Breakpoint",
-    "BreakpointReport",
-    "CacheUsage",
-    "CancelReply",
-    "CancelRequest",
-    "Capability",
-    "ChainGone",
-    "ChainHeld",
-    "ClockAdvance",
-    "ClockReply",
-    "CountReply",
-    "CountRequest",
-    "Counters",
-    "Delta",
-    "Description",
-    "Distribution",
-    "Distributions",
-    "Done",
-    "DrawnToken",
-    "DropReply",
-    "DropRequest",
-    "EngineRole",
-    "EntryInfo",
-    "EntryState",
-    "ErrorCode",
-    "ErrorReply",
-    "Event",
-    "EventFrame",
-    "Failed",
-    "FinalCounts",
-    "FinishReason",
-    "Finished",
-    "Frame",
-    "GenerateRequest",
-    "Guarantee",
-    "GuaranteeName",
-    "Heartbeat",
-    "HeldName",
-    "Histogram",
-    "InputUsage",
-    "KeptRecord",
-    "LeaseEnded",
-    "LeaseStats",
-    "Lifetimes",
-    "Memory",
-    "Message",
-    "MissReason",
-    "Name",
-    "Part",
-    "Prompt",
-    "Receipt",
-    "RecordsRequest",
-    "Role",
-    "Sampling",
-    "ServiceClass",
-    "Snapshot",
-    "Started",
-    "Stats",
-    "StoreRefusal",
-    "StoreStats",
-    "TextDelta",
-    "TextPart",
-    "ThinkingDelta",
-    "ThinkingPart",
-    "Tier",
-    "TokenProb",
-    "Tool",
-    "ToolChoice",
-    "ToolInputDelta",
-    "ToolResultPart",
-    "ToolUsePart",
-    "ToolUseStart",
-    "Ttl",
-    "UnheldTool",
-    "outlives",
-    "split_writes",
+import msgspec
+
+PROTOCOL_VERSION = 1
+SCOPE_HEADER = "x-scope"
+"""Has the scope of a generation or a count: workers are shared fairly before a body is read."""
+MAX_NAMES = 512
+MAX_BREAKPOINTS = 4
+MAX_CELLS = 2048
+MAX_LOGPROBS = 20
+MAX_RECORD_BYTES = 4096
+
+Ttl = Literal["5m", "30m", "1h"]
+
+
+class TtlClass(NamedTuple):
+    """`write_multiple` is what a token written for so long costs, in input tokens, unless a price
+    says otherwise; `words` are the TTL for people."""
+
+    seconds: int
+    write_multiple: float
+    words: str
+
+
+TTLS: dict[Ttl, TtlClass] = {
+    "5m": TtlClass(300, 1.25, "5 minutes"),
+    "30m": TtlClass(1800, 1.25, "30 minutes"),
+    "1h": TtlClass(3600, 2.0, "1 hour"),
+}
+"""The classes of lifetimes, the shortest first."""
+
+
+def outlives(one: Ttl, other: Ttl) -> bool:
+    return TTLS[one].seconds > TTLS[other].seconds
+
+
+Role = Literal["user", "assistant", "system"]
+Tier = Literal["device", "host", "disk"]
+ServiceClass = Literal["interactive", "batch"]
+EntryState = Literal["leased", "best_effort", "none"]
+FinishReason = Literal[
+    "stop", "length", "stop_sequence", "tool_use", "cancelled", "context", "failed"
 ]
+Capability = Literal[
+    "copy_on_write",
+    "multiple_choices",
+    "tools",
+    "forced_tools",
+    "structured_output",
+    "strict_tools",
+    "penalties",
+    "logprobs",
+    "thinking",
+    "manual_clock",
+    "block_map",
+    "service_class",
+    "own_template",
+]
+MissReason = Literal[
+    "cold",
+    "no_breakpoint",
+    "no_boundary",
+    "below_minimum",
+    "ttl_expired",
+    "best_effort_evicted",
+    "sacrificed",
+    "dropped",
+    "lookback_exceeded",
+    "in_progress_race",
+    "not_told",
+    "damaged",
+]
+BestEffortReason = Literal["over_budget", "sacrificed", "yielded", "on_host", "on_disk", "no_hold"]
+GuaranteeName = Literal["exact_read", "exact_write", "hold", "isolation", "events", "forced_tools"]
+ErrorCode = Literal[
+    "invalid_request",
+    "unauthorized",
+    "prompt_too_long",
+    "too_costly",
+    "duplicate_request",
+    "unsupported",
+    "not_found",
+    "overloaded",
+    "not_ready",
+    "cancelled",
+    "internal",
+]
+STATUS_OF: dict[ErrorCode, int] = {
+    "invalid_request": 400,
+    "unauthorized": 401,
+    "prompt_too_long": 400,
+    "too_costly": 400,
+    "duplicate_request": 409,
+    "unsupported": 400,
+    "not_found": 404,
+    "overloaded": 529,
+    "not_ready": 503,
+    "cancelled": 499,
+    "internal": 500,
+}
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One tool definition; `input_schema` keeps the client's key order.
+
+    A call of a `strict` tool keeps to the schema (capability `strict_tools`).
+    """
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool = False
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
+    text: str
+
+
+class ToolUsePart(msgspec.Struct, frozen=True, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):
+    tool_use_id: str
+    text: str
+    is_error: bool = False
+
+
+Part = TextPart | ThinkingPart | ToolUsePart | ToolResultPart
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn. Consecutive messages of one role are merged before they get here."""
+
+    role: Role
+    parts: list[Part]
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A conversation, or a raw `text`: that bypasses the chat template and excludes all else.
+
+    `named_tools` may be called like `tools`. Their definitions are in the messages, so that no
+    template renders them and they are no segments.
+    """
+
+    messages: list[Message]
+    tools: list[Tool] = []
+    system: list[TextPart] = []
+    text: str | None = None
+    named_tools: list[Tool] = []
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """Every tool that the model may call."""
+        return [*self.tools, *self.named_tools] if self.named_tools else self.tools
+
+    @property
+    def num_segments(self) -> int:
+        """Segments are numbered from 0: each tool, each system block, each message part.
+
+        A raw text is one.
+        """
+        if self.text is not None:
+            return 1
+        return len(self.tools) + len(self.system) + sum(len(m.parts) for m in self.messages)
+
+
+class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A segment end whose prefix the client wants held for `ttl`.
+
+    With `seconds` the entry lives that long instead, and reads do not prolong it; `ttl` is the
+    class that its write is billed as.
+    """
+
+    segment: int
+    ttl: Ttl = "5m"
+    seconds: float | None = None
+
+
+class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The gateway's digest (16 hex digits) of the prefix that ends in `segment`.
+
+    `characters` None means at the segment's end, else after that many characters of its text.
+    """
+
+    digest: str
+    segment: int
+    characters: int | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`max_tokens` 0 pre-warms: the prompt is read and written, nothing is generated; None is
+    what the prompt leaves of the context.
+
+    `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; what is None is the model's own
+    default, see `Description`. `seed` makes sampling repeatable on one engine build.
+    `ignore_eos` goes on past the tokens that end a turn, for measurements of a given length.
+
+    Each logit is raised by its token's `logit_bias` and lowered by `presence_penalty` where the
+    choice has the token, and by `frequency_penalty` for each time that it has it (capability
+    `penalties`); the prompt does not count. With `logprobs` (a capability too) the text's deltas
+    have the log-probabilities of their tokens, and of so many of the most likely ones.
+    """
+
+    max_tokens: int | None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] = []
+    seed: int | None = None
+    num_choices: int = 1
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+
+
+class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`any` and `tool` need the capability `forced_tools`; `none` parses no calls.
+
+    Without `parallel` there is one call at most. With mode `any`, empty `names` are all tools.
+    """
+
+    mode: Literal["auto", "none", "any", "tool"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+    names: list[str] = []
+
+    def allows(self, name: str) -> bool:
+        """Whether a forced call may be of this tool."""
+        if self.mode == "tool":
+            return name == self.name
+        return not self.names or name in self.names
+
+
+class GenerateRequest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """One turn for an engine.
+
+    `request_id` is the turn's id and the idempotence key; `scope` the tenant salt (32 hex digits);
+    `age_seconds` the time since the turn arrived at the gateway: TTLs count from then.
+    `min_cache_tokens` None means the engine's own minimum. With an `output_schema` (JSON Schema;
+    needs the capability `structured_output`) the text is JSON of that schema. `lease_share` is the
+    part (0 to 1) of the lease budget that the scope gets even where others have it all, from this
+    request on; None is the engine's own. A `service_class` of `batch` needs the capability
+    `service_class`: the engine computes the request behind the interactive ones. `record` is the
+    gateway's own, `MAX_RECORD_BYTES` of UTF-8 at most: an engine that `keeps_records` gives it back
+    until the request's final counts are acknowledged.
+    """
+
+    request_id: str
+    scope: str
+    prompt: Prompt
+    sampling: Sampling
+    breakpoints: list[Breakpoint] = []
+    names: list[Name] = []
+    age_seconds: float = 0.0
+    min_cache_tokens: int | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: bool = False
+    output_schema: dict[str, Any] | None = None
+    lease_share: float | None = None
+    service_class: ServiceClass = "interactive"
+    record: str = ""
+
+
+class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Same prompt rules as `GenerateRequest`; touches no entry and no lease."""
+
+    scope: str
+    prompt: Prompt
+    thinking: bool = False
+
+
+class CountReply(msgspec.Struct, frozen=True):
+    """`segment_tokens[i]` is the offset of segment i's end, None where it has no boundary."""
+
+    input_tokens: int
+    segment_tokens: list[int | None]
+
+
+# The frames of one generation, in the order in which they come.
+
+WRITE_FIELDS: dict[Ttl, str] = {ttl: f"cache_write_{ttl}_tokens" for ttl in TTLS}
+"""The field of each TTL class's writes, wherever such tokens are counted."""
+
+
+class CacheUsage(msgspec.Struct, kw_only=True):
+    """Tokens read from entries, and those written to entries of each TTL class."""
+
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_30m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+
+    @property
+    def writes(self) -> dict[Ttl, int]:
+        return {ttl: getattr(self, name) for ttl, name in WRITE_FIELDS.items()}
+
+    @property
+    def written_tokens(self) -> int:
+        return sum(self.writes.values())
+
+    @property
+    def write_premium(self) -> float:
+        """What writing cost more than computing alone, in input tokens."""
+        return sum(tokens * (TTLS[ttl].write_multiple - 1) for ttl, tokens in self.writes.items())
+
+
+class InputUsage(CacheUsage, kw_only=True):
+    """The prompt's tokens by class: input, read and written add up to the prompt.
+
+    `automatic_tokens` were reused from memory beyond the read without being billed as one: they
+    are part of the writes or of `input_tokens`. `computed_tokens` went through the model.
+    """
+
+    input_tokens: int = 0
+    automatic_tokens: int = 0
+    computed_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.input_tokens + self.cache_read_tokens + self.written_tokens
+
+
+def split_writes(marks: Iterable[tuple[int, Ttl]], read: int) -> dict[Ttl, int]:
+    """The tokens that breakpoints write behind the first `read` ones, by TTL class.
+
+    `marks` are their ends, in tokens, and TTLs. The longest TTL comes first: "Mixed TTL" of the
+    public prompt-caching contract.
+    """
+    ends = list(marks)
+    writes: dict[Ttl, int] = {}
+    position = read
+    for ttl in reversed(TTLS):
+        end = max((end for end, own in ends if own == ttl), default=position)
+        writes[ttl] = max(end - position, 0)
+        position = max(end, position)
+    return writes
+
+
+class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one breakpoint.
+
+    `expires_in_seconds` is a promise: only a `leased` one has it. `reason` says why there is no
+    entry, or why nothing holds it.
+    """
+
+    segment: int
+    state: EntryState
+    tokens: int | None = None
+    ttl: Ttl | None = None
+    expires_in_seconds: float | None = None
+    reason: MissReason | BestEffortReason | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine now holds of the request's names.
+
+    `name_tokens` is aligned with the request's `names`; the first `num_held` of them are in
+    `tier`, the first `num_leased` under a lease for `lease_seconds` more.
+    """
+
+    name_tokens: list[int]
+    num_held: int
+    num_leased: int = 0
+    lease_seconds: float | None = None
+    tier: Tier = "device"
+
+
+class UnheldTool(msgspec.Struct, frozen=True):
+    """A strict tool whose calls are not held to its schema, and why."""
+
+    tool: str
+    reason: str
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The first frame: final input counters. From here on the entries are readable.
+
+    `folded` are the segments of system messages that the chat template can't take where they
+    stand: they are told in the user's turn beside it. `inexact` are the breakpoints' segments whose
+    last tokens depend on the text behind them: their boundary lies before their text's end.
+
+    `read_tier` is the lowest tier that `usage.cache_read_tokens` came from; None without a read.
+    `bring_back_seconds` are those from admission until all of it was on the device; 0 where it was.
+    """
+
+    request_id: str
+    epoch: str
+    usage: InputUsage
+    breakpoints: list[BreakpointReport]
+    receipt: Receipt
+    miss_reason: MissReason | None = None
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    unheld: list[UnheldTool] = []
+    folded: list[int] = []
+    inexact: list[int] = []
+    read_tier: Tier | None = None
+    bring_back_seconds: float = 0.0
+
+
+class TokenProb(msgspec.Struct, frozen=True):
+    """A token's bytes, and its natural log-probability, -9999 at least."""
+
+    token: bytes
+    token_id: int
+    logprob: float
+
+
+class DrawnToken(msgspec.Struct, frozen=True):
+    """A token of the text, and the most likely tokens at its place, the most likely first.
+
+    The distribution is the model's own: at temperature 1, without penalties, biases and grammars.
+    """
+
+    drawn: TokenProb
+    top: list[TokenProb]
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
+    """`logprobs` are those of the tokens behind this text, where the request wants them."""
+
+    text: str
+    choice: int = 0
+    logprobs: list[DrawnToken] = []
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking"):
+    text: str
+    choice: int = 0
+
+
+class ToolUseStart(msgspec.Struct, frozen=True, tag="tool_use"):
+    """Opens a call; `ToolInputDelta`s follow until another block opens or the choice finishes."""
+
+    id: str
+    name: str
+    choice: int = 0
+
+
+class ToolInputDelta(msgspec.Struct, frozen=True, tag="tool_input"):
+    partial_json: str
+    choice: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """One choice ended. `output_tokens` counts every sampled token, the end marker included."""
+
+    reason: FinishReason
+    output_tokens: int
+    thinking_tokens: int = 0
+    stop_sequence: str | None = None
+    choice: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The last frame of a generation that worked."""
+
+    request_id: str
+    output_tokens: int
+    decode_seconds: float = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The last frame of one that did not."""
+
+    code: ErrorCode
+    message: str
+
+
+Delta = TextDelta | ThinkingDelta | ToolUseStart | ToolInputDelta
+Frame = Started | Delta | Finished | Done | Failed
+
+
+class HeldName(msgspec.Struct, frozen=True):
+    digest: str
+    tokens: int
+
+
+class ChainHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
+    """These names (a chain, shortest first) are in `tier`, the leased ones for `lease_seconds`."""
+
+    seq: int
+    names: list[HeldName]
+    tier: Tier = "device"
+    num_leased: int = 0
+    lease_seconds: float | None = None
+
+
+class ChainGone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
+    """These names are no longer in memory."""
+
+    seq: int
+    names: list[str]
+    reason: Literal["evicted", "dropped"]
+
+
+class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="lease_ended"):
+    """A lease ended; `names` are those that lost it. The blocks may still be in memory."""
+
+    seq: int
+    entry: str
+    names: list[str]
+    reason: Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
+    """Everything held as of `seq`; events after it follow with `seq + 1`, `seq + 2`, …"""
+
+    seq: int
+    epoch: str
+    chains: list[ChainHeld]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """Sent when nothing happened for a while; `seq` is the last event's."""
+
+    seq: int
+
+
+Event = ChainHeld | ChainGone | LeaseEnded
+EventFrame = Snapshot | Event | Heartbeat
+
+
+class CancelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request_id: str
+
+
+class CancelReply(msgspec.Struct, frozen=True):
+    """False when the request is unknown or has ended: cancelling is idempotent."""
+
+    cancelled: bool
+
+
+class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Also asks for the records of requests whose final counts are not acknowledged."""
+
+    request_ids: list[str]
+
+
+class KeptRecord(msgspec.Struct, frozen=True):
+    """What the gateway sent as `record` with a request."""
+
+    request_id: str
+    record: str
+
+
+class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request used, kept until acknowledged. `usage` is None if it ended before `Started`.
+
+    `prefilled_tokens` of its prompt had then gone through the model, each place counted once; 0
+    beside a `usage`. `scope` is the request's: it tells the workspace where the journal is lost.
+    """
+
+    request_id: str
+    epoch: str
+    reason: FinishReason
+    usage: InputUsage | None = None
+    output_tokens: int = 0
+    thinking_tokens: int = 0
+    prefilled_tokens: int = 0
+    scope: str = ""
+
+
+class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End leases of a scope by an operator's hand; `entry` None drops all of them."""
+
+    scope: str
+    entry: str | None = None
+
+
+class DropReply(msgspec.Struct, frozen=True):
+    dropped: int
+
+
+class ClockAdvance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    seconds: float
+
+
+class ClockReply(msgspec.Struct, frozen=True):
+    now: float
+
+
+class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`is_public`: the message tells nothing but of the request's own fields, for its client."""
+
+    code: ErrorCode
+    message: str
+    is_public: bool = False
+
+
+class Guarantee(msgspec.Struct, frozen=True):
+    """Whether an engine keeps one promise of this protocol, and by what, or why not.
+
+    Exact counts are what the memory did. `hold`: a lease keeps its content until it expires.
+    `isolation`: no scope reads or times another's content. `events`: what leaves is told.
+    """
+
+    name: GuaranteeName
+    is_kept: bool
+    note: str = ""
+
+
+EngineRole = Literal["prefill", "decode", "both"]
+"""What gateways send: prompts that others answer, turns and such answers, or whole turns."""
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
+
+    `prefix_order` says whether tools are rendered before the system prompt or where the model's
+    own template puts them. `epoch` changes with every start: nothing of an older one is held.
+    `max_running` sequences are computed together at most; what is sent beyond waits there.
+    `longest_token_bytes` of text, as UTF-8, become one token at most, so a prompt of n bytes has at
+    least n / that many tokens. `upstream` is the kind of the server that an engine of the backend
+    `upstream` stands in front of. `kv_dtype` is the type that keys and values are kept in,
+    `attention` what the native engine attends with: `sdpa`, `triton`, or `cpp` and the processor's
+    level that the kernel was built for. A 0 or empty text is what the engine does not tell.
+    `guarantees` has each name once. An engine with a `role` shares a store with the others of its
+    model. Requests may carry a `record` where it `keeps_records`.
+    """
+
+    backend: Literal["native", "vllm", "synthetic", "upstream"]
+    model: str
+    epoch: str
+    max_context_tokens: int
+    block_size: int
+    num_blocks: int
+    granularity: int
+    min_cache_tokens: int
+    capabilities: list[Capability]
+    prefix_order: Literal["tools_first", "template"] = "template"
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    kv_bytes_per_token: int = 0
+    kv_dtype: str = ""
+    attention: str = ""
+    default_temperature: float = 1.0
+    default_top_p: float = 1.0
+    default_top_k: int = 0
+    ttl_scale: float = 1.0
+    max_running: int = 0
+    longest_token_bytes: int = 0
+    upstream: str | None = None
+    guarantees: list[Guarantee] = []
+    role: EngineRole = "both"
+    keeps_records: bool = False
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks by what holds them; the five add up to `total`.
+
+    `active` blocks are referenced by a sequence, `leased` ones by leases alone. `best_effort` ones
+    have no reference and belong to a best-effort entry that was used lately. `cached` ones have no
+    reference and reusable content, `free` ones nothing of use. `shared` blocks have more than one
+    reference, in whatever class. `foreign` ones are active for requests of other protocols.
+    """
+
+    total: int
+    free: int
+    active: int
+    leased: int
+    best_effort: int
+    cached: int
+    shared: int = 0
+    foreign: int = 0
+
+
+class Counters(InputUsage, kw_only=True):
+    """Totals since the epoch began; tokens by class count started requests only.
+
+    `computed_tokens` count the others too: `prefilled_tokens` are those of requests that ended
+    before they started. `evicted_entries` were best-effort and lost a block for room.
+    `evicted_blocks` with content were reused on the device; `demoted_blocks` were copied to the
+    host, `promoted_blocks` back. `leases_yielded_idle` of `leases_yielded` ended because idle
+    leases held more than their bound. `leases_lowered` left the device for the store.
+
+    `sampling_steps` count a step once for each choice that it drew tokens of. With speculation
+    `draft_tokens` were proposed there, of which `accepted_draft_tokens` were drawn.
+    """
+
+    requests: int = 0
+    prefilled_tokens: int = 0
+    output_tokens: int = 0
+    sampling_steps: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    copied_blocks: int = 0
+    evicted_blocks: int = 0
+    evicted_entries: int = 0
+    demoted_blocks: int = 0
+    promoted_blocks: int = 0
+    preempted_requests: int = 0
+    leases_expired: int = 0
+    leases_sacrificed: int = 0
+    leases_yielded: int = 0
+    leases_yielded_idle: int = 0
+    leases_lowered: int = 0
+    leases_dropped: int = 0
+    leases_damaged: int = 0
+
+
+class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What leases hold, and may hold, in blocks; one that several hold counts once.
+
+    `idle_blocks` are held by idle leases alone; both are None where those have no bound.
+    """
+
+    blocks: int
+    max_blocks: int
+    idle_blocks: int | None = None
+    max_idle_blocks: int | None = None
+
+
+TOKENS_PER_REQUEST = tuple(4.0**power for power in range(14))
+"""Buckets of tokens: those of `gen_ai.client.token.usage` in OpenTelemetry's conventions."""
+SECONDS_PER_TOKEN = (
+    *(0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    *(5.0, 10.0, 30.0),
+)
+"""Buckets of seconds: those of `gen_ai.server.time_per_output_token`, and six more."""
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """`counts[i]` values were at most `edges[i]`, the last above all. `total` is their sum."""
+
+    edges: list[float]
+    counts: list[int]
+    total: float
+
+
+class Distributions(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of started requests, and seconds from one output token of a choice to its next."""
+
+    input_tokens: Distribution
+    output_tokens: Distribution
+    inter_token_seconds: Distribution
+
+
+StoreRefusal = Literal["in_use", "strangers", "newer", "unusable", "too_small"]
+
+
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The store on disk, since the epoch began.
+
+    `refused`: why the engine runs without the store of its settings; all else is 0 then.
+
+    `held_blocks` of the `used_blocks` are of entries; `leases` of the `entries` are leased.
+    Of other engines of a shared store `peer_blocks` are known, and `peer_read_bytes` were read.
+    `pending_entries` wait for their copies, or for their lines in the journal; `unsaved_entries`
+    ended before, or found no room. `misses` counts files and journal lines that were not what they
+    must be, by reason. Of the leases that the journal told as live, `restored_leases` are readable
+    again and `lost_leases` are not.
+    """
+
+    is_up: bool
+    blocks: int = 0
+    used_blocks: int = 0
+    held_blocks: int = 0
+    max_bytes: int = 0
+    used_bytes: int = 0
+    entries: int = 0
+    leases: int = 0
+    pending_entries: int = 0
+    unsaved_entries: int = 0
+    displaced_entries: int = 0
+    queued_bytes: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    written_blocks: int = 0
+    loaded_blocks: int = 0
+    restored_entries: int = 0
+    restored_leases: int = 0
+    lost_leases: int = 0
+    failed_writes: int = 0
+    peer_blocks: int = 0
+    peer_read_bytes: int = 0
+    misses: dict[str, int] = {}
+    refused: StoreRefusal | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """`leases` and `distributions` are None where the engine does not tell.
+
+    `running` and `waiting` count all requests; `foreign_running` are those of `BlockStats.foreign`.
+    """
+
+    epoch: str
+    uptime_seconds: float
+    running: int
+    waiting: int
+    blocks: BlockStats
+    counters: Counters
+    leases: LeaseStats | None = None
+    num_entries: int = 0
+    num_leases: int = 0
+    unacknowledged: int = 0
+    prefill_seconds: float = 0.0
+    host_blocks: int = 0
+    host_blocks_used: int = 0
+    foreign_running: int = 0
+    distributions: Distributions | None = None
+    store: StoreStats | None = None
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """`counts[i]` values were at most `edges_seconds[i]`; the last count is of all above."""
+
+    edges_seconds: list[float]
+    counts: list[int]
+
+
+class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in the lives of entries since the epoch began.
+
+    `expired` and `evicted` are how long such entries lived. `idle_before_eviction` is how long an
+    evicted entry had not been used. `reuse_gaps` are from one use of an entry to its next.
+    """
+
+    expired: Histogram
+    evicted: Histogram
+    idle_before_eviction: Histogram
+    reuse_gaps: Histogram
+
+
+class BlockCell(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive blocks by what holds them, as in `BlockStats`: the first five add up."""
+
+    free: int = 0
+    active: int = 0
+    leased: int = 0
+    best_effort: int = 0
+    cached: int = 0
+    shared: int = 0
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in an engine's memory.
+
+    `cells` are the pool in the order of its blocks, `blocks_per_cell` each, at most MAX_CELLS; none
+    without the capability `block_map`. They may be of moments some steps apart. `unused_tokens` is
+    the room in `referenced_blocks` that no token is in. `host` is the host tier.
+    """
+
+    epoch: str
+    block_size: int
+    blocks_per_cell: int = 0
+    cells: list[BlockCell] = []
+    referenced_blocks: int | None = None
+    unused_tokens: int | None = None
+    host: BlockStats | None = None
+    lifetimes: Lifetimes
+
+
+class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One live entry; `entry` (32 hex digits) identifies it within its scope.
+
+    `name` is the gateway's name of just this prefix. `shared_by` counts the sequences that hold its
+    deepest full block. `reason` says why nothing holds a `best_effort` one. `tier` is where its
+    first block is. An entry that `is_stored` outlives a restart.
+    """
+
+    entry: str
+    scope: str
+    tokens: int
+    blocks: int
+    ttl: Ttl
+    state: EntryState
+    expires_in_seconds: float
+    reads: int
+    name: str | None = None
+    shared_by: int = 0
+    reason: BestEffortReason | None = None
+    tier: Tier = "device"
+    is_stored: bool = False

@@ -44,7 +44,6 @@ from engine.protocol import (
     FinalCounts,
     KeptRecord,
     Memory,
-    RecordsRequest,
     Snapshot,
     Stats,
 )
@@ -66,7 +65,6 @@ REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
 
 decode_cancel = decoder_of(CancelRequest)
 decode_ack = decoder_of(AckRequest)
-decode_records = decoder_of(RecordsRequest)
 decode_drop = decoder_of(DropRequest)
 decode_advance = decoder_of(ClockAdvance)
 
@@ -114,7 +112,7 @@ async def acknowledge(body: RawBody, backend: EngineBackend) -> None:
 
 @post("/records", status_code=200)
 async def records(body: RawBody, backend: EngineBackend) -> list[KeptRecord]:
-    return await backend.records(decode_records(body).request_ids)
+    return await backend.records(decode_ack(body).request_ids)
 
 
 @get("/events")

@@ -7,8 +7,7 @@ import msgspec
 from msgspec import structs
 
 from engine.backends.base import own_guarantees
-from engine.protocol import BlockStats, Description, EntryInfo, Stats
-from engine.protocol.memory import Histogram, Lifetimes, Memory
+from engine.protocol import BlockStats, Description, EntryInfo, Histogram, Lifetimes, Memory, Stats
 from gateway.admin.structs import fleet, usage
 
 START_MS = 1_767_322_800_000

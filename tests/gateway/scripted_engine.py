@@ -249,7 +249,7 @@ class ScriptedEngine:
         await _reply(send, list(self.final.values()))
 
     async def _records(self, body: bytes, receive: Any, send: Any) -> None:
-        asked = msgspec.json.decode(body, type=protocol.RecordsRequest).request_ids
+        asked = msgspec.json.decode(body, type=protocol.AckRequest).request_ids
         kept = [protocol.KeptRecord(i, self.records[i]) for i in asked if self.records.get(i)]
         await _reply(send, kept)
 
