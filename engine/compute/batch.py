@@ -1,9 +1,10 @@
 """One step's sequences, packed into one row of tokens, and where each finds its keys and values.
 
-Sequences with several new tokens are attended to one by one (`TokenRun`). Sequences with one new
-token are padded and attended to together (`DecodeGroup`). They are grouped so that padding at most
-doubles the gathered blocks. Blocks that several of them begin with are read once for all
-(`SharedGroup`), as Hydragen and cascade inference do (arXiv 2402.05099).
+A paged kernel gets tiles (`attention/tiles.py`). Blocks that several sequences with one new token
+begin with are read once for all there, as Hydragen and cascade inference do (arXiv 2402.05099).
+Torch's functions attend to sequences with several new tokens one by one (`TokenRun`). Those with
+one are padded and attended to together (`DecodeGroup`), so that padding at most doubles the
+gathered blocks.
 """
 
 from collections.abc import Sequence
@@ -40,26 +41,13 @@ class DecodeGroup:
 
     `rows` (sequences) are their places in the packed row. `positions` (sequences) are the new
     tokens' positions; `earliest` is the least of them. `blocks` (sequences, most blocks of any) are
-    their tables from position `offset` on, padded with the first block there.
+    their tables, padded with the first block.
     """
 
     rows: torch.Tensor
     positions: torch.Tensor
     earliest: int
     blocks: torch.Tensor
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedGroup:
-    """Decoding sequences that begin with the same `blocks`, all before their new tokens.
-
-    `tails` are the blocks after those; `rows` (sequences) are the tails' rows one after the other.
-    """
-
-    rows: torch.Tensor
-    blocks: torch.Tensor
-    tails: Sequence[DecodeGroup]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +64,6 @@ class Batch:
     sampled: torch.Tensor
     chunks: Sequence[TokenRun] = ()
     decode_groups: Sequence[DecodeGroup] = ()
-    shared_groups: Sequence[SharedGroup] = ()
     tiles: Tiles | None = None
 
 
@@ -96,7 +83,7 @@ def build_batch(
     share: bool = True,
     tile_rows: int | None = None,
 ) -> Batch:
-    """Pack a step, without shared groups unless `share`, and cut it into tiles of `tile_rows`.
+    """Pack a step, and cut it into tiles of `tile_rows` for a kernel, shared ones where `share`.
 
     Raises ValueError for a work without tokens or with too short a table.
     """
@@ -123,7 +110,6 @@ def build_batch(
             runs.append(Run(begin, count, work.start, table))
         if work.sample is not None:
             sampled.extend(range(end - 1 - len(work.drafts), end))
-    shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
     packed = Batch(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.from_numpy(positions).to(device),
@@ -131,14 +117,14 @@ def build_batch(
         sampled=torch.tensor(sampled, dtype=torch.long, device=device),
     )
     if tile_rows is not None:
+        shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
         runs += [_run(item) for item in single]
         groups = [Shared([_run(item) for item in group], num) for group, num in shared]
         return replace(packed, tiles=cut(runs, groups, len(token_ids), block_size, tile_rows))
     return replace(
         packed,
         chunks=[_chunk(run, device) for run in runs],
-        decode_groups=_group_decodes(single, device),
-        shared_groups=[_share(group, num, block_size, device) for group, num in shared],
+        decode_groups=_group_decodes(decoding, device),
     )
 
 
@@ -196,39 +182,25 @@ def _common(one: Table, other: Table) -> int:
     return int(differing[0]) if len(differing) else length
 
 
-def _share(
-    group: Sequence[_Decode], num_shared: int, block_size: int, device: torch.device
-) -> SharedGroup:
-    rests = [_Decode(item.row, item.start, item.table[num_shared:]) for item in group]
-    tails = _group_decodes(rests, device, offset=num_shared * block_size)
-    return SharedGroup(
-        rows=torch.cat([tail.rows for tail in tails]),
-        blocks=torch.from_numpy(group[0].table[:num_shared]).to(device),
-        tails=tails,
-    )
-
-
-def _group_decodes(
-    decoding: Sequence[_Decode], device: torch.device, offset: int = 0
-) -> list[DecodeGroup]:
+def _group_decodes(decoding: Sequence[_Decode], device: torch.device) -> list[DecodeGroup]:
     groups: list[list[_Decode]] = []
     for item in sorted(decoding, key=lambda item: len(item.table), reverse=True):
         if groups and 2 * len(item.table) >= len(groups[-1][0].table):
             groups[-1].append(item)
         else:
             groups.append([item])
-    return [_pad_group(group, device, offset) for group in groups]
+    return [_pad_group(group, device) for group in groups]
 
 
-def _pad_group(group: Sequence[_Decode], device: torch.device, offset: int) -> DecodeGroup:
+def _pad_group(group: Sequence[_Decode], device: torch.device) -> DecodeGroup:
     # Padding repeats a block of the same sequence, so no other sequence's numbers are read.
     blocks = np.stack([np.resize(item.table[:1], len(group[0].table)) for item in group])
     for row, item in zip(blocks, group, strict=True):
         row[: len(item.table)] = item.table
+    starts = [item.start for item in group]
     return DecodeGroup(
         rows=torch.tensor([item.row for item in group], device=device),
-        positions=torch.tensor([item.start for item in group], device=device),
-        earliest=min(item.start for item in group),
+        positions=torch.tensor(starts, device=device),
+        earliest=min(starts),
         blocks=torch.from_numpy(blocks).to(device),
-        offset=offset,
     )

@@ -20,7 +20,6 @@ from engine.compute.attention.arithmetic import (
     Layer,
     attend,
     attend_decodes,
-    attend_shared,
     first_visible_block,
     visible,
 )
@@ -101,9 +100,6 @@ def paged_attention(
         output[:, rows] = _attend_chunk(query[0, :, rows], chunk, pool, layer)
     for group in batch.decode_groups:
         output[:, group.rows] = attend_decodes(query[0, :, group.rows], group, pool, layer)
-    for shared in batch.shared_groups:
-        assert layer.window is None, "shared blocks are read in full"
-        output[:, shared.rows] = attend_shared(query[0, :, shared.rows], shared, pool, layer)
     return output.transpose(0, 1).unsqueeze(0).contiguous(), None
 
 

@@ -1,15 +1,18 @@
 """Paged, chunked and shared attention against the model's own: what reuse of KV must not change."""
 
 import random
+import shutil
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from engine.compute.attention import arithmetic as decode
+from engine.compute.attention import arithmetic, tiles
+from engine.compute.attention.cpu_kernel import CpuKernel
 from engine.compute.batch import build_batch
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import Work
+from tests.engine.compute.conftest import MakeModel
 from tests.engine.compute.tiny import (
     GREEDY,
     WINDOW,
@@ -138,11 +141,11 @@ def decodes_behind_shared_blocks(
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
-@pytest.mark.parametrize("piece", [2048, 16])
+@pytest.mark.parametrize("piece", [1024, 16])
 def test_shared_decodes_equal_the_plain_forward(
     tiny_models: Models, family: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "_PIECE_TOKENS", piece)
+    monkeypatch.setattr(tiles, "SPLIT_TOKENS", piece)
     model, rng = tiny_models(family), random.Random(11)
     runner = model.runner()
     for _ in range(2):
@@ -153,9 +156,9 @@ def test_shared_decodes_equal_the_plain_forward(
             assert_same(row, model.plain_logits(prompts[index]))
 
 
-def test_a_softcap_holds_behind_shared_blocks(tiny_models: Models) -> None:
-    model = tiny_models("gemma2")
-    pool = model.runner().pool
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_softcap_holds_behind_shared_blocks(models_by_attention: MakeModel) -> None:
+    pool = models_by_attention("gemma2", "cpp").runner().pool
     torch.manual_seed(3)
     for tensor in (*pool.keys, *pool.values):
         tensor.normal_(0, 3)
@@ -163,27 +166,35 @@ def test_a_softcap_holds_behind_shared_blocks(tiny_models: Models) -> None:
         Work(token_ids=[1], start=70 + i, block_table=[*range(8), 20 + i, 40 + i], sample=GREEDY)
         for i in range(9)
     ]
-    shared = build_batch(works, pool.block_size, CPU).shared_groups
-    plain = build_batch(works, pool.block_size, CPU, share=False).decode_groups
-    layer = decode.Layer(index=0, scaling=0.25, window=None, softcap=2.0)
+    layer = arithmetic.Layer(index=0, scaling=0.25, window=None, softcap=2.0)
     query = torch.randn(8, 9, 16) * 3
-    (group,), (single,) = shared, plain
-    together, one_by_one = torch.empty_like(query), torch.empty_like(query)
-    together[:, group.rows] = decode.attend_shared(query[:, group.rows], group, pool, layer)
-    one_by_one[:, single.rows] = decode.attend_decodes(query[:, single.rows], single, pool, layer)
+    (single,) = build_batch(works, pool.block_size, CPU).decode_groups
+    one_by_one = torch.empty_like(query)
+    one_by_one[:, single.rows] = arithmetic.attend_decodes(
+        query[:, single.rows], single, pool, layer
+    )
+    kernel = CpuKernel(pool.layout, 8)
+    batch = build_batch(works, pool.block_size, CPU, tile_rows=kernel.tile_rows)
+    assert batch.tiles is not None and len(batch.tiles.wide)
+    together = kernel.step(batch.tiles, batch.positions)(query, pool, layer)
     assert torch.allclose(together, one_by_one, rtol=1e-5, atol=1e-6)
+
+
+def wide_tiles(works: list[Work], block_size: int, **options: bool) -> list[tuple[int, int, int]]:
+    """Of each wide tile its rows, and the keys that they are attended to."""
+    cut = build_batch(works, block_size, CPU, tile_rows=64, **options).tiles
+    assert cut is not None
+    return [(num, begin, end) for _, num, _, begin, end, _ in cut.wide.tolist()]
 
 
 def test_groups_are_those_that_save_reading_and_lose_nobody(tiny_models: Models) -> None:
     runner = tiny_models("llama").runner()
     works, _ = decodes_behind_shared_blocks(runner, random.Random(12))
-    batch = build_batch(works, runner.pool.block_size, CPU)
-    (shared,) = batch.shared_groups
-    assert sorted(shared.rows.tolist()) == list(range(9))
-    assert shared.blocks.tolist() == list(range(8))
-    alone = [row for group in batch.decode_groups for row in group.rows.tolist()]
-    assert sorted(alone) == [9, 10, 11], "two behind five blocks save too little"
-    assert not build_batch(works, runner.pool.block_size, CPU, share=False).shared_groups
+    size = runner.pool.block_size
+    assert wide_tiles(works, size) == [(9, 0, 8 * size)], "two behind five blocks save too little"
+    cut = build_batch(works, size, CPU, tile_rows=64).tiles
+    assert cut is not None and sorted(set(cut.rows.tolist())) == list(range(12))
+    assert not wide_tiles(works, size, share=False)
 
 
 def test_a_block_that_is_written_to_is_never_shared() -> None:
@@ -192,6 +203,4 @@ def test_a_block_that_is_written_to_is_never_shared() -> None:
         Work(token_ids=[1], start=start, block_table=list(range(81)), sample=GREEDY)
         for start in (640, 645, 559)
     ]
-    (shared,) = build_batch(works, 8, CPU).shared_groups
-    assert len(shared.blocks) == 559 // 8
-    assert [tail.offset for tail in shared.tails] == [69 * 8] * len(shared.tails)
+    assert wide_tiles(works, 8) == [(3, 0, 559 // 8 * 8)]
