@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.store_tier import PeerTier, StoreTier
+from engine.cache.store_tier import BlockKey, PeerTier, StoreTier
 from engine.clock import Clock
 from engine.protocol import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
@@ -30,7 +31,7 @@ from engine.store.files import (
     header_bytes,
     open_member,
 )
-from engine.store.journal import End, Heads, replay, restore
+from engine.store.journal import End, Put, replay, restore
 from engine.store.peers import Peers, PeerWork
 from engine.store.store import DiskStore, StoreBounds, StoreThreads
 
@@ -170,7 +171,7 @@ def new_memory(
     cache = PrefixCache(pool, entries, hasher, host, tier, peers)
     if plan is None:
         return EngineMemory(cache, refused=refused)
-    store = _open_store(plan, settings, cache, hasher, parts, description.epoch, clock, wall)
+    store = _open_store(plan, settings, cache, hasher, parts, clock, wall)
     return EngineMemory(cache, store)
 
 
@@ -180,7 +181,6 @@ def _open_store(
     cache: PrefixCache,
     hasher: ChainHasher,
     parts: Parts,
-    epoch: str,
     clock: Clock,
     wall: Callable[[], float],
 ) -> OpenStore:
@@ -191,11 +191,15 @@ def _open_store(
     reader = BlockReader(plan.model, plan.payload_bytes, keys)
     threads = StoreThreads(directory, reader)
     told = replay(_journal_lines(directory), plan.model.hex(), keys)
-    heads = Heads(keys, threads.head)
-    restored = restore(told, cache.entries, hasher, heads, clock.now(), wall())
+
+    def keys_of(put: Put) -> list[BlockKey] | None:
+        return put.keys(hasher, keys)
+
+    miss_of = partial(reader.miss_of, directory.path)
+    restored = restore(told, cache.entries, keys_of, miss_of, clock.now(), wall())
     if directory.lacks_journal:
         log.warning("the store's journal is gone: what it has is reused, and nothing is leased")
-        restored.count("journal_missing")
+        restored.misses["journal_missing"] += 1
     log.info(
         "store opened",
         blocks=plan.num_blocks,
@@ -207,11 +211,11 @@ def _open_store(
     max_loads = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
     bounds = StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, max_loads)
     if plan.is_shared:
-        peers = Peers(directory, reader)
+        peers = Peers(directory, reader, hasher)
         tier = cache.stores[-1]
         assert isinstance(tier, PeerTier)
         above = [cache.pool, *([cache.host.pool] if cache.host is not None else [])]
-        peer_work = PeerWork(tier, cache.entries, above, peers, hasher, clock, wall)
+        peer_work = PeerWork(tier, cache.entries, above, peers, clock, wall)
     disk = DiskStore(
         cache.store,
         cache.entries,
@@ -219,13 +223,12 @@ def _open_store(
         parts.runner,
         threads,
         bounds,
-        epoch=epoch,
         clock=clock,
         wall=wall,
         restored=restored,
         peers=peer_work,
     )
-    threads.append([End(key=key) for key in restored.dead])
+    threads.append([End(key=key) for key in restored.dead], {})
     threads.compact()
     return OpenStore(disk, threads, directory, peers)
 

@@ -37,6 +37,7 @@ def pack(tokens: Sequence[TokenId]) -> bytes:
 
 class ChainHasher:
     def __init__(self, key: bytes, block_size: int) -> None:
+        self.block_size = block_size
         self._key = key
         self._stride = block_size * TOKEN_BYTES
 

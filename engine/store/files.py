@@ -54,7 +54,7 @@ MAX_JOURNAL_BYTES = 2**30
 MAX_MEMBERS = 64
 STALE_SECONDS = 4 * 3600.0
 """A member that no engine uses is removed after this time. No lease lasts longer."""
-FORMAT = 2
+FORMAT = 3
 """The version of a directory and its files. An engine leaves a directory of a newer one alone."""
 
 _MAGIC = b"HOLDFAST"
@@ -226,6 +226,16 @@ class BlockReader(NamedTuple):
 
         return _or_missed(name, look)
 
+    def miss_of(self, root: Path, key: BlockKey) -> Missed | None:
+        """Why there is no file of this key and of its size. Its content is not looked at."""
+
+        def look() -> None:
+            size = header_bytes(len(key.packed) // TOKEN_BYTES) + self.payload_bytes
+            if _size_of(root, key.name) != size:
+                raise Damaged("short")
+
+        return _or_missed(key.name, look)
+
     def read(self, root: Path, key: BlockKey) -> Arrived | Missed:
         """The payload of a whole file of this key, or why there is none."""
 
@@ -370,6 +380,10 @@ class StoreDirectory:
 
 def _place_of(root: Path, name: str) -> Path:
     return root / "blocks" / name[:2] / name
+
+
+def _size_of(root: Path, name: str) -> int:
+    return _place_of(root, name).lstat().st_size
 
 
 def _read_block(root: Path, name: str, max_bytes: int) -> tuple[bytes, int]:

@@ -7,7 +7,7 @@ thread around each step, and never waits for a file.
 import os
 import queue
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,14 +22,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.store_tier import BlockKey, PeerTier
 from engine.clock import Clock
 from engine.store.files import Arrived, BlockReader, Missed, StoreDirectory, other_members
-from engine.store.journal import (
-    MAX_SECONDS,
-    Heads,
-    Put,
-    apply_line,
-    entry_of,
-    is_chain,
-)
+from engine.store.journal import Put, Told
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 8 * 2**20
@@ -74,7 +67,7 @@ class Results(Generic[T]):
 
 
 class PeerPut(NamedTuple):
-    """A member's entry, whole in its files as far as their headers tell."""
+    """A member's entry, and the keys of its files."""
 
     put: Put
     keys: list[BlockKey]
@@ -87,35 +80,31 @@ class PeerEnd(NamedTuple):
 
 
 class PeerUnfit(NamedTuple):
-    """A damaged header of a file, or line of a journal. The engine was not told of its entry."""
+    """Files of another size, or damaged lines of a journal. The engine is not told of the entry."""
 
     reason: str
+    times: int = 1
 
 
 @dataclass
 class _Journal:
     """How far a member's journal was read. Another `inode` is one that was written anew.
 
-    `entries` are what it has; those in `changed` are looked at next. `told` are what the engine was
-    told. A file of an entry in `doubtful` was gone at the last look.
+    `shown` are the entries that the engine was told, with the keys of their files.
     """
 
+    told: Told
     inode: int = 0
     offset: int = 0
-    entries: dict[str, Put] = field(default_factory=dict)
-    changed: set[str] = field(default_factory=set)
-    doubtful: set[str] = field(default_factory=set)
-    told: dict[str, PeerPut] = field(default_factory=dict)
+    shown: dict[str, list[BlockKey]] = field(default_factory=dict)
 
 
 class Peers:
-    """`num_rounds`: how often all journals were looked at."""
-
-    def __init__(self, own: StoreDirectory, reader: BlockReader) -> None:
+    def __init__(self, own: StoreDirectory, reader: BlockReader, hasher: ChainHasher) -> None:
         self.results: Results[PeerPut | PeerEnd | PeerUnfit | Arrived | Missed] = Results()
-        self.num_rounds = 0
         self._own = own
         self._reader = reader
+        self._hasher = hasher
         self._journals: dict[Path, _Journal] = {}
         self._members: list[Path] = []
         self._is_closed = threading.Event()
@@ -130,8 +119,6 @@ class Peers:
         self._is_closed.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._thread.join()
-
-    # Inside.
 
     def _read(self, key: BlockKey) -> None:
         """Read a file from any member that has it whole."""
@@ -151,68 +138,64 @@ class Peers:
             for path in self._members:
                 self._follow(path)
             for path in self._journals.keys() - set(self._members):
-                for key in self._journals.pop(path).told:
+                for key in self._journals.pop(path).shown:
                     self.results.put(PeerEnd(key))
-            self.num_rounds += 1
 
     def _follow(self, path: Path) -> None:
         """Read what a journal has behind what was read. A line without its end waits.
 
-        Files are looked at when the journal was read to its end: a file of an entry that a later
-        line ends may be gone.
+        Entries are told when the journal was read to its end: a later line may end one.
         """
-        journal = self._journals.setdefault(path, _Journal())
+        journal = self._journals.get(path)
         try:
             with open(path / "journal", "rb") as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_ino != journal.inode or stat.st_size < journal.offset:
-                    journal = self._journals[path] = _Journal(stat.st_ino, told=journal.told)
+                is_same = journal is not None and stat.st_ino == journal.inode
+                if journal is None or not is_same or stat.st_size < journal.offset:
+                    shown = journal.shown if journal is not None else {}
+                    told = Told(self._reader.model.hex(), self._reader.keys)
+                    journal = self._journals[path] = _Journal(told, stat.st_ino, shown=shown)
                 file.seek(journal.offset)
                 data = file.read(MAX_READ_BYTES)
         except OSError:
             return  # it is not there yet, or no more
         whole = data[: data.rfind(b"\n") + 1]
         journal.offset += len(whole)
-        for line in whole.splitlines():
-            applied = apply_line(journal.entries, line, self._reader.model.hex(), self._reader.keys)
-            if applied.key is not None:
-                journal.changed.add(applied.key)
-            if applied.damage is not None:
-                self.results.put(PeerUnfit(f"journal_{applied.damage}"))
-        if len(data) < MAX_READ_BYTES:
-            self._look(path, journal)
+        journal.told.take(whole.splitlines())
+        if len(data) == MAX_READ_BYTES:
+            return
+        damages, journal.told.damages = journal.told.damages, Counter()
+        for reason, times in damages.items():
+            self.results.put(PeerUnfit(f"journal_{reason}", times))
+        self._tell(path, journal)
 
-    def _look(self, path: Path, journal: _Journal) -> None:
-        """Tell what has changed. Each file is looked at once, and a miss is told once.
-
-        A file that is gone is looked for again after the next read of the journal, since a member
-        tells the end of an entry before it deletes the files.
-        """
-        heads = Heads(self._reader.keys, lambda name: self._reader.head(path, name))
-        unfit: dict[str, PeerUnfit] = {}
-        changed, journal.changed = journal.changed, set()
-        for key in changed & journal.entries.keys():
-            put, told = journal.entries[key], journal.told.get(key)
-            # A `touch` leaves the list of blocks as it is.
-            found = told.keys if told and told.put.blocks is put.blocks else heads.of(put)
-            if isinstance(found, Missed) and found.reason == "missing":
-                if key not in journal.doubtful:
-                    journal.doubtful.add(key)
-                    journal.changed.add(key)
+    def _tell(self, path: Path, journal: _Journal) -> None:
+        """Tell what has changed. The files of an entry that was told are not looked at again."""
+        entries = journal.told.entries
+        changed, journal.told.changed = journal.told.changed, set()
+        missed: dict[str, Missed | None] = {}
+        for key in changed & entries.keys():
+            put = entries[key]
+            if (keys := journal.shown.get(key)) is None:
+                keys = put.keys(self._hasher, self._reader.keys) or []
+                for one in keys:
+                    if one.name not in missed:
+                        missed[one.name] = self._damage_of(path, one)
+                if not keys or any(missed[one.name] for one in keys):
+                    del entries[key]
                     continue
-            journal.doubtful.discard(key)
-            if isinstance(found, list):
-                journal.told[key] = one = PeerPut(put, found)
-                self.results.put(one)
-                continue
-            if isinstance(found, Missed):
-                unfit[found.name] = PeerUnfit(found.reason)
-            del journal.entries[key]
-        for damage in unfit.values():
-            self.results.put(damage)
-        for key in [key for key in journal.told if key not in journal.entries]:
-            del journal.told[key]
+                journal.shown[key] = keys
+            self.results.put(PeerPut(put, keys))
+        for miss in filter(None, missed.values()):
+            self.results.put(PeerUnfit(miss.reason))
+        for key in journal.shown.keys() - entries.keys():
+            del journal.shown[key]
             self.results.put(PeerEnd(key))
+
+    def _damage_of(self, path: Path, key: BlockKey) -> Missed | None:
+        """A file that is gone is no damage: the end of its entry may be told next."""
+        missed = self._reader.miss_of(path, key)
+        return missed if missed is not None and missed.reason != "missing" else None
 
 
 class PeerWork:
@@ -228,7 +211,6 @@ class PeerWork:
         entries: Entries,
         above: Sequence[BlockPool],
         peers: Peers,
-        hasher: ChainHasher,
         clock: Clock,
         wall: Callable[[], float],
     ) -> None:
@@ -237,11 +219,10 @@ class PeerWork:
         self._entries = entries
         self._above = above
         self._peers = peers
-        self._hasher = hasher
         self._clock = clock
         self._wall = wall
         self.read_bytes = 0
-        self.misses: dict[str, int] = {}
+        self.misses: Counter[str] = Counter()
         # In the order in which they are looked at again.
         self._known: OrderedDict[Digest, PeerPut] = OrderedDict()
         # Files that were not there, or not what they must be.
@@ -265,20 +246,31 @@ class PeerWork:
                     self._lost.difference_update(one.name for one in result.keys)
                     self._put(key, result)
                 case PeerEnd():
-                    self._ended(Digest(bytes.fromhex(result.key)))
+                    # What this engine has of it above is its own.
+                    key = Digest(bytes.fromhex(result.key))
+                    self._known.pop(key, None)
+                    entry = self._entries.get(key)
+                    if entry is not None and self._is_only_theirs(entry):
+                        self._entries.end(entry, "ttl_expired")
                 case Arrived():
                     self.read_bytes += len(result.payload)
                     self._tier.arrived(result.name, result.payload)
                 case PeerUnfit():
-                    self._count(result.reason)
+                    self.misses[f"peer_{result.reason}"] += result.times
                 case Missed():
-                    self._count(result.reason)
+                    self.misses[f"peer_{result.reason}"] += 1
                     self._lose(result.name)
         for entry in self._tier.pool.take_broken():
             if self._entries.get(entry.key) is entry:
                 self._entries.end(entry, entry.why_broken)
         self._tier.take_deletes()
-        self._look_again()
+        for _ in range(min(LOOKED_AT, len(self._known))):
+            key = next(iter(self._known))
+            self._known.move_to_end(key)
+            found = self._known[key]
+            is_there = self._lost.isdisjoint(one.name for one in found.keys)
+            if self._entries.get(key) is None and is_there and self._tier.has_room(found.keys):
+                self._put(key, found)
 
     def after_step(self) -> None:
         for key in self._tier.take_asked():
@@ -297,19 +289,6 @@ class PeerWork:
     def close(self) -> None:
         self._peers.close()
 
-    # Inside.
-
-    def _count(self, damage: str) -> None:
-        reason = f"peer_{damage}"
-        self.misses[reason] = self.misses.get(reason, 0) + 1
-
-    def _ended(self, key: Digest) -> None:
-        """The other member has it no more. What this engine has above is its own."""
-        self._known.pop(key, None)
-        entry = self._entries.get(key)
-        if entry is not None and self._is_only_theirs(entry):
-            self._entries.end(entry, "ttl_expired")
-
     def _lose(self, name: str) -> None:
         """A file is not there, or not what it must be: what stands on it ends."""
         if len(self._lost) >= MAX_LOST:
@@ -321,27 +300,17 @@ class PeerWork:
                 self._entries.end(entry, "damaged")
             self._tier.forget(block)
 
-    def _look_again(self) -> None:
-        for _ in range(min(LOOKED_AT, len(self._known))):
-            key = next(iter(self._known))
-            self._known.move_to_end(key)
-            found = self._known[key]
-            is_there = not any(one.name in self._lost for one in found.keys)
-            if self._entries.get(key) is None and is_there and self._tier.has_room(found.keys):
-                self._put(key, found)
-
     def _put(self, key: Digest, found: PeerPut) -> None:
         """Take in another member's entry, or a later expiry of it.
 
         Nothing happens if this engine has an equal one of its own, or there is no room.
         """
         put, keys = found
-        passed = put.times.seconds_since(self._wall())
-        left = min(put.times.left, MAX_SECONDS) - passed
-        if left <= 0 or not is_chain(put, keys, self._hasher):
+        now, wall = self._clock.now(), self._wall()
+        if put.times.seconds_left(wall) <= 0:
             self._known.pop(key, None)
             return
-        entry = entry_of(put, self._clock.now(), left, passed, is_leased=False)
+        entry = put.entry(now, wall, is_leased=False)
         if (there := self._entries.get(key)) is not None:
             if not self._is_only_theirs(there) or there.expires_at >= entry.expires_at:
                 return
@@ -351,7 +320,9 @@ class PeerWork:
         entry.blocks = blocks
         self._entries.take_in(entry)
         for index, names in put.names.items():
-            if 0 <= index < len(keys) and not self._is_above(keys[index]):
+            if 0 <= index < len(keys) and not any(
+                pool.find(keys[index].digest, keys[index].packed) for pool in self._above
+            ):
                 blocks[index].names.update({one.digest: one.tokens for one in names})
                 self._tier.tell(blocks[index].names)
         self._tier.pool.release_chain(blocks)
@@ -360,6 +331,3 @@ class PeerWork:
         """Whether it is only another member's, and no request is reading it."""
         is_theirs = any(block.home is self._tier.pool for block in entry.blocks)
         return is_theirs and not entry.is_leased and not entry.refreshed_until
-
-    def _is_above(self, key: BlockKey) -> bool:
-        return any(pool.find(key.digest, key.packed) is not None for pool in self._above)

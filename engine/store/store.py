@@ -4,11 +4,9 @@
 engine's thread, all but `close`, and never waits for a file.
 """
 
-import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -65,9 +63,9 @@ class Scanned(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """The records of this call of `append`, and of all before it, are in the journal's file."""
+    """These entries are told in the journal's file, as it is on the disk."""
 
-    number: int
+    told: dict[Entry, Recorded]
 
 
 class Failed(NamedTuple):
@@ -84,40 +82,32 @@ class StoreThreads:
         self.results: Results[Result] = Results()
         self.reader = reader
         self._directory = directory
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
-        self._writer = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._is_closed = threading.Event()
-        self._is_abandoned = threading.Event()
         self._unwritten: list[bytes] = []
-        self._num_appends = 0
+        self._untold: dict[Entry, Recorded] = {}
         self.journal_bytes = self.compacted_bytes = 0
-        self._writer.start()
 
     # Tasks of the writer.
 
     def write(self, key: BlockKey, payload: Payload) -> None:
-        self._tasks.put(lambda: self._write(key, payload))
+        self._writer.submit(self._write, key, payload)
 
     def delete(self, name: str) -> None:
-        self._tasks.put(lambda: self._delete(name))
+        self._writer.submit(self._try, lambda: self._directory.delete(name))
 
-    def append(self, records: Sequence[Record]) -> int:
-        """Add records to the journal. Return the number by which `Appended` tells that they are."""
-        self._num_appends += 1
-        number = self._num_appends
-        self._tasks.put(lambda: self._append(records, number))
-        return number
+    def append(self, records: Sequence[Record], told: dict[Entry, Recorded]) -> None:
+        """Add records to the journal. `told` comes back when they are there."""
+        self._writer.submit(self._append, records, told)
 
     def compact(self) -> None:
         """Write the journal anew, with what had not ended."""
-        self._tasks.put(self._compact)
+        self._writer.submit(self._try, self._compact)
 
     def barrier(self) -> "Future[None]":
         """Done when everything before is done."""
-        future: Future[None] = Future()
-        self._tasks.put(lambda: future.set_result(None))
-        return future
+        return self._writer.submit(lambda: None)
 
     # Tasks of the readers.
 
@@ -129,29 +119,29 @@ class StoreThreads:
         """Look at every file that is not known."""
         self._readers.submit(self._scan, known)
 
-    def head(self, name: str) -> BlockKey | Missed:
-        """The key in a file's header, or why it is none. For any thread."""
-        return self.reader.head(self._directory.path, name)
-
     def close(self, timeout: float) -> bool:
         """Finish the writer's tasks. False if that took too long."""
         self._is_closed.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
-        self._tasks.put(None)
-        self._writer.join(timeout)
-        return not self._writer.is_alive()
+        done = self.barrier()
+        self._writer.shutdown(wait=False)
+        return not wait([done], timeout).not_done
 
     def abandon(self) -> None:
         """End after the task in progress. Nothing else is done: a killed process does no more."""
-        self._is_abandoned.set()
-        self.close(timeout=60.0)
+        self._is_closed.set()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
 
     # Inside.
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            if not self._is_abandoned.is_set():
-                task()
+    def _try(self, task: Callable[[], None]) -> bool:
+        try:
+            task()
+        except OSError as error:
+            self.results.put(Failed(_told(error)))
+            return False
+        return True
 
     def _write(self, key: BlockKey, payload: Payload) -> None:
         header = encode_header(key, payload, self.reader.model, self.reader.keys)
@@ -162,60 +152,50 @@ class StoreThreads:
         else:
             self.results.put(Written(key.name, len(payload)))
 
-    def _delete(self, name: str) -> None:
-        try:
-            self._directory.delete(name)
-        except OSError as error:
-            self.results.put(Failed(_told(error)))
-
-    def _append(self, records: Sequence[Record], number: int) -> None:
+    def _append(self, records: Sequence[Record], told: dict[Entry, Recorded]) -> None:
         """Lines that could not be written are tried again with the next ones, on a line of their
         own."""
         self._unwritten.extend(encode_line(record, self.reader.keys) for record in records)
+        self._untold.update(told)
         if not self._unwritten:
             return
         lines = b"".join(self._unwritten)
-        try:
-            self._directory.append_journal(lines)
-        except OSError as error:
-            if self._unwritten[0] != b"\n":
-                self._unwritten.insert(0, b"\n")
-            self.results.put(Failed(_told(error)))
-        else:
+        if self._try(lambda: self._directory.append_journal(lines)):
             self._unwritten.clear()
             self.journal_bytes += len(lines)
-            self.results.put(Appended(number))
+            told, self._untold = self._untold, {}
+            self.results.put(Appended(told))
+        elif self._unwritten[0] != b"\n":
+            self._unwritten.insert(0, b"\n")
 
     def _compact(self) -> None:
         keys = self.reader.keys
-        try:
-            told = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
-            lines = b"".join(encode_line(put, keys) for put in told.entries.values())
-            self._directory.rewrite_journal(lines)
-        except OSError as error:
-            self.results.put(Failed(_told(error)))
-        else:
-            self.journal_bytes = self.compacted_bytes = len(lines)
+        told = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
+        lines = b"".join(encode_line(put, keys) for put in told.entries.values())
+        self._directory.rewrite_journal(lines)
+        self.journal_bytes = self.compacted_bytes = len(lines)
 
     def _scan(self, known: frozenset[str]) -> None:
         keys: list[BlockKey] = []
         missed: list[Missed] = []
-        try:
+
+        def look() -> None:
             for name in self._directory.names():
                 if self._is_closed.is_set():
                     return
                 if name in known:
                     continue
-                found = self.head(name)
+                found = self.reader.head(self._directory.path, name)
                 if not isinstance(found, Missed):
                     keys.append(found)
                 elif found.reason != "missing":  # it was deleted meanwhile
                     missed.append(found)
                 if len(keys) + len(missed) >= SCAN_BATCH:
-                    self.results.put(Scanned(keys, missed))
-                    keys, missed = [], []
-        except OSError as error:
-            self.results.put(Failed(_told(error)))
+                    self.results.put(Scanned(keys[:], missed[:]))
+                    keys.clear()
+                    missed.clear()
+
+        self._try(look)
         self.results.put(Scanned(keys, missed, is_last=True))
 
 
@@ -241,7 +221,7 @@ class StoreBounds(NamedTuple):
 
 
 class DiskStore:
-    """An `engine.schedule.loop.StoreWork`. `epoch` is this engine's."""
+    """An `engine.schedule.loop.StoreWork`."""
 
     def __init__(
         self,
@@ -252,7 +232,6 @@ class DiskStore:
         threads: StoreThreads,
         bounds: StoreBounds,
         *,
-        epoch: str,
         clock: Clock,
         wall: Callable[[], float],
         restored: Restored,
@@ -264,7 +243,6 @@ class DiskStore:
         self._memory = memory
         self._threads = threads
         self._bounds = bounds
-        self._epoch = epoch
         self._clock = clock
         self._wall = wall
         # Writing is paced by real time, also where the engine's clock is moved by hand.
@@ -273,13 +251,12 @@ class DiskStore:
         self._allowance = 0.0
         self._restored = restored
         self._peers = peers
-        self._misses = dict(restored.misses)
+        self._misses = restored.misses
         self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
         self._down_until: float | None = None
         self.is_scanning = True
         """Whether not all files of an earlier epoch were looked at yet."""
         self._dropped: set[Digest] = set()
-        self._unrecorded: deque[tuple[int, dict[Entry, Recorded]]] = deque()
         for name in restored.damaged:
             threads.delete(name)
         # A damaged file that the start found is counted already, and may not be deleted yet.
@@ -354,9 +331,7 @@ class DiskStore:
 
     def stats(self) -> StoreStats:
         tier, restored, size = self._tier, self._restored, self._bounds.file_bytes
-        # Entries with a whole copy that the journal on the disk does not tell as it is yet.
-        unrecorded = {entry for _, told in self._unrecorded for entry in told}
-        num_unrecorded = sum(not entry.outlives_restarts for entry in unrecorded)
+        held = tier.holds.entries()
         return StoreStats(
             is_up=not self._is_down,
             blocks=tier.pool.num_blocks,
@@ -364,9 +339,9 @@ class DiskStore:
             held_blocks=tier.pool.num_leased,
             max_bytes=tier.pool.num_blocks * size,
             used_bytes=tier.num_used * size,
-            entries=len(tier.holds),
-            leases=sum(entry.is_leased for entry in tier.holds.entries()),
-            pending_entries=tier.num_wanted + num_unrecorded,
+            entries=len(held),
+            leases=sum(entry.is_leased for entry in held),
+            pending_entries=tier.num_wanted + sum(not entry.outlives_restarts for entry in held),
             unsaved_entries=tier.num_unsaved,
             displaced_entries=tier.num_displaced,
             queued_bytes=self._queued_bytes,
@@ -407,9 +382,8 @@ class DiskStore:
             case Scanned():
                 self._take_scanned(result, now)
             case Appended():
-                while self._unrecorded and self._unrecorded[0][0] <= result.number:
-                    for entry, recorded in self._unrecorded.popleft()[1].items():
-                        entry.recorded = recorded
+                for entry, recorded in result.told.items():
+                    entry.recorded = recorded
             case Failed():
                 self._go_down(result.error)
 
@@ -424,7 +398,8 @@ class DiskStore:
             self._threads.delete(missed.name)
 
     def _count_miss(self, missed: Missed) -> None:
-        times = self._misses[missed.reason] = self._misses.get(missed.reason, 0) + 1
+        self._misses[missed.reason] += 1
+        times = self._misses[missed.reason]
         if str(times).strip("0") == "1":  # the first, the tenth, the hundredth, …
             log.warning("a file of the store is not usable", reason=missed.reason, times=times)
 
@@ -498,8 +473,7 @@ class DiskStore:
                 for note in notes
                 if note.kind != "end" and note.entry.stored is not None
             }
-            number = self._threads.append([self._record(note, now, wall) for note in notes])
-            self._unrecorded.append((number, told))
+            self._threads.append([self._record(note, now, wall) for note in notes], told)
         threads = self._threads
         if threads.journal_bytes > JOURNAL_GROWTH * threads.compacted_bytes + JOURNAL_SLACK:
             threads.journal_bytes = 0
@@ -522,13 +496,11 @@ class DiskStore:
         return Put(
             key=key,
             model=self._threads.reader.model.hex(),
-            epoch=self._epoch,
             scope=entry.scope,
-            tokens=entry.tokens,
+            packed=b"".join(self._tier.key_of(block).packed for block in entry.stored),
             ttl=entry.ttl,
             seconds=entry.seconds,
             name=entry.name,
-            blocks=[self._tier.key_of(block).digest.hex() for block in entry.stored],
             names=self._names(entry, entry.stored),
             times=times,
         )

@@ -121,13 +121,11 @@ def a_put(key: str = "aa", left: float = 100.0, model: str = "m") -> Put:
     return Put(
         key=key,
         model=model,
-        epoch="e",
         scope="red",
-        tokens=6,
+        packed=pack(range(6)),
         ttl="1h",
         seconds=None,
         name=None,
-        blocks=["aa", "bb"],
         names={0: [HeldName("n1", 4)]},
         times=times,
     )
