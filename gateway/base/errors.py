@@ -79,6 +79,13 @@ class Unauthenticated(
 class MissingKey(Unauthenticated, default="x-api-key header is required"): ...
 
 
+class AdminKeyServesNoTurns(
+    Unauthenticated,
+    default="this is the admin key, which has no workspace and serves no turns: make an API key on "
+    "the dashboard's page Workspaces, or by POST /admin/v1/keys",
+): ...
+
+
 class SpendLimitReached(
     GatewayError,
     status=402,

@@ -27,8 +27,10 @@ from pydantic import SecretStr
 from gateway.admission.keyring import KeyRing
 from gateway.admission.reading import ReadKind
 from gateway.base.errors import (
+    AdminKeyServesNoTurns,
     Forbidden,
     GatewayError,
+    InvalidRequest,
     MissingKey,
     NotFound,
     SampleData,
@@ -79,8 +81,12 @@ class AdminGate:
         self._keyring = keyring
         self._digest = digest_of(key.get_secret_value()) if key else None
 
+    def is_admin(self, key: str) -> bool:
+        """Whether it is HOLDFAST_ADMIN_KEY."""
+        return self._digest is not None and hmac.compare_digest(digest_of(key), self._digest)
+
     async def viewer(self, key: str, address: str = "") -> Viewer:
-        if self._digest is not None and hmac.compare_digest(digest_of(key), self._digest):
+        if self.is_admin(key):
             return Viewer(None)
         principal = await self._keyring.find(key, address)
         if principal is None:
@@ -106,11 +112,10 @@ async def principal_of(scope: Scope) -> Principal:
     scope["state"]["arrived"] = services.clock.monotonic()
     request_id(scope)
     with _showing_key(scope):
-        principal: Principal | None = await services.keyring.find(
-            _presented_key(scope), _address_of(scope)
-        )
+        key = _presented_key(scope)
+        principal: Principal | None = await services.keyring.find(key, _address_of(scope))
         if principal is None:
-            raise Unauthenticated
+            raise AdminKeyServesNoTurns if services.admin.is_admin(key) else Unauthenticated
     if principal.key_scope == "read_only":
         raise Forbidden("this API key may only read its workspace in the admin API")
     if services.keyring.is_sample:
@@ -188,13 +193,14 @@ def _showing_key(scope: Scope) -> Iterator[None]:
 def _presented_key(scope: Scope) -> str:
     """The key of the request's headers, or of the query where Google's clients put it.
 
-    It is read from the scope, since a mapping of all headers would be made for this alone. If a
-    header is there twice, the first one counts.
+    It is read from the scope, since a mapping of all headers would be made for this alone. Raise
+    InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once.
     """
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER):
-            found.setdefault(name, value)
+            if found.setdefault(name, value) != value:
+                raise InvalidRequest(f"{name.decode()}: two different values were sent")
     # RFC 9110, 5.5: blanks around a field's value are no part of it.
     for name in (b"x-api-key", GOOGLE_KEY_HEADER):
         if key := found.get(name, b"").strip(b" \t"):

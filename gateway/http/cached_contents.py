@@ -6,6 +6,7 @@ The row in the database outlives gateways and engines. Where an engine has lost 
 request behind it writes it again, for the time that is left.
 """
 
+import re
 import secrets
 import zlib
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ _SHORT_SECONDS = 300.0
 _MAX_PAGE = 1000
 _PAGE = 100
 _COMPRESSION = 1
+_ID = re.compile("[0-9a-f]{24}")
 _encode = msgspec.json.Encoder().encode
 _prompted = msgspec.json.Decoder(Prompted)
 
@@ -60,7 +62,9 @@ class CachedContentsController(Controller):
     async def list_contents(self, request: KeyRequest) -> ASGIResponse:
         services, given = services_of(request), request.query_params
         size = min(int(given.get("pageSize", _PAGE)), _MAX_PAGE)
-        after, now = given.get("pageToken", "").replace("\0", ""), services.clock.wall()
+        after, now = given.get("pageToken", ""), services.clock.wall()
+        if after and _ID.fullmatch(after) is None:
+            raise InvalidRequest("pageToken: must be the nextPageToken of an answer")
         workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
             found = await services.cached_contents.page(workspace, after, size + 1, now)

@@ -52,7 +52,7 @@ class ModelsController(_Models):
     ) -> ModelList | openai.ModelList | gemini.ModelList:
         dialect = dialect_of(request.scope)
         if dialect == "gemini":
-            return _gemini_models(services)
+            return _gemini_models(request, services)
         if dialect == "openai":
             models = services.catalogue.models(services.fleet.served)
             return openai.ModelList(data=[_openai_model(model, services) for model in models])
@@ -85,9 +85,10 @@ class GeminiModelsController(_Models):
     path = "/v1beta/models"
 
     @get()
-    async def list_models(self, services: NamedDependency[Services]) -> gemini.ModelList:
-        """All models on one page."""
-        return _gemini_models(services)
+    async def list_models(
+        self, request: KeyRequest, services: NamedDependency[Services]
+    ) -> gemini.ModelList:
+        return _gemini_models(request, services)
 
     @get("/{model_id:path}")
     async def get_model(
@@ -96,7 +97,10 @@ class GeminiModelsController(_Models):
         return _gemini_model(services.find_model(str(model_id).lstrip("/")), services)
 
 
-def _gemini_models(services: Services) -> gemini.ModelList:
+def _gemini_models(request: KeyRequest, services: Services) -> gemini.ModelList:
+    """All models on one page: there is no token of another one."""
+    if request.query_params.get("pageToken"):
+        raise InvalidRequest("pageToken: must be the nextPageToken of an answer")
     models = services.catalogue.models(services.fleet.served)
     return gemini.ModelList(models=[_gemini_model(model, services) for model in models])
 

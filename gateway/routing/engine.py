@@ -98,6 +98,8 @@ class Engine:
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
         self.description: Description | None = None
+        self.fault: EngineFailed | None = None
+        """What is wrong with the last poll's answer; None if it was an engine's, or none came."""
         self.is_draining = False
         self.learns = learns
         self._down_seconds = down_seconds
@@ -260,7 +262,10 @@ class Engine:
             except EngineLost:
                 await self._look()
         except GatewayError as error:
+            self.fault = error if isinstance(error, EngineFailed) else None
             self._missed(error)
+        else:
+            self.fault = None
 
     async def _look(self) -> None:
         response = await self._send("GET", "/readyz", None, _CONTROL)

@@ -91,7 +91,11 @@ class Fleet:
         await asyncio.gather(*(self._leave(engine) for engine in self.engines))
 
     async def add(self, url: str) -> Engine:
-        """Add an engine. Raise InvalidRequest if its URL is there already or the fleet is full."""
+        """Add an engine.
+
+        Raise InvalidRequest if it is there already, by any URL, if what answers at its URL is no
+        engine of ours, or if the fleet is full.
+        """
         if any(engine.url == url for engine in self.engines):
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
@@ -102,8 +106,22 @@ class Fleet:
         engine = self._make(*place)
         self.engines.append(engine)
         await engine.poll()
+        if (problem := self._why_not(engine)) is not None:
+            self.engines.remove(engine)
+            raise InvalidRequest(f"url: {problem}")
         self._attend(engine)
         return engine
+
+    def _why_not(self, new: Engine) -> str | None:
+        if new.fault is not None:
+            return f"what answers there is not taken for an engine: {new.readiness['error']}"
+        if new.description is None:
+            return None
+        for engine in self.engines:
+            known = engine.description
+            if engine is not new and known is not None and known.epoch == new.description.epoch:
+                return f"this engine is there already, as {engine.name}"
+        return None
 
     async def remove(self, name: str) -> None:
         """Remove an engine.

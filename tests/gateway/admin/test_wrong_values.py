@@ -35,6 +35,16 @@ def test_an_engines_url_is_refused_before_anybody_calls_it(stack: Stack) -> None
         assert len(http.get("/admin/v1/engines").json()) == len(before)
 
 
+def test_an_engine_is_added_once_and_what_is_no_engine_is_refused(stack: Stack) -> None:
+    with stack.http(ADMIN_KEY) as http:
+        (before,) = http.get("/admin/v1/engines").json()
+        again = before["url"].replace("127.0.0.1", "localhost")
+        for url, told in ((again, "this engine is there already"), (stack.url, "not taken for")):
+            answer = http.post("/admin/v1/engines", json={"url": url})
+            assert answer.status_code == 400 and told in answer.text
+        assert len(http.get("/admin/v1/engines").json()) == 1
+
+
 @pytest.mark.parametrize(
     ("moment", "status"),
     [

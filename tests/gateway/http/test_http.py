@@ -91,9 +91,28 @@ def test_what_is_no_key_is_told(stack: Stack) -> None:
         return check_envelope(reply, 401, "authentication_error")
 
     assert message({}) == "x-api-key header is required"
-    for wrong in ("x", API_KEY + "x", ADMIN_KEY):
+    for wrong in ("x", API_KEY + "x", ADMIN_KEY + "x"):
         assert message({"x-api-key": wrong}) == "invalid x-api-key"
+    assert "this is the admin key" in message({"x-api-key": ADMIN_KEY})
     message({"authorization": "Basic abc"})
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "authorization", "x-goog-api-key"])
+def test_two_keys_in_one_header_are_refused(stack: Stack, name: str) -> None:
+    value = f"Bearer {API_KEY}" if name == "authorization" else API_KEY
+    path = "/v1beta/models" if name == "x-goog-api-key" else "/v1/models"
+    with httpx.Client(base_url=stack.url, timeout=120) as http:
+        for other, status in ((value, 200), (value + "x", 400)):
+            headers = [(name, value), (name, other), ("anthropic-version", "2023-06-01")]
+            reply = http.get(path, headers=headers)
+            assert reply.status_code == status, reply.text
+    assert f"{name}: two different values" in reply.text
+
+
+@pytest.mark.parametrize("path", ["/v1beta/cachedContents", "/v1beta/models"])
+def test_a_made_up_page_token_is_refused(stack: Stack, path: str) -> None:
+    reply = stack.get(path, params={"pageToken": "zzz"})
+    assert reply.status_code == 400 and "pageToken" in reply.json()["error"]["message"]
 
 
 def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -> None:
