@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from datetime import date
 from functools import partial
 from statistics import median
@@ -36,14 +36,12 @@ from gateway.admin.structs.advice import (
     Progress,
     StreamAdvice,
 )
-from gateway.admin.structs.usage import PrefixReport, Totals
 from gateway.admission.workers import INLINE_BYTES
 from gateway.advice import pasted
-from gateway.advice.observation import Observation, Row, Served, observe
-from gateway.advice.pasted import MAX_REQUESTS, PastedDialect
-from gateway.advice.request import advise_request, with_own_paths
+from gateway.advice.observation import Observation, Row, observe
+from gateway.advice.pasted import MAX_REQUESTS, PastedDialect, advise_request, with_own_paths
 from gateway.advice.stream import advise_stream
-from gateway.advice.summary import MIN_TURNS, KnownPrefix, Spent, summary_lines
+from gateway.advice.summary import MIN_TURNS, summary_lines
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound, Overloaded
 from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
 from gateway.http.generation import while_present
@@ -59,7 +57,7 @@ from gateway.planning.asked import (
     family_names,
 )
 from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
-from gateway.planning.traffic import Job, Numbers, Thinned, Turn
+from gateway.planning.traffic import Job, Numbers, Turn
 from gateway.prices.sheets import PriceSheets
 from gateway.prompt.fingerprint import unpack
 
@@ -202,7 +200,7 @@ class Gathering:
     def take(self, rows: Sequence[Any]) -> None:
         for row in rows:
             self._num_turns += 1
-            turn = observe(row_of(row, self._prices), unpack(row.fingerprint))
+            turn = observation_of(row, self._prices)
             if turn is None:
                 self._num_without += 1
             else:
@@ -242,24 +240,23 @@ class Gathering:
         return text + "."
 
 
-def row_of(row: Any, prices: PriceSheets) -> Row:
+def observation_of(row: Any, prices: PriceSheets) -> Observation | None:
+    """None where a turn's fingerprint is of an earlier version."""
     price = prices.with_id(row.price) if row.price else None
     usage = InputUsage(**{name: getattr(row, name) for name in InputUsage.__struct_fields__})
-    begun_ms = row.opened_ms + int((row.first_token_seconds or 0.0) * 1000)
-    return Row(
+    turn = Row(
         id=row.id,
         at_ms=row.opened_ms,
         workspace=row.workspace_id,
         key=row.key_id,
         model=row.model,
         dialect=row.dialect,
-        served=Served(
-            usage=usage,
-            begun_ms=begun_ms,
-            prefill_seconds=row.prefill_seconds,
-        ),
+        usage=usage,
+        begun_ms=row.opened_ms + int((row.first_token_seconds or 0.0) * 1000),
+        prefill_seconds=row.prefill_seconds,
         rates=None if price is None else price.rates_above(usage.prompt_tokens - 1),
     )
+    return observe(turn, unpack(row.fingerprint))
 
 
 WEEK_MS = 7 * 86_400_000
@@ -305,9 +302,7 @@ async def summarized(services: Services, workspace: str | None, viewer: Viewer) 
     known = await prefixes(ledger, of, services.prices.own, MAX_PREFIXES)
     totals = await services.queries.totals_by(of, ("workspace_id",))
     lines, num_more = summary_lines(
-        report.streams,
-        [each for one in known for each in _known(one)],
-        [_spent(name, sums) for (name,), sums in totals.items()],
+        report.streams, known, {name: sums for (name,), sums in totals.items()}
     )
     for number, line in enumerate(lines):
         if line.kind == "unpaid" and line.workspace is not None:
@@ -335,38 +330,6 @@ def _summary_text(report: AdviceReport, *, has_lines: bool) -> str:
         groups = "group of key and model" if small == 1 else "groups of key and model"
         text += f" {small:,} {groups} with fewer than {MIN_TURNS} requests gave no line."
     return text
-
-
-def _known(found: PrefixReport) -> Iterable[KnownPrefix]:
-    """Nothing of a prefix whose costs are not known, or that has the better TTL."""
-    if not found.better_ttl_saves_nano or found.better_ttl is None:
-        return
-    marked = found.cache_read_tokens + found.written_tokens
-    tokens = marked / found.requests
-    in_5m, in_1h = found.gaps_5m, found.gaps_5m + found.gaps_1h
-    with_5m = 1.25 * (found.requests - in_5m) + 0.1 * in_5m
-    with_1h = 2.0 * (found.requests - in_1h) + 0.1 * in_1h
-    is_hour = found.better_ttl == "1h"
-    yield KnownPrefix(
-        workspace=found.workspace,
-        better_ttl="1h" if is_hour else "5m",
-        saves_nano=found.better_ttl_saves_nano,
-        saves_multiples=tokens * (with_5m - with_1h if is_hour else with_1h - with_5m),
-        num_turns=found.requests,
-        last_turn=None if found.look is None else found.look.last_turn,
-    )
-
-
-def _spent(workspace: str, sums: Totals) -> Spent:
-    return Spent(
-        workspace=workspace,
-        num_turns=sums.requests,
-        read=sums.cache_read_tokens,
-        written=sums.written_tokens,
-        write_premium=sums.write_premium,
-        prompt_tokens=sums.prompt_tokens,
-        saved_nano=None if sums.unpriced else sums.saved_nano,
-    )
 
 
 _LINES = "application/x-ndjson"
@@ -480,7 +443,7 @@ class TrafficGathering:
 
     def take(self, rows: Sequence[Any]) -> None:
         for row in rows:
-            turn = observe(row_of(row, self._prices), unpack(row.fingerprint))
+            turn = observation_of(row, self._prices)
             if turn is None or self.is_full:
                 continue
             self._num_prefixes += len(turn.digests)
@@ -513,12 +476,11 @@ class TrafficGathering:
         )
 
     def job(self, asked: PlanRequest, min_cache_tokens: int = DEFAULT_MIN_TOKENS) -> Job:
-        thinned = Thinned()
         # The others shared their steps, so theirs took longer than their tokens alone.
         rate, decode = _quickest(self._rates), _quickest(self._decodes)
         return Job(
             asked=asked,
-            turns=[thinned.of(turn) for turn in reversed(self._turns)],
+            turns=self._turns[::-1],
             prefill_us=None if rate is None else rate * 1e6,
             timed_turns=len(self._rates),
             decode_ms=None if decode is None else decode * 1e3,
@@ -530,9 +492,3 @@ class TrafficGathering:
 def _quickest(seconds: list[float]) -> float | None:
     """What the quickest quarter took at most."""
     return sorted(seconds)[len(seconds) // 4] if seconds else None
-
-
-def all_of(asked: PlanRequest, since_ms: int, until_ms: int) -> Range:
-    return Range(
-        since_ms=since_ms, until_ms=until_ms, workspace=asked.workspace, model=asked.served_model
-    )

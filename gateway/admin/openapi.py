@@ -26,7 +26,6 @@ from litestar.typing import FieldDefinition
 
 from gateway.admin.controller import JsonBody
 from gateway.base import errors
-from gateway.base.errors import GatewayError
 from gateway.dialects.anthropic import batches
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.dialects.anthropic.response import EventType, Message, ModelInfo, ModelList, TokenCount
@@ -46,6 +45,7 @@ from gateway.http.speaking import ID_HEADERS, dialect_of_path
 from gateway.prompt.ask import Dialect
 
 EVENT_STREAM = "text/event-stream"
+_JSON = "application/json"
 Schema = dict[str, Any]
 Errors = tuple[type[errors.GatewayError], ...]
 _KEYED: Errors = (
@@ -88,6 +88,13 @@ class Operation:
     is_lenient: bool = False
 
 
+_TEXT: Schema = {"type": "string"}
+
+
+def _given(name: str, schema: Schema, where: str = "query", **more: Any) -> Schema:
+    return {"name": name, "in": where, "required": False, "schema": schema, **more}
+
+
 def operations_of(app: Litestar) -> list[Operation]:
     """Every operation that the application serves, by path and method."""
     by_hand = {(each.path, each.method): each for each in _model_apis()}
@@ -96,14 +103,11 @@ def operations_of(app: Litestar) -> list[Operation]:
         if not isinstance(route, HTTPRoute):
             continue
         for method, (handler, _) in route.route_handler_map.items():
-            if not handler.resolve_include_in_schema():
-                continue
             place = route.path_format, method.lower()
-            known = by_hand.get(place)
-            id = handler.operation_id
-            if callable(id):
-                id = id(handler, method, route.path_components)
-            made.append(known or _declared(handler, *place, str(id)))
+            if handler.resolve_include_in_schema():
+                id = handler.operation_id
+                id = id(handler, method, route.path_components) if callable(id) else id
+                made.append(by_hand.get(place) or _declared(handler, *place, str(id)))
     return sorted(made, key=lambda operation: (operation.path, operation.method))
 
 
@@ -123,7 +127,7 @@ def _declared(handler: HTTPRouteHandler, path: str, method: str, id: str) -> Ope
         body=body,
         other=None if is_json else str(handler.media_type),
         keys=("adminKey", "bearer") if needs_key else (),
-        parameters=(*_path_parameters(path), *_query_parameters(handler)),
+        parameters=(*_path_parameters(path), *_query_parameters(handler, handler).values()),
         errors=(_KEYED if body is None else _SENDING) if needs_key else (),
         unready=unready.data_container if unready else None,
     )
@@ -142,35 +146,23 @@ def _replies(handler: HTTPRouteHandler) -> tuple[Any, ...]:
 
 
 def _path_parameters(path: str) -> tuple[Schema, ...]:
-    text = {"type": "string"}
     return tuple(
-        {"name": name, "in": "path", "required": True, "schema": text}
-        for name in re.findall(r"{(\w+)}", path)
+        _given(name, _TEXT, "path", required=True) for name in re.findall(r"{(\w+)}", path)
     )
 
 
-def _query_parameters(handler: HTTPRouteHandler) -> Iterator[Schema]:
-    """Those of the handler, then those of its dependencies."""
-    for name, field in dict(_query_fields(handler, handler)).items():
-        kwarg = field.kwarg_definition
-        assert isinstance(kwarg, ParameterKwarg)
-        yield {
-            "name": kwarg.name or name,
-            "in": "query",
-            "required": not field.has_default,
-            "schema": _query_schema(field, kwarg),
-        }
-
-
-def _query_fields(handler: HTTPRouteHandler, owner: Any) -> Iterator[tuple[str, FieldDefinition]]:
-    dependencies = handler.resolve_dependencies()
+def _query_parameters(handler: HTTPRouteHandler, owner: Any) -> dict[str, Schema]:
+    """Those of the handler, or of a dependency, and those of its own dependencies."""
+    dependencies, found = handler.resolve_dependencies(), dict[str, Schema]()
     fields: dict[str, FieldDefinition] = owner.parsed_fn_signature.parameters
     for name, field in fields.items():
         kwarg = field.kwarg_definition
         if name in dependencies:
-            yield from _query_fields(handler, dependencies[name])
+            found |= _query_parameters(handler, dependencies[name])
         elif isinstance(kwarg, ParameterKwarg) and kwarg.param_type == "query":
-            yield field.name, field
+            schema, required = _query_schema(field, kwarg), not field.has_default
+            found[name] = _given(kwarg.name or name, schema, required=required)
+    return found
 
 
 def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
@@ -186,19 +178,14 @@ def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
     }
     given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
     schema: Schema = msgspec.json.schema(Annotated[kind, msgspec.Meta(**given)])
-    if get_origin(kind) is list:
-        schema["items"] = _with_choices(get_args(kind)[0], schema["items"])
-    schema = _with_choices(kind, schema)
+    is_list = get_origin(kind) is list
+    one, place = (get_args(kind)[0], schema["items"]) if is_list else (kind, schema)
+    if get_origin(one) is Literal:
+        # In the order of their declaration; msgspec sorts them.
+        place |= {"type": "string", "enum": list(get_args(one))}
     if field.has_default and field.default is not None:
         schema["default"] = field.default
     return schema
-
-
-def _with_choices(kind: Any, schema: Schema) -> Schema:
-    """A Literal's words in the order of their declaration; msgspec sorts them."""
-    if get_origin(kind) is not Literal:
-        return schema
-    return {"type": "string", "enum": list(get_args(kind))}
 
 
 # The model APIs.
@@ -237,11 +224,6 @@ getGeminiModel          get    /v1beta/models/{model_id}  One model, as Google s
 """
 
 
-def _given(name: str, schema: Schema, where: str = "query", **more: Any) -> Schema:
-    return {"name": name, "in": where, "required": False, "schema": schema, **more}
-
-
-_TEXT: Schema = {"type": "string"}
 _LIMIT = _given("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20})
 _PAGE = (_given("after_id", _TEXT), _given("before_id", _TEXT), _LIMIT)
 _VERSION = _given("anthropic-version", {**_TEXT, "enum": list(VERSIONS)}, "header", required=True)
@@ -260,7 +242,7 @@ _GOOGLE_PAGE = (
 )
 _CALL = "The model's id, `:` and one of `generateContent`, `streamGenerateContent`, `countTokens`."
 _CALLED = (
-    {"name": "model_id", "in": "path", "required": True, "schema": _TEXT, "description": _CALL},
+    _given("model_id", _TEXT, "path", required=True, description=_CALL),
     _given("alt", {"type": "string", "enum": ["json", "sse"]}),
 )
 _EITHER: tuple[Dialect, ...] = ("anthropic", "openai", "gemini")
@@ -356,24 +338,11 @@ _DATA = {"type": "string", "contentMediaType": "application/json"}
 _NAMED_EVENT = {
     "type": "object",
     "required": ["event", "data"],
-    "properties": {
-        "event": {
-            "enum": [
-                *get_args(EventType),
-                "ping",
-                "error",
-            ]
-        },
-        "data": _DATA,
-    },
+    "properties": {"event": {"enum": [*get_args(EventType), "ping", "error"]}, "data": _DATA},
 }
 # The last one is `[DONE]`.
 _BARE_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
-_EVENTS: dict[Dialect, dict[str, Any]] = {
-    "anthropic": _NAMED_EVENT,
-    "openai": _BARE_EVENT,
-    "gemini": _BARE_EVENT,
-}
+_EVENTS = {"anthropic": _NAMED_EVENT, "openai": _BARE_EVENT, "gemini": _BARE_EVENT}
 
 
 def describe(operations: Iterable[Operation]) -> dict[str, Any]:
@@ -431,22 +400,40 @@ def _add_fields(schema: dict[str, Any], fields: Fields) -> None:
 
 
 def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    if operation.other == EVENT_STREAM:
-        content[EVENT_STREAM] = {"schema": _any_of(_EVENTS[d] for d in operation.dialects)}
-    elif operation.other is not None:
-        content[operation.other] = {"schema": {"type": "string"}}
-    if operation.replies:
-        content["application/json"] = {
-            "schema": _any_of(schema_of[repr(kind)] for kind in operation.replies)
+    reference = {"$ref": "#/components/headers/RequestId"}
+    headers = {ID_HEADERS[dialect]: reference for dialect in operation.dialects}
+
+    def response(description: str, **content: list[Any]) -> dict[str, Any]:
+        """By media type, the alternative schemas of the body."""
+        told = {
+            media: {"schema": found[0] if len(found) == 1 else {"anyOf": found}}
+            for media, found in content.items()
         }
-    responses = {"200": _response(operation, "Done.", content)}
+        return {"description": description, "headers": headers, "content": told}
+
+    content: dict[str, list[Any]] = {}
+    if operation.other is not None:
+        is_stream = operation.other == EVENT_STREAM
+        content[operation.other] = (
+            [_EVENTS[d] for d in operation.dialects] if is_stream else [_TEXT]
+        )
+    if operation.replies:
+        content[_JSON] = [schema_of[repr(kind)] for kind in operation.replies]
+    responses = {"200": response("Done.", **content)}
     if operation.unready is not None:
-        body = {"application/json": {"schema": schema_of[repr(operation.unready)]}}
-        responses["503"] = _response(operation, "Not ready.", body)
-    for status, error, found in _errors(operation, schema_of):
-        body = {"application/json": {"schema": _any_of(found)}}
-        responses[status] = _response(operation, error.default, body)
+        responses["503"] = response("Not ready.", **{_JSON: [schema_of[repr(operation.unready)]]})
+    # Each status with the envelopes that it comes in.
+    envelopes: dict[str, list[Any]] = {}
+    for error in operation.errors:
+        for dialect in operation.dialects:
+            status, envelope = str(status_of(error(), dialect)), schema_of[repr(ENVELOPES[dialect])]
+            if dialect == "anthropic":
+                kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
+                envelope = {"allOf": [envelope, kind]}
+            found = envelopes.setdefault(status, [])
+            found.append(envelope)
+            told = responses[status]["description"] if len(found) > 1 else error.default
+            responses[status] = response(told, **{_JSON: found})
     made: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
@@ -455,10 +442,8 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         "security": [{name: []} for name in operation.keys],
     }
     if operation.body is not None:
-        made["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema_of[repr(operation.body)]}},
-        }
+        body = {_JSON: {"schema": schema_of[repr(operation.body)]}}
+        made["requestBody"] = {"required": True, "content": body}
     return made
 
 
@@ -468,33 +453,6 @@ def _without_nul(parameter: dict[str, Any]) -> dict[str, Any]:
     if parameter["in"] != "query" or schema["type"] != "string" or "enum" in schema:
         return parameter
     return {**parameter, "schema": {**schema, "pattern": NO_NUL}}
-
-
-def _errors(
-    operation: Operation, schema_of: dict[str, Any]
-) -> Iterable[tuple[str, type[GatewayError], list[Any]]]:
-    """Each status with the envelopes that it comes in."""
-    found: dict[str, tuple[type[GatewayError], list[Any]]] = {}
-    for error in operation.errors:
-        for dialect in operation.dialects:
-            status = status_of(error(), dialect)
-            envelope = schema_of[repr(ENVELOPES[dialect])]
-            if dialect == "anthropic":
-                kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
-                envelope = {"allOf": [envelope, kind]}
-            found.setdefault(str(status), (error, []))[1].append(envelope)
-    return [(status, error, envelopes) for status, (error, envelopes) in found.items()]
-
-
-def _any_of(schemas: Iterable[Any]) -> Any:
-    found = list(schemas)
-    return found[0] if len(found) == 1 else {"anyOf": found}
-
-
-def _response(operation: Operation, description: str, content: dict[str, Any]) -> dict[str, Any]:
-    reference = {"$ref": "#/components/headers/RequestId"}
-    headers = {ID_HEADERS[dialect]: reference for dialect in operation.dialects}
-    return {"description": description, "headers": headers, "content": content}
 
 
 class OpenApiController(Controller):

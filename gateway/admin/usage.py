@@ -3,6 +3,7 @@
 Also what engines hold and how they fared, why a prompt missed, and the newest error answers.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -375,28 +376,21 @@ async def _memory(engine: Engine) -> EngineMemory:
 
 def attributions(samples: Sequence[Sample]) -> list[Attribution]:
     """Of all engines together, then of each. Only turns that were routed by held prefixes count."""
-    routed = [each for each in samples if each.available_tokens is not None]
-    engines = sorted({each.engine for each in routed if each.engine})
-    return [
-        _attribution(engine, [each for each in routed if engine in (None, each.engine)])
-        for engine in [None, *engines]
-        if routed
-    ]
-
-
-def _attribution(engine: str | None, samples: Sequence[Sample]) -> Attribution:
-    captured = [max(each.captured_tokens or 0, each.delivered_tokens) for each in samples]
-    available = [
-        max(each.available_tokens or 0, held) for each, held in zip(samples, captured, strict=True)
-    ]
-    return Attribution(
-        engine=engine,
-        turns=len(samples),
-        prompt_tokens=sum(each.prompt_tokens for each in samples),
-        available_tokens=sum(available),
-        captured_tokens=sum(captured),
-        delivered_tokens=sum(each.delivered_tokens for each in samples),
-    )
+    found: dict[str, Counter[str]] = {}
+    for each in samples:
+        if each.available_tokens is None:
+            continue
+        captured = max(each.captured_tokens or 0, each.delivered_tokens)
+        own = {
+            "turns": 1,
+            "prompt_tokens": each.prompt_tokens,
+            "available_tokens": max(each.available_tokens, captured),
+            "captured_tokens": captured,
+            "delivered_tokens": each.delivered_tokens,
+        }
+        for engine in {"", each.engine or ""}:
+            found.setdefault(engine, Counter()).update(own)
+    return [Attribution(engine=name or None, **sums) for name, sums in sorted(found.items())]
 
 
 def overheads(samples: Iterable[Sample], since_ms: int, until_ms: int) -> list[Overhead]:
@@ -508,10 +502,11 @@ def _report(
     services: Services, turn: Turn, later: Fingerprint, before_id: str, before: Fingerprint
 ) -> TurnDivergence:
     found, shared = compare(before, later), shared_bytes(before, later)
+    is_counted = before.num_tokens and before.num_bytes
     report = TurnDivergence(
         turn=turn.id,
         earlier=before_id,
-        shared_tokens=_tokens(before, shared),
+        shared_tokens=round(before.num_tokens * shared / before.num_bytes) if is_counted else None,
         earlier_tokens=before.num_tokens or None,
     )
     if found is None:
@@ -527,13 +522,6 @@ def _report(
         characters=found.characters,
         missed_nano=_lost(services, turn, found.missed_tokens) if shared else None,
     )
-
-
-def _tokens(fingerprint: Fingerprint, num_bytes: int) -> int | None:
-    """So many bytes of this prompt in tokens; None where its tokens were never counted."""
-    if not (fingerprint.num_tokens and fingerprint.num_bytes):
-        return None
-    return round(fingerprint.num_tokens * num_bytes / fingerprint.num_bytes)
 
 
 def _place(before: Fingerprint, found: Divergence) -> tuple[Section | None, int | None]:

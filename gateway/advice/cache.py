@@ -17,7 +17,7 @@ WINDOW = 20
 """The positions that one breakpoint looks at, its own included."""
 _LIFE_MS: dict[Ttl, int] = {ttl: each.seconds * 1000 for ttl, each in TTLS.items()}
 _COUNTED = ("input_tokens", "cache_read_tokens", "computed_tokens", *WRITE_FIELDS.values())
-_HUNDREDTHS = TokenPrices(
+MULTIPLES = TokenPrices(
     input=NanoDollars(100), writes={}, read=NanoDollars(10), output=NanoDollars(0)
 )
 """In hundredths of an input token."""
@@ -66,7 +66,7 @@ class Sums:
     @property
     def multiples(self) -> float:
         """The cost in input tokens: an input token is 1, a read is 0.1, a write as `TTLS` says."""
-        return cost_at(_HUNDREDTHS, self.usage, 0).actual / 100
+        return cost_at(MULTIPLES, self.usage, 0).actual / 100
 
     @property
     def nano(self) -> int | None:
@@ -104,7 +104,7 @@ class Cache:
         usage = InputUsage(
             input_tokens=turn.total - read - sum(split.values()),
             cache_read_tokens=read,
-            computed_tokens=min(turn.served.usage.computed_tokens, turn.total - read),
+            computed_tokens=min(turn.usage.computed_tokens, turn.total - read),
             **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in split.items()},
         )
         self.sums.add(usage, turn.rates)
@@ -147,7 +147,7 @@ class Cache:
                     self.sums.first_raced += raced
             elif known is None or known.until_ms <= now:
                 life = _LIFE_MS[ttl]
-                entries[digest] = _Entry(life, max(turn.served.begun_ms, now), now + life)
+                entries[digest] = _Entry(life, max(turn.begun_ms, now), now + life)
             else:
                 known.refresh(now)
         return raced

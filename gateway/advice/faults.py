@@ -11,14 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.admin.structs.advice import FaultKind
-from gateway.advice.differences import ALIKE, LEAST_TOKENS, difference, overlap, part_of
-from gateway.advice.observation import Observation
+from gateway.advice.observation import Observation, Segment
 from gateway.advice.placements import Section
 
 _HOUR_MS = 3_600_000
 _PERIODS: dict[FaultKind, int] = {"minute": 60_000, "hour": _HOUR_MS, "date": 24 * _HOUR_MS}
 _MOSTLY = 0.9
-# Less than LEAST_TOKENS, and than this share of a prompt, is not worth a word.
+# Texts with this share of their pieces in common are versions of one text.
+_ALIKE = 0.5
+# A text of which only a part changes has about the same length.
+_GROWTH_TOKENS = 4
+# Fewer tokens, and less than this share of a prompt, are not worth a word.
+_LEAST_TOKENS = 64
 _LEAST_SHARE = 0.05
 _LEAST_TURNS = 0.1
 _FEW = 3
@@ -89,7 +93,9 @@ class _Finder:
         chains = _chains(turn, len(owns))
         first = next((n for n, chain in enumerate(chains) if chain not in self._chains), None)
         if self._num_turns and first is not None:
-            if self._is_known(owns, first, turn.head) or self._begins_anew(turn, first):
+            # Whether anything from the first difference on may have been there before.
+            is_known = first < turn.head or any(own in self._own for own in owns[first:])
+            if is_known or self._begins_anew(turn, first):
                 self._compare(turn, first)
         before = self._shapes.get((turn.num_tools, turn.num_system))
         self._num_near += before is not None and turn.at_ms - before.at_ms <= _HOUR_MS
@@ -117,17 +123,13 @@ class _Finder:
                 kept.append(fault)
         return sorted(kept, key=lambda fault: -fault.tokens)
 
-    def _is_known(self, owns: Sequence[bytes], first: int, head: int) -> bool:
-        """Whether anything from the first difference on may have been there before."""
-        return first < head or any(own in self._own for own in owns[first:])
-
     def _begins_anew(self, turn: Observation, first: int) -> bool:
         """Whether the first message is the one of the turn before with another beginning."""
         before = self._shapes.get((turn.num_tools, turn.num_system))
         if first != turn.head or before is None:
             return False
         there, here = before.pieces_of(first), turn.pieces_of(first)
-        return bool(there and here) and there[0] != here[0] and overlap(there, here) >= ALIKE
+        return bool(there and here) and there[0] != here[0] and _overlap(there, here) >= _ALIKE
 
     def _compare(self, turn: Observation, first: int) -> None:
         earlier = self._earlier(turn, first)
@@ -135,14 +137,14 @@ class _Finder:
             earlier = self._chains[turn.digests[first - 1]] if first else earlier
         if earlier is None:
             return
-        found = difference(earlier, turn, first)
+        found = _difference(earlier, turn, first)
         if found is None:
             return
         is_of_tools = found.kind == "varying_text" and found.section == "tools"
         if is_of_tools and turn.owns[first] in self._own:
             # A tool that is known from elsewhere stands here.
             found = replace(found, kind="tool_set")
-        least = max(LEAST_TOKENS, _LEAST_SHARE * turn.total)
+        least = max(_LEAST_TOKENS, _LEAST_SHARE * turn.total)
         if found.tokens < least or turn.at_ms - earlier.at_ms > _HOUR_MS:
             return
         is_of_block = found.kind in ("varying_text", "key_order")
@@ -154,7 +156,7 @@ class _Finder:
             fault = self._found[key] = Fault(found.kind, found.section, found.index)
         fault.losses.append(Loss(turn.id, earlier.id, found.tokens))
         if found.kind == "varying_text":
-            part = part_of(earlier.segments, turn.segments, first)
+            part = _part_of(earlier.segments, turn.segments, first)
             self._parts[found.section, found.index][part] += 1
 
     def _earlier(self, turn: Observation, first: int) -> Observation | None:
@@ -230,3 +232,156 @@ def _chains(turn: Observation, count: int) -> list[bytes]:
             break
         found.append(turn.digests[place])
     return found
+
+
+# What the first difference between two turns is.
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    kind: FaultKind
+    section: Section
+    index: int
+    tokens: int
+
+
+def _difference(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
+    if first < turn.num_tools:
+        return _in_tools(earlier, turn, first)
+    if first < turn.head:
+        return _in_system(earlier, turn, first)
+    return _in_messages(earlier, turn, first)
+
+
+def _in_tools(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
+    before, after = earlier.segments[: earlier.num_tools], turn.segments[: turn.num_tools]
+    tokens = _same_tokens(earlier, turn, first)
+    names = Counter(tool.own for tool in before), Counter(tool.own for tool in after)
+    if names[0] == names[1]:
+        return _Difference("tool_order", "tools", first, tokens)
+    if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
+        changed = sum(a.tokens for b, a in zip(before, after, strict=True) if a.own != b.own)
+        return _Difference("key_order", "tools", first, tokens + changed)
+    if Counter(tool.unordered for tool in before) == Counter(tool.unordered for tool in after):
+        return _Difference("tool_order", "tools", first, tokens)
+    if len(before) != len(after):
+        return _Difference("tool_set", "tools", first, tokens)
+    return _Difference("varying_text", "tools", first, tokens)
+
+
+def _in_system(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
+    index = first - turn.num_tools
+    tokens = _same_tokens(earlier, turn, first)
+    if _moves(earlier, turn, first):
+        return _Difference("moved_text", "system", index, tokens)
+    here = turn.segments[first]
+    there = earlier.segments[first] if first < len(earlier.segments) else None
+    if there is None or not (here.pieces and there.pieces):
+        # A short block changed as a whole, and what stands behind it did not.
+        is_kept = tokens >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
+        return _Difference("varying_text", "system", index, tokens) if is_kept else None
+    alike = _overlap(there.pieces, here.pieces)
+    if _grows(there, here):
+        return _Difference("growing_text", "system", index, tokens + there.tokens)
+    if alike >= _ALIKE:
+        return _Difference("varying_text", "system", index, tokens + round(alike * here.tokens))
+    if _has_rest(earlier, turn, first):
+        return _Difference("varying_text", "system", index, tokens)
+    return None
+
+
+def _in_messages(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
+    index = first - turn.head
+    before, after = earlier.segments, turn.segments
+    tokens = _same_tokens(earlier, turn, first)
+    if _slides(earlier, turn, first):
+        return _Difference("sliding_history", "messages", index, tokens)
+    here, there = after[first], before[first] if first < len(before) else None
+    if there is None:
+        return None
+    if here.unordered is not None and here.unordered == there.unordered:
+        return _Difference("key_order", "messages", index, tokens + here.tokens)
+    if _moves(earlier, turn, first):
+        return _Difference("moved_text", "messages", index, tokens)
+    if _has_rest(earlier, turn, first) and len(before) > first + 1:
+        return _Difference("varying_text", "messages", index, tokens)
+    if index == 0 and there.pieces and here.pieces and there.pieces[0] != here.pieces[0]:
+        alike = _overlap(there.pieces, here.pieces)
+        if alike >= _ALIKE:
+            same = tokens + round(alike * here.tokens)
+            return _Difference("varying_text", "messages", index, same)
+    return None
+
+
+def _same_tokens(earlier: Observation, turn: Observation, first: int) -> int:
+    """The tokens from `first` on whose segments both turns have."""
+    known = {segment.own for segment in earlier.segments}
+    return sum(segment.tokens for segment in turn.segments[first:] if segment.own in known)
+
+
+def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
+    """Whether what stood behind the place in the earlier turn stands there again, but for its last
+    segment: most of its tokens, in the same order."""
+    before = earlier.segments[first + 1 :]
+    after = turn.segments[first + 1 :]
+    if first < turn.head:
+        before = before[: earlier.head - first - 1]
+        after = after[: turn.head - first - 1]
+    same = sum(b.tokens for b, a in zip(before, after, strict=False) if a.own == b.own)
+    return same >= max(_LEAST_TOKENS, 0.8 * sum(segment.tokens for segment in before))
+
+
+def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
+    """Whether a text stands at another place than before, among texts that are the same."""
+    before, after = earlier.segments, turn.segments
+    if first >= len(before):
+        return False
+    places = {segment.own: n for n, segment in enumerate(after)}
+    moved = places.get(before[first].own)
+    if moved is None or moved <= first or before[first].tokens < _LEAST_TOKENS // 4:
+        return False
+    were = {segment.own: n for n, segment in enumerate(before)}
+    now_here = were.get(after[first].own)
+    # Either two texts changed their order, or a text moved on as the conversation grew.
+    return now_here is not None or first == len(before) - 1 or after[first].own not in were
+
+
+def _slides(earlier: Observation, turn: Observation, first: int) -> bool:
+    """Whether the earlier turn's first messages were left out and the next ones moved up."""
+    were = {segment.own: n for n, segment in enumerate(earlier.segments)}
+    shift = were.get(turn.segments[first].own, first) - first
+    if shift <= 0:
+        return False
+    behind = earlier.segments[first + shift :]
+    same = [a.own == b.own for a, b in zip(turn.segments[first:], behind, strict=False)]
+    return len(same) >= 2 and all(same[: len(behind)])
+
+
+def _overlap(there: Sequence[bytes], here: Sequence[bytes]) -> float:
+    """The part of the pieces that both texts have."""
+    return (Counter(there) & Counter(here)).total() / max(len(there), len(here))
+
+
+def _grows(there: Segment, here: Segment) -> bool:
+    """Whether the text is the earlier one with more behind it."""
+    if here.tokens < there.tokens + _GROWTH_TOKENS:
+        return False
+    kept = set(here.pieces)
+    inner = there.pieces[:-1]
+    is_begun = bool(inner) and here.pieces[0] == inner[0]
+    same = sum(piece in kept for piece in inner)
+    return is_begun and here.pieces[-1] != there.pieces[-1] and same >= _ALIKE * len(inner)
+
+
+def _part_of(before: Sequence[Segment], after: Sequence[Segment], first: int) -> str:
+    """Where in the block the text differs."""
+    if first >= min(len(before), len(after)):
+        return ""
+    pairs = zip(before[first].pieces, after[first].pieces, strict=False)
+    pieces = [one == other for one, other in pairs]
+    changed = [n for n, is_same in enumerate(pieces) if not is_same]
+    if not changed or len(changed) == len(pieces):
+        return ""
+    if changed[0] == 0:
+        return "start"
+    return "end" if changed == [len(pieces) - 1] else "middle"

@@ -5,7 +5,7 @@ can be compared one by one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from engine.protocol import InputUsage, Ttl
@@ -22,15 +22,23 @@ Mark = tuple[int, Ttl]
 
 
 @dataclass(slots=True, kw_only=True)
-class Served:
-    """What the engine did: the prompt's tokens as billed and computed.
+class Row:
+    """A turn as its source has it: its prompt's tokens as billed and computed. `rates` None has no
+    price.
 
     `begun_ms` is when the answer began: from then on others could read what it wrote.
     """
 
+    id: str
+    at_ms: int
+    workspace: str
+    key: str
+    model: str
+    dialect: str | None
     usage: InputUsage
     begun_ms: int
     prefill_seconds: float | None = None
+    rates: TokenPrices | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ class Segment:
 
 
 @dataclass(slots=True, kw_only=True)
-class Observation:
+class Observation(Row):
     """One turn, never changed. All lists of prefixes go with each other, the shortest prefix first.
 
     `digests` name the prefixes, `tokens` are their lengths, `places` the segments they end with,
@@ -54,12 +62,6 @@ class Observation:
     were told from bytes.
     """
 
-    id: str
-    at_ms: int
-    workspace: str
-    key: str
-    model: str
-    dialect: str | None
     digests: list[bytes]
     tokens: list[int]
     places: list[int]
@@ -70,8 +72,6 @@ class Observation:
     num_system: int
     marks: list[Mark]
     answer: int
-    served: Served
-    rates: TokenPrices | None
     sketch: Sketch | None
     tokens_per_byte: float
     is_estimated: bool
@@ -125,20 +125,6 @@ class Observation:
         return place
 
 
-@dataclass(slots=True, kw_only=True)
-class Row:
-    """A turn as its source has it. `rates` None has no price."""
-
-    id: str
-    at_ms: int
-    workspace: str
-    key: str
-    model: str
-    dialect: str | None
-    served: Served
-    rates: TokenPrices | None
-
-
 def observe(row: Row, printed: Fingerprint) -> Observation | None:
     """The observation of a turn; None where its fingerprint is of an earlier version."""
     if printed.rule != NAMES_RULE:
@@ -161,12 +147,7 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         at = {segment: place for place, segment in enumerate(places)}
         marks = [(at[segment], ttl) for segment, ttl in printed.marks if segment in at]
     return Observation(
-        id=row.id,
-        at_ms=row.at_ms,
-        workspace=row.workspace,
-        key=row.key,
-        model=row.model,
-        dialect=row.dialect,
+        **{each.name: getattr(row, each.name) for each in fields(Row)},
         digests=[point.digest for point in points],
         tokens=tokens,
         places=places,
@@ -177,8 +158,6 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         num_system=printed.num_system,
         marks=marks,
         answer=_before_answer(kinds, places, printed.num_tools + printed.num_system),
-        served=row.served,
-        rates=row.rates,
         sketch=printed.sketch,
         tokens_per_byte=total / max(printed.num_bytes, 1),
         is_estimated=is_estimated,

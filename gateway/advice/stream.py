@@ -96,7 +96,7 @@ def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
 def _observed(turns: Sequence[Observation]) -> Sums:
     sums = Sums()
     for turn in turns:
-        sums.add(turn.served.usage, turn.rates)
+        sums.add(turn.usage, turn.rates)
     return sums
 
 
@@ -109,7 +109,7 @@ def _simulated(turns: Sequence[Observation], way: Placement | None, min_tokens: 
 
 
 def _prefill_rate(turns: Sequence[Observation]) -> float | None:
-    timed = [turn.served for turn in turns if turn.served.prefill_seconds is not None]
+    timed = [turn for turn in turns if turn.prefill_seconds is not None]
     tokens = sum(each.usage.computed_tokens for each in timed)
     return sum(each.prefill_seconds or 0.0 for each in timed) / tokens if tokens else None
 

@@ -1,11 +1,13 @@
 """A week's advice in a few lines, each with its number. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.protocol import Ttl
 from gateway.admin.structs.advice import Finding, LineKind, StreamAdvice, SummaryLine
+from gateway.admin.structs.usage import PrefixReport, Totals
+from gateway.advice.cache import MULTIPLES
+from gateway.prices.price import cost_with_ttl
 
 MAX_LINES = 6
 _MAX_OF_A_KIND = 2
@@ -16,74 +18,50 @@ _LEAST_LOSS = 0.01
 _TTL_WORDS: dict[Ttl, str] = {"5m": "5-minute", "1h": "1-hour"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPrefix:
-    """A marked prefix over its whole life, and what its `better_ttl` would have saved."""
-
-    workspace: str
-    better_ttl: Ttl
-    saves_nano: int
-    saves_multiples: float
-    num_turns: int
-    last_turn: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """A workspace's marked tokens of the range. `saved_nano` is None where a turn has no price."""
-
-    workspace: str
-    num_turns: int
-    read: int
-    written: int
-    write_premium: float
-    prompt_tokens: int
-    saved_nano: int | None
-
-    @property
-    def loss(self) -> float:
-        """What the writes cost more than the reads saved, in input tokens."""
-        return self.write_premium - self.read * 0.9
-
-    @property
-    def is_unpaid(self) -> bool:
-        if self.num_turns < MIN_TURNS or self.loss <= _LEAST_LOSS * self.prompt_tokens:
-            return False
-        return self.saved_nano is None or self.saved_nano < 0
-
-
 def summary_lines(
-    streams: Iterable[StreamAdvice],
-    prefixes: Sequence[KnownPrefix],
-    spent: Iterable[Spent],
+    streams: Iterable[StreamAdvice], prefixes: Sequence[PrefixReport], spent: Mapping[str, Totals]
 ) -> tuple[list[SummaryLine], int]:
     """The lines that are worth most, the dearest first, and how many more there are.
 
-    No more than two lines are of one kind.
+    `spent` are the sums of workspaces. No more than two lines are of one kind.
     """
-    found = [*_of_ttls(prefixes), *(_unpaid(each) for each in spent if each.is_unpaid)]
+    found = [*_of_ttls(prefixes)]
+    for workspace, sums in spent.items():
+        found += _unpaid(workspace, sums)
     for stream in streams:
         if stream.num_turns >= MIN_TURNS:
             found += _of_stream(stream)
     found.sort(key=lambda line: -line.multiples)
     kinds: Counter[str] = Counter()
-    kept: list[SummaryLine] = []
+    shown: list[SummaryLine] = []
     for line in found:
         kinds[line.kind] += 1
-        if kinds[line.kind] <= _MAX_OF_A_KIND and len(kept) < MAX_LINES:
-            kept.append(line)
-    return kept, len(found) - len(kept)
+        if kinds[line.kind] <= _MAX_OF_A_KIND and len(shown) < MAX_LINES:
+            shown.append(line)
+    return shown, len(found) - len(shown)
 
 
-def _of_ttls(prefixes: Sequence[KnownPrefix]) -> Iterable[SummaryLine]:
+def _of_ttls(prefixes: Sequence[PrefixReport]) -> Iterable[SummaryLine]:
+    """Nothing of prefixes whose costs are not known, or that have the better TTL."""
     for ttl, words in _TTL_WORDS.items():
-        found = [each for each in prefixes if each.better_ttl == ttl and each.saves_nano > 0]
-        num_turns = sum(each.num_turns for each in found)
+        gains = [
+            (nano, each)
+            for each in prefixes
+            if each.better_ttl == ttl and (nano := each.better_ttl_saves_nano or 0) > 0
+        ]
+        gains.sort(key=lambda gain: -gain[0])
+        found = [each for _, each in gains]
+        num_turns = sum(each.requests for each in found)
         if num_turns < MIN_TURNS:
             continue
-        found.sort(key=lambda each: -each.saves_nano)
         workspaces = {each.workspace for each in found}
-        multiples = round(sum(each.saves_multiples for each in found), 1)
+        multiples = 0.0
+        for each in found:
+            count, marked = each.requests, each.cache_read_tokens + each.written_tokens
+            with_5m = cost_with_ttl(MULTIPLES, "5m", marked // count, count, each.gaps_5m)
+            in_hour = each.gaps_5m + each.gaps_1h
+            with_1h = cost_with_ttl(MULTIPLES, "1h", marked // count, count, in_hour)
+            multiples += (with_5m - with_1h if ttl == "1h" else with_1h - with_5m) / 100
         many = len(found) != 1
         yield SummaryLine(
             kind="ttl",
@@ -93,25 +71,30 @@ def _of_ttls(prefixes: Sequence[KnownPrefix]) -> Iterable[SummaryLine]:
             page="savings",
             workspace=workspaces.pop() if len(workspaces) == 1 else None,
             model=None,
-            multiples=multiples,
-            nano=sum(each.saves_nano for each in found),
+            multiples=round(multiples, 1),
+            nano=sum(nano for nano, _ in gains),
             num_turns=num_turns,
-            turns=[each.last_turn for each in found if each.last_turn][:_MAX_TURNS_NAMED],
+            turns=[each.look.last_turn for each in found if each.look][:_MAX_TURNS_NAMED],
         )
 
 
-def _unpaid(spent: Spent) -> SummaryLine:
-    return SummaryLine(
+def _unpaid(workspace: str, sums: Totals) -> Iterable[SummaryLine]:
+    """Where writes cost more than reads saved, in input tokens and, if it is known, in money."""
+    loss = sums.write_premium - sums.cache_read_tokens * 0.9
+    is_lost = sums.unpriced > 0 or sums.saved_nano < 0
+    if sums.requests < MIN_TURNS or loss <= _LEAST_LOSS * sums.prompt_tokens or not is_lost:
+        return
+    yield SummaryLine(
         kind="unpaid",
-        text=f"Workspace {spent.workspace} pays more for writes than it saves: {spent.written:,}"
-        f" tokens were written and {spent.read:,} were read in {spent.num_turns:,} requests, which"
-        f" costs {spent.loss:,.0f} input tokens' worth more than no markers.",
+        text=f"Workspace {workspace} pays more for writes than it saves: {sums.written_tokens:,}"
+        f" tokens were written and {sums.cache_read_tokens:,} were read in {sums.requests:,}"
+        f" requests, which costs {loss:,.0f} input tokens' worth more than no markers.",
         page="savings",
-        workspace=spent.workspace,
+        workspace=workspace,
         model=None,
-        multiples=round(spent.loss, 1),
-        nano=None if spent.saved_nano is None else -spent.saved_nano,
-        num_turns=spent.num_turns,
+        multiples=round(loss, 1),
+        nano=None if sums.unpriced else -sums.saved_nano,
+        num_turns=sums.requests,
         turns=[],
     )
 
@@ -134,15 +117,16 @@ def _of_stream(stream: StreamAdvice) -> Iterable[SummaryLine]:
 def _line(
     stream: StreamAdvice, kind: LineKind, text: str, finding: Finding | None = None
 ) -> SummaryLine:
-    worth = stream.prewarm.saves if kind == "prewarm" else stream.saves
+    worth = finding or (stream.prewarm.saves if kind == "prewarm" else stream.saves)
+    turns = finding or stream
     return SummaryLine(
         kind=kind,
         text=text,
         page="advice",
         workspace=stream.workspace,
         model=stream.model,
-        multiples=worth.multiples if finding is None else finding.multiples,
-        nano=worth.nano if finding is None else finding.nano,
-        num_turns=stream.num_turns if finding is None else finding.num_turns,
-        turns=stream.turns if finding is None else finding.turns,
+        multiples=worth.multiples,
+        nano=worth.nano,
+        num_turns=turns.num_turns,
+        turns=turns.turns,
     )

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.admin.advice import (
-    MAX_TURNS,
-    AdviseRequest,
-    Gathering,
-    of_requests,
-)
+from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, of_requests
 from gateway.admin.structs.advice import AdviceReport, Finding
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
 from gateway.advice.stream import advise_stream

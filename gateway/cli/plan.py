@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from gateway.admin.advice import TrafficGathering, all_of
+from gateway.admin.advice import TrafficGathering
 from gateway.admin.structs.advice import Plan, Planned, Point
 from gateway.base.errors import InvalidRequest
 from gateway.base.settings import load_price_files
 from gateway.cli.arguments import Commands, moment_ms
 from gateway.cli.upkeep import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
+from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import observed
 from gateway.planning.asked import (
     DTYPES,
@@ -90,7 +91,7 @@ def _job(options: argparse.Namespace) -> Job:
     since = until - _WEEK_MS if options.since is None else options.since
     if since >= until:
         raise InvalidRequest("--since: must be before --until")
-    of = all_of(asked, since, until)
+    of = Range(since_ms=since, until_ms=until, workspace=asked.workspace, model=asked.served_model)
     gathering = TrafficGathering(load_prices(load_price_files().prices or SHIPPED))
 
     async def gather(ledger: Ledger) -> None:

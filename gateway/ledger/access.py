@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ class Workspaces:
 
         Raise InvalidRequest if the id is taken, or if the id or the name is not valid.
         """
-        check_workspace_id(workspace)
+        _check_id(workspace)
         _check_names(values)
         async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is not None:
@@ -107,7 +107,7 @@ class Workspaces:
         return {name: found.get(name, 0) for name in workspaces}
 
 
-def check_workspace_id(workspace: str, field: str = "id") -> None:
+def _check_id(workspace: str, field: str = "id") -> None:
     if not re.match(ID_PATTERN, workspace):
         raise InvalidRequest(f"{field}: {IN_WORDS[ID_PATTERN]}")
 
@@ -238,7 +238,7 @@ class Keys:
         check_name("name", name, MAX_KEY_NAME)
         async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is None:
-                check_workspace_id(workspace, "workspace")
+                _check_id(workspace, "workspace")
                 made = insert(WorkspaceRow).values(id=workspace, created_at=now)
                 await connection.execute(made)
             known = _first(await _select(connection, ApiKeyRow.digest == digest_of(key)))
@@ -303,10 +303,6 @@ class Keys:
         condition = None if workspace is None else ApiKeyRow.workspace_id == workspace
         async with self._ledger.transaction() as connection:
             return await _select(connection, condition)
-
-    async def get(self, key_id: str) -> ApiKey | None:
-        async with self._ledger.transaction() as connection:
-            return _first(await _select(connection, ApiKeyRow.id == key_id))
 
     async def find(self, digest: str, now: datetime) -> tuple[ApiKey, Workspace] | None:
         """A key that works, and its workspace."""
@@ -404,15 +400,11 @@ async def _select(
     query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_at, ApiKeyRow.id)
     if condition is not None:
         query = query.where(condition)
-    return [_key(row._mapping) for row in (await connection.execute(query)).all()]
-
-
-def _key(row: Any) -> ApiKey:
-    names = ("id", "name", "digest", "scope", "created_at", "revoked_at", "expires_at")
-    return ApiKey(
-        **{name: row[name] for name in (*names, "last_used_at", "replaces", *AUTO_CACHE)},
-        workspace=row["workspace_id"],
-    )
+    names = [each.name for each in fields(ApiKey) if each.name != "workspace"]
+    return [
+        ApiKey(**{name: row[name] for name in names}, workspace=row["workspace_id"])
+        for row in (await connection.execute(query)).mappings()
+    ]
 
 
 def _first(found: list[ApiKey]) -> ApiKey | None:

@@ -7,7 +7,7 @@ covers.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from operator import attrgetter
@@ -64,11 +64,7 @@ PROMPT_EDGES = (1_000, 4_000, 16_000, 64_000, 200_000)
 # within 19 % of itself. The last bin has none.
 TTFT_EDGES_SECONDS = tuple(0.001 * 2 ** (step / 2) for step in range(35))
 
-_TOKENS = (
-    *InputUsage.__struct_fields__,
-    "output_tokens",
-    "thinking_tokens",
-)
+_TOKENS = (*InputUsage.__struct_fields__, "output_tokens", "thinking_tokens")
 
 
 def written_tokens(of: Any) -> Any:
@@ -100,24 +96,20 @@ def dimensions() -> dict[str, ColumnElement[Any]]:
     }
 
 
-def _automatic_input() -> ColumnElement[int]:
-    """The tokens of a turn's uncached input that were reused from memory all the same.
-
-    Automatic reuse goes on where the read ends, so the tokens that are written come first.
-    """
-    written, reused = written_tokens(TurnRow), TurnRow.automatic_tokens.expression
-    return case((reused > written, reused - written), else_=0)
-
-
 def measures() -> dict[str, ColumnElement[int]]:
-    """The measures, as sums over many turns."""
+    """The measures, as sums over many turns.
+
+    Automatic reuse goes on where the read ends: what is written comes first, and the rest is input
+    that was reused from memory all the same.
+    """
+    reused = TurnRow.automatic_tokens - written_tokens(TurnRow)
     return {
         "requests": func.count(),
         "requests_with_read": func.count().filter(TurnRow.cache_read_tokens > 0),
         "errors": func.count().filter(TurnRow.outcome.endswith("_error", autoescape=True)),
         "unpriced": func.count().filter(TurnRow.cost_nano.is_(None)),
         **{name: _total(getattr(TurnRow, name)) for name in _TOKENS},
-        "automatic_input_tokens": _total(_automatic_input()),
+        "automatic_input_tokens": _total(case((reused > 0, reused), else_=0)),
         "cost_nano": _total(TurnRow.cost_nano),
         "cost_without_cache_nano": _total(TurnRow.cost_without_cache_nano),
         # The computed tokens and the time of turns whose prefill was timed.
@@ -129,12 +121,6 @@ def measures() -> dict[str, ColumnElement[int]]:
 
 
 MEASURES = tuple(measures())
-
-
-def start_of(width_seconds: int) -> ColumnElement[int]:
-    """The start, in milliseconds, of the interval that a turn began in."""
-    step = width_seconds * 1000
-    return TurnRow.opened_ms // step * step
 
 
 def prompt_bucket() -> ColumnElement[int]:
@@ -164,53 +150,26 @@ def ttft_bin(low: int = 0, high: int = len(TTFT_EDGES_SECONDS)) -> ColumnElement
 
 
 def _per_interval(
-    width_seconds: int, keys: dict[str, Any], sums: dict[str, Any], *where: ColumnElement[bool]
+    seconds: int,
+    keys: dict[str, Any],
+    sums: dict[str, Any],
+    *where: ColumnElement[bool],
+    **constants: Any,
 ) -> Select[Any]:
-    """Sums of turns by interval and keys. A key without an expression over turns is a constant."""
-    columns = {"start_ms": start_of(width_seconds), **keys}
+    """Sums of turns by interval and keys, with constants beside them."""
+    step = seconds * 1000
+    columns = {"start_ms": TurnRow.opened_ms // step * step, **keys}
     labelled = [column.label(name) for name, column in (columns | sums).items()]
     # `GROUP BY 1, 2, …`: a label could be taken for a column of the same name.
     ordinals = (text(str(number + 1)) for number in range(len(columns)))
+    labelled += [literal(value).label(name) for name, value in constants.items()]
     return select(*labelled).where(*where).group_by(*ordinals)
-
-
-def _with_width(width_seconds: int, found: Select[Any], **more: str) -> Select[Any]:
-    constants = [literal(word).label(name) for name, word in more.items()]
-    width: Any = literal(width_seconds, BigInteger).label("width_seconds")
-    return found.add_columns(width, *constants)
-
-
-def _turn_sums(width_seconds: int, where: ColumnElement[bool]) -> Select[Any]:
-    found = _per_interval(width_seconds, dimensions(), measures(), where)
-    return _with_width(width_seconds, found)
-
-
-def _reasons(width_seconds: int, where: ColumnElement[bool]) -> Iterator[Select[Any]]:
-    """Two selects, one of each kind, in the columns of `reason_rollups`."""
-    keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
-    for kind, column in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
-        own, sums = {**keys, "value": column.expression}, {"requests": func.count()}
-        found = _per_interval(width_seconds, own, sums, column.is_not(None), where)
-        yield _with_width(width_seconds, found, kind=kind)
-
-
-def _latencies(where: ColumnElement[bool]) -> Select[Any]:
-    keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
-    keys |= {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
-    timed, sums = TurnRow.first_token_seconds.is_not(None), {"requests": func.count()}
-    return _per_interval(DAY_SECONDS, keys, sums, timed, where)
 
 
 def _prefixes(where: ColumnElement[bool]) -> Any:
     sums = measures()
-    names = (
-        "requests",
-        "requests_with_read",
-        "unpriced",
-        *CacheUsage.__struct_fields__,
-        "cost_nano",
-        "cost_without_cache_nano",
-    )
+    names = ("requests", "requests_with_read", "unpriced", *CacheUsage.__struct_fields__)
+    names += ("cost_nano", "cost_without_cache_nano")
     return (
         select(
             TurnRow.workspace_id,
@@ -240,15 +199,14 @@ def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
     changes: dict[str, Any] = {}
     for name in names:
         old = target.c[name]
+        if name in keys:
+            continue
+        changes[name] = old + new[name]
         if name in ("model", "ttl", "price"):
             changes[name] = case((new[name] > func.coalesce(old, ""), new[name]), else_=old)
-        elif name == "last_ms":
-            changes[name] = case((new[name] > old, new[name]), else_=old)
-        elif name == "first_ms":
-            changes[name] = case((new[name] < old, new[name]), else_=old)
-        elif name not in keys:
-            changes[name] = old + new[name]
-    changes = {name: change for name, change in changes.items() if name not in keys}
+        elif name in ("first_ms", "last_ms"):
+            is_beyond = new[name] < old if name == "first_ms" else new[name] > old
+            changes[name] = case((is_beyond, new[name]), else_=old)
     return statement.on_conflict_do_update(index_elements=keys, set_=changes)
 
 
@@ -257,12 +215,22 @@ IntervalTable = type[TurnRollupRow] | type[ReasonRollupRow] | type[LatencyRollup
 
 def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
     """By table, the select of its rows over the turns that `where` leaves."""
+    count = {"requests": func.count()}
+    keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
+    bins = {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
+    turns, reasons = [], []
+    for width in WIDTHS_SECONDS:
+        turns.append(_per_interval(width, dimensions(), measures(), where, width_seconds=width))
+        for kind, reason in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
+            own, is_there = {**keys, "value": reason.expression}, reason.is_not(None)
+            reasons.append(
+                _per_interval(width, own, count, is_there, where, width_seconds=width, kind=kind)
+            )
+    timed = TurnRow.first_token_seconds.is_not(None)
     return {
-        TurnRollupRow: union_all(*(_turn_sums(width, where) for width in WIDTHS_SECONDS)),
-        ReasonRollupRow: union_all(
-            *(part for width in WIDTHS_SECONDS for part in _reasons(width, where))
-        ),
-        LatencyRollupRow: _latencies(where),
+        TurnRollupRow: union_all(*turns),
+        ReasonRollupRow: union_all(*reasons),
+        LatencyRollupRow: _per_interval(DAY_SECONDS, keys | bins, count, timed, where),
     }
 
 

@@ -1,22 +1,11 @@
 """What clients keep in the ledger's database: batches of messages, and cached contents."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import (
-    and_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    not_,
-    or_,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import and_, bindparam, delete, func, insert, not_, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound, RateLimited
@@ -26,6 +15,7 @@ from gateway.ledger.schema import BatchItemRow, BatchRow, CachedContentRow
 
 PENDING = "pending"
 _LONG_SECONDS = 60.0
+Stored = TypeVar("Stored", bound=msgspec.Struct)
 _ROWS = 200
 
 
@@ -113,7 +103,7 @@ class Batches:
             if after is not None:
                 query = query.where(tuple_(*place) < tuple_(after.created_at, after.id))
             query = query.order_by(*(column.desc() for column in place))
-        found = [_batch_of(row) for row in await self._ledger.rows(query)]
+        found = [_as(Batch, row) for row in await self._ledger.rows(query)]
         return found[::-1] if before is not None else found
 
     async def counts(self, batch_ids: Collection[str]) -> dict[str, dict[str, int]]:
@@ -174,10 +164,28 @@ class Batches:
         besides, because they end at once. The others stay free for other gateways. Return what is
         owned.
         """
+        is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
+        is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
+        place = func.row_number().over(
+            partition_by=BatchRow.workspace_id,
+            order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
+        )
+        free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
+        found = (
+            select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
+            .where(_RUNS, free)
+            .subquery()
+        )
+        chosen = select(found.c.id).where(or_(found.c.is_sure, found.c.place <= most))
         async with self._ledger.transaction() as connection:
             if (await connection.execute(_ANY_THAT_RUNS)).first() is None:
                 return []
-            return await _claim(connection, owner, now, until, working, most)
+            ids = (await connection.execute(chosen)).scalars().all()
+            claimed = update(BatchRow).where(BatchRow.id.in_(ids), free)
+            await connection.execute(claimed.values(owner=owner, owned_until=until))
+            mine = select(*_BATCH).where(BatchRow.id.in_(ids), BatchRow.owner == owner)
+            rows = (await connection.execute(mine.order_by(BatchRow.created_at))).all()
+            return [_as(Batch, row) for row in rows]
 
     async def pending(self, batch_id: str, limit: int) -> tuple[str, list[BatchItem]]:
         """The batch's status, and the next rows in the order in which they run."""
@@ -192,8 +200,7 @@ class Batches:
         async with self._ledger.transaction() as connection:
             found = (await connection.execute(status)).scalar_one_or_none() or "ended"
             rows = (await connection.execute(query)).all()
-        names = BatchItem.__struct_fields__
-        return found, [BatchItem(**{name: row._mapping[name] for name in names}) for row in rows]
+        return found, [_as(BatchItem, row) for row in rows]
 
     async def finish(self, batch_id: str, results: Sequence[Result]) -> None:
         """Keep results of rows that are pending. A second result of a row changes nothing."""
@@ -239,35 +246,6 @@ class Batches:
             raise RateLimited("batches that have not ended", self._most_running)
 
 
-async def _claim(
-    connection: AsyncConnection,
-    owner: str,
-    now: datetime,
-    until: datetime,
-    working: Collection[str],
-    most: int,
-) -> list[Batch]:
-    is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
-    is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
-    place = func.row_number().over(
-        partition_by=BatchRow.workspace_id,
-        order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
-    )
-    free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
-    found = (
-        select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
-        .where(_RUNS, free)
-        .subquery()
-    )
-    chosen = select(found.c.id).where(or_(found.c.is_sure, found.c.place <= most))
-    ids = (await connection.execute(chosen)).scalars().all()
-    claimed = update(BatchRow).where(BatchRow.id.in_(ids), free)
-    await connection.execute(claimed.values(owner=owner, owned_until=until))
-    mine = select(*_BATCH).where(BatchRow.id.in_(ids), BatchRow.owner == owner)
-    rows = (await connection.execute(mine.order_by(BatchRow.created_at))).all()
-    return [_batch_of(row) for row in rows]
-
-
 async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Batch:
     # PostgreSQL refuses NUL in a text, and no id contains it.
     query = select(*_BATCH).where(BatchRow.id == batch_id.replace("\0", "?"))
@@ -275,7 +253,7 @@ async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Ba
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         raise NotFound(f"message_batch_id: no batch `{batch_id[:64]}`")
-    return _batch_of(row)
+    return _as(Batch, row)
 
 
 async def _forget(connection: AsyncConnection, batch_ids: Collection[str]) -> None:
@@ -283,9 +261,9 @@ async def _forget(connection: AsyncConnection, batch_ids: Collection[str]) -> No
     await connection.execute(delete(BatchRow).where(BatchRow.id.in_(batch_ids)))
 
 
-def _batch_of(row: Any) -> Batch:
-    mapping: Mapping[str, Any] = row._mapping
-    return Batch(**{name: mapping[name] for name in Batch.__struct_fields__})
+def _as(kind: type[Stored], row: Any) -> Stored:
+    """A row of the database as a struct, by the names of its fields."""
+    return kind(**{name: row._mapping[name] for name in kind.__struct_fields__})
 
 
 _MOST_EXPIRED = 100
@@ -343,7 +321,7 @@ class CachedContents:
     async def get(self, workspace: str, content_id: str, now: datetime) -> CachedContent:
         """Raise NotFound for one that is not there, expired, or another workspace's."""
         async with self._ledger.transaction() as connection:
-            return _content_of(await _row(connection, _COLUMNS, workspace, content_id, now))
+            return _as(CachedContent, await _row(connection, _COLUMNS, workspace, content_id, now))
 
     async def with_body(
         self, workspace: str, content_id: str, now: datetime
@@ -352,7 +330,7 @@ class CachedContents:
         columns = [*_COLUMNS, CachedContentRow.body]
         async with self._ledger.transaction() as connection:
             row = await _row(connection, columns, workspace, content_id, now)
-            return _content_of(row), row.body
+            return _as(CachedContent, row), row.body
 
     async def page(
         self, workspace: str, after: str, limit: int, now: datetime
@@ -366,7 +344,7 @@ class CachedContents:
             .order_by(CachedContentRow.id)
             .limit(limit)
         )
-        return [_content_of(row) for row in await self._ledger.rows(query)]
+        return [_as(CachedContent, row) for row in await self._ledger.rows(query)]
 
     async def move_expiry(
         self, content: CachedContent, expires_at: datetime, held_until: datetime, now: datetime
@@ -381,7 +359,7 @@ class CachedContents:
     async def expired(self, now: datetime) -> list[CachedContent]:
         """Some whose time is over, the oldest first. They are still in the table."""
         rows = await self._ledger.rows(_EXPIRED, {"now": now})
-        return [_content_of(row) for row in rows]
+        return [_as(CachedContent, row) for row in rows]
 
     async def remove(self, content_ids: Collection[str]) -> None:
         statement = delete(CachedContentRow).where(CachedContentRow.id.in_(content_ids))
@@ -428,8 +406,3 @@ async def _row(
     if row is None:
         raise NotFound(f"cachedContent: no cached content `{content_id[:64]}`")
     return row
-
-
-def _content_of(row: Any) -> CachedContent:
-    names = CachedContent.__struct_fields__
-    return CachedContent(**{name: row._mapping[name] for name in names})

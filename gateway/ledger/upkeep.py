@@ -12,10 +12,10 @@ import csv
 import io
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, insert, select, text, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
@@ -64,8 +64,7 @@ _BATCH = 2000
 _PAUSE_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Deleted:
+class Deleted(NamedTuple):
     """How many rows a retention run deleted."""
 
     turns: int

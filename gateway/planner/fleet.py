@@ -23,32 +23,15 @@ Tell = Callable[[int], None]
 Talk = Sequence[PlannedRequest]
 
 
-class Clockwork:
-    """Calls in order of their virtual time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._calls: list[tuple[float, int, Callable[[float], None]]] = []
-        self._numbers = count()
-
-    def at(self, time: float, call: Callable[[float], None]) -> None:
-        heapq.heappush(self._calls, (time, next(self._numbers), call))
-
-    def run(self) -> None:
-        while self._calls:
-            self.now, _, call = heapq.heappop(self._calls)
-            call(self.now)
-
-
 class SimulatedGateway:
     """One gateway's knowledge of the engines: the index and the loads, as `gateway` keeps them."""
 
-    def __init__(self, num_engines: int, learned_capacity: int | None = None) -> None:
+    def __init__(self, num_engines: int) -> None:
         self.weights = Weights()
         self.candidates = [
             Candidate(
                 identity=f"engine-{number}",
-                holdings=ResidencyIndex(capacity_tokens=learned_capacity),
+                holdings=ResidencyIndex(),
                 load=Load(self.weights.fade_seconds),
             )
             for number in range(num_engines)
@@ -59,11 +42,9 @@ class SimulatedGateway:
         self._seqs: Counter[int] = Counter()
 
     def hear(self, engine: int, events: list[Event], now: float) -> None:
-        holdings = self.candidates[engine].holdings
-        if holdings.source == "learned":
-            return
         for event in events:
             self._seqs[engine] += 1
+            holdings = self.candidates[engine].holdings
             holdings.apply(msgspec.structs.replace(event, seq=self._seqs[engine]), now)
 
     def choose(self, request: PlannedRequest, now: float) -> int:
@@ -132,7 +113,9 @@ class Simulation:
         gateway: SimulatedGateway | None,
         tell: Tell = lambda count: None,
     ) -> None:
-        self._clock = Clockwork()
+        self._now = 0.0
+        self._calls: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
         self._gateway = gateway
         self._overhead = costs.overhead
         self._tell = tell
@@ -141,7 +124,7 @@ class Simulation:
         self._following: dict[int, Talk] = {}
         self._outcome = Outcome()
         self._engines = [
-            SimulatedEngine(capacities, unit, self._clock.at, costs, has_names=gateway is not None)
+            SimulatedEngine(capacities, unit, self._at, costs, has_names=gateway is not None)
             for _ in range(num_engines)
         ]
         for number, engine in enumerate(self._engines):
@@ -153,7 +136,7 @@ class Simulation:
     def replay(self, requests: Sequence[PlannedRequest]) -> Outcome:
         """Send each at its time. They are in order of it."""
         for request in requests:
-            self._clock.at(request.at, partial(self._send, request))
+            self._at(request.at, partial(self._send, request))
         times = [*(request.at for request in requests), math.inf]
         for engine in self._engines:
             engine.ahead.next_arrival = lambda: times[self._num_sent]
@@ -166,12 +149,18 @@ class Simulation:
             self._go_on((), 0.0)
         return self._run()
 
+    def _at(self, time: float, call: Callable[[float], None]) -> None:
+        """Calls run in order of their virtual time."""
+        heapq.heappush(self._calls, (time, next(self._numbers), call))
+
     def _run(self) -> Outcome:
-        self._clock.run()
+        while self._calls:
+            self._now, _, call = heapq.heappop(self._calls)
+            call(self._now)
         outcome = self._outcome
-        outcome.seconds = self._clock.now
+        outcome.seconds = self._now
         for engine in self._engines:
-            engine.close(self._clock.now + 2 * 3600)
+            engine.close(self._now + 2 * 3600)
             outcome.leases += engine.leases_ended
             outcome.refused += engine.num_refused
             outcome.preempted += engine.scheduler.num_preempted
@@ -185,7 +174,7 @@ class Simulation:
             request = talk[0]
             request.at = now
             self._following[id(request)] = talk[1:]
-            self._clock.at(now, partial(self._send, request))
+            self._at(now, partial(self._send, request))
 
     def _send(self, request: PlannedRequest, now: float) -> None:
         engine = self._num_sent % len(self._engines)
@@ -220,4 +209,4 @@ class Simulation:
 
     def _on_events(self, engine: int, events: list[Event], now: float) -> None:
         assert self._gateway is not None
-        self._clock.at(now + EVENT_SECONDS, partial(self._gateway.hear, engine, events))
+        self._at(now + EVENT_SECONDS, partial(self._gateway.hear, engine, events))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -81,13 +82,17 @@ def plan(job: Job, tell: TellShare) -> Plan:
         ceiling=ceiling,
         knee_gib=knee_gib,
         knee_text=words.knee(knee_gib, kv.kv_gib * asked.engines, ceiling),
-        buys=[_change(kind, at[base], at[fleet]) for kind, fleet in buys.items()],
+        buys=[
+            Change(
+                kind=kind,
+                text=words.change(kind, at[base], at[fleet]),
+                before=at[base],
+                after=at[fleet],
+            )
+            for kind, fleet in buys.items()
+        ],
         seconds=time.monotonic() - began,
     )
-
-
-def _change(kind: words.Kind, before: Point, after: Point) -> Change:
-    return Change(kind=kind, text=words.change(kind, before, after), before=before, after=after)
 
 
 def _turns_of(job: Job) -> list[Turn]:
@@ -253,15 +258,9 @@ class Bench:
         breakpoints = sum(each.breakpoints for each in served)
         leased, ended = sum(each.leased for each in served), found.leases.total()
         waits = sorted(each.wait for each in served) or [0.0]
-        device = self.device_gib(fleet)
         return Point(
-            label=fleet.label,
+            **self.about(fleet),
             engines=fleet.engines,
-            device_gib=round(device, 3),
-            host_gib=fleet.host_gib,
-            disk_gib=round(fleet.disk_gib, 3),
-            kv_dtype=fleet.kv_dtype,
-            device_tokens=self.tokens_of(device, fleet),
             hit_rate=sum(each.read for each in served) / prompt,
             reuse_rate=reused / prompt,
             promise_kept=found.leases["expired"] / ended if ended else None,
@@ -274,18 +273,17 @@ class Bench:
             turns=len(served),
         )
 
-    def relabelled(self, point: Point, fleet: Fleet) -> Point:
-        """A point as the fleet that it stands for: another may have been equal to it."""
+    def about(self, fleet: Fleet) -> dict[str, Any]:
+        """What a point says of the fleet that it stands for: another may be equal to it."""
         device = self.device_gib(fleet)
-        return msgspec.structs.replace(
-            point,
-            label=fleet.label,
-            device_gib=round(device, 3),
-            host_gib=fleet.host_gib,
-            disk_gib=round(fleet.disk_gib, 3),
-            kv_dtype=fleet.kv_dtype,
-            device_tokens=self.tokens_of(device, fleet),
-        )
+        return {
+            "label": fleet.label,
+            "device_gib": round(device, 3),
+            "host_gib": fleet.host_gib,
+            "disk_gib": round(fleet.disk_gib, 3),
+            "kv_dtype": fleet.kv_dtype,
+            "device_tokens": self.tokens_of(device, fleet),
+        }
 
 
 def _points(
@@ -319,7 +317,9 @@ def _points(
 
     found = points_of(len(chosen), point, told)
     by = {like(fleet): point for fleet, point in zip(chosen, found, strict=True)}
-    return {fleet: bench.relabelled(by[like(fleet)], fleet) for fleet in fleets}
+    return {
+        fleet: msgspec.structs.replace(by[like(fleet)], **bench.about(fleet)) for fleet in fleets
+    }
 
 
 def _kv(bench: Bench, sizes: Sizes, base: Fleet, lease: int | None) -> KvFigures:

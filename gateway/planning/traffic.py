@@ -146,49 +146,6 @@ def made_up(asked: MadeTraffic) -> list[Turn]:
     return sorted(turns, key=lambda turn: turn.at)
 
 
-_LONG, _EVERY = 64, 8
-
-
-class Thinned:
-    """Leaves out ends of very long prompts, so that all of a range fit into memory.
-
-    What was ever marked stays, so that every entry can be found again.
-    """
-
-    def __init__(self) -> None:
-        self._marked: set[int] = set()
-
-    def of(self, turn: Turn) -> Turn:
-        marked = {place for place, _ in turn.marks}
-        self._marked.update(turn.ids[place] for place in marked)
-        last = len(turn.ids) - 1
-        if last < _LONG:
-            return turn
-        kept = [
-            place
-            for place, number in enumerate(turn.ids)
-            if place in marked or place % _EVERY == 0 or place == last or number in self._marked
-        ]
-        at = {place: index for index, place in enumerate(kept)}
-        return Turn(
-            at=turn.at,
-            scope=turn.scope,
-            ids=[turn.ids[place] for place in kept],
-            ends=[turn.ends[place] for place in kept],
-            segments=list(range(len(kept))),
-            marks=[(at[place], ttl) for place, ttl in turn.marks],
-            output=turn.output,
-            tail=turn.tail,
-            steps=_merged(turn.steps or [1] * (last + 1), kept),
-        )
-
-
-def _merged(steps: Sequence[int], kept: Sequence[int]) -> list[int]:
-    """The steps between the kept places: those of the places between are walked all the same."""
-    starts = [0, *(place + 1 for place in kept[:-1])]
-    return [sum(steps[start : end + 1]) for start, end in zip(starts, kept, strict=True)]
-
-
 def total_tokens(turns: Sequence[Turn]) -> int:
     return sum(turn.ends[-1] + turn.tail for turn in turns)
 

@@ -47,17 +47,10 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """`without_cache` is the cost of the same tokens without a cache.
-
-    `saved` is negative until the writes have been read often enough.
-    """
+    """`without_cache` is the cost of the same tokens without a cache."""
 
     actual: NanoDollars
     without_cache: NanoDollars
-
-    @property
-    def saved(self) -> NanoDollars:
-        return NanoDollars(self.without_cache - self.actual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,3 +102,8 @@ def cost_at(rates: TokenPrices, usage: InputUsage, output_tokens: int) -> Cost:
     actual += sum(tokens * rates.write(ttl) for ttl, tokens in usage.writes.items())
     without_cache = usage.prompt_tokens * rates.input + output
     return Cost(actual=NanoDollars(actual), without_cache=NanoDollars(without_cache))
+
+
+def cost_with_ttl(rates: TokenPrices, ttl: Ttl, tokens: int, requests: int, in_time: int) -> int:
+    """The cost of so many tokens in each request; those that come `in_time` read them."""
+    return tokens * (rates.write(ttl) * (requests - in_time) + rates.read * in_time)

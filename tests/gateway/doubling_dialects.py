@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.advice import pasted
-from gateway.advice.request import advise_request
+from gateway.advice.pasted import advise_request
 from gateway.advice.stream import advise_stream
 from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
 from gateway.base.clock import Clock

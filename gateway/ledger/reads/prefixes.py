@@ -1,18 +1,19 @@
 """Prefixes that were sent more than once: whether their writes paid off, and the better TTL."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import func, select, union_all
+from sqlalchemy import Select, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.protocol import WRITE_FIELDS
+from engine.protocol import WRITE_FIELDS, Ttl
 from gateway.admin.structs.usage import PrefixLook, PrefixReport
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import written_tokens
 from gateway.ledger.schema import PrefixRow, TurnRow
+from gateway.prices.price import TokenPrices, cost_with_ttl
 from gateway.prices.sheets import PriceSheets
 from gateway.prompt.fingerprint import unpack
 
@@ -20,27 +21,29 @@ from gateway.prompt.fingerprint import unpack
 _LOOKS = 100
 
 
-async def looks_of(
-    connection: AsyncConnection, keys: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], PrefixLook]:
-    """The looks of these prefixes, by workspace and prefix. The index finds each last request."""
-    found = {}
-    for start in range(0, len(keys), _LOOKS):
+async def _reports(
+    connection: AsyncConnection, query: Select[Any], prices: PriceSheets
+) -> list[PrefixReport]:
+    """Prefixes with what their last requests tell. The index finds each of these."""
+    rows = (await connection.execute(query)).mappings().all()
+    looks = {}
+    for start in range(0, len(rows), _LOOKS):
         parts = [
             select(
                 select(TurnRow.__table__)
-                .where(TurnRow.prefix == prefix, TurnRow.workspace_id == workspace)
+                .where(TurnRow.prefix == row["prefix"])
+                .where(TurnRow.workspace_id == row["workspace_id"])
                 .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
                 .limit(1)
                 .subquery()
             )
-            for workspace, prefix in keys[start : start + _LOOKS]
+            for row in rows[start : start + _LOOKS]
         ]
-        rows = (await connection.execute(union_all(*parts))).all()
-        looks = await asyncio.to_thread(list, map(_look, rows))
-        for row, look in zip(rows, looks, strict=True):
-            found[row.workspace_id, row.prefix] = look
-    return found
+        turns = (await connection.execute(union_all(*parts))).all()
+        told = await asyncio.to_thread(list, map(_look, turns))
+        for turn, look in zip(turns, told, strict=True):
+            looks[turn.workspace_id, turn.prefix] = look
+    return [_report(row, prices, looks) for row in rows]
 
 
 def _look(row: Any) -> PrefixLook:
@@ -96,9 +99,7 @@ async def prefixes(
         .limit(limit)
     )
     async with ledger.snapshot() as connection:
-        rows = (await connection.execute(query)).mappings().all()
-        looks = await looks_of(connection, [(row["workspace_id"], row["prefix"]) for row in rows])
-    reports = [_report(row, prices, looks) for row in rows]
+        reports = await _reports(connection, query, prices)
     return sorted(reports, key=lambda report: (-report.requests, report.workspace, report.prefix))
 
 
@@ -114,12 +115,8 @@ async def named(
                 PrefixRow.workspace_id.in_(sorted({workspace for workspace, _ in keys})),
                 PrefixRow.prefix.in_(names[start : start + _BATCH]),
             )
-            rows = (await connection.execute(query)).mappings().all()
-            looks = await looks_of(
-                connection, [(row["workspace_id"], row["prefix"]) for row in rows]
-            )
-            for row in rows:
-                found[row["workspace_id"], row["prefix"]] = _report(row, prices, looks)
+            for report in await _reports(connection, query, prices):
+                found[report.workspace, report.prefix] = report
     return {key: report for key, report in found.items() if key in keys}
 
 
@@ -128,47 +125,37 @@ def _report(
 ) -> PrefixReport:
     values = {name: row[name] for name in PrefixReport.__struct_fields__ if name in row}
     saved = None if row["unpriced"] else row["cost_without_cache_nano"] - row["cost_nano"]
-    with_5m, with_1h = _costs_of_ttls(row, prices)
-    better = None
-    if with_5m is not None and with_1h is not None:
-        better = "5m" if with_5m <= with_1h else "1h"
-    by_ttl = {"5m": with_5m, "1h": with_1h}
-    own, best = by_ttl.get(row["ttl"] or ""), by_ttl.get(better or "")
+    # By the price of its last sheet. None if that is gone.
+    price = prices.with_id(row["price"] or "")
+    costs = _costs_of_ttls(row, price.rates) if price and not row["unpriced"] else {}
+    better = min(costs, key=lambda ttl: costs[ttl], default=None)
+    own = costs.get(row["ttl"])
     return PrefixReport(
         **values,
         workspace=row["workspace_id"],
         saved_nano=saved,
         is_paid_back=None if saved is None else saved > 0,
-        nano_with_5m=with_5m,
-        nano_with_1h=with_1h,
+        nano_with_5m=costs.get("5m"),
+        nano_with_1h=costs.get("1h"),
         better_ttl=better,
-        better_ttl_saves_nano=None if own is None or best is None else own - best,
-        reads_to_pay_back=_reads_to_pay_back(row, prices),
+        better_ttl_saves_nano=None if own is None or better is None else own - costs[better],
+        reads_to_pay_back=_reads_to_pay_back(row["ttl"] or "5m", price.rates) if price else None,
         look=looks.get((row["workspace_id"], row["prefix"])),
     )
 
 
-def _reads_to_pay_back(row: Any, prices: PriceSheets) -> int | None:
-    """By the price of its last sheet. None if that is gone, or if reading is not cheaper."""
-    price = prices.with_id(row["price"] or "")
-    if price is None:
-        return None
-    rates = price.rates
-    write = rates.write(row["ttl"] or "5m")
-    premium, discount = write - rates.input, rates.input - rates.read
+def _reads_to_pay_back(ttl: Ttl, rates: TokenPrices) -> int | None:
+    """None if reading is not cheaper."""
+    premium, discount = rates.write(ttl) - rates.input, rates.input - rates.read
     return premium // discount + 1 if discount > 0 else None
 
 
-def _costs_of_ttls(row: Any, prices: PriceSheets) -> tuple[int | None, int | None]:
-    """The costs of its marked tokens by the price of its last sheet. None if that is gone."""
-    price = prices.with_id(row["price"] or "")
-    if price is None or row["unpriced"]:
-        return None, None
+def _costs_of_ttls(row: Any, rates: TokenPrices) -> dict[Ttl, int]:
+    """The costs of its marked tokens."""
     marked = row["cache_read_tokens"] + sum(row[name] for name in WRITE_FIELDS.values())
-    tokens = marked // row["requests"]
-    within_5m, within_1h = row["gaps_5m"], row["gaps_5m"] + row["gaps_1h"]
-    rates = price.rates
-    return (
-        tokens * (rates.write("5m") * (row["requests"] - within_5m) + rates.read * within_5m),
-        tokens * (rates.write("1h") * (row["requests"] - within_1h) + rates.read * within_1h),
-    )
+    count, in_5m = row["requests"], row["gaps_5m"]
+    in_time: dict[Ttl, int] = {"5m": in_5m, "1h": in_5m + row["gaps_1h"]}
+    return {
+        ttl: cost_with_ttl(rates, ttl, marked // count, count, within)
+        for ttl, within in in_time.items()
+    }

@@ -5,13 +5,11 @@ are never mixed. The cost at a hosted model is only shown beside the cost here.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cache
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import ColumnElement, Select, func, literal, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -41,7 +39,7 @@ from gateway.ledger.rollups import (
     ttft_bin,
 )
 from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
-from gateway.prices.price import Price, TokenPrices, cost_at
+from gateway.prices.price import TokenPrices, cost_at
 from gateway.prices.sheets import PriceSheets
 
 _HOUR_MS = HOUR_SECONDS * 1000
@@ -123,20 +121,6 @@ async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
     return replace(wanted, since_ms=since, until_ms=until)
 
 
-def sums(
-    of: Range, by: Sequence[str] = (), step_seconds: int | None = None
-) -> Select[Any] | Any | None:
-    """Every measure, for each value of the dimensions `by` and each interval (`start_ms`).
-
-    One row may come in several parts, which the caller adds up. None if the range is empty.
-    """
-    selects = [
-        _sums_of(of, part, by, step_seconds)
-        for part in parts_of(of.since_ms, of.until_ms, widths_for(step_seconds))
-    ]
-    return union_all(*selects) if selects else None
-
-
 def within(of: Range, part: Part, rollups: Any) -> list[ColumnElement[bool]]:
     """What a part's rows fulfil: of the table of sums `rollups`, or of turns where it has none."""
     if part.width_seconds is None:
@@ -155,57 +139,33 @@ def rows_of(of: Range, part: Part) -> Select[Any]:
 
 
 def _sums_of(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
+    table: Any = TurnRollupRow
     if part.width_seconds is None:
-        found, values, moment = dimensions(), _values_of_turns(), TurnRow.opened_ms.expression
-        keys = [found[name].label(name) for name in by]
+        known, values, moment = dimensions(), measures(), TurnRow.opened_ms.expression
     else:
-        values, moment = _values_of_rollups(), TurnRollupRow.start_ms.expression
-        keys = [getattr(TurnRollupRow, name).label(name) for name in by]
+        known = {name: getattr(table, name) for name in by}
+        sums = ((name, func.sum(getattr(table, name))) for name in MEASURES)
+        values = {name: func.coalesce(total, 0) for name, total in sums}
+        moment = table.start_ms.expression
+    keys = [known[name].label(name) for name in by]
     if step_seconds is not None:
         step = step_seconds * 1000
         keys = [(moment // step * step).label("start_ms"), *keys]
-    query = select(*keys, *values).where(*within(of, part, TurnRollupRow))
+    columns = [column.label(name) for name, column in values.items()]
+    query = select(*keys, *columns).where(*within(of, part, table))
     return query.group_by(*(text(str(n + 1)) for n in range(len(keys)))) if keys else query
-
-
-# Made once: to make them takes longer than many a query.
-@cache
-def _values_of_turns() -> tuple[Any, ...]:
-    return tuple(column.label(name) for name, column in measures().items())
-
-
-@cache
-def _values_of_rollups() -> tuple[Any, ...]:
-    columns = ((name, getattr(TurnRollupRow, name)) for name in MEASURES)
-    return tuple(func.coalesce(func.sum(column), 0).label(name) for name, column in columns)
-
-
-def reason_counts(of: Range) -> Iterator[Any]:
-    """Selects of (kind, value, requests). The caller adds up rows that come in several parts."""
-    table = ReasonRollupRow
-    for part in parts_of(of.since_ms, of.until_ms, widths_for(None)):
-        where = within(of, part, table)
-        if part.width_seconds is not None:
-            query = select(table.kind, table.value, func.sum(table.requests).label("requests"))
-            yield query.where(*where).group_by(table.kind, table.value)
-            continue
-        for kind, column in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
-            query = select(literal(kind).label("kind"), column.label("value"), func.count())
-            yield query.where(column.is_not(None), *where).group_by(column)
 
 
 _MAX_POINTS = 60
 _BUCKETS_SECONDS = (5, 10, 30, 60, 300, 900, 3600, 10800, 86400)
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     bucket_seconds: int
     buckets: list[Bucket]
 
 
-@dataclass(frozen=True, slots=True)
-class Reasons:
+class Reasons(NamedTuple):
     """How many turns had each miss reason and each outcome."""
 
     misses: dict[str, int]
@@ -256,11 +216,23 @@ class Queries:
 
     async def reasons(self, of: Range) -> Reasons:
         counts: dict[str, Counter[str]] = {"miss": Counter(), "outcome": Counter()}
+        table, turns = ReasonRollupRow, {"miss": TurnRow.miss_reason, "outcome": TurnRow.outcome}
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
-            for query in reason_counts(of):
-                for kind, value, requests in await connection.execute(query):
-                    counts[kind][value] += int(requests)
+            for part in parts_of(of.since_ms, of.until_ms, widths_for(None)):
+                where = within(of, part, table)
+                queries: list[Any] = [
+                    select(literal(kind), column, func.count())
+                    .where(column.is_not(None), *where)
+                    .group_by(column)
+                    for kind, column in turns.items()
+                ]
+                if part.width_seconds is not None:
+                    found = select(table.kind, table.value, func.sum(table.requests))
+                    queries = [found.where(*where).group_by(table.kind, table.value)]
+                for query in queries:
+                    for kind, value, requests in await connection.execute(query):
+                        counts[kind][value] += int(requests)
         return Reasons(dict(counts["miss"]), dict(counts["outcome"]))
 
     async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
@@ -286,15 +258,16 @@ async def totals_by(
 ) -> dict[tuple[Any, ...], Totals]:
     """Keys are the interval's start, where there are intervals, and the values of `by`."""
     names = [*(["start_ms"] if step_seconds else []), *by]
-    query = sums(of, by, step_seconds)
+    parts = parts_of(of.since_ms, of.until_ms, widths_for(step_seconds))
+    query = union_all(*(_sums_of(of, part, by, step_seconds) for part in parts))
     added: dict[tuple[Any, ...], Counter[str]] = {}
-    for row in [] if query is None else (await connection.execute(query)).mappings():
+    for row in (await connection.execute(query)).mappings() if parts else ():
         own = added.setdefault(tuple(row[name] for name in names), Counter())
         own.update({name: int(row[name]) for name in Totals.__struct_fields__})
     return {key: Totals(**counted) for key, counted in added.items() if counted["requests"]}
 
 
-class Priced(msgspec.Struct, frozen=True):
+class Priced(NamedTuple):
     """Sums of turns that share a price and a band of prompt lengths."""
 
     price: str
@@ -325,27 +298,25 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
     )
 
 
-def comparisons(groups: Iterable[Priced], hosted: PriceSheets, on: date) -> list[HostedCost]:
+def comparisons(groups: Collection[Priced], hosted: PriceSheets, on: date) -> list[HostedCost]:
     """The whole traffic at each hosted model's price of that day, the cheapest first."""
-    listed = list(groups)
-    found = [_compare(listed, price, hosted) for price in hosted.current(on)]
+    found = []
+    for price in hosted.current(on):
+        costs = [
+            cost_at(price.rates_above(above), totals, totals.output_tokens)
+            for _, above, totals in groups
+        ]
+        found.append(
+            HostedCost(
+                model=price.model,
+                price=price.id,
+                source=hosted.source,
+                as_of=hosted.as_of.isoformat() if hosted.as_of else None,
+                nano=sum(cost.actual for cost in costs),
+                nano_without_cache=sum(cost.without_cache for cost in costs),
+            )
+        )
     return sorted(found, key=lambda comparison: (comparison.nano, comparison.model))
-
-
-def _compare(groups: list[Priced], price: Price, hosted: PriceSheets) -> HostedCost:
-    nano = without_cache = 0
-    for group in groups:
-        totals = group.totals
-        cost = cost_at(price.rates_above(group.prompt_above), totals, totals.output_tokens)
-        nano, without_cache = nano + cost.actual, without_cache + cost.without_cache
-    return HostedCost(
-        model=price.model,
-        price=price.id,
-        source=hosted.source,
-        as_of=hosted.as_of.isoformat() if hosted.as_of else None,
-        nano=nano,
-        nano_without_cache=without_cache,
-    )
 
 
 def avoided(engine: str | None, model: str, totals: Totals) -> Avoided:
@@ -397,10 +368,19 @@ async def latency(ledger: Ledger, of: Range) -> Latency:
         by_cell.setdefault((bucket, hit), Counter())[number] += int(requests)
         by_start.setdefault((start, hit), Counter())[number] += int(requests)
         by_hit[hit][number] += int(requests)
+    edges: tuple[int | None, ...] = (0, *PROMPT_EDGES, None)
     return Latency(
         hits=percentiles(by_hit[1]),
         misses=percentiles(by_hit[0]),
-        cells=[_cell(*key, counts) for key, counts in sorted(by_cell.items())],
+        cells=[
+            LatencyCell(
+                above_tokens=edges[bucket] or 0,
+                up_to_tokens=edges[bucket + 1],
+                is_hit=bool(hit),
+                seconds=percentiles(counts),
+            )
+            for (bucket, hit), counts in sorted(by_cell.items())
+        ],
         bucket_seconds=step // 1000,
         series=[
             LatencyPoint(
@@ -444,13 +424,3 @@ def _select(of: Range, part: Part, step: int) -> Any:
         query = select(*keys, func.sum(table.requests))
     query = query.where(*within(of, part, table))
     return query.group_by(*(text(str(number)) for number in range(1, 5)))
-
-
-def _cell(bucket: int, hit: int, counts: Mapping[int, int]) -> LatencyCell:
-    edges: tuple[int | None, ...] = (0, *PROMPT_EDGES, None)
-    return LatencyCell(
-        above_tokens=edges[bucket] or 0,
-        up_to_tokens=edges[bucket + 1],
-        is_hit=bool(hit),
-        seconds=percentiles(counts),
-    )

@@ -21,7 +21,7 @@ from engine.protocol import (
     ToolUsePart,
     Ttl,
 )
-from gateway.advice.observation import Observation, Row, Served, observe
+from gateway.advice.observation import Observation, Row, observe
 from gateway.prices.money import NanoDollars
 from gateway.prices.price import TokenPrices
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, pack, points_of, unpack
@@ -145,11 +145,6 @@ def turns_of(
     for number, each in enumerate(sent):
         printed = unpack(fingerprint(each))
         total = printed.num_tokens
-        served = Served(
-            usage=InputUsage(input_tokens=total, computed_tokens=total),
-            begun_ms=each.at_ms + begins_after_ms,
-            prefill_seconds=total / 10_000,
-        )
         row = Row(
             id=f"msg_{number}",
             at_ms=each.at_ms,
@@ -157,7 +152,9 @@ def turns_of(
             key="k",
             model="m",
             dialect=dialect,
-            served=served,
+            usage=InputUsage(input_tokens=total, computed_tokens=total),
+            begun_ms=each.at_ms + begins_after_ms,
+            prefill_seconds=total / 10_000,
             rates=rates,
         )
         found = observe(row, printed)

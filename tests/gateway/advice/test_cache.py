@@ -50,7 +50,7 @@ def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None
         marks = random_marks(turn, chance)
         counts = cache.take(turn, marks)
         tail = turn.total - turn.tokens[-1]
-        seconds, begin = turn.at_ms / 1000, turn.served.begun_ms / 1000
+        seconds, begin = turn.at_ms / 1000, turn.begun_ms / 1000
         expected = oracle.run(blocks_of(turn, marks), t=seconds, begin=begin, g=tail)
         five, _, hour = counts.writes.values()
         found = dict(inp=counts.input_tokens, read=counts.cache_read_tokens, w5=five, w1=hour)

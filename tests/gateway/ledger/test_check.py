@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,46 +45,24 @@ def turn(number: int) -> TurnRecord:
     )
 
 
-async def look(url: str) -> list[str]:
-    ledger = Ledger(url)
-    try:
-        return await problems(ledger)
-    finally:
-        await ledger.close()
-
-
-async def fill(url: str, count: int = 260) -> None:
-    ledger = Ledger(url)
-    await ledger.insert_turns([turn(number) for number in range(count)])
+@pytest.fixture
+async def filled(tmp_path: Path) -> AsyncIterator[Ledger]:
+    settings = DatabaseSettings(data=tmp_path)
+    await asyncio.to_thread(migrate, settings)
+    ledger = Ledger(settings.ledger_url)
+    await ledger.insert_turns([turn(number) for number in range(260)])
+    yield ledger
     await ledger.close()
 
 
-@pytest.fixture
-def filled(tmp_path: Path) -> DatabaseSettings:
-    settings = DatabaseSettings(data=tmp_path)
-    migrate(settings)
-    asyncio.run(fill(settings.ledger_url))
-    return settings
-
-
-def change(settings: DatabaseSettings, statement: str) -> None:
-    with closing(sqlite3.connect(settings.data / "ledger.db")) as db, db:
-        assert db.execute(statement).rowcount >= 1
-
-
-def test_a_ledger_as_it_was_written_has_no_damage(filled: DatabaseSettings) -> None:
-    assert asyncio.run(look(filled.ledger_url)) == []
-
-    async def work() -> None:
-        ledger = Ledger(filled.ledger_url)
-        await rebuild(ledger)
-        day = NOW.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-        ms = int(day.timestamp() * 1000)
-        await retain(ledger, ms, ms, ms)
-        await ledger.close()
-
-    asyncio.run(work())
-    assert asyncio.run(look(filled.ledger_url)) == [], "nor after a rebuild and retention"
+@pytest.mark.anyio
+async def test_a_ledger_as_it_was_written_has_no_damage(filled: Ledger) -> None:
+    assert await problems(filled) == []
+    await rebuild(filled)
+    day = NOW.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    ms = int(day.timestamp() * 1000)
+    await retain(filled, ms, ms, ms)
+    assert await problems(filled) == [], "nor after a rebuild and retention"
 
 
 @pytest.mark.parametrize(
@@ -102,10 +81,12 @@ def test_a_ledger_as_it_was_written_has_no_damage(filled: DatabaseSettings) -> N
         "DELETE FROM turns WHERE id = 'msg_000007'",
     ],
 )
-def test_sums_that_are_not_those_of_their_turns_are_named(
-    filled: DatabaseSettings, statement: str
+@pytest.mark.anyio
+async def test_sums_that_are_not_those_of_their_turns_are_named(
+    filled: Ledger, tmp_path: Path, statement: str
 ) -> None:
-    change(filled, statement)
-    found = asyncio.run(look(filled.ledger_url))
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+        assert db.execute(statement).rowcount >= 1
+    found = await problems(filled)
     assert found and all(line.startswith("table ") for line in found)
     assert not any("structure" in line for line in found)

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -28,10 +29,12 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, database_url: str) -> DatabaseSettings:
+async def ledger(tmp_path: Path, database_url: str) -> AsyncIterator[Ledger]:
     settings = DatabaseSettings(data=tmp_path, database_url=database_url)
-    migrate(settings)
-    return settings
+    await asyncio.to_thread(migrate, settings)
+    ledger = Ledger(settings.ledger_url, 60.0)
+    yield ledger
+    await ledger.close()
 
 
 def turn(number: int, **changes: object) -> TurnRecord:
@@ -53,103 +56,77 @@ def turn(number: int, **changes: object) -> TurnRecord:
     return TurnRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url, 60.0)
-        await ledger.insert_turns([turn(1), turn(2)])
-        await ledger.insert_turns([turn(2, input_tokens=999), turn(3)])
-        totals = await Queries(ledger).totals(ALL)
-        assert (totals.requests, totals.input_tokens) == (3, 30)
-        assert totals.cost_without_cache_nano - totals.cost_nano == 3 * 81_000
-        await ledger.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_a_turn_drained_twice_is_there_once(ledger: Ledger) -> None:
+    await ledger.insert_turns([turn(1), turn(2)])
+    await ledger.insert_turns([turn(2, input_tokens=999), turn(3)])
+    totals = await Queries(ledger).totals(ALL)
+    assert (totals.requests, totals.input_tokens) == (3, 30)
+    assert totals.cost_without_cache_nano - totals.cost_nano == 3 * 81_000
 
 
-def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(settings: DatabaseSettings) -> None:
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url, 60.0)
-        queries = Queries(ledger)
-        await ledger.insert_turns([turn(1, fingerprint=b"\x00\xffkept", num_removed=1), turn(2)])
-        assert await queries.fingerprint("msg_000001") == b"\x00\xffkept"
-        assert await queries.fingerprint("msg_000001", "default") == b"\x00\xffkept"
-        assert await queries.fingerprint("msg_000001", "other") is None
-        assert await queries.fingerprint("msg_000002") is None
-        assert await queries.fingerprint("msg_000003") is None
-        assert sorted(
-            turn.num_removed for turn in (await page(ledger, ALL, TurnFilter(), 9)).turns
-        ) == [0, 1]
-        await ledger.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(ledger: Ledger) -> None:
+    queries = Queries(ledger)
+    await ledger.insert_turns([turn(1, fingerprint=b"\x00\xffkept", num_removed=1), turn(2)])
+    assert await queries.fingerprint("msg_000001") == b"\x00\xffkept"
+    assert await queries.fingerprint("msg_000001", "default") == b"\x00\xffkept"
+    assert await queries.fingerprint("msg_000001", "other") is None
+    assert await queries.fingerprint("msg_000002") is None
+    assert await queries.fingerprint("msg_000003") is None
+    assert sorted(
+        turn.num_removed for turn in (await page(ledger, ALL, TurnFilter(), 9)).turns
+    ) == [0, 1]
 
 
-def test_a_changed_workspace_or_key_advances_the_watermark(settings: DatabaseSettings) -> None:
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
-        keys, workspaces = Keys(ledger), Workspaces(ledger)
-        seen = [await keys.version()]
-        key_id = await keys.create("key", "default", "n", NOW)
-        seen.append(await keys.version())
-        made = await keys.rotate(key_id, "next", NOW, None)
-        seen.append(await keys.version())
-        await keys.revoke(made.id, NOW)
-        seen.append(await keys.version())
-        await workspaces.create("w", NOW, {})
-        seen.append(await keys.version())
-        await workspaces.change("w", {"lease_share": 0.5})
-        seen.append(await keys.version())
-        await workspaces.archive("w", NOW)
-        seen.append(await keys.version())
-        assert seen == sorted(set(seen))
-        await keys.touch({key_id: NOW})
-        assert await keys.version() == seen[-1], "a use is no change"
-        await ledger.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_a_changed_workspace_or_key_advances_the_watermark(ledger: Ledger) -> None:
+    keys, workspaces = Keys(ledger), Workspaces(ledger)
+    seen = [await keys.version()]
+    key_id = await keys.create("key", "default", "n", NOW)
+    seen.append(await keys.version())
+    made = await keys.rotate(key_id, "next", NOW, None)
+    seen.append(await keys.version())
+    await keys.revoke(made.id, NOW)
+    seen.append(await keys.version())
+    await workspaces.create("w", NOW, {})
+    seen.append(await keys.version())
+    await workspaces.change("w", {"lease_share": 0.5})
+    seen.append(await keys.version())
+    await workspaces.archive("w", NOW)
+    seen.append(await keys.version())
+    assert seen == sorted(set(seen))
+    await keys.touch({key_id: NOW})
+    assert await keys.version() == seen[-1], "a use is no change"
 
 
-def test_a_month_is_summed_by_workspace_from_its_first_moment(settings: DatabaseSettings) -> None:
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
-        october = NOW.replace(month=10, day=31, hour=23, minute=59, second=59)
-        unpriced = turn(4, price=None, cost=None, cost_without_cache=None)
-        other = turn(5, workspace="other", cost=7)
-        await ledger.insert_turns([turn(1), turn(2), turn(3, opened_at=october), unpriced, other])
-        month = NOW.replace(day=1, hour=0)
-        found = await Workspaces(ledger).spent(["default", "other", "none"], month)
-        assert found == {"default": 38_000, "other": 7, "none": 0}
-        await ledger.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_a_month_is_summed_by_workspace_from_its_first_moment(ledger: Ledger) -> None:
+    october = NOW.replace(month=10, day=31, hour=23, minute=59, second=59)
+    unpriced = turn(4, price=None, cost=None, cost_without_cache=None)
+    other = turn(5, workspace="other", cost=7)
+    await ledger.insert_turns([turn(1), turn(2), turn(3, opened_at=october), unpriced, other])
+    month = NOW.replace(day=1, hour=0)
+    found = await Workspaces(ledger).spent(["default", "other", "none"], month)
+    assert found == {"default": 38_000, "other": 7, "none": 0}
 
 
-def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
-    settings: DatabaseSettings,
-) -> None:
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url, 60.0)
-        unpriced = turn(2, price=None, cost=None, cost_without_cache=None)
-        await ledger.insert_turns([turn(1), unpriced])
-        totals = await Queries(ledger).totals(ALL)
-        assert (totals.unpriced, totals.prompt_tokens, totals.cost_nano) == (1, 200, 19_000)
-        await ledger.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(ledger: Ledger) -> None:
+    unpriced = turn(2, price=None, cost=None, cost_without_cache=None)
+    await ledger.insert_turns([turn(1), unpriced])
+    totals = await Queries(ledger).totals(ALL)
+    assert (totals.unpriced, totals.prompt_tokens, totals.cost_nano) == (1, 200, 19_000)
 
 
-def test_a_series_has_every_interval_and_marks_the_partial_ones(settings: DatabaseSettings) -> None:
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url, 60.0)
-        await ledger.insert_turns([turn(1)])
-        end = int(NOW.timestamp() * 1000) + 90_500
-        series = await Queries(ledger).series(Range(since_ms=end - 600_000, until_ms=end))
-        assert series.bucket_seconds == 10
-        assert [b.is_partial for b in series.buckets] == [True, *[False] * 59, True]
-        assert [b.totals.requests for b in series.buckets if b.totals.requests] == [1]
-        await ledger.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_a_series_has_every_interval_and_marks_the_partial_ones(ledger: Ledger) -> None:
+    await ledger.insert_turns([turn(1)])
+    end = int(NOW.timestamp() * 1000) + 90_500
+    series = await Queries(ledger).series(Range(since_ms=end - 600_000, until_ms=end))
+    assert series.bucket_seconds == 10
+    assert [b.is_partial for b in series.buckets] == [True, *[False] * 59, True]
+    assert [b.totals.requests for b in series.buckets if b.totals.requests] == [1]
 
 
 @pytest.mark.parametrize("seconds", [60, 3600, 86_400, 7 * 86_400, 31_536_000])
@@ -157,23 +134,19 @@ def test_a_series_has_a_bounded_number_of_points(seconds: int) -> None:
     assert seconds / bucket_seconds(seconds) <= 366
 
 
-def test_keys_are_stored_by_digest_and_end_when_revoked(settings: DatabaseSettings) -> None:
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url, 60.0)
-        keys = Keys(ledger)
-        key_id = await keys.create("secret", "default", "one", NOW)
-        assert await keys.create("secret", "default", "again", NOW) == key_id
-        found = await keys.find(digest_of("secret"), NOW)
-        assert found is not None
-        key, workspace = found
-        assert (key.workspace, key.created_at, workspace.id) == ("default", NOW, "default")
-        assert await keys.revoke(key_id, NOW) and not await keys.revoke(key_id, NOW)
-        assert await keys.find(digest_of("secret"), NOW) is None
-        directory = await keys.directory(10, NOW, [digest_of("secret")])
-        assert (directory.keys, directory.has_ended) == ([], {digest_of("secret")})
-        await ledger.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_keys_are_stored_by_digest_and_end_when_revoked(ledger: Ledger) -> None:
+    keys = Keys(ledger)
+    key_id = await keys.create("secret", "default", "one", NOW)
+    assert await keys.create("secret", "default", "again", NOW) == key_id
+    found = await keys.find(digest_of("secret"), NOW)
+    assert found is not None
+    key, workspace = found
+    assert (key.workspace, key.created_at, workspace.id) == ("default", NOW, "default")
+    assert await keys.revoke(key_id, NOW) and not await keys.revoke(key_id, NOW)
+    assert await keys.find(digest_of("secret"), NOW) is None
+    directory = await keys.directory(10, NOW, [digest_of("secret")])
+    assert (directory.keys, directory.has_ended) == ([], {digest_of("secret")})
 
 
 def test_a_database_that_is_away_is_one_typed_error(tmp_path: Path) -> None:

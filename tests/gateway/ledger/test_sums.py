@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -176,6 +176,14 @@ async def empty(ledger: Ledger) -> None:
             await connection.execute(delete(table))
 
 
+@pytest.fixture
+async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
+    made = Ledger(ledger_url, 600.0)
+    await empty(made)
+    yield made
+    await made.close()
+
+
 @settings(
     max_examples=25,
     phases=(Phase.explicit, Phase.generate),
@@ -225,146 +233,120 @@ def ms(day: float) -> int:
     return int((START + timedelta(days=day)).timestamp() * 1000)
 
 
-def test_retention_deletes_turns_and_keeps_their_sums(
-    ledger_url: str, loop: asyncio.Runner
-) -> None:
-    async def check(ledger: Ledger) -> None:
-        await empty(ledger)
-        await ledger.insert_turns([at(number, number // 300) for number in range(3000)])
-        everything = Range(since_ms=ms(-1), until_ms=ms(11))
-        queries = Queries(ledger)
-        before, reasons = await queries.totals(everything), await queries.reasons(everything)
-        deleted = await retain(ledger, ms(8), ms(2), ms(8))
-        assert (deleted.turns, (await queries.totals(everything)).requests) == (2400, 2400)
-        assert before.requests == 3000 and reasons.misses == {"cold": 3000}
-        # A range that begins within a day whose turns are gone takes the whole day.
-        partial = Range(since_ms=ms(3) + 60_000, until_ms=ms(5))
-        assert (await queries.totals(partial)).requests == 900
-        series = await queries.series(everything, 86_400)
-        assert sum(bucket.totals.requests for bucket in series.buckets) == 2400
-        # Rebuilding does not forget what only the sums remember.
-        kept = (await rows_of(ledger))["turn_rollups"]
+@pytest.mark.anyio
+async def test_retention_deletes_turns_and_keeps_their_sums(ledger: Ledger) -> None:
+    await ledger.insert_turns([at(number, number // 300) for number in range(3000)])
+    everything = Range(since_ms=ms(-1), until_ms=ms(11))
+    queries = Queries(ledger)
+    before, reasons = await queries.totals(everything), await queries.reasons(everything)
+    deleted = await retain(ledger, ms(8), ms(2), ms(8))
+    assert (deleted.turns, (await queries.totals(everything)).requests) == (2400, 2400)
+    assert before.requests == 3000 and reasons.misses == {"cold": 3000}
+    # A range that begins within a day whose turns are gone takes the whole day.
+    partial = Range(since_ms=ms(3) + 60_000, until_ms=ms(5))
+    assert (await queries.totals(partial)).requests == 900
+    series = await queries.series(everything, 86_400)
+    assert sum(bucket.totals.requests for bucket in series.buckets) == 2400
+    # Rebuilding does not forget what only the sums remember.
+    kept = (await rows_of(ledger))["turn_rollups"]
+    await rebuild(ledger)
+    assert (await rows_of(ledger))["turn_rollups"] == kept
+    again = await retain(ledger, ms(8), ms(2), ms(8))
+    assert again.turns == 0 and again.rollups == 0
+
+
+@pytest.mark.anyio
+async def test_turns_arrive_while_others_are_deleted_and_summed_again(ledger: Ledger) -> None:
+    await ledger.insert_turns([at(number, 0) for number in range(2000)])
+
+    async def insert() -> None:
+        for number in range(2000, 2400, 20):
+            await ledger.insert_turns([at(n, 9) for n in range(number, number + 20)])
+
+    async def maintain() -> None:
         await rebuild(ledger)
-        assert (await rows_of(ledger))["turn_rollups"] == kept
-        again = await retain(ledger, ms(8), ms(2), ms(8))
-        assert again.turns == 0 and again.rollups == 0
-
-    loop.run(with_ledger(ledger_url, check))
-
-
-def test_turns_arrive_while_others_are_deleted_and_summed_again(
-    ledger_url: str, loop: asyncio.Runner
-) -> None:
-    async def check(ledger: Ledger) -> None:
-        await empty(ledger)
-        await ledger.insert_turns([at(number, 0) for number in range(2000)])
-
-        async def insert() -> None:
-            for number in range(2000, 2400, 20):
-                await ledger.insert_turns([at(n, 9) for n in range(number, number + 20)])
-
-        async def maintain() -> None:
-            await rebuild(ledger)
-            await retain(ledger, ms(5), ms(-5), ms(5))
-            await rebuild(ledger)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(insert())
-            group.create_task(maintain())
-        totals = await Queries(ledger).totals(Range(since_ms=ms(-1), until_ms=ms(20)))
-        assert (totals.requests, totals.input_tokens) == (2400, 24_000)
-        async with ledger.transaction() as connection:
-            left = await connection.execute(select(TurnRow.id))
-            assert len(left.all()) == 400
-
-    loop.run(with_ledger(ledger_url, check))
-
-
-def test_two_writers_of_the_same_prefixes_lose_nothing(
-    ledger_url: str, loop: asyncio.Runner
-) -> None:
-    async def check(ledger: Ledger) -> None:
-        await empty(ledger)
-        other = Ledger(ledger_url, 600.0)
-
-        async def insert(into: Ledger, first: int) -> None:
-            for start in range(first, first + 200, 20):
-                turns = [
-                    at(n, 0, opened_at=START + timedelta(seconds=n), prefix=f"{n % 3:016}")
-                    for n in range(start, start + 20)
-                ]
-                await into.insert_turns(turns)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(insert(ledger, 0))
-            group.create_task(insert(other, 200))
-        kept = await rows_of(ledger)
-        assert sum(row["requests"] for row in kept["prefixes"]) == 400
+        await retain(ledger, ms(5), ms(-5), ms(5))
         await rebuild(ledger)
-        assert await rows_of(ledger) == kept
-        await other.close()
 
-    loop.run(with_ledger(ledger_url, check))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(insert())
+        group.create_task(maintain())
+    totals = await Queries(ledger).totals(Range(since_ms=ms(-1), until_ms=ms(20)))
+    assert (totals.requests, totals.input_tokens) == (2400, 24_000)
+    async with ledger.transaction() as connection:
+        left = await connection.execute(select(TurnRow.id))
+        assert len(left.all()) == 400
 
 
-def test_retention_keeps_the_sums_that_the_months_spend_limits_are_counted_from(
-    ledger_url: str, loop: asyncio.Runner
+@pytest.mark.anyio
+async def test_two_writers_of_the_same_prefixes_lose_nothing(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    other = Ledger(ledger_url, 600.0)
+
+    async def insert(into: Ledger, first: int) -> None:
+        for start in range(first, first + 200, 20):
+            turns = [
+                at(n, 0, opened_at=START + timedelta(seconds=n), prefix=f"{n % 3:016}")
+                for n in range(start, start + 20)
+            ]
+            await into.insert_turns(turns)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(insert(ledger, 0))
+        group.create_task(insert(other, 200))
+    kept = await rows_of(ledger)
+    assert sum(row["requests"] for row in kept["prefixes"]) == 400
+    await rebuild(ledger)
+    assert await rows_of(ledger) == kept
+    await other.close()
+
+
+@pytest.mark.anyio
+async def test_retention_keeps_the_sums_that_the_months_spend_limits_are_counted_from(
+    ledger: Ledger,
 ) -> None:
     month = month_of(START + timedelta(days=19))
-
-    async def check(ledger: Ledger) -> None:
-        await empty(ledger)
-        await ledger.insert_turns([at(number, number, cost=10**9) for number in range(20)])
-        workspaces = Workspaces(ledger)
-        before = await workspaces.spent(["a"], month)
-        assert before["a"] == 9 * 10**9
-        await retain(ledger, ms(19), ms(18), int(month.timestamp() * 1000))
-        assert await workspaces.spent(["a"], month) == before
-
-    loop.run(with_ledger(ledger_url, check))
+    await ledger.insert_turns([at(number, number, cost=10**9) for number in range(20)])
+    workspaces = Workspaces(ledger)
+    before = await workspaces.spent(["a"], month)
+    assert before["a"] == 9 * 10**9
+    await retain(ledger, ms(19), ms(18), int(month.timestamp() * 1000))
+    assert await workspaces.spent(["a"], month) == before
 
 
 @pytest.mark.parametrize("hours", [1, 24, 47])
-def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
-    ledger_url: str, loop: asyncio.Runner, hours: int
+@pytest.mark.anyio
+async def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
+    ledger: Ledger, hours: int
 ) -> None:
-    async def check(ledger: Ledger) -> None:
-        await empty(ledger)
-        await ledger.insert_turns([at(number, number // 10) for number in range(100)])
-        await retain(ledger, ms(8), ms(-1), ms(-1))
-        of = Range(since_ms=ms(3), until_ms=ms(3) + hours * 3_600_000)
-        found = await latency(ledger, of)
-        # The range begins at 22:30 and is widened to the days that it touches.
-        assert found.misses.requests == 10 * (1 + (22.5 + hours > 24) + (22.5 + hours > 48))
-        assert found.misses.p50 is not None and found.series and found.cells
-
-    loop.run(with_ledger(ledger_url, check))
+    await ledger.insert_turns([at(number, number // 10) for number in range(100)])
+    await retain(ledger, ms(8), ms(-1), ms(-1))
+    of = Range(since_ms=ms(3), until_ms=ms(3) + hours * 3_600_000)
+    found = await latency(ledger, of)
+    # The range begins at 22:30 and is widened to the days that it touches.
+    assert found.misses.requests == 10 * (1 + (22.5 + hours > 24) + (22.5 + hours > 48))
+    assert found.misses.p50 is not None and found.series and found.cells
 
 
-def test_neighbours_are_found_by_their_prefix_whatever_index_was_made_last(
-    tmp_path: Path, loop: asyncio.Runner
+@pytest.mark.anyio
+async def test_neighbours_are_found_by_their_prefix_whatever_index_was_made_last(
+    tmp_path: Path,
 ) -> None:
     """SQLite without statistics prefers the newest of the indexes that could serve."""
     made = DatabaseSettings(data=tmp_path, database_url="")
-    migrate(made)
-
-    async def plan() -> str:
-        ledger = Ledger(made.ledger_url)
-        try:
-            async with ledger.transaction() as connection:
-                await connection.exec_driver_sql("DROP INDEX ix_turns_workspace_opened")
-                await connection.exec_driver_sql(
-                    "CREATE INDEX ix_turns_workspace_opened ON turns (workspace_id, opened_ms, id)"
-                )
-                changes = select(gap_changes(on_postgres=False))
-                query = changes.compile(dialect=connection.dialect)
-                names = query.positiontup or ()
-                values = tuple('["a"]' if n == "turn_ids" else query.params[n] for n in names)
-                rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
-                return "\n".join(str(row[3]) for row in rows)
-        finally:
-            await ledger.close()
-
-    found = loop.run(plan())
-    near = [line for line in found.splitlines() if "SEARCH turns_1" in line]
+    await asyncio.to_thread(migrate, made)
+    ledger = Ledger(made.ledger_url)
+    async with ledger.transaction() as connection:
+        await connection.exec_driver_sql("DROP INDEX ix_turns_workspace_opened")
+        await connection.exec_driver_sql(
+            "CREATE INDEX ix_turns_workspace_opened ON turns (workspace_id, opened_ms, id)"
+        )
+        query = select(gap_changes(on_postgres=False)).compile(dialect=connection.dialect)
+        names = query.positiontup or ()
+        values = tuple('["a"]' if n == "turn_ids" else query.params[n] for n in names)
+        rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
+        found = [str(row[3]) for row in rows]
+    await ledger.close()
+    near = [line for line in found if "SEARCH turns_1" in line]
     assert near and all("ix_turns_prefix (prefix=? AND opened_ms" in line for line in near), found

@@ -7,7 +7,7 @@ from engine.protocol import InputUsage
 from gateway.cli.main import main
 from gateway.prices.book import PriceBook
 from gateway.prices.files import HOSTED, PriceError, load_prices
-from gateway.prices.money import dollars, per_token
+from gateway.prices.money import NanoDollars, dollars, per_token
 
 TODAY = date(2026, 11, 21)
 
@@ -56,7 +56,8 @@ def test_writes_that_nobody_reads_save_less_than_nothing() -> None:
         (InputUsage(cache_write_1h_tokens=1000), "-$0.002"),
         (InputUsage(cache_write_5m_tokens=1000, cache_read_tokens=1000), "$0.0013"),
     ):
-        assert dollars(price.cost(usage, 0).saved) == saved
+        cost = price.cost(usage, 0)
+        assert dollars(NanoDollars(cost.without_cache - cost.actual)) == saved
 
 
 @pytest.mark.parametrize("price", ["0.0001", "-1", "NaN", "Infinity", "a dollar"])
