@@ -28,7 +28,7 @@ from gateway.admin.controller import JsonBody
 from gateway.base import errors
 from gateway.dialects.anthropic import batches
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
-from gateway.dialects.anthropic.response import EventType, Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.anthropic.response import EVENTS, Message, ModelInfo, ModelList, TokenCount
 from gateway.dialects.errors import ENVELOPES, status_of
 from gateway.dialects.fields import Fields
 from gateway.dialects.gemini import caches
@@ -338,7 +338,7 @@ _DATA = {"type": "string", "contentMediaType": "application/json"}
 _NAMED_EVENT = {
     "type": "object",
     "required": ["event", "data"],
-    "properties": {"event": {"enum": [*get_args(EventType), "ping", "error"]}, "data": _DATA},
+    "properties": {"event": {"enum": [*EVENTS, "ping", "error"]}, "data": _DATA},
 }
 # The last one is `[DONE]`.
 _BARE_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}

@@ -24,6 +24,7 @@ from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini.request import decode_generate
+from gateway.dialects.lowering import Asked
 from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.request import decode_chat, decode_completion
 from gateway.dialects.responses.lower import prepare
@@ -275,20 +276,19 @@ def _plan_of(dialect: PastedDialect, body: dict[str, Any]) -> Plan:
     filled = body if isinstance(name, str) else {**body, "model": "any"}
     model = Model(id=str(filled["model"]), display_name="")
     who = Principal(SCOPE, SCOPE, SCOPE, auto_cache=AutoCache("off"))
+    asked = Asked(who, model, 0.0)
     match dialect:
         case "messages":
             filled = {"max_tokens": 1, **filled}
-            return plan_of(decode_messages(_bytes(filled)), SCOPE)
+            return plan_of(decode_messages(_bytes(filled)), asked)
         case "chat":
-            return chat_ask_of(decode_chat(_bytes(filled)), who, model, 0.0).plan
+            return chat_ask_of(decode_chat(_bytes(filled)), asked).plan
         case "completions":
-            return completion_ask_of(decode_completion(_bytes(filled)), who, model, 0.0).plan
+            return completion_ask_of(decode_completion(_bytes(filled)), asked).plan
         case "responses":
-            given = decode_responses(_bytes(filled))
-            return prepare(given, who, model, 0.0, "placeholder").ask.plan
+            return prepare(decode_responses(_bytes(filled)), asked).ask.plan
         case "gemini":
             bare = {field: value for field, value in filled.items() if field != "model"}
-            asked = gemini.Asked(who, model, 0.0, "placeholder")
             request = decode_generate(_bytes(bare), model.id)
             return gemini.ask_of(request, asked, stream=False).plan
 

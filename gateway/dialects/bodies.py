@@ -9,9 +9,8 @@ An answer that is gathered is short, but with the log probabilities of its token
 times as long, and all of them are in memory until it is whole: its tokens are bounded too.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -27,10 +26,7 @@ _LEAST_BYTES = 2
 _LEAST_KEY_BYTES = 5
 """The least bytes of a key and its value."""
 _OPENED, _COLON = b"{:"
-_MAX_PASSES, _FEW_KEYS = 4, 4
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'{}[:,"')
-_CLOSED = re.compile(rb"\{:*+\}")
-"""An object without objects in it, as its marks alone."""
 
 
 def check_values(body: bytes, most: int, most_keys: int) -> None:
@@ -49,49 +45,18 @@ def check_values(body: bytes, most: int, most_keys: int) -> None:
         if found > most:
             raise TooLarge(f"the request body has more than {most} JSON values")
         pieces.append(marks)
-    if sum(piece.count(b":") for piece in pieces) > most_keys:
-        keys = _Keys(most_keys)
-        for piece in pieces:
-            keys.take(piece.translate(None, b",["))
-
-
-class _Keys:
-    """Counts the keys of the objects that are open."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._too_many = b":" * (most + 1)
-        self._small = [b"{" + b":" * keys + b"}" for keys in range(min(most, _FEW_KEYS) + 1)]
-        self._open = [0]
-
-    def take(self, marks: bytes) -> None:
-        """`marks` are the next colons and braces of the body that are in no string.
-
-        Most objects begin and end in one piece with few in them: they are taken out together. The
-        marks that are left are counted one by one.
-        """
-        for _ in range(_MAX_PASSES):
-            before = len(marks)
-            for closed in self._small:
-                marks = marks.replace(closed, b"")
-            if self._too_many in marks:
-                self._refuse()
-            marks = _CLOSED.sub(b"", marks)
-            if len(marks) == before:
-                break
-        counts = self._open
-        for mark in marks:
-            if mark == _COLON:
-                counts[-1] += 1
-                if counts[-1] > self._most:
-                    self._refuse()
-            elif mark == _OPENED:
-                counts.append(0)
-            elif len(counts) > 1:
-                counts.pop()
-
-    def _refuse(self) -> NoReturn:
-        raise TooLarge(f"an object of the request body has more than {self._most} keys")
+    if sum(piece.count(b":") for piece in pieces) <= most_keys:
+        return
+    counts = [0]  # of the keys of the objects that are open
+    for mark in (mark for piece in pieces for mark in piece.translate(None, b",[")):
+        if mark == _COLON:
+            counts[-1] += 1
+            if counts[-1] > most_keys:
+                raise TooLarge(f"an object of the request body has more than {most_keys} keys")
+        elif mark == _OPENED:
+            counts.append(0)
+        elif len(counts) > 1:
+            counts.pop()
 
 
 def _marks(body: bytes) -> Iterator[bytes]:

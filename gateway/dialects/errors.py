@@ -87,31 +87,29 @@ _DEMANDED: dict[Dialect, tuple[str, str]] = {
     "openai": (r"tools[\1].function.parameters", "response_format"),
     "gemini": (r"tools[\1].input_schema", "generationConfig.responseSchema"),
 }
-# By class, the first that fits: OpenAI's type and code, and its words and Google's where these are
-# others than ours.
 _INVALID = "invalid_request_error"
-_TOLD: tuple[tuple[type[GatewayError], str, str | None, str | None, str | None], ...] = (
-    (
-        MissingKey,
-        _INVALID,
-        None,
+# By class, the first that fits: OpenAI's type and code.
+_CODES: tuple[tuple[type[GatewayError], str, str | None], ...] = (
+    (MissingKey, _INVALID, None),
+    (Unauthenticated, _INVALID, "invalid_api_key"),
+    (PromptTooLong, _INVALID, "context_length_exceeded"),
+    (ResponseNotKept, _INVALID, "previous_response_not_found"),
+    (ModelNotFound, _INVALID, "model_not_found"),
+    (Overloaded, "server_error", "overloaded"),
+    (SpendLimitReached, "insufficient_quota", "insufficient_quota"),
+    (RateLimited, "rate_limit_error", "rate_limit_exceeded"),
+)
+# Their words for a missing and for a wrong key.
+_KEYS: dict[Dialect, tuple[str, str]] = {
+    "openai": (
         "You didn't provide an API key: send `Authorization: Bearer <key>`.",
-        "API key is missing: send it as x-goog-api-key.",
-    ),
-    (
-        Unauthenticated,
-        _INVALID,
-        "invalid_api_key",
         "Incorrect API key provided.",
+    ),
+    "gemini": (
+        "API key is missing: send it as x-goog-api-key.",
         "API key not valid. Please pass a valid API key.",
     ),
-    (PromptTooLong, _INVALID, "context_length_exceeded", None, None),
-    (ResponseNotKept, _INVALID, "previous_response_not_found", None, None),
-    (ModelNotFound, _INVALID, "model_not_found", None, None),
-    (Overloaded, "server_error", "overloaded", None, None),
-    (SpendLimitReached, "insufficient_quota", "insufficient_quota", None, None),
-    (RateLimited, "rate_limit_error", "rate_limit_exceeded", None, None),
-)
+}
 _GOOGLE = "type.googleapis.com/google.rpc."
 _STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -133,23 +131,17 @@ _STATUSES = {
 
 
 def status_of(failure: GatewayError, dialect: Dialect) -> int:
-    if dialect != "anthropic" and isinstance(failure, Overloaded):
-        return 503
-    if dialect != "anthropic" and isinstance(failure, SpendLimitReached):
-        return 429
+    if dialect != "anthropic" and isinstance(failure, Overloaded | SpendLimitReached):
+        return 503 if isinstance(failure, Overloaded) else 429
     return failure.status
 
 
 def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBody:
-    match dialect:
-        case "openai":
-            return OpenAIError(
-                msgspec.structs.replace(openai_detail(failure), request_id=request_id)
-            )
-        case "gemini":
-            return _gemini(failure, request_id)
-        case "anthropic":
-            return anthropic_error(failure, request_id)
+    if dialect == "anthropic":
+        return anthropic_error(failure, request_id)
+    if dialect == "gemini":
+        return _gemini(failure, request_id)
+    return OpenAIError(msgspec.structs.replace(openai_detail(failure), request_id=request_id))
 
 
 def anthropic_error(failure: GatewayError, request_id: str) -> AnthropicError:
@@ -161,11 +153,8 @@ def anthropic_error(failure: GatewayError, request_id: str) -> AnthropicError:
 
 def openai_detail(failure: GatewayError) -> OpenAIDetail:
     message, param = _message(failure, "openai"), failure.param
-    kind, code = ("server_error" if failure.status >= 500 else _INVALID), None
-    for error, its_kind, its_code, words, _ in _TOLD:
-        if isinstance(failure, error):
-            kind, code, message = its_kind, its_code, words or message
-            break
+    other = ("server_error" if failure.status >= 500 else _INVALID), None
+    kind, code = next((each[1:] for each in _CODES if isinstance(failure, each[0])), other)
     match failure:
         case PromptTooLong(num_tokens=tokens, max_tokens=most):
             param = param or "messages"
@@ -190,16 +179,14 @@ def openai_detail(failure: GatewayError) -> OpenAIDetail:
 
 def _gemini(failure: GatewayError, request_id: str) -> GeminiError:
     message, details = _message(failure, "gemini"), list[dict[str, Any]]()
-    message = next((t[4] for t in _TOLD if isinstance(failure, t[0]) and t[4]), message)
     match failure:
         case Unauthenticated():
             is_missing = isinstance(failure, MissingKey)
             reason = "API_KEY_MISSING" if is_missing else "API_KEY_INVALID"
             details = [_google("ErrorInfo", reason=reason, domain="googleapis.com")]
         case ModelNotFound():
-            message = (
-                f"models/{failure.requested} is not found for this server{failure.told('; ')}."
-            )
+            told = failure.told("; ")
+            message = f"models/{failure.requested} is not found for this server{told}."
         case InvalidRequest():
             own = None if isinstance(failure, DemandRefused) else failure.param
             if (field := own or _path_in(message)) is not None:
@@ -217,11 +204,13 @@ def _google(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def _message(failure: GatewayError, dialect: Dialect) -> str:
-    """The message, with a refused tool or schema by its name in the dialect."""
+    """The message in the dialect's words, with a refused tool or schema by its name there."""
     message = str(failure)
     if isinstance(failure, DemandRefused):
         tool, schema = _DEMANDED[dialect]
-        message = _SCHEMA.sub(schema, _TOOL.sub(tool, message))
+        return _SCHEMA.sub(schema, _TOOL.sub(tool, message))
+    if isinstance(failure, Unauthenticated) and dialect in _KEYS:
+        return _KEYS[dialect][not isinstance(failure, MissingKey)]
     return message
 
 

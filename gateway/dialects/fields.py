@@ -168,11 +168,15 @@ class Fields:
                 notepad.ignore(shown, reason)
 
 
+def _hold(found: int, most: int, subject: str, unit: str = "") -> None:
+    if found > most:
+        raise InvalidRequest(f"{subject} at most {most}{unit}")
+
+
 def name(checking: Checking, value: str, path: str) -> None:
     """A name or an id."""
-    if len(value) > checking.bounds.max_name_characters:
-        must, most = checking.style.must("String"), checking.bounds.max_name_characters
-        raise InvalidRequest(f"{path}: {must} at most {most} characters")
+    most, must = checking.bounds.max_name_characters, checking.style.must("String")
+    _hold(len(value), most, f"{path}: {must}", " characters")
 
 
 def schema(checking: Checking, value: dict[str, Any], path: str) -> None:
@@ -182,16 +186,15 @@ def schema(checking: Checking, value: dict[str, Any], path: str) -> None:
 def call_input(checking: Checking, value: object, path: str) -> None:
     """The input of a call. Its keys were counted with the body."""
     most = checking.bounds.max_call_bytes
-    if len(_encode(value)) > most:
-        raise InvalidRequest(f"{path}: may have at most {most} bytes of JSON")
+    _hold(len(_encode(value)), most, f"{path}: may have", " bytes of JSON")
 
 
 def arguments(checking: Checking, value: str, path: str) -> None:
     """The same, as JSON in a string. Raise TooLarge for an object of too many keys."""
     most = checking.bounds.max_call_bytes
-    written = value.encode() if len(value) <= most else b""
-    if len(value) > most or len(written) > most:
-        raise InvalidRequest(f"{path}: may have at most {most} bytes of JSON")
+    _hold(len(value), most, f"{path}: may have", " bytes of JSON")
+    written = value.encode()
+    _hold(len(written), most, f"{path}: may have", " bytes of JSON")
     check_values(written, len(written) + 1, checking.bounds.max_object_keys)
 
 
@@ -214,45 +217,37 @@ def _count(checking: Checking, number: int) -> None:
 def tools(checking: Checking, value: list[Any], path: str) -> None:
     """Tools, wherever in the request they are."""
     checking.num_tools += len(value)
-    if checking.num_tools > checking.bounds.max_tools:
-        must = checking.style.must("List")
-        raise InvalidRequest(f"tools: {must} at most {checking.bounds.max_tools} items")
+    must = checking.style.must("List")
+    _hold(checking.num_tools, checking.bounds.max_tools, f"tools: {must}", " items")
 
 
 def stops(checking: Checking, value: str | list[str], path: str) -> None:
-    bounds, must = checking.bounds, checking.style.must
+    bounds, style = checking.bounds, checking.style
     listed = [value] if isinstance(value, str) else value
-    if len(listed) > bounds.max_stop_sequences:
-        most = bounds.max_stop_sequences
-        raise InvalidRequest(f"{path}: {must('List')} at most {most} items")
+    at_most(bounds.max_stop_sequences)(checking, listed, path)
     for index, stop in enumerate(listed):
-        if len(stop) > bounds.max_stop_characters:
-            where = f"{path}.{index}: String should have" if checking.style.is_dotted else ""
-            raise InvalidRequest(
-                f"{where or f'{path}: a stop sequence may have'} at most"
-                f" {bounds.max_stop_characters} characters"
-            )
+        subject = f"{path}: a stop sequence may have"
+        if style.is_dotted:
+            subject = f"{path}.{index}: String should have"
+        _hold(len(stop), bounds.max_stop_characters, subject, " characters")
 
 
 def choices(checking: Checking, value: int, path: str) -> None:
-    if value > checking.bounds.max_choices:
-        raise InvalidRequest(f"{path}: must be at most {checking.bounds.max_choices}")
+    _hold(value, checking.bounds.max_choices, f"{path}: must be")
 
 
 def metadata(checking: Checking, value: object, path: str) -> None:
     """What changes nothing and is not kept."""
+    verb = "should" if checking.style.is_dotted else "may"
     most = checking.bounds.max_metadata_bytes
-    if len(_encode(value)) > most:
-        verb = "should" if checking.style.is_dotted else "may"
-        raise InvalidRequest(f"{path}: {verb} have at most {most} bytes")
+    _hold(len(_encode(value)), most, f"{path}: {verb} have", " bytes")
 
 
 def at_most(most: int) -> Check:
     """A list of so many items."""
 
     def check(checking: Checking, value: list[Any], path: str) -> None:
-        if len(value) > most:
-            raise InvalidRequest(f"{path}: {checking.style.must('List')} at most {most} items")
+        _hold(len(value), most, f"{path}: {checking.style.must('List')}", " items")
 
     return check
 

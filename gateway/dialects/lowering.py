@@ -2,11 +2,22 @@
 
 Tools come first, then the system prompt, then the messages in order. Each content part, call and
 result is one segment. Neighbours of one role are merged. What no model reads has a placeholder.
+
+Coding agents put a billing line of their own into the system prompt, first of all:
+
+    x-anthropic-billing-header: cc_version=2.1.278.abc; cc_entrypoint=cli; cch=36ee5;
+
+`cch` changes with every request, the version's suffix with every session, other fields with every
+prompt (seen in public at github.com/anthropics/claude-code, issues 24168 and 68900), so the line
+would end every prefix. It is left out where a system block is that line and nothing else, and where
+the first system text begins with it and a line break. No other text, message or tool is touched.
 """
 
+import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -24,16 +35,24 @@ from engine.protocol import (
     ToolChoice,
     Ttl,
 )
+from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.prompt.ask import guarantees_calls
+from gateway.base.grants import AutoCache
+from gateway.prompt.ask import Api, Ask, Principal, guarantees_calls
 from gateway.prompt.breakpoints import Layout, Slot, mark_latest
 from gateway.prompt.ignored import STRICT_REASON, Notepad
 from gateway.prompt.media import Media, Unreadable, stand_in
+from gateway.prompt.plan import Plan, make_plan
 from gateway.prompt.schemas import check_json
 
 NATIVE_TTL: Ttl = "30m"
 HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+_NONCE = re.compile(
+    r"x-anthropic-billing-header: cc_version=[A-Za-z0-9.+-]{1,64};"
+    r"(?: (?:cch|cc_[a-z_]{1,32})=[A-Za-z0-9_.-]{1,64};){1,10}"
+    r"[ \t]*(?:\r?\n|\Z)"
+)
 
 
 class Marker(Protocol):
@@ -50,26 +69,65 @@ class NativeMarker(Protocol):
     def ttl(self) -> Literal["30m", "12h"] | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks what model, and when (monotonic). `unreadable` says what becomes of images and the
+    like; `removes_nonces` leaves out billing lines."""
+
+    principal: Principal
+    model: Model
+    arrived: float
+    unreadable: Unreadable = "placeholder"
+    removes_nonces: bool = False
+
+
 class Lowering:
     """`disagreement` is said of two markers on one place with different TTLs."""
 
     disagreement = "two markers on one place must agree"
 
-    def __init__(self, notepad: Notepad, unreadable: Unreadable) -> None:
-        self.notepad = notepad
-        self.unreadable = unreadable
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.notepad = Notepad()
         self.slots: list[Slot] = []
         self.tools: list[Tool] = []
         self.system: list[TextPart] = []
         self.messages: list[Message] = []
         self._native: list[int] = []
+        self._num_removed = 0
 
-    def layout(self, num_implicit: int = 0) -> Layout:
-        """Of OpenAI's own markers the latest count: as many as the others, and `num_implicit` more,
-        leave of those that a prompt may have."""
-        room = MAX_BREAKPOINTS - num_implicit
+    def plan(
+        self,
+        policy: AutoCache | None = None,
+        automatic: Ttl | None = None,
+        named: Sequence[Tool] = (),
+    ) -> Plan:
+        """Raise InvalidRequest where the markers break a rule. `named` are tools that the
+        conversation names.
+
+        Of OpenAI's own markers the latest count: as many as the others leave, and an `automatic`
+        one or the `policy`'s, of those that a prompt may have.
+        """
+        is_implicit = automatic or (policy is not None and policy.mode == "conversation")
+        room = MAX_BREAKPOINTS - bool(is_implicit)
         slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)
-        return Layout(Prompt(self.messages, self.tools, self.system), slots)
+        prompt = Prompt(self.messages, self.tools, self.system, named_tools=list(named))
+        who = self.asked.principal
+        return make_plan(Layout(prompt, slots), automatic, who.scope, policy, who.plan_memory)
+
+    def ask(self, dialect: Api, plan: Plan, sampling: Sampling, **more: Any) -> Ask:
+        """`more` are the other fields of the Ask."""
+        return Ask(
+            dialect=dialect,
+            principal=self.asked.principal,
+            model=self.asked.model,
+            arrived=self.asked.arrived,
+            plan=plan,
+            sampling=sampling,
+            notes=self.notepad.notes(),
+            num_removed=self._num_removed,
+            **more,
+        )
 
     def add(self, role: Role, parts: Sequence[Part]) -> None:
         """Parts of a message; those of one role are one message."""
@@ -86,6 +144,14 @@ class Lowering:
             self.add("system", texts)
         else:
             self.system.extend(texts)
+
+    def without_nonce(self, text: str, *, is_first: bool) -> str | None:
+        """A system text without the billing line at its beginning, None if it is nothing else."""
+        line = _NONCE.match(text) if self.asked.removes_nonces else None
+        if line is None or (line.end() < len(text) and not is_first):
+            return text
+        self._num_removed += 1
+        return text[line.end() :] or None
 
     def mark(
         self,
@@ -123,7 +189,18 @@ class Lowering:
 
     def stand_in(self, path: str, media: Media) -> str:
         """Raise InvalidRequest where the setting refuses what no model here reads."""
-        return stand_in(path, media, self.unreadable, self.notepad)
+        return stand_in(path, media, self.asked.unreadable, self.notepad)
+
+    def wish_strict(
+        self,
+        choice: ToolChoice,
+        schema: dict[str, Any] | None,
+        tools: Iterable[tuple[str, str]],
+    ) -> None:
+        """Note the strict tools, by path and name, where calls are not held to schemas anyway."""
+        if not guarantees_calls(choice, has_schema=schema is not None):
+            for path, name in tools:
+                self.notepad.wish(path, STRICT_REASON, "strict_tools", name)
 
 
 def arguments_of(path: str, text: str) -> dict[str, Any]:
@@ -172,15 +249,3 @@ def sampling_of(
     if given.get("top_p") == 0:
         given |= {"temperature": 0.0, "top_p": None}
     return Sampling(**given)
-
-
-def wish_strict(
-    notepad: Notepad,
-    choice: ToolChoice,
-    schema: dict[str, Any] | None,
-    tools: Iterable[tuple[str, str]],
-) -> None:
-    """Note the strict tools, by path and name, where calls are not held to schemas anyway."""
-    if not guarantees_calls(choice, has_schema=schema is not None):
-        for path, name in tools:
-            notepad.wish(path, STRICT_REASON, "strict_tools", name)

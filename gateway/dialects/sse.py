@@ -1,5 +1,7 @@
 """Server-sent events: named ones as the Messages API frames them, bare data as OpenAI does."""
 
+from typing import Any
+
 import msgspec
 
 SPACE = b" "
@@ -13,9 +15,9 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _encode = msgspec.json.Encoder().encode
 
 
-def event(name: str, data: msgspec.Struct) -> bytes:
+def event(name: str, data: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), _encode(data))
 
 
-def data(value: msgspec.Struct) -> bytes:
+def data(value: Any) -> bytes:
     return b"data: %s\n\n" % _encode(value)

@@ -14,7 +14,7 @@ from gateway.base.errors import GatewayError
 from gateway.dialects.anthropic.batches import decode_batch
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import Version, decode_messages
-from gateway.dialects.nonces import without_nonces
+from gateway.dialects.lowering import Asked
 from gateway.ledger.stored import BatchItem
 from gateway.prompt.ask import Ask, Principal
 from gateway.prompt.media import Unreadable
@@ -43,19 +43,10 @@ class RowReader:
 
     def ask(self, body: bytes, principal: Principal, version: Version) -> Ask:
         """Raise the error that a request with this body would be answered with."""
-        decoded, num_removed = decode_messages(body, self.bounds), 0
-        if self.removes_nonces:
-            decoded, num_removed = without_nonces(decoded)
-        ask = ask_of(
-            decoded,
-            principal,
-            self.find_model(decoded.model),
-            version,
-            self.clock.monotonic(),
-            num_removed=num_removed,
-            unreadable=self.unreadable,
-            marks_for_client=self.auto_cache_messages,
-        )
+        decoded = decode_messages(body, self.bounds)
+        model, arrived = self.find_model(decoded.model), self.clock.monotonic()
+        asked = Asked(principal, model, arrived, self.unreadable, self.removes_nonces)
+        ask = ask_of(decoded, asked, version, marks_for_client=self.auto_cache_messages)
         return msgspec.structs.replace(ask, stream=False, is_batch=True)
 
     def kept(self, params: bytes, principal: Principal, version: Version) -> Ask:

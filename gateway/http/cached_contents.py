@@ -21,9 +21,9 @@ from msgspec import UNSET
 from engine.protocol import Started, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, InvalidRequest
-from gateway.dialects.extension import Holdfast, HoldfastBreakpoint, extension_of
+from gateway.dialects.collector import Holdfast, HoldfastBreakpoint, extension_of
 from gateway.dialects.gemini import caches
-from gateway.dialects.gemini.lower import Asked, Held, ask_of
+from gateway.dialects.gemini.lower import Held, ask_of
 from gateway.dialects.gemini.request import (
     Content,
     GenerateRequest,
@@ -203,7 +203,7 @@ async def _hold(
     Raise InvalidRequest for a prompt of which no engine keeps an entry.
     """
     arrived = request.scope["state"]["arrived"]
-    asked = Asked(request.user, model, arrived, services.unreadable)
+    asked = services.asked(request.user, model, arrived)
     # A model's template wants a user's turn at the end. It stands behind what is held.
     warming = GenerateRequest(
         contents=[Content([Part(text=".")])], generation_config=GenerationConfig()

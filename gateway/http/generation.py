@@ -13,10 +13,10 @@ from litestar.types import Receive, Scope, Send
 from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
-from gateway.base.catalogue import Model
 from gateway.base.errors import ClientGone, EngineFailed, GatewayError, UnsupportedMedia
 from gateway.dialects import sse
 from gateway.dialects.collector import Writer
+from gateway.dialects.lowering import Asked
 from gateway.http.errors import origin_of
 from gateway.http.services import services_of
 from gateway.http.speaking import header_of
@@ -101,26 +101,22 @@ async def prepared(
     request: KeyRequest,
     body: bytes,
     decode: Callable[[bytes, RequestBounds], RequestT],
-    make: Callable[[RequestT, int, Model], AskT],
+    make: Callable[[RequestT, Asked], AskT],
 ) -> AskT:
-    """Decode and lower a body where `Workers` decides, and stop if the client leaves.
-
-    `make` gets the request and the number of nonces that were left out.
-    """
+    """Decode and lower a body where `Workers` decides, and stop if the client leaves."""
     services, num_bytes = services_of(request), len(body)
-    workers, workspace = services.workers, request.user.workspace
+    workers, user, arrived = services.workers, request.user, request.scope["state"]["arrived"]
 
-    def read() -> tuple[RequestT, int]:
-        return services.without_nonces(decode(body, services.bounds))
+    def asked(decoded: RequestT) -> Asked:
+        return services.asked(user, services.find_model(decoded.model), arrived)
 
     if num_bytes <= INLINE_BYTES:
-        decoded, num_removed = read()
-        return make(decoded, num_removed, services.find_model(decoded.model))
+        decoded = decode(body, services.bounds)
+        return make(decoded, asked(decoded))
 
     async def work() -> AskT:
-        decoded, num_removed = await workers.run(workspace, num_bytes, read)
-        model = services.find_model(decoded.model)
-        return await workers.run(workspace, num_bytes, make, decoded, num_removed, model)
+        decoded = await workers.run(user.workspace, num_bytes, decode, body, services.bounds)
+        return await workers.run(user.workspace, num_bytes, make, decoded, asked(decoded))
 
     return await while_present(request, work())
 

@@ -19,16 +19,18 @@ from gateway.dialects import sse
 from gateway.dialects.anthropic import lower as anthropic
 from gateway.dialects.anthropic import request as messages
 from gateway.dialects.anthropic import response as answers
+from gateway.dialects.collector import Event
 from gateway.dialects.errors import anthropic_error, body_of, in_responses_names
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini import response as gemini_answers
 from gateway.dialects.gemini.request import GenerateRequest, decode_count, decode_generate
+from gateway.dialects.lowering import Asked
 from gateway.dialects.openai import request as chat
 from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.response import ChatWriter, TextWriter
 from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.lower import Prepared, prepare, seal
-from gateway.dialects.responses.request import REASONING, Given, decode_responses
+from gateway.dialects.responses.request import REASONING, decode_responses
 from gateway.http.auth import KeyAuth
 from gateway.http.cached_contents import held_by
 from gateway.http.errors import request_id
@@ -73,25 +75,21 @@ class MessagesController(Controller):
         check_attribution(request)
         services, scope = services_of(request), request.scope
         version = check_version(header_of(scope, b"anthropic-version"))
-        arrived, betas = scope["state"]["arrived"], header_of(scope, b"anthropic-beta") or ""
+        betas = header_of(scope, b"anthropic-beta") or ""
 
-        def make(decoded: messages.MessagesRequest, num_removed: int, model: Model) -> Ask:
-            asked = decoded.diagnostics
+        def make(decoded: messages.MessagesRequest, asked: Asked) -> Ask:
+            wanted = decoded.diagnostics
             compared = Compared(
-                is_wanted=asked is not None,
-                previous=asked.previous_message_id if asked else None,
+                is_wanted=wanted is not None,
+                previous=wanted.previous_message_id if wanted else None,
                 parameters=anthropic.prompt_parameters(decoded, betas),
             )
             return anthropic.ask_of(
                 decoded,
-                request.user,
-                model,
+                asked,
                 version,
-                arrived,
                 comparison=compared,
-                num_removed=num_removed,
                 betas=betas,
-                unreadable=services.unreadable,
                 marks_for_client=services.auto_cache_messages,
             )
 
@@ -108,11 +106,9 @@ class MessagesController(Controller):
         check_media(request)
         check_attribution(request)
         services, version = services_of(request), check_version(anthropic_version)
-        arrived, unreadable = request.scope["state"]["arrived"], services.unreadable
 
-        def make(decoded: messages.CountTokensRequest, _: int, model: Model) -> Ask:
-            user = request.user
-            return anthropic.count_ask_of(decoded, user, model, version, arrived, unreadable)
+        def make(decoded: messages.CountTokensRequest, asked: Asked) -> Ask:
+            return anthropic.count_ask_of(decoded, asked, version)
 
         with services.counting.admitted(request.user.workspace, len(body)):
             ask = await prepared(request, body, messages.decode_count_tokens, make)
@@ -169,15 +165,15 @@ def _message_diagnostics(findings: Findings) -> answers.Diagnostics | None:
             return None
 
 
-def _message_stream(request: KeyRequest) -> Stream[answers.Event]:
+def _message_stream(request: KeyRequest) -> Stream[Event]:
     failed_id, has_pinged = request_id(request.scope), False
 
-    def render(events: list[answers.Event]) -> bytes:
+    def render(events: list[Event]) -> bytes:
         nonlocal has_pinged
         pieces: list[bytes] = []
         for event in events:
-            pieces.append(sse.event(event.type, event))
-            if event.type == "content_block_start" and not has_pinged:
+            pieces.append(sse.event(event["type"], event))
+            if event["type"] == "content_block_start" and not has_pinged:
                 has_pinged = True
                 pieces.append(sse.PING)
         return b"".join(pieces)
@@ -199,14 +195,8 @@ class ChatCompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        services, arrived = services_of(request), request.scope["state"]["arrived"]
-
-        def make(decoded: chat.ChatRequest, num_removed: int, model: Model) -> Ask:
-            ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
-            return msgspec.structs.replace(ask, num_removed=num_removed)
-
         check_media(request)
-        ask = await prepared(request, body, chat.decode_chat, make)
+        ask = await prepared(request, body, chat.decode_chat, chat_ask_of)
         return await _complete(request, ask, ChatWriter, "chatcmpl")
 
 
@@ -218,13 +208,8 @@ class CompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        arrived = request.scope["state"]["arrived"]
-
-        def make(decoded: chat.CompletionRequest, _: int, model: Model) -> Ask:
-            return completion_ask_of(decoded, request.user, model, arrived)
-
         check_media(request)
-        ask = await prepared(request, body, chat.decode_completion, make)
+        ask = await prepared(request, body, chat.decode_completion, completion_ask_of)
         return await _complete(request, ask, TextWriter, "cmpl")
 
 
@@ -242,7 +227,7 @@ async def _complete(
         num_choices=ask.sampling.num_choices,
         include_usage=not ask.stream or ask.include_usage,
     )
-    stream: Stream[msgspec.Struct] = Stream(
+    stream: Stream[Any] = Stream(
         render=lambda chunks: b"".join(map(sse.data, chunks)),
         failed=lambda error: sse.data(body_of(error, request_id(request.scope), "openai")),
         last=sse.DONE,
@@ -263,7 +248,7 @@ class ResponsesController(Controller):
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_media(request)
         services = services_of(request)
-        made = await _prepared_response(request, services, body)
+        made = await prepared(request, body, decode_responses, prepare)
         ask, failed_id = made.ask, request_id(request.scope)
         try:
             turn_id, items, findings = await begun(request, ask)
@@ -273,7 +258,7 @@ class ResponsesController(Controller):
                 named = in_responses_names(error, writer.paths)
                 return _response_event(writer.fail(named, failed_id))
 
-            stream: Stream[responses.Event] = Stream(
+            stream: Stream[Event] = Stream(
                 render=lambda events: b"".join(map(_response_event, events)), failed=failed
             )
             return await answer(request, items, writer, stream if ask.stream else None)
@@ -286,7 +271,7 @@ class ResponsesController(Controller):
         check_media(request)
         services = services_of(request)
         with services.counting.admitted(request.user.workspace, len(body)):
-            made = await _prepared_response(request, services, body)
+            made = await prepared(request, body, decode_responses, prepare)
             try:
                 tokens = await while_present(request, services.turns.count(made.ask))
             except PromptTooLong as error:
@@ -302,15 +287,6 @@ class ResponsesController(Controller):
     async def remove(self, response_id: FromPath[str]) -> None:
         """No response is kept."""
         raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
-
-
-async def _prepared_response(request: KeyRequest, services: Services, body: bytes) -> Prepared:
-    arrived = request.scope["state"]["arrived"]
-
-    def make(given: Given, _: int, model: Model) -> Prepared:
-        return prepare(given, request.user, model, arrived, services.unreadable)
-
-    return await prepared(request, body, decode_responses, make)
 
 
 def _response_writer(
@@ -363,8 +339,8 @@ def _response_diagnostics(findings: Findings, usage: InputUsage) -> responses.Di
             )
 
 
-def _response_event(event: responses.Event) -> bytes:
-    return sse.event(event.type, event)
+def _response_event(event: Event) -> bytes:
+    return sse.event(event["type"], event)
 
 
 # Gemini.
@@ -422,7 +398,7 @@ async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) 
         return decode_generate(body, name, bounds, is_streamed=is_streamed)
 
     def make(decoded: GenerateRequest, found: Model, held: gemini.Held | None) -> tuple[Ask, bool]:
-        asked = gemini.Asked(request.user, found, arrived, services.unreadable)
+        asked = services.asked(request.user, found, arrived)
         ask = gemini.ask_of(decoded, asked, stream=is_streamed, held=held)
         return ask, decoded.generation_config.is_enum
 

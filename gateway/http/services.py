@@ -17,7 +17,7 @@ from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
 from gateway.base.supervisor import Supervisor
-from gateway.dialects.nonces import RequestT, without_nonces
+from gateway.dialects.lowering import Asked
 from gateway.http.auth import AdminGate
 from gateway.http.batch_rows import RowReader
 from gateway.journal.store import Journal
@@ -27,6 +27,7 @@ from gateway.ledger.reads.sums import Queries
 from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
+from gateway.prompt.ask import Principal
 from gateway.prompt.media import Unreadable
 from gateway.routing.fleet import Fleet
 from gateway.turn.sweep import Sweep
@@ -70,8 +71,8 @@ class Services:
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)
 
-    def without_nonces(self, request: RequestT) -> tuple[RequestT, int]:
-        return without_nonces(request) if self.removes_nonces else (request, 0)
+    def asked(self, user: Principal, model: Model, arrived: float) -> Asked:
+        return Asked(user, model, arrived, self.unreadable, self.removes_nonces)
 
 
 def services_of(request: litestar.Request[Any, Any, Any]) -> Services:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from engine.protocol import Done, Finished, Frame, Started
 from gateway.admission.permit import Permit
 from gateway.base.errors import DemandRefused, GatewayError
-from gateway.base.grants import AutoCache
 from gateway.base.record import CLIENT_LEFT, TurnRecord
 from gateway.dialects import errors
+from gateway.dialects.collector import Found
 from gateway.prompt.ask import Ask
-from gateway.prompt.ignored import Ignored
 from gateway.routing.engine import Engine
 from gateway.routing.generation import Generation
 from gateway.routing.router import Route
@@ -24,16 +23,9 @@ ERROR_CHARACTERS = 300
 
 
 @dataclass(slots=True)
-class Findings:
-    """The gateway's additions to the engine's first frame.
+class Findings(Found):
+    """The gateway's additions to the engine's first frame, with the requested comparison."""
 
-    They are complete when that frame is passed on.
-    """
-
-    engine: str = ""
-    miss_reason: str | None = None
-    ignored: list[Ignored] = field(default_factory=list)
-    auto_cache: AutoCache | None = None
     diagnosis: Diagnosis | None = None
 
 

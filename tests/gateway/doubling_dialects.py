@@ -20,7 +20,7 @@ from gateway.dialects.responses.response import echo_of
 from gateway.http.batch_rows import RowReader, ranked
 from gateway.prompt.ask import Ask
 from tests.doubling import Dimension, Work
-from tests.gateway.doubling_requests import MODEL, PRINCIPAL, dimensions, read_by
+from tests.gateway.doubling_requests import ASKED, MODEL, PRINCIPAL, dimensions, read_by
 
 Json = dict[str, Any]
 _BLOCKS = BOUNDS.max_blocks - 16
@@ -33,15 +33,14 @@ def _responses(body: Json) -> Work:
     def decode(raw: bytes) -> Ask:
         given = decode_responses(raw)
         msgspec.json.encode(echo_of(given.fields))
-        return prepare(given, PRINCIPAL, MODEL, 0.0, "placeholder").ask
+        return prepare(given, ASKED).ask
 
     return read_by(decode, {"input": [_HI], **body})
 
 
 def _gemini(body: Json) -> Work:
     def decode(raw: bytes) -> Ask:
-        asked = gemini.Asked(PRINCIPAL, MODEL, 0.0, "placeholder")
-        return gemini.ask_of(decode_generate(raw, "m"), asked, stream=False)
+        return gemini.ask_of(decode_generate(raw, "m"), ASKED, stream=False)
 
     return read_by(decode, {"contents": [_SAID], **body})
 

@@ -1,8 +1,7 @@
 """The dimensions of requests and answers that are doubled, each up to its bound."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,19 +26,20 @@ from gateway.dialects import sse
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.anthropic.response import MessageWriter
-from gateway.dialects.nonces import without_nonces
+from gateway.dialects.collector import Found
+from gateway.dialects.lowering import Asked
 from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.request import decode_chat, decode_completion
 from gateway.dialects.openai.response import ChatWriter
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.prompt.fingerprint import compare, pack, unpack
-from gateway.prompt.ignored import Ignored
 from tests.doubling import Dimension, Work
 
 Json = dict[str, Any]
 
 PRINCIPAL = Principal("workspace", "key", "5" * 32)
 MODEL = Model(id="m", display_name="m")
+ASKED = Asked(PRINCIPAL, MODEL, 0.0, removes_nonces=True)
 _COMPARED = Compared(is_wanted=True, previous="msg_1", parameters=b"p")
 _BLOCKS = BOUNDS.max_blocks - 16
 _BYTES = 8 << 20
@@ -67,23 +67,21 @@ def read_by(decode: Callable[[bytes], Ask], body: Json) -> Work:
 
 def _messages(body: Json) -> Work:
     def decode(raw: bytes) -> Ask:
-        request, _ = without_nonces(decode_messages(raw))
-        return ask_of(request, PRINCIPAL, MODEL, "2023-06-01", 0.0, comparison=_COMPARED)
+        return ask_of(decode_messages(raw), ASKED, "2023-06-01", comparison=_COMPARED)
 
     return read_by(decode, {"max_tokens": 1, "messages": [_HI], **body})
 
 
 def _chat(body: Json) -> Work:
     def decode(raw: bytes) -> Ask:
-        request, _ = without_nonces(decode_chat(raw))
-        return chat_ask_of(request, PRINCIPAL, MODEL, 0.0)
+        return chat_ask_of(decode_chat(raw), ASKED)
 
     return read_by(decode, {"messages": [_HI], **body})
 
 
 def _completion(prompt: str) -> Work:
     def decode(raw: bytes) -> Ask:
-        return completion_ask_of(decode_completion(raw), PRINCIPAL, MODEL, 0.0)
+        return completion_ask_of(decode_completion(raw), ASKED)
 
     return read_by(decode, {"prompt": prompt})
 
@@ -224,14 +222,6 @@ def _answer(*deltas: Frame) -> list[Frame]:
     return [started, *deltas, finished, Done(request_id="r", output_tokens=1)]
 
 
-@dataclass(frozen=True)
-class _Found:
-    engine: str = "e"
-    miss_reason: str | None = None
-    ignored: Sequence[Ignored] = ()
-    auto_cache: None = None
-
-
 def _written(deltas: list[Frame]) -> Work:
     frames = _answer(*deltas)
 
@@ -239,7 +229,7 @@ def _written(deltas: list[Frame]) -> Work:
         writer = MessageWriter(
             id="t",
             model="m",
-            found=_Found(),
+            found=Found("e"),
             paths=["messages.0"],
             diagnose=lambda: None,
         )
@@ -260,7 +250,7 @@ def _chunked(deltas: list[Frame]) -> Work:
             id="r",
             model="m",
             created=0,
-            found=_Found(),
+            found=Found("e"),
             paths=["messages[0]"],
             num_choices=1,
             include_usage=True,

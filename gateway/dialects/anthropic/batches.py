@@ -70,12 +70,10 @@ class Errored(msgspec.Struct, frozen=True, tag="errored"):
     error: AnthropicError
 
 
-class Canceled(msgspec.Struct, frozen=True, tag="canceled"):
-    pass
+class Canceled(msgspec.Struct, frozen=True, tag="canceled"): ...
 
 
-class Expired(msgspec.Struct, frozen=True, tag="expired"):
-    pass
+class Expired(msgspec.Struct, frozen=True, tag="expired"): ...
 
 
 BatchResult = Succeeded | Errored | Canceled | Expired

@@ -26,17 +26,15 @@ from engine.protocol import (
     ToolUsePart,
     Ttl,
 )
-from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic import request as wire
-from gateway.dialects.lowering import Lowering, sampling_of, text_in, wish_strict
-from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, Principal
-from gateway.prompt.breakpoints import Layout
+from gateway.dialects.lowering import Asked, Lowering, sampling_of, text_in
+from gateway.prompt.ask import NOT_COMPARED, Ask, Compared
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
-from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.media import Kind, Media
 from gateway.prompt.origin import name_of
-from gateway.prompt.plan import Plan, PlanMemory, make_plan
+from gateway.prompt.plan import Plan
 from gateway.prompt.schemas import check_json
 
 MAX_NAMED = 512
@@ -51,25 +49,18 @@ _encode = msgspec.json.Encoder().encode
 
 def ask_of(
     request: wire.MessagesRequest,
-    principal: Principal,
-    model: Model,
+    asked: Asked,
     version: wire.Version,
-    arrived: float,
     *,
     comparison: Compared = NOT_COMPARED,
-    num_removed: int = 0,
     betas: str = "",
-    unreadable: Unreadable = "placeholder",
     marks_for_client: bool = False,
 ) -> Ask:
-    """`betas` is the header as it came. `unreadable` says what becomes of images and the like.
-
-    `marks_for_client`: a request without markers gets those of the key's policy.
-    """
+    """`betas` is the header as it came. `marks_for_client`: a request without markers gets those
+    of the key's policy."""
     _check_generation(request, version, betas)
-    policy = principal.auto_cache if marks_for_client else None
-    ask = count_ask_of(request, principal, model, version, arrived, unreadable, policy)
-    thinking = request.thinking
+    policy = asked.principal.auto_cache if marks_for_client else None
+    ask, thinking = count_ask_of(request, asked, version, policy), request.thinking
     return msgspec.structs.replace(
         ask,
         sampling=sampling_of(request),
@@ -77,29 +68,26 @@ def ask_of(
         and thinking.display == "omitted",
         stream=request.stream,
         comparison=comparison,
-        num_removed=num_removed,
         name=None if request.metadata is None else name_of({"name": request.metadata.name}),
     )
 
 
 def count_ask_of(
     request: wire.CountTokensRequest,
-    principal: Principal,
-    model: Model,
+    asked: Asked,
     version: wire.Version,
-    arrived: float,
-    unreadable: Unreadable = "placeholder",
     policy: AutoCache | None = None,
 ) -> Ask:
     """The same checks as for a generation. Fields outside the prompt have their defaults."""
-    notepad = Notepad()
     if request.user_profile_id is not None:
         raise InvalidRequest("user_profile_id: user profiles are not supported")
-    if request.workspace_id not in (None, principal.workspace):
+    if request.workspace_id not in (None, asked.principal.workspace):
         raise InvalidRequest("workspace_id: does not match the workspace of the API key")
     names = [tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: Tool names must be unique")
+    lowering = _MessagesLowering(asked, version)
+    notepad, form = lowering.notepad, request.form
     wire.FIELDS.note(request, notepad)
     for index, message in enumerate(request.messages):
         if message.clear_at == "next_user_message":
@@ -110,12 +98,9 @@ def count_ask_of(
         if edit.get("keep") not in ("all", {"type": "all"}):
             reason = f"{str(edit['type'])[:64]}: the context stays whole"
             notepad.ignore(f"context_management.edits.{index}", reason)
-    memory = principal.plan_memory
-    plan = plan_of(request, principal.scope, notepad, unreadable, memory, policy)
-    if version == "2026-10-21":
-        _check_version_2026_10_21(request)
+    plan = lowering.plan_of(request, policy)
+    choice = _tool_choice(request, notepad)
     thinks = not isinstance(request.thinking, wire.ThinkingDisabled | None)
-    choice, form = _tool_choice(request, notepad), request.form
     if thinks:
         notepad.wish("thinking", CANNOT_THINK, "thinking")
     other = request.output_config.format if request.output_config else None
@@ -125,20 +110,22 @@ def count_ask_of(
     strict = [
         (f"tools.{n}.strict", tool.name) for n, tool in enumerate(request.tools) if tool.strict
     ]
-    wish_strict(notepad, choice, schema, strict)
-    return Ask(
-        principal=principal,
-        model=model,
-        plan=plan,
-        sampling=Sampling(max_tokens=0),
+    lowering.wish_strict(choice, schema, strict)
+    return lowering.ask(
+        "anthropic",
+        plan,
+        Sampling(max_tokens=0),
         tool_choice=choice,
         output_schema=schema,
         thinking=thinks,
         omit_thinking=False,
         stream=False,
-        arrived=arrived,
-        notes=notepad.notes(),
     )
+
+
+def plan_of(request: wire.CountTokensRequest, asked: Asked) -> Plan:
+    """The prompt alone. Raise InvalidRequest for content that can't be sent to an engine."""
+    return _MessagesLowering(asked, wire.VERSIONS[0]).plan_of(request)
 
 
 def _tool_choice(request: wire.CountTokensRequest, notepad: Notepad) -> ToolChoice:
@@ -193,18 +180,6 @@ def _check_generation(request: wire.MessagesRequest, version: wire.Version, beta
                 raise InvalidRequest(f"max_tokens: 0 cannot be combined with `{field}`")
 
 
-def _check_version_2026_10_21(request: wire.CountTokensRequest) -> None:
-    for index, message in enumerate(request.messages):
-        if not isinstance(message.content, list):
-            continue
-        for position, block in enumerate(message.content):
-            path = f"messages.{index}.content.{position}"
-            if isinstance(block, wire.Document) and message.role == "assistant":
-                raise InvalidRequest(f"{path}: documents cannot be in assistant messages")
-            if isinstance(block, wire.Text) and message.role == "user" and block.citations:
-                raise InvalidRequest(f"{path}.text.citations: must be empty in user messages")
-
-
 def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> bytes:
     """The form is equal for equal requests: a default that is written out counts as left out."""
     choice, thinking, output = request.tool_choice, request.thinking, request.output_config
@@ -217,33 +192,6 @@ def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> byte
             sorted({beta.strip() for beta in betas.split(",")} - {""}),
         ]
     )
-
-
-def plan_of(
-    request: wire.CountTokensRequest,
-    scope: str,
-    notepad: Notepad | None = None,
-    unreadable: Unreadable = "placeholder",
-    memory: PlanMemory | None = None,
-    policy: AutoCache | None = None,
-) -> Plan:
-    """Raise InvalidRequest for content that can't be sent to an engine.
-
-    `memory` has what earlier plans made of the same prefixes. `policy` is for a request in which
-    nothing is marked.
-    """
-    layout = lay_out(request, notepad, unreadable)
-    messages = layout.prompt.messages
-    if not messages:
-        raise InvalidRequest("messages: at least one message is required")
-    automatic = request.cache_control.ttl if request.cache_control else None
-    if policy and (automatic or any(slot.num_markers for slot in layout.slots)):
-        policy = None
-    plan = make_plan(layout, automatic, scope, policy, memory)
-    _check_roles(messages)
-    if plan.has_calls:
-        _check_tool_results(messages)
-    return plan
 
 
 def _check_roles(messages: list[Message]) -> None:
@@ -288,18 +236,6 @@ def _check_tool_results(messages: list[Message]) -> None:
         pending = [p.id for p in message.parts if isinstance(p, ToolUsePart)]
 
 
-def lay_out(
-    request: wire.CountTokensRequest,
-    notepad: Notepad | None = None,
-    unreadable: Unreadable = "placeholder",
-) -> Layout:
-    """Raise InvalidRequest for content that can't be sent to an engine."""
-    lowering = _MessagesLowering(Notepad() if notepad is None else notepad, unreadable, request)
-    layout = lowering.layout()
-    prompt = msgspec.structs.replace(layout.prompt, named_tools=lowering.named)
-    return Layout(prompt, layout.slots)
-
-
 class _MessagesLowering(Lowering):
     """Reads the request in its order: what a reference shows depends on those before it.
 
@@ -309,12 +245,15 @@ class _MessagesLowering(Lowering):
 
     disagreement = "must match the ttl of the marker on its last nested block"
 
-    def __init__(
-        self, notepad: Notepad, unreadable: Unreadable, request: wire.CountTokensRequest
-    ) -> None:
-        super().__init__(notepad, unreadable)
+    def __init__(self, asked: Asked, version: wire.Version) -> None:
+        super().__init__(asked)
+        self._is_strict = version == "2026-10-21"
+        self._names: set[str] = set()
         self._deferred: dict[str, Tool] = {}
         self._named: dict[str, Tool] = {}
+
+    def plan_of(self, request: wire.CountTokensRequest, policy: AutoCache | None = None) -> Plan:
+        """`policy` is for a request in which nothing is marked."""
         self._names = {tool.name for tool in request.tools}
         defers = self._may_defer(request.tools)
         for index, tool in enumerate(request.tools):
@@ -323,22 +262,29 @@ class _MessagesLowering(Lowering):
             if made is not None:
                 self.tools.append(made)
         given = request.system or []
-        for index, text in enumerate([wire.Text(text=given)] if isinstance(given, str) else given):
+        for index, block in enumerate([wire.Text(text=given)] if isinstance(given, str) else given):
             path = f"system.{index}"
-            if not text.text and text.cache_control:
+            if not block.text and block.cache_control:
                 raise InvalidRequest(f"{path}: cache_control cannot be set for empty text blocks")
-            if not text.text:
+            if not block.text:
                 raise InvalidRequest("system: text content blocks must be non-empty")
-            self.mark(path, text.cache_control, is_absent=isinstance(text, wire.Nonce))
-            if not isinstance(text, wire.Nonce):
-                self.system.append(TextPart(text.text))
+            text = self.without_nonce(block.text, is_first=index == 0)
+            self.mark(path, block.cache_control, is_absent=text is None)
+            if text is not None:
+                self.system.append(TextPart(text))
         for index, message in enumerate(request.messages):
             if not message.only_sets_effort:
                 self.add(message.role, self._parts(f"messages.{index}", message))
-
-    @property
-    def named(self) -> list[Tool]:
-        return list(islice(self._named.values(), MAX_NAMED))
+        if not self.messages:
+            raise InvalidRequest("messages: at least one message is required")
+        automatic = request.cache_control.ttl if request.cache_control else None
+        if automatic or any(slot.num_markers for slot in self.slots):
+            policy = None
+        plan = self.plan(policy, automatic, list(islice(self._named.values(), MAX_NAMED)))
+        _check_roles(self.messages)
+        if plan.has_calls:
+            _check_tool_results(self.messages)
+        return plan
 
     def num_markers(self, found: Sequence[Ttl]) -> int:
         return len(found)
@@ -403,12 +349,12 @@ class _MessagesLowering(Lowering):
             where = f"`{wanted}`" if wanted != role else "`user` and `assistant`"
             raise InvalidRequest(f"{path}: `{kind}` blocks can only be in {where} messages")
         match block:
-            case wire.Thinking() | wire.RedactedThinking():
+            case wire.Thinking(thinking=thought):
                 self.mark(path, can_carry=False)
-                if isinstance(block, wire.Thinking):
-                    return ThinkingPart(block.thinking)
-                reason = "this model can't read another one's redacted thinking"
-                self.notepad.ignore(path, reason)
+                return ThinkingPart(thought)
+            case wire.RedactedThinking():
+                self.mark(path, can_carry=False)
+                self.notepad.ignore(path, "this model can't read another one's redacted thinking")
                 return ThinkingPart("")
             case wire.ToolUse():
                 check_json(block.input, f"{path}.tool_use.input")
@@ -419,23 +365,19 @@ class _MessagesLowering(Lowering):
                 where = f"{path}.tool_result.content"
                 markers = self._nested_markers(where, nested)
                 if markers and isinstance(nested[-1], wire.Text) and not nested[-1].text:
-                    where = f"{where}.{len(nested) - 1}.text"
-                    raise InvalidRequest(
-                        f"{where}: cache_control cannot be set for empty text blocks"
-                    )
+                    self._check_text(f"{where}.{len(nested) - 1}", "", markers[0])
                 self.mark(path, block.cache_control, *markers)
-                text = (
-                    content
-                    if isinstance(content, str)
-                    else "\n".join(
-                        self._text_of(f"{where}.{n}", inner) for n, inner in enumerate(nested)
-                    )
-                )
+                texts = [self._text_of(f"{where}.{n}", inner) for n, inner in enumerate(nested)]
+                text = content if isinstance(content, str) else "\n".join(texts)
                 return ToolResultPart(block.tool_use_id, text, block.is_error)
             case wire.Text():
                 self._check_text(path, block.text, block.cache_control)
+                if self._is_strict and role == "user" and block.citations:
+                    raise InvalidRequest(f"{path}.text.citations: must be empty in user messages")
                 self.mark(path, block.cache_control)
             case wire.Document():
+                if self._is_strict and role == "assistant":
+                    raise InvalidRequest(f"{path}: documents cannot be in assistant messages")
                 self.mark(path, block.cache_control, *self._document_markers(path, block))
             case _:
                 self.mark(path, block.cache_control)
@@ -503,7 +445,7 @@ class _MessagesLowering(Lowering):
                 return summary
             case _:
                 kind = block.__struct_config__.tag
-                if self.unreadable == "refuse":
+                if self.asked.unreadable == "refuse":
                     raise InvalidRequest(
                         f"{path}: content blocks of type '{kind}' are not supported by this server"
                     )

@@ -52,10 +52,6 @@ class Text(Strict, tag="text"):
     citations: list[dict[str, Any]] | None = None
 
 
-class Nonce(Text, tag="nonce"):
-    """A text that is kept out of the prompt: `dialects/nonces.py` makes it."""
-
-
 class Thinking(Strict, tag="thinking"):
     thinking: str
     signature: str
@@ -152,21 +148,11 @@ class ToolRemoval(Foreign, tag="tool_removal"):
 
 
 # A block of these types has nothing that a model here reads.
-_UNREAD = (
-    "server_tool_use",
-    "web_search_tool_result",
-    "web_fetch_tool_result",
-    "code_execution_tool_result",
-    "bash_code_execution_tool_result",
-    "text_editor_code_execution_tool_result",
-    "tool_search_tool_result",
-    "advisor_tool_result",
-    "container_upload",
-    "mcp_tool_use",
-    "mcp_tool_result",
-    "mcp_tool_listing",
-    "fallback",
-)
+_UNREAD = """
+server_tool_use web_search_tool_result web_fetch_tool_result code_execution_tool_result
+bash_code_execution_tool_result text_editor_code_execution_tool_result tool_search_tool_result
+advisor_tool_result container_upload mcp_tool_use mcp_tool_result mcp_tool_listing fallback
+""".split()
 if TYPE_CHECKING:
     Unread = Foreign
 else:
@@ -270,12 +256,10 @@ class ThinkingAdaptive(Strict, tag="adaptive"):
     block_binding: BlockBinding | None = None
 
 
-class ThinkingDisabled(Strict, tag="disabled"):
-    pass
+class ThinkingDisabled(Strict, tag="disabled"): ...
 
 
-class ThinkingBetweenTools(Strict, tag="between_tools"):
-    pass
+class ThinkingBetweenTools(Strict, tag="between_tools"): ...
 
 
 ThinkingConfig = ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | ThinkingBetweenTools
@@ -294,8 +278,7 @@ class ChoiceTool(Strict, tag="tool"):
     disable_parallel_tool_use: bool = False
 
 
-class ChoiceNone(Strict, tag="none"):
-    pass
+class ChoiceNone(Strict, tag="none"): ...
 
 
 ToolChoice = ChoiceAuto | ChoiceAny | ChoiceTool | ChoiceNone

@@ -2,7 +2,6 @@
 
 An optional field that would be null is left out: strict third-party schemas refuse the null. Null
 is written where the hosted API always writes it (`stop_reason`, `stop_sequence`, `stop_details`).
-The tag of an event's struct is its name.
 """
 
 from base64 import b64encode
@@ -20,8 +19,7 @@ from engine import protocol
 from gateway.admin.structs.usage import DivergenceKind
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
-from gateway.dialects.collector import Writer, partial_json
-from gateway.dialects.extension import Holdfast, extension_of
+from gateway.dialects.collector import Event, Holdfast, Writer, extension_of, partial_json
 
 
 class CacheMissReason(msgspec.Struct, frozen=True):
@@ -44,15 +42,14 @@ def changed(kind: DivergenceKind, missed_tokens: int | None) -> Diagnostics:
     return Diagnostics(CacheMissReason(kind, missed_tokens))
 
 
-EventType = Literal[
+EVENTS = (
     "message_start",
     "content_block_start",
     "content_block_delta",
     "content_block_stop",
     "message_delta",
     "message_stop",
-]
-PieceType = Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]
+)
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
@@ -78,16 +75,6 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_details: OutputDetails | UnsetType = UNSET
     service_tier: Literal["standard"] = "standard"
     inference_geo: Literal["not_available"] = "not_available"
-
-
-class DeltaUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Cumulative counters of the whole response, without the breakdown by TTL."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: OutputDetails | UnsetType = UNSET
 
 
 class DirectCaller(msgspec.Struct, frozen=True):
@@ -146,40 +133,6 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     last_id: str | None
 
 
-class OpenToolUse(msgspec.Struct, frozen=True, tag="tool_use"):
-    id: str
-    name: str
-    caller: DirectCaller = DirectCaller()
-    input: dict[str, Any] = {}
-
-
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a block: its type says which of the fields it has."""
-
-    type: PieceType
-    text: str | UnsetType = UNSET
-    thinking: str | UnsetType = UNSET
-    signature: str | UnsetType = UNSET
-    partial_json: str | UnsetType = UNSET
-
-
-class StopDelta(msgspec.Struct, frozen=True):
-    stop_reason: StopReason
-    stop_sequence: str | None
-    stop_details: None = None
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a stream: its type says which of the fields it has."""
-
-    type: EventType
-    message: Message | UnsetType = UNSET
-    index: int | UnsetType = UNSET
-    content_block: TextBlock | ThinkingBlock | OpenToolUse | UnsetType = UNSET
-    delta: Piece | StopDelta | UnsetType = UNSET
-    usage: DeltaUsage | UnsetType = UNSET
-
-
 _STOP_REASONS: dict[protocol.FinishReason, StopReason] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -189,6 +142,8 @@ _STOP_REASONS: dict[protocol.FinishReason, StopReason] = {
 }
 # A stream begins before its output is counted. The final count comes with `message_delta`.
 _PROVISIONAL_OUTPUT = 1
+# The other counters come again at the end of a stream, as they are then.
+_ONCE = ("cache_creation", "service_tier", "inference_geo")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,7 +158,7 @@ class MessageWriter(Writer[Event, Message]):
     omits_thinking: bool = False
     _begun: Message | None = None
     _index: int = -1
-    _open: type[TextBlock | ThinkingBlock | OpenToolUse] | None = None
+    _open: str = ""
     _thought: Any = field(default_factory=lambda: blake2b(digest_size=32))
 
     def begin(self, started: protocol.Started) -> None:
@@ -219,20 +174,21 @@ class MessageWriter(Writer[Event, Message]):
     def write(self, frame: protocol.Frame) -> Iterator[Event]:
         self.note(frame)
         match frame:
-            case protocol.Started() if self._begun is not None:
-                yield Event(type="message_start", message=self._begun)
+            case protocol.Started():
+                yield {"type": "message_start", "message": self._begun}
             case protocol.TextDelta(text=text):
-                yield from self._begin(TextBlock(""))
+                yield from self._begin("text", text="")
                 yield self._piece("text_delta", text=text)
             case protocol.ThinkingDelta() if self.hides_thinking:
                 pass
             case protocol.ThinkingDelta(text=text):
-                yield from self._begin(ThinkingBlock("", ""))
+                yield from self._begin("thinking", thinking="", signature="")
                 self._thought.update(text.encode())
                 if not self.omits_thinking:
                     yield self._piece("thinking_delta", thinking=text)
             case protocol.ToolUseStart(id=call_id, name=name):
-                yield from self._begin(OpenToolUse(call_id, name))
+                caller = DirectCaller()
+                yield from self._begin("tool_use", id=call_id, name=name, caller=caller, input={})
                 yield self._piece("input_json_delta", partial_json="")
             case protocol.ToolInputDelta(partial_json=partial):
                 yield self._piece("input_json_delta", partial_json=partial)
@@ -241,18 +197,16 @@ class MessageWriter(Writer[Event, Message]):
             case protocol.Done():
                 usage = usage_of(self.usage, self.output_tokens, self.thinking_tokens)
                 end = self.finished[0]
-                yield Event(
-                    type="message_delta",
-                    delta=StopDelta(_STOP_REASONS[end.reason], end.stop_sequence),
-                    usage=DeltaUsage(
-                        input_tokens=usage.input_tokens,
-                        cache_creation_input_tokens=usage.cache_creation_input_tokens,
-                        cache_read_input_tokens=usage.cache_read_input_tokens,
-                        output_tokens=usage.output_tokens,
-                        output_tokens_details=usage.output_tokens_details,
-                    ),
-                )
-                yield Event(type="message_stop")
+                delta = {
+                    "stop_reason": _STOP_REASONS[end.reason],
+                    "stop_sequence": end.stop_sequence,
+                    "stop_details": None,
+                }
+                counts = msgspec.to_builtins(usage)
+                for name in _ONCE:
+                    del counts[name]
+                yield {"type": "message_delta", "delta": delta, "usage": counts}
+                yield {"type": "message_stop"}
 
     def whole(self) -> Message:
         [(end, blocks)] = self.answers()
@@ -279,26 +233,26 @@ class MessageWriter(Writer[Event, Message]):
             stop_sequence=end.stop_sequence,
         )
 
-    def _begin(self, block: TextBlock | ThinkingBlock | OpenToolUse) -> Iterator[Event]:
+    def _begin(self, kind: str, **block: Any) -> Iterator[Event]:
         """Open a block. Text and thinking go on in one that is open."""
-        if type(block) is self._open and self._open is not OpenToolUse:
+        if kind == self._open != "tool_use":
             return
         yield from self._end()
-        self._open = type(block)
+        self._open = kind
         self._index += 1
-        yield Event(type="content_block_start", index=self._index, content_block=block)
+        block = {"type": kind, **block}
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
     def _end(self) -> Iterator[Event]:
-        if self._open is None:
-            return
-        if self._open is ThinkingBlock:
+        if self._open == "thinking":
             yield self._piece("signature_delta", signature=self._signature())
-        self._open = None
-        yield Event(type="content_block_stop", index=self._index)
+        if self._open:
+            yield {"type": "content_block_stop", "index": self._index}
+        self._open = ""
 
-    def _piece(self, kind: PieceType, **text: str) -> Event:
-        piece = Piece(type=kind, **text)
-        return Event(type="content_block_delta", index=self._index, delta=piece)
+    def _piece(self, kind: str, **text: str) -> Event:
+        delta = {"type": kind, **text}
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _signature(self) -> str:
         return b64encode(self._thought.digest()).decode()

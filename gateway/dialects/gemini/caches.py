@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.extension import Holdfast
+from gateway.dialects.collector import Holdfast
 from gateway.dialects.gemini.request import FIELDS, Prompted, Shape, decode
 from gateway.dialects.gemini.response import Answered
 

@@ -26,17 +26,15 @@ from engine.protocol import (
     ToolUsePart,
     Ttl,
 )
-from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.fields import camel
 from gateway.dialects.gemini import request as wire
-from gateway.dialects.lowering import NO_PARAMETERS, Lowering, sampling_of, text_in
-from gateway.prompt.ask import Ask, Principal
+from gateway.dialects.lowering import NO_PARAMETERS, Asked, Lowering, sampling_of, text_in
+from gateway.prompt.ask import Ask
 from gateway.prompt.breakpoints import find_target
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
-from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.media import Kind, Media
 from gateway.prompt.origin import name_of
-from gateway.prompt.plan import make_plan
 from gateway.prompt.schemas import check_json
 
 _TEXT_TYPES = ("", "text/plain")
@@ -56,16 +54,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Who asks for what, and when; `unreadable` is the setting."""
-
-    principal: Principal
-    model: Model
-    arrived: float
-    unreadable: Unreadable
-
-
-@dataclass(frozen=True, slots=True)
 class Held:
     """A cached content behind which a request stands: it lives `seconds` more."""
 
@@ -82,8 +70,8 @@ def ask_of(
     Without one the key's policy marks the prompt. Raise InvalidRequest for content that no engine
     could be sent.
     """
-    notepad = Notepad()
-    config = request.generation_config
+    lowering, config = _GeminiLowering(asked), request.generation_config
+    notepad, thoughts = lowering.notepad, config.thinking_config
     _check_conversation(request)
     wire.FIELDS.note(request, notepad)
     for name in wire.REFUSED:
@@ -94,8 +82,7 @@ def ask_of(
     if any(modality.upper() != "TEXT" for modality in config.response_modalities):
         raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
     choice = _tool_choice(request, held, notepad)
-    thinking = _thinks(config, notepad)
-    lowering = _GeminiLowering(notepad, asked.unreadable)
+    thinking = _thinks(thoughts, notepad)
     if held is not None:
         lowering.add_prompted(held.prompted, "cachedContent.")
         target = find_target(lowering.slots)
@@ -104,25 +91,19 @@ def ask_of(
             lowering.slots[target] = marked
     lowering.add_prompted(request, "")
     lowering.check_answered()
-    layout = lowering.layout()
-    policy = asked.principal.auto_cache if held is None else None
-    plan = make_plan(layout, None, asked.principal.scope, policy, asked.principal.plan_memory)
+    plan = lowering.plan(asked.principal.auto_cache if held is None else None)
     if held is not None:
         points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
-        plan = msgspec.structs.replace(plan, breakpoints=points)
-    return Ask(
-        dialect="gemini",
-        principal=asked.principal,
-        model=asked.model,
-        plan=plan,
-        sampling=_sampling(config),
+        plan = replace(plan, breakpoints=points)
+    return lowering.ask(
+        "gemini",
+        plan,
+        _sampling(config),
         tool_choice=choice,
         output_schema=_output_schema(config),
         thinking=thinking,
-        omit_thinking=not (config.thinking_config and config.thinking_config.include_thoughts),
+        omit_thinking=not (thoughts and thoughts.include_thoughts),
         stream=stream,
-        arrived=asked.arrived,
-        notes=notepad.notes(),
         name=name_of(request.labels),
     )
 
@@ -155,17 +136,15 @@ def _check_conversation(request: wire.GenerateRequest) -> None:
                 )
 
 
-def _thinks(config: wire.GenerationConfig, notepad: Notepad) -> bool:
+def _thinks(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> bool:
     """A budget of 0 is the wish not to think; any other setting is a wish to."""
-    wanted = config.thinking_config
     if wanted is None or wanted.thinking_budget == 0:
         return False
-    path = "generationConfig.thinkingConfig"
-    asks = wanted.include_thoughts or wanted.thinking_budget is not None or wanted.thinking_level
-    if not asks:
+    path, budget = "generationConfig.thinkingConfig", wanted.thinking_budget
+    if not (wanted.include_thoughts or budget is not None or wanted.thinking_level):
         return False
     notepad.wish(path, CANNOT_THINK, "thinking")
-    if wanted.thinking_budget is not None and wanted.thinking_budget > 0:
+    if budget is not None and budget > 0:
         notepad.ignore(f"{path}.thinkingBudget", "thinking has no budget of its own")
     return True
 
@@ -235,12 +214,11 @@ class _GeminiLowering(Lowering):
     """`_pending` are the calls that await a response, by number, with id and name; every step takes
     constant time over all calls of a request."""
 
-    def __init__(self, notepad: Notepad, unreadable: Unreadable) -> None:
-        super().__init__(notepad, unreadable)
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
         self._num_calls = 0
         self._pending: dict[int, tuple[str, str]] = {}
-        self._by_id: dict[str, deque[int]] = defaultdict(deque)
-        self._by_name: dict[str, deque[int]] = defaultdict(deque)
+        self._numbers: dict[tuple[str, str], deque[int]] = defaultdict(deque)
 
     def add_prompted(self, given: wire.Prompted, where: str) -> None:
         for index, tool in enumerate(given.tools):
@@ -268,10 +246,8 @@ class _GeminiLowering(Lowering):
             if info.name != "function_declarations" and getattr(tool, info.name) is not None:
                 self.notepad.ignore(f"{path}.{info.encode_name}", _HOSTED)
         for number, function in enumerate(tool.function_declarations):
-            where, schema = (
-                f"{path}.functionDeclarations[{number}]",
-                function.parameters_json_schema,
-            )
+            where = f"{path}.functionDeclarations[{number}]"
+            schema = function.parameters_json_schema
             if not function.name:
                 raise InvalidRequest(f"{where}.name: must not be empty")
             if function.parameters is not None:
@@ -332,16 +308,19 @@ class _GeminiLowering(Lowering):
         if blob is None:
             file = file or wire.FileData()
             name = file.display_name or file.file_uri
-            media = Media(_kind(file.mime_type), file.mime_type, name=name)
-            return self.stand_in(f"{path}.fileData", media)
+            return self._stand_in(f"{path}.fileData", file.mime_type, name=name)
         where = f"{path}.inlineData"
-        if blob.mime_type.startswith(_READ_TYPES):
-            text = text_in(blob.data)
-            if text is None:
-                raise InvalidRequest(f"{where}.data: must be base64 of text in UTF-8")
-            return text
-        media = Media(_kind(blob.mime_type), blob.mime_type, blob.data, blob.display_name or "")
-        return self.stand_in(where, media)
+        if not blob.mime_type.startswith(_READ_TYPES):
+            return self._stand_in(where, blob.mime_type, blob.data, blob.display_name or "")
+        text = text_in(blob.data)
+        if text is None:
+            raise InvalidRequest(f"{where}.data: must be base64 of text in UTF-8")
+        return text
+
+    def _stand_in(self, path: str, mime_type: str, data: str = "", name: str = "") -> str:
+        other: Kind = "document" if mime_type == "application/pdf" else "file"
+        kind = _KINDS.get(mime_type.partition("/")[0], other)
+        return self.stand_in(path, Media(kind, mime_type, data, name))
 
     def _call(self, path: str, role: Role, call: wire.FunctionCall) -> ToolUsePart:
         where = f"{path}.functionCall"
@@ -353,8 +332,8 @@ class _GeminiLowering(Lowering):
         self._num_calls += 1
         call_id = call.id or f"call_{self._num_calls}"
         self._pending[self._num_calls] = call_id, call.name
-        self._by_id[call_id].append(self._num_calls)
-        self._by_name[call.name].append(self._num_calls)
+        self._numbers["id", call_id].append(self._num_calls)
+        self._numbers["name", call.name].append(self._num_calls)
         self.mark(path)
         return ToolUsePart(call_id, call.name, call.args)
 
@@ -363,14 +342,15 @@ class _GeminiLowering(Lowering):
         where = f"{path}.functionResponse"
         if role != "user":
             raise InvalidRequest(f"{where}: only a content of role 'user' may answer a call")
-        number = self._first(self._by_id.get(result.id or ""))
-        if number is None:
-            number = self._first(self._by_name.get(result.name))
-        if number is None:
+        answered = None
+        for key in (("id", result.id or ""), ("name", result.name)):
+            numbers = self._numbers[key]
+            while numbers and answered is None:
+                answered = self._pending.pop(numbers.popleft(), None)
+        if answered is None:
             raise InvalidRequest(
                 f"{where}: no function call of this name awaits a response in the turn before"
             )
-        call_id, _ = self._pending.pop(number)
         check_json(result.response, f"{where}.response")
         text, is_error = _outcome(result.response)
         beside = [
@@ -378,14 +358,7 @@ class _GeminiLowering(Lowering):
             for number, part in enumerate(result.parts)
         ]
         self.mark(path)
-        return ToolResultPart(call_id, "\n".join([text, *beside]), is_error)
-
-    def _first(self, numbers: deque[int] | None) -> int | None:
-        while numbers:
-            if numbers[0] in self._pending:
-                return numbers[0]
-            numbers.popleft()
-        return None
+        return ToolResultPart(answered[0], "\n".join([text, *beside]), is_error)
 
 
 def _outcome(response: dict[str, Any]) -> tuple[str, bool]:
@@ -398,11 +371,6 @@ def _outcome(response: dict[str, Any]) -> tuple[str, bool]:
             value = response[key]
             return (value if isinstance(value, str) else _encode(value).decode()), key == "error"
     return _encode(response).decode(), False
-
-
-def _kind(mime_type: str) -> Kind:
-    found = _KINDS.get(mime_type.partition("/")[0])
-    return found or ("document" if mime_type == "application/pdf" else "file")
 
 
 MAX_DEPTH = 64

@@ -10,9 +10,8 @@ field (a function's arguments, a schema) stays as it is. All of it is linear in 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -113,17 +112,10 @@ class Part(ResponsePart):
     speech_metadata: Any = None
 
 
-KINDS = (
-    "text",
-    "function_call",
-    "function_response",
-    "inline_data",
-    "file_data",
-    "executable_code",
-    "code_execution_result",
-    "tool_call",
-    "tool_response",
-)
+KINDS = """
+text function_call function_response inline_data file_data executable_code code_execution_result
+tool_call tool_response
+""".split()
 
 
 class Content(Shape):
@@ -258,27 +250,16 @@ class CountRequest(Shape):
 
 
 _MAX_SHOWN = 64
-_UNDONE = ("not done by this server",)
+_UNDONE = """
+media_resolution speech_config image_config audio_timestamp audio_transcription_config
+enable_affective_dialog enable_enhanced_civic_answers routing_config model_config
+model_selection_config translation_config
+""".split()
 FIELDS = Fields(
     style=Style("contents: more than {} parts", is_camel=True),
     rules=rules_of(GenerateRequest, Prompted),
     undone={
-        **{
-            f"generation_config.{name}": _UNDONE
-            for name in (
-                "media_resolution",
-                "speech_config",
-                "image_config",
-                "audio_timestamp",
-                "audio_transcription_config",
-                "enable_affective_dialog",
-                "enable_enhanced_civic_answers",
-                "routing_config",
-                "model_config",
-                "model_selection_config",
-                "translation_config",
-            )
-        },
+        **{f"generation_config.{name}": ("not done by this server",) for name in _UNDONE},
         "safety_settings": ("this server filters nothing", []),
     },
 )
@@ -336,8 +317,7 @@ def _explained(complaint: str) -> InvalidRequest:
     return InvalidRequest(f"{path}: {what}" if path else what[:300], path or None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
     """`shape` is the type of its value, or of each item of a list; None for anything else."""
 
     name: str
@@ -353,25 +333,25 @@ def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str,
     fields = _fields(shape)
     made: dict[str, Any] = {}
     for key, item in value.items():
-        field = fields.get(key)
         where = f"{path}.{key}" if path else key
-        if field is None:
-            name, at = key[:_MAX_SHOWN], f" at '{path}'" if path else ""
+        if key not in fields:
+            shown, at = key[:_MAX_SHOWN], f" at '{path}'" if path else ""
             raise InvalidRequest(
-                f'Invalid JSON payload received. Unknown name "{name}"{at}: Cannot find field.',
-                f"{path}.{name}" if path else name,
+                f'Invalid JSON payload received. Unknown name "{shown}"{at}: Cannot find field.',
+                f"{path}.{shown}" if path else shown,
             )
         if item is None:
             continue
-        if field.name in made:
+        name, inner, is_list = fields[key]
+        if name in made:
             raise InvalidRequest(f"{where}: is given twice, by both of its names")
-        if field.is_list and not isinstance(item, list):
+        if is_list and not isinstance(item, list):
             item = [item]
-        if field.shape is not None and field.is_list:
-            item = [_named(each, field.shape, f"{where}[{n}]") for n, each in enumerate(item)]
-        elif field.shape is not None:
-            item = _named(item, field.shape, where)
-        made[field.name] = item
+        if inner is not None and is_list:
+            item = [_named(each, inner, f"{where}[{n}]") for n, each in enumerate(item)]
+        elif inner is not None:
+            item = _named(item, inner, where)
+        made[name] = item
     return made
 
 
@@ -383,8 +363,6 @@ def _fields(shape: type[msgspec.Struct]) -> Mapping[str, _Field]:
         kinds = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
         lists = [kind.item_type for kind in kinds if isinstance(kind, inspect.ListType)]
         shapes = [kind.cls for kind in lists or kinds if isinstance(kind, inspect.StructType)]
-        inner = shapes[0] if shapes else None
-        found[field.encode_name] = found[field.name] = _Field(
-            field.encode_name, inner, is_list=bool(lists)
-        )
+        made = _Field(field.encode_name, shapes[0] if shapes else None, bool(lists))
+        found[field.encode_name] = found[field.name] = made
     return found

@@ -14,8 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from engine import protocol
 from gateway.base.errors import EngineFailed
-from gateway.dialects.collector import Block, Writer, partial_json
-from gateway.dialects.extension import Holdfast
+from gateway.dialects.collector import Block, Holdfast, Writer, partial_json
 
 FinishReason = Literal["STOP", "MAX_TOKENS", "MALFORMED_FUNCTION_CALL"]
 

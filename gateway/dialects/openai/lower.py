@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from msgspec.structs import replace
-
 from engine.protocol import (
     Part,
     Prompt,
+    Sampling,
     TextPart,
     ThinkingPart,
     Tool,
@@ -22,23 +21,22 @@ from engine.protocol import (
     ToolUsePart,
     Ttl,
 )
-from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import CacheControl
 from gateway.dialects.lowering import (
     NATIVE_TTL,
     NO_PARAMETERS,
+    Asked,
     Lowering,
     arguments_of,
     sampling_of,
     split_data_url,
-    wish_strict,
 )
 from gateway.dialects.openai import request as wire
-from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.ask import Ask
 from gateway.prompt.breakpoints import Layout, Slot
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
-from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.media import Kind, Media
 from gateway.prompt.origin import name_of
 from gateway.prompt.plan import Plan, make_plan
 
@@ -46,19 +44,11 @@ _MAX_TOKEN_DIGITS = 9
 _RENAMED = {"num_choices": "n", "stop_sequences": "stop"}
 
 
-def chat_ask_of(
-    request: wire.ChatRequest,
-    principal: Principal,
-    model: Model,
-    arrived: float,
-    unreadable: Unreadable = "placeholder",
-) -> Ask:
+def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
     """Without a limit the answer may take the rest of the context.
 
-    `unreadable` says what becomes of images and the like. Raise InvalidRequest for content that no
-    engine could be sent.
+    Raise InvalidRequest for content that no engine could be sent.
     """
-    notepad = Notepad()
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -75,41 +65,34 @@ def chat_ask_of(
         automatic = request.cache_control.ttl
     elif options and options.mode == "implicit":
         automatic = NATIVE_TTL
+    lowering = _ChatLowering(asked)
+    notepad = lowering.notepad
     wire.CHAT.note(request, notepad)
-    lowering = _ChatLowering(notepad, unreadable)
     for index, tool in enumerate(request.tools):
         lowering.add_tool(f"tools[{index}]", tool)
     for index, message in enumerate(request.messages):
         lowering.add_message(f"messages[{index}]", message)
     is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
-    policy = None if is_marked else principal.auto_cache
-    layout = lowering.layout(int(bool(automatic or (policy and policy.mode == "conversation"))))
-    plan = make_plan(layout, automatic, principal.scope, policy, principal.plan_memory)
+    plan = lowering.plan(None if is_marked else asked.principal.auto_cache, automatic)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
-    logprobs = request.top_logprobs if request.logprobs else None
-    ask = _ask(request, principal, model, arrived, plan, max_tokens, logprobs)
+    sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
     choice, schema = _tool_choice(request, notepad), _output_schema(request)
     strict = [
         (f"tools[{index}].function.strict", tool.function.name)
         for index, tool in enumerate(request.tools)
         if tool.function.strict
     ]
-    wish_strict(notepad, choice, schema, strict)
+    lowering.wish_strict(choice, schema, strict)
     if max_tokens == 0:
         if choice.mode in ("any", "tool"):
             raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
         if schema is not None:
             raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
-    thinking = _thinks(request, notepad)
-    return replace(
-        ask, tool_choice=choice, output_schema=schema, thinking=thinking, notes=notepad.notes()
-    )
+    return _ask(lowering, request, plan, sampling, choice, schema, _thinks(request, notepad))
 
 
-def completion_ask_of(
-    request: wire.CompletionRequest, principal: Principal, model: Model, arrived: float
-) -> Ask:
+def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
     prompt = request.prompt
     if isinstance(prompt, list):
         if any(isinstance(item, int | list) for item in prompt):
@@ -119,22 +102,15 @@ def completion_ask_of(
         prompt = prompt[0]
     if not prompt:
         raise InvalidRequest("prompt: must not be empty")
-    layout = Layout(Prompt([], text=prompt), [Slot(path="prompt")])
-    plan = make_plan(layout, None, principal.scope, None, principal.plan_memory)
+    layout, who = Layout(Prompt([], text=prompt), [Slot(path="prompt")]), asked.principal
+    plan = make_plan(layout, None, who.scope, None, who.plan_memory)
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    return _ask(request, principal, model, arrived, plan, max_tokens, None)
+    return _ask(Lowering(asked), request, plan, _sampling(request, max_tokens, None))
 
 
-def _ask(
-    request: wire.GenerationRequest,
-    principal: Principal,
-    model: Model,
-    arrived: float,
-    plan: Plan,
-    max_tokens: int | None,
-    logprobs: int | None,
-) -> Ask:
-    """What both calls ask for."""
+def _sampling(
+    request: wire.GenerationRequest, max_tokens: int | None, logprobs: int | None
+) -> Sampling:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options: only allowed with stream")
     if request.min_tokens and not request.ignore_eos:
@@ -149,26 +125,36 @@ def _ask(
         if not token.isascii() or not token.isdecimal() or len(token) > _MAX_TOKEN_DIGITS:
             raise InvalidRequest("logit_bias: keys must be token ids")
         biases[int(token)] = bias
-    return Ask(
-        dialect="openai",
-        principal=principal,
-        model=model,
-        plan=plan,
-        sampling=sampling_of(
-            request,
-            _RENAMED,
-            max_tokens=max_tokens,
-            top_k=None if request.top_k is None else max(request.top_k, 0),
-            stop_sequences=stops,
-            logit_bias=biases,
-            logprobs=logprobs,
-        ),
-        tool_choice=ToolChoice(),
-        thinking=False,
+    return sampling_of(
+        request,
+        _RENAMED,
+        max_tokens=max_tokens,
+        top_k=None if request.top_k is None else max(request.top_k, 0),
+        stop_sequences=stops,
+        logit_bias=biases,
+        logprobs=logprobs,
+    )
+
+
+def _ask(
+    lowering: Lowering,
+    request: wire.GenerationRequest,
+    plan: Plan,
+    sampling: Sampling,
+    choice: ToolChoice | None = None,
+    schema: dict[str, Any] | None = None,
+    thinking: bool = False,
+) -> Ask:
+    return lowering.ask(
+        "openai",
+        plan,
+        sampling,
+        tool_choice=choice or ToolChoice(),
+        output_schema=schema,
+        thinking=thinking,
         omit_thinking=False,
         stream=request.stream,
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        arrived=arrived,
         routing_key=request.prompt_cache_key,
         name=name_of(request.metadata),
     )
@@ -264,7 +250,8 @@ class _ChatLowering(Lowering):
         marker = message.cache_control
         match message:
             case wire.SystemMessage():
-                self.add_told(self._texts(path, message.content, marker))
+                may_be_nonce = not self.messages
+                self.add_told(self._texts(path, message.content, marker, may_be_nonce=may_be_nonce))
             case wire.UserMessage():
                 self.add("user", self._texts(path, message.content, marker))
             case wire.ToolMessage():
@@ -273,26 +260,34 @@ class _ChatLowering(Lowering):
                 self.add("assistant", self._assistant(path, message))
 
     def _texts(
-        self, path: str, content: str | Sequence[wire.Part], marker: CacheControl | None
+        self,
+        path: str,
+        content: str | Sequence[wire.Part],
+        marker: CacheControl | None,
+        *,
+        may_be_nonce: bool = False,
     ) -> list[TextPart]:
         """A marker of a message counts as one on its last part."""
-        where = f"{path}.content"
+        where, is_first = f"{path}.content", path == "messages[0]"
         if isinstance(content, str):
             if not content and marker:
                 raise InvalidRequest(f"{where}: cache_control cannot be set for empty text")
-            self.mark(where, marker)
-            return [TextPart(content)]
+            rest = self.without_nonce(content, is_first=is_first) if may_be_nonce else content
+            self.mark(f"{where}[0]" if rest is None else where, marker, is_absent=rest is None)
+            return [] if rest is None else [TextPart(rest)]
         if not content:
             raise InvalidRequest(f"{where}: must not be empty")
         texts: list[TextPart] = []
         for number, part in enumerate(content):
             outer = marker if number == len(content) - 1 else None
             at, native = f"{where}[{number}]", part.prompt_cache_breakpoint
-            text, is_absent = self._text(at, part), isinstance(part, wire.Nonce)
+            text: str | None = self._text(at, part)
             if not text and (native or outer or part.cache_control):
                 raise InvalidRequest(f"{at}: cache_control cannot be set for empty text")
-            self.mark(at, outer, part.cache_control, native=native, is_absent=is_absent)
-            if not is_absent:
+            if text and may_be_nonce:
+                text = self.without_nonce(text, is_first=is_first and number == 0)
+            self.mark(at, outer, part.cache_control, native=native, is_absent=text is None)
+            if text is not None:
                 texts.append(TextPart(text))
         return texts
 
@@ -346,18 +341,18 @@ class _ChatLowering(Lowering):
 def _media_of(part: wire.MediaPart) -> Media:
     """What a placeholder tells of a part."""
     match part:
-        case wire.ImagePart(image_url=address):
-            kind: Kind = "image"
-        case wire.VideoPart(video_url=address):
-            kind = "video"
-        case wire.AudioUrlPart(audio_url=address):
-            kind = "audio"
         case wire.AudioPart(input_audio=sound):
             return Media("audio", sound.format)
         case wire.FilePart(file=file):
             media_type = split_data_url(file.file_data or "")[0]
             id = None if file.file_data is not None else file.file_id
             return Media("file", media_type, name=file.filename or id or "")
+        case wire.ImagePart(image_url=address):
+            kind: Kind = "image"
+        case wire.VideoPart(video_url=address):
+            kind = "video"
+        case wire.AudioUrlPart(audio_url=address):
+            kind = "audio"
     url = address if isinstance(address, str) else address.url
     media_type, data = split_data_url(url)
     return Media(kind, media_type, data, "" if url.startswith("data:") else url)

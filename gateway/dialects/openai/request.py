@@ -38,14 +38,13 @@ class CacheBreakpoint(Strict):
     ttl: Literal["30m", "12h"] = "30m"
 
 
-class Text(Strict, tag="text"):
-    text: str
+class Marked(Strict):
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class Nonce(Text, tag="nonce"):
-    """A text that is kept out of the prompt: `dialects/nonces.py` makes it."""
+class Text(Marked, tag="text", kw_only=True):
+    text: str
 
 
 class Refusal(Strict, tag="refusal"):
@@ -69,30 +68,26 @@ class File(msgspec.Struct):
     filename: str | None = None
 
 
-class Medium(Strict):
-    """Content that is no text: see `prompt/media.py`."""
-
-    cache_control: CacheControl | None = None
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
+# Content that is no text: see `prompt/media.py`.
 
 
-class ImagePart(Medium, tag="image_url", kw_only=True):
+class ImagePart(Marked, tag="image_url", kw_only=True):
     image_url: Address | str
 
 
-class VideoPart(Medium, tag="video_url", kw_only=True):
+class VideoPart(Marked, tag="video_url", kw_only=True):
     video_url: Address | str
 
 
-class AudioUrlPart(Medium, tag="audio_url", kw_only=True):
+class AudioUrlPart(Marked, tag="audio_url", kw_only=True):
     audio_url: Address | str
 
 
-class AudioPart(Medium, tag="input_audio", kw_only=True):
+class AudioPart(Marked, tag="input_audio", kw_only=True):
     input_audio: Sound
 
 
-class FilePart(Medium, tag="file", kw_only=True):
+class FilePart(Marked, tag="file", kw_only=True):
     file: File
 
 
@@ -117,44 +112,41 @@ class ToolCall(Strict):
     cache_control: CacheControl | None = None
 
 
-class SystemMessage(Strict, tag_field="role", tag="system"):
-    content: Annotated[str | list[Text], fields.content]
+class Said(Strict):
     name: str | None = None
     cache_control: CacheControl | None = None
+
+
+class SystemMessage(Said, tag_field="role", tag="system", kw_only=True):
+    content: Annotated[str | list[Text], fields.content]
 
 
 class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
     """The same by its newer name."""
 
 
-class UserMessage(Strict, tag_field="role", tag="user"):
+class UserMessage(Said, tag_field="role", tag="user", kw_only=True):
     content: Annotated[str | list[Part], fields.content]
-    name: str | None = None
-    cache_control: CacheControl | None = None
 
 
-class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+class AssistantMessage(Said, tag_field="role", tag="assistant"):
     """Responses and routers add the fields that have no use here."""
 
     content: Annotated[str | list[Text | Refusal] | None, fields.content] = None
     tool_calls: Annotated[list[ToolCall], fields.blocks] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    name: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     provider_specific_fields: Any = None
     reasoning_details: Any = None
     audio: Any = None
     function_call: None = None
-    cache_control: CacheControl | None = None
 
 
-class ToolMessage(Strict, tag_field="role", tag="tool"):
+class ToolMessage(Said, tag_field="role", tag="tool", kw_only=True):
     tool_call_id: fields.Name
     content: Annotated[str | list[Part], fields.content]
-    name: str | None = None
-    cache_control: CacheControl | None = None
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
@@ -217,8 +209,7 @@ class TemplateArguments(Strict):
     thinking: bool | None = None
 
 
-class TextFormat(Strict, tag="text"):
-    pass
+class TextFormat(Strict, tag="text"): ...
 
 
 class JsonObjectFormat(Strict, tag="json_object"):
@@ -296,29 +287,17 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 _STYLE = Style("messages: more than {} content parts and tool calls")
 _SILENT = frozenset({"prompt_cache_retention", "request_id", "safety_identifier", "user"})
+_NEVER = "allowed_token_ids cache_salt guided_choice guided_grammar guided_json guided_regex"
+_NEVER += " prompt_logprobs structured_outputs truncate_prompt_tokens"
 _SHARED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_NEVER.split(), ()),
+    **dict.fromkeys(("bad_words", "stop_token_ids"), ([],)),
+    **dict.fromkeys(("best_of", "length_penalty", "repetition_penalty"), (1,)),
+    **dict.fromkeys(("echo", "include_stop_str_in_output", "use_beam_search"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
     "add_generation_prompt": (True,),
     "add_special_tokens": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "cache_salt": (),
-    "echo": (False,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
     "min_p": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "structured_outputs": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
 }
 CHAT = Fields(
     style=_STYLE,

@@ -14,8 +14,7 @@ from msgspec import UNSET, UnsetType
 from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
-from gateway.dialects.collector import Writer
-from gateway.dialects.extension import Holdfast
+from gateway.dialects.collector import Event, Holdfast, Writer
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -80,55 +79,11 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
     )
 
 
-class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class CallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first of a call has its id, type and name."""
-
-    index: int
-    function: FunctionDelta
-    id: str | None = None
-    type: str | None = None
-
-
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Thinking has two names: vLLM's and OpenRouter's one, and DeepSeek's one."""
-
-    role: str | None = None
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[CallDelta] | None = None
-
-
 class Logprobs(msgspec.Struct, frozen=True):
     """Those of the tokens of `content`, in its order."""
 
     content: list[TokenLogprob]
     refusal: None = None
-
-
-class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`stop_reason`, as vLLM has it, is the stop string that ended the choice."""
-
-    index: int
-    delta: Delta
-    logprobs: Logprobs | UnsetType = UNSET
-    finish_reason: FinishReason | None = None
-    stop_reason: str | UnsetType = UNSET
-
-
-class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    holdfast: Holdfast | UnsetType = UNSET
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -178,14 +133,12 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole completion or a chunk of one. Both have the same shape."""
-
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[TextChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: Usage
     holdfast: Holdfast | UnsetType = UNSET
 
 
@@ -228,65 +181,79 @@ _REASONS: dict[protocol.FinishReason, FinishReason] = {
     "tool_use": "tool_calls",
     "context": "length",
 }
-ChunkT = TypeVar("ChunkT", CompletionChunk, Completion)
 WholeT = TypeVar("WholeT", ChatCompletion, Completion)
-BodyT = TypeVar("BodyT", CompletionChunk, ChatCompletion, Completion)
 
 
 @dataclass(slots=True, kw_only=True)
-class _OpenAIWriter(Writer[ChunkT, WholeT]):
+class _OpenAIWriter(Writer[Event, WholeT]):
     """With `include_usage` the last chunk has the usage and the others a null."""
 
     created: int
     include_usage: bool
+    chunk: str = ""
+    """A chunk's `object`."""
+
+    def told(self, choices: list[Any], *, is_last: bool = False) -> Event:
+        """One chunk."""
+        head = {"id": self.id, "object": self.chunk, "created": self.created, "model": self.model}
+        made = {**head, "choices": choices}
+        if self.include_usage:
+            made["usage"] = self.counted() if is_last else None
+        if (extension := self.take_extension()) is not UNSET:
+            made["holdfast"] = extension
+        return made
 
     def counted(self) -> Usage:
         return usage_of(self.usage, self.output_tokens, self.thinking_tokens)
 
-    def body(self, kind: type[BodyT], choices: list[Any], usage: Usage | None = None) -> BodyT:
+    def body(self, kind: type[WholeT], choices: list[Any]) -> WholeT:
         return kind(
             id=self.id,
             created=self.created,
             model=self.model,
             choices=choices,
-            usage=usage if usage or self.include_usage else UNSET,  # type: ignore[arg-type]
+            usage=self.counted(),
             holdfast=self.take_extension(),
         )
 
 
 def _end_of(end: protocol.Finished) -> dict[str, Any]:
-    stop = UNSET if end.stop_sequence is None else end.stop_sequence
-    return {"index": end.choice, "finish_reason": _REASONS[end.reason], "stop_reason": stop}
+    """`stop_reason`, as vLLM has it, is the stop string that ended the choice."""
+    made: dict[str, Any] = {"finish_reason": _REASONS[end.reason]}
+    return made if end.stop_sequence is None else {**made, "stop_reason": end.stop_sequence}
 
 
 @dataclass(slots=True, kw_only=True)
-class ChatWriter(_OpenAIWriter[CompletionChunk, ChatCompletion]):
+class ChatWriter(_OpenAIWriter[ChatCompletion]):
+    """Thinking has two names: vLLM's and OpenRouter's one, and DeepSeek's one."""
+
+    chunk: str = "chat.completion.chunk"
     _num_calls: dict[int, int] = field(default_factory=dict)
 
-    def write(self, frame: protocol.Frame) -> Iterator[CompletionChunk]:
+    def write(self, frame: protocol.Frame) -> Iterator[Event]:
         self.note(frame)
         match frame:
             case protocol.Started():
                 for index in range(self.num_choices):
-                    yield self._delta(index, Delta(role="assistant", content=""))
+                    yield self._delta(index, role="assistant", content="")
             case protocol.TextDelta(text=text, logprobs=drawn):
-                told = Logprobs(logprobs_of(drawn)) if drawn else UNSET
-                yield self._delta(frame.choice, Delta(content=text), told)
+                yield self._delta(frame.choice, drawn, content=text)
             case protocol.ThinkingDelta(text=text):
-                yield self._delta(frame.choice, Delta(reasoning=text, reasoning_content=text))
+                yield self._delta(frame.choice, reasoning=text, reasoning_content=text)
             case protocol.ToolUseStart(id=call_id, name=name, choice=choice):
                 index = self._num_calls[choice] = self._num_calls.get(choice, -1) + 1
-                call = CallDelta(index, FunctionDelta(name, ""), call_id, "function")
-                yield self._delta(choice, Delta(tool_calls=[call]))
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "function": function, "id": call_id, "type": "function"}
+                yield self._delta(choice, tool_calls=[call])
             case protocol.ToolInputDelta(partial_json=partial, choice=choice):
                 if choice not in self._num_calls:
                     raise EngineFailed
-                call = CallDelta(self._num_calls[choice], FunctionDelta(arguments=partial))
-                yield self._delta(choice, Delta(tool_calls=[call]))
+                call = {"index": self._num_calls[choice], "function": {"arguments": partial}}
+                yield self._delta(choice, tool_calls=[call])
             case protocol.Finished():
-                yield self.body(CompletionChunk, [ChunkChoice(delta=Delta(), **_end_of(frame))])
+                yield self.told([{"index": frame.choice, "delta": {}, **_end_of(frame)}])
             case protocol.Done() if self.include_usage:
-                yield self.body(CompletionChunk, [], self.counted())
+                yield self.told([], is_last=True)
 
     def whole(self) -> ChatCompletion:
         choices: list[Choice] = []
@@ -306,35 +273,41 @@ class ChatWriter(_OpenAIWriter[CompletionChunk, ChatCompletion]):
             )
             drawn = [token for block in blocks for token in block.drawn]
             logprobs = Logprobs(logprobs_of(drawn)) if drawn else None
-            choices.append(Choice(message=answer, logprobs=logprobs, **_end_of(end)))
-        return self.body(ChatCompletion, choices, self.counted())
+            choices.append(
+                Choice(index=end.choice, message=answer, logprobs=logprobs, **_end_of(end))
+            )
+        return self.body(ChatCompletion, choices)
 
-    def _delta(
-        self, index: int, delta: Delta, logprobs: Logprobs | UnsetType = UNSET
-    ) -> CompletionChunk:
-        choice = ChunkChoice(index=index, delta=delta, logprobs=logprobs)
-        return self.body(CompletionChunk, [choice])
+    def _delta(self, index: int, drawn: Sequence[protocol.DrawnToken] = (), **delta: Any) -> Event:
+        choice: Event = {"index": index, "delta": delta}
+        if drawn:
+            choice["logprobs"] = Logprobs(logprobs_of(drawn))
+        return self.told([{**choice, "finish_reason": None}])
 
 
 @dataclass(slots=True, kw_only=True)
-class TextWriter(_OpenAIWriter[Completion, Completion]):
+class TextWriter(_OpenAIWriter[Completion]):
     """The writer of a raw prompt's answer. All its output is text."""
 
-    def write(self, frame: protocol.Frame) -> Iterator[Completion]:
+    chunk: str = "text_completion"
+
+    def write(self, frame: protocol.Frame) -> Iterator[Event]:
         self.note(frame)
         match frame:
             case protocol.TextDelta() | protocol.ThinkingDelta():
-                yield self.body(Completion, [TextChoice(index=frame.choice, text=frame.text)])
+                yield self.told([TextChoice(index=frame.choice, text=frame.text)])
             case protocol.Finished():
-                yield self.body(Completion, [TextChoice(text="", **_end_of(frame))])
+                yield self.told([TextChoice(index=frame.choice, text="", **_end_of(frame))])
             case protocol.Done() if self.include_usage:
-                yield self.body(Completion, [], self.counted())
+                yield self.told([], is_last=True)
 
     def whole(self) -> Completion:
         choices = [
             TextChoice(
-                text="".join(block.text for block in blocks if block.kind != "call"), **_end_of(end)
+                index=end.choice,
+                text="".join(block.text for block in blocks if block.kind != "call"),
+                **_end_of(end),
             )
             for end, blocks in self.answers()
         ]
-        return self.body(Completion, choices, self.counted())
+        return self.body(Completion, choices)

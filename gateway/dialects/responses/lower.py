@@ -16,34 +16,31 @@ is not hidden: the client saw it in the response.
 import hmac
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
 
 from engine.protocol import TextPart, ThinkingPart, Tool, ToolChoice, ToolResultPart, ToolUsePart
-from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.lowering import (
     NATIVE_TTL,
     NO_PARAMETERS,
+    Asked,
     Lowering,
     arguments_of,
     sampling_of,
     split_data_url,
     text_in,
-    wish_strict,
 )
-from gateway.dialects.openai.request import JsonObjectFormat
+from gateway.dialects.openai.request import JsonObjectFormat, Refusal
 from gateway.dialects.responses import request as wire
 from gateway.dialects.responses.response import INPUT, MAX_ECHO_BYTES, Origin, unechoed
-from gateway.prompt.ask import Ask, Compared, Principal
-from gateway.prompt.breakpoints import Layout
+from gateway.prompt.ask import Ask, Compared
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
-from gateway.prompt.media import Kind, Media, Unreadable
+from gateway.prompt.media import Kind, Media
 from gateway.prompt.origin import name_of
-from gateway.prompt.plan import make_plan
 from gateway.prompt.schemas import check_json
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
@@ -55,17 +52,151 @@ KindT = TypeVar("KindT", wire.AllowedTools, wire.NamedTool)
 _SEPARATOR = "__"
 
 
-@dataclass(slots=True)
-class Toolbox:
-    """All functions of the prompt, each with its path. What has no effect is noted."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An Ask, its request, and the tools behind the functions of its prompt."""
 
-    notepad: Notepad
-    functions: list[tuple[str, Tool]] = field(default_factory=list)
-    origins: dict[str, Origin] = field(default_factory=dict)
-    _names: dict[Origin, str] = field(default_factory=dict)
-    _by_name: dict[tuple[str, bool], list[str]] = field(default_factory=dict)
+    ask: Ask
+    given: wire.Given
+    origins: dict[str, Origin]
 
-    def add(self, path: str, tools: Sequence[wire.Tool]) -> None:
+
+def prepare(given: wire.Given, asked: Asked) -> Prepared:
+    request, notepad = given.request, given.notepad
+    lowering = _ResponsesLowering(asked, notepad)
+    lowering.add_tools("tools", request.tools)
+    for index, item in enumerate([] if isinstance(request.input, str) else request.input):
+        if isinstance(item, wire.AdditionalTools):
+            lowering.add_tools(f"input[{index}].tools", item.tools)
+    choice, schema = _tool_choice(request, lowering), _output_schema(request)
+    strict = [(f"{path}.strict", tool.name) for path, tool in lowering.functions if tool.strict]
+    lowering.wish_strict(choice, schema, strict)
+    if request.is_prewarm:  # nothing is generated
+        choice, schema = ToolChoice(), None
+    lowering.lay_out(request)
+    if not lowering.messages:
+        raise InvalidRequest("input: must have at least one message")
+    if lowering.messages[-1].role == "assistant":
+        raise InvalidRequest(
+            "input: must not end with an item of the assistant, which is not continued"
+        )
+    options = request.prompt_cache_options
+    is_implicit = options is not None and options.mode == "implicit"
+    policy = asked.principal.auto_cache if options is None else None
+    plan = lowering.plan(policy, NATIVE_TTL if is_implicit else None)
+    if wire.LOGPROBS in request.include:
+        notepad.wish("include", "this model tells no log probabilities", "logprobs")
+    wire.FIELDS.note(request, notepad)
+    if request.reasoning is not None and request.reasoning.wants_summary:
+        notepad.ignore("reasoning.summary", "thinking is given whole")
+    for name in unechoed(given.fields):
+        notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
+    thinks = request.reasoning is not None and request.reasoning.effort not in (None, "none")
+    if thinks:
+        notepad.wish("reasoning.effort", CANNOT_THINK, "thinking")
+    # A response's id is its turn's, in OpenAI's form.
+    previous = options.comparison_response_id if options else None
+    ask = lowering.ask(
+        "responses",
+        plan,
+        sampling_of(
+            request,
+            {"max_tokens": "max_output_tokens"},
+            max_tokens=0 if request.is_prewarm else request.max_output_tokens,
+            logprobs=request.top_logprobs if wire.LOGPROBS in request.include else None,
+        ),
+        tool_choice=choice,
+        output_schema=schema,
+        thinking=thinks,
+        omit_thinking=False,
+        stream=request.stream,
+        routing_key=request.prompt_cache_key,
+        comparison=Compared(
+            is_wanted=True,
+            previous=None if previous is None else f"msg_{previous.removeprefix(_PREFIX)}",
+        ),
+        name=name_of(request.metadata),
+    )
+    return Prepared(ask, given, lowering.origins)
+
+
+def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering") -> ToolChoice:
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if choice == "required":
+        if not lowering.functions:
+            raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
+        return ToolChoice("any", parallel=parallel)
+    if not isinstance(choice, dict):
+        return ToolChoice(choice, parallel=parallel)
+    if choice.get("type") != "allowed_tools":
+        wanted = _converted(choice, wire.NamedTool)
+        found = lowering.find(wanted)
+        if wanted.type not in ("function", "custom") or not found:
+            shown = (wanted.name or wanted.type)[:64]
+            raise InvalidRequest(f"tool_choice: '{shown}' is not in tools", "tool_choice")
+        return ToolChoice("tool", found[0], parallel=parallel)
+    allowed = _converted(choice, wire.AllowedTools)
+    names = {name for tool in allowed.tools for name in lowering.find(tool)}
+    if allowed.mode == "required":
+        if not names:
+            raise InvalidRequest("tool_choice.tools: none of them is in tools", "tool_choice")
+        return ToolChoice("any", parallel=parallel, names=sorted(names))
+    if not names:
+        return ToolChoice("none", parallel=parallel)
+    # No model calls what it does not see.
+    lowering.functions = [each for each in lowering.functions if each[1].name in names]
+    return ToolChoice("auto", parallel=parallel)
+
+
+def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
+    try:
+        return msgspec.convert(choice, kind)
+    except msgspec.ValidationError as error:
+        said = str(error)[:_MAX_SAID].replace("`", "'")
+        raise InvalidRequest(f"tool_choice: {said}", "tool_choice") from None
+
+
+def _output_schema(request: wire.ResponsesRequest) -> dict[str, Any] | None:
+    match request.text.format if request.text else None:
+        case JsonObjectFormat():
+            return {"type": "object"}
+        case wire.JsonSchemaFormat(schema=schema):
+            return schema
+        case _:
+            return None
+
+
+def _each(
+    path: str, tools: Sequence[wire.Tool]
+) -> Iterator[tuple[str, wire.OwnTool, wire.NamespaceTool | None]]:
+    for index, tool in enumerate(tools):
+        where = f"{path}[{index}]"
+        if isinstance(tool, wire.OwnTool):
+            yield where, tool, None
+        elif isinstance(tool, wire.NamespaceTool):
+            for number, inner in enumerate(tool.tools):
+                yield f"{where}.tools[{number}]", inner, tool
+
+
+def _joined(namespace: str, name: str) -> str:
+    """The namespace's name in front, unless the name has it there."""
+    if name.startswith(namespace):
+        return name
+    return f"{namespace.removesuffix(_SEPARATOR)}{_SEPARATOR}{name}"
+
+
+class _ResponsesLowering(Lowering):
+    """`functions` are all functions of the prompt, each with its path, `origins` their tools."""
+
+    def __init__(self, asked: Asked, notepad: Notepad) -> None:
+        super().__init__(asked)
+        self.notepad = notepad
+        self.functions: list[tuple[str, Tool]] = []
+        self.origins: dict[str, Origin] = {}
+        self._names: dict[Origin, str] = {}
+        self._by_name: dict[tuple[str, bool], list[str]] = {}
+
+    def add_tools(self, path: str, tools: Sequence[wire.Tool]) -> None:
         """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
         be sent to an engine."""
         # Functions without a namespace keep their names, whatever comes before them.
@@ -76,26 +207,16 @@ class Toolbox:
             name = self._reserve(where, tool, namespace) if namespace else tool.name
             self.functions.append((where, self._function(where, name, tool, namespace)))
 
-    def name_of(self, name: str, namespace: str | None, *, is_custom: bool) -> str:
-        """The prompt's name of a call's function, also of one that is no longer a tool."""
-        known = self._names.get(Origin(name, namespace, is_custom))
-        if known is None and namespace is not None:
-            return _joined(namespace, name)
-        return known or name
-
-    def find(self, name: str | None, namespace: str | None, kind: str) -> list[str]:
+    def find(self, wanted: wire.NamedTool) -> list[str]:
         """The prompt's names of the functions that a choice names, in the order of the tools."""
+        name, namespace = wanted.name, wanted.namespace
         if name is None:
             return []
         return [
             made
-            for made in self._by_name.get((name, kind == "custom"), ())
+            for made in self._by_name.get((name, wanted.type == "custom"), ())
             if namespace is None or self.origins[made][:2] == (name, namespace)
         ]
-
-    def keep(self, names: set[str]) -> None:
-        """Leave out all other functions."""
-        self.functions = [(path, tool) for path, tool in self.functions if tool.name in names]
 
     def _reserve(self, path: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> str:
         if not tool.name:
@@ -138,183 +259,19 @@ class Toolbox:
         schema = {"type": "object", "properties": {INPUT: what}, "required": [INPUT]}
         return Tool(name, schema, description)
 
-
-def _each(
-    path: str, tools: Sequence[wire.Tool]
-) -> Iterator[tuple[str, wire.OwnTool, wire.NamespaceTool | None]]:
-    for index, tool in enumerate(tools):
-        where = f"{path}[{index}]"
-        if isinstance(tool, wire.OwnTool):
-            yield where, tool, None
-        elif isinstance(tool, wire.NamespaceTool):
-            for number, inner in enumerate(tool.tools):
-                yield f"{where}.tools[{number}]", inner, tool
-
-
-def _joined(namespace: str, name: str) -> str:
-    """The namespace's name in front, unless the name has it there."""
-    if name.startswith(namespace):
-        return name
-    return f"{namespace.removesuffix(_SEPARATOR)}{_SEPARATOR}{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """An Ask, its request, and the tools behind the functions of its prompt."""
-
-    ask: Ask
-    given: wire.Given
-    origins: dict[str, Origin]
-
-
-def prepare(
-    given: wire.Given, principal: Principal, model: Model, arrived: float, unreadable: Unreadable
-) -> Prepared:
-    request, notepad = given.request, given.notepad
-    toolbox = Toolbox(notepad)
-    toolbox.add("tools", request.tools)
-    for index, item in enumerate([] if isinstance(request.input, str) else request.input):
-        if isinstance(item, wire.AdditionalTools):
-            toolbox.add(f"input[{index}].tools", item.tools)
-    choice, schema = _tool_choice(request, toolbox), _output_schema(request)
-    strict = [(f"{path}.strict", tool.name) for path, tool in toolbox.functions if tool.strict]
-    wish_strict(notepad, choice, schema, strict)
-    if request.is_prewarm:  # nothing is generated
-        choice, schema = ToolChoice(), None
-    options = request.prompt_cache_options
-    # A response's id is its turn's, in OpenAI's form.
-    previous = options.comparison_response_id if options else None
-    is_implicit = options is not None and options.mode == "implicit"
-    policy = principal.auto_cache if options is None else None
-    num_implicit = int(is_implicit or (policy is not None and policy.mode == "conversation"))
-    lowering = _ResponsesLowering(notepad, unreadable, principal.scope, toolbox)
-    layout = lowering.lay_out(request, num_implicit)
-    if not layout.prompt.messages:
-        raise InvalidRequest("input: must have at least one message")
-    if layout.prompt.messages[-1].role == "assistant":
-        raise InvalidRequest(
-            "input: must not end with an item of the assistant, which is not continued"
-        )
-    plan = make_plan(
-        layout, NATIVE_TTL if is_implicit else None, principal.scope, policy, principal.plan_memory
-    )
-    if wire.LOGPROBS in request.include:
-        notepad.wish("include", "this model tells no log probabilities", "logprobs")
-    wire.FIELDS.note(request, notepad)
-    if request.reasoning is not None and request.reasoning.wants_summary:
-        notepad.ignore("reasoning.summary", "thinking is given whole")
-    for name in unechoed(given.fields):
-        notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
-    ask = Ask(
-        dialect="responses",
-        principal=principal,
-        model=model,
-        plan=plan,
-        sampling=sampling_of(
-            request,
-            {"max_tokens": "max_output_tokens"},
-            max_tokens=0 if request.is_prewarm else request.max_output_tokens,
-            logprobs=request.top_logprobs if wire.LOGPROBS in request.include else None,
-        ),
-        tool_choice=choice,
-        output_schema=schema,
-        thinking=_thinks(request, notepad),
-        omit_thinking=False,
-        stream=request.stream,
-        arrived=arrived,
-        routing_key=request.prompt_cache_key,
-        comparison=Compared(
-            is_wanted=True,
-            previous=None if previous is None else f"msg_{previous.removeprefix(_PREFIX)}",
-        ),
-        notes=notepad.notes(),
-        name=name_of(request.metadata),
-    )
-    return Prepared(ask, given, toolbox.origins)
-
-
-def _tool_choice(request: wire.ResponsesRequest, toolbox: Toolbox) -> ToolChoice:
-    choice, parallel = request.tool_choice, request.parallel_tool_calls
-    if isinstance(choice, dict):
-        if choice.get("type") == "allowed_tools":
-            return _allowed(_converted(choice, wire.AllowedTools), toolbox, parallel=parallel)
-        wanted = _converted(choice, wire.NamedTool)
-        found = toolbox.find(wanted.name, wanted.namespace, wanted.type)
-        if wanted.type not in ("function", "custom") or not found:
-            shown = (wanted.name or wanted.type)[:64]
-            raise InvalidRequest(f"tool_choice: '{shown}' is not in tools", "tool_choice")
-        return ToolChoice("tool", found[0], parallel=parallel)
-    if choice == "required":
-        if not toolbox.functions:
-            raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
-        return ToolChoice("any", parallel=parallel)
-    return ToolChoice(choice, parallel=parallel)
-
-
-def _allowed(choice: wire.AllowedTools, toolbox: Toolbox, *, parallel: bool) -> ToolChoice:
-    """A forced call is held to these. For a free one the others are left out of the prompt: no
-    model calls what it does not see."""
-    names = {
-        name for tool in choice.tools for name in toolbox.find(tool.name, tool.namespace, tool.type)
-    }
-    if choice.mode == "required":
-        if not names:
-            raise InvalidRequest("tool_choice.tools: none of them is in tools", "tool_choice")
-        return ToolChoice("any", parallel=parallel, names=sorted(names))
-    if names:
-        toolbox.keep(names)
-    return ToolChoice("auto" if names else "none", parallel=parallel)
-
-
-def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
-    try:
-        return msgspec.convert(choice, kind)
-    except msgspec.ValidationError as error:
-        said = str(error)[:_MAX_SAID].replace("`", "'")
-        raise InvalidRequest(f"tool_choice: {said}", "tool_choice") from None
-
-
-def _output_schema(request: wire.ResponsesRequest) -> dict[str, Any] | None:
-    match request.text.format if request.text else None:
-        case JsonObjectFormat():
-            return {"type": "object"}
-        case wire.JsonSchemaFormat(schema=schema):
-            return schema
-        case _:
-            return None
-
-
-def _thinks(request: wire.ResponsesRequest, notepad: Notepad) -> bool:
-    reasoning = request.reasoning
-    if reasoning is None or reasoning.effort in (None, "none"):
-        return False
-    notepad.wish("reasoning.effort", CANNOT_THINK, "thinking")
-    return True
-
-
-class _ResponsesLowering(Lowering):
-    def __init__(
-        self, notepad: Notepad, unreadable: Unreadable, scope: str, toolbox: Toolbox
-    ) -> None:
-        super().__init__(notepad, unreadable)
-        self._scope = scope
-        self._toolbox = toolbox
-
-    def lay_out(self, request: wire.ResponsesRequest, num_implicit: int) -> Layout:
+    def lay_out(self, request: wire.ResponsesRequest) -> None:
         """Raise InvalidRequest for content that no engine could be sent."""
-        for path, tool in self._toolbox.functions:
+        for path, tool in self.functions:
             self.mark(path)
             self.tools.append(tool)
         if request.instructions:
-            self.mark("instructions")
-            self.system.append(TextPart(request.instructions))
+            self.system.append(self._text("instructions", request.instructions))
         if isinstance(request.input, str):
             self.add("user", [self._text("input", request.input)])
         else:
             _check_calls(request.input)
             for index, item in enumerate(request.input):
                 self._add_item(f"input[{index}]", item)
-        return self.layout(num_implicit)
 
     def _add_item(self, path: str, item: wire.Item) -> None:
         match item:
@@ -322,15 +279,11 @@ class _ResponsesLowering(Lowering):
                 self._add_message(path, item)
             case wire.Reasoning():
                 self._add_reasoning(path, item)
-            case wire.FunctionCall(call_id=call_id, name=name, namespace=namespace):
-                made = self._toolbox.name_of(name, namespace, is_custom=False)
+            case wire.FunctionCall():
                 given = arguments_of(f"{path}.arguments", item.arguments)
-                self.mark(path)
-                self.add("assistant", [ToolUsePart(call_id, made, given)])
-            case wire.CustomToolCall(call_id=call_id, name=name, namespace=namespace):
-                made = self._toolbox.name_of(name, namespace, is_custom=True)
-                self.mark(path)
-                self.add("assistant", [ToolUsePart(call_id, made, {INPUT: item.input})])
+                self._add_call(path, item, given, is_custom=False)
+            case wire.CustomToolCall():
+                self._add_call(path, item, {INPUT: item.input}, is_custom=True)
             case wire.ClientCall(call_id=call_id, kind=kind, input=asked):
                 check_json(asked, path)
                 self.mark(path)
@@ -341,6 +294,21 @@ class _ResponsesLowering(Lowering):
                 self._add_output(path, call_id, text)
             case wire.AdditionalTools() | wire.Hosted():
                 pass
+
+    def _add_call(
+        self,
+        path: str,
+        call: wire.Call,
+        given: dict[str, Any],
+        *,
+        is_custom: bool,
+    ) -> None:
+        """The tool may be one of the prompt no longer."""
+        name = self._names.get(Origin(call.name, call.namespace, is_custom))
+        if name is None:
+            name = call.name if call.namespace is None else _joined(call.namespace, call.name)
+        self.mark(path)
+        self.add("assistant", [ToolUsePart(call.call_id, name, given)])
 
     def _add_message(self, path: str, message: wire.Message) -> None:
         where, content = f"{path}.content", message.content
@@ -357,7 +325,7 @@ class _ResponsesLowering(Lowering):
         match part:
             case wire.InputImage() | wire.InputFile():
                 return self._text(path, self._shown(path, part), part.prompt_cache_breakpoint)
-            case wire.Refusal():
+            case Refusal():
                 return self._text(path, part.refusal)
             case wire.InputText():
                 return self._text(path, part.text, part.prompt_cache_breakpoint)
@@ -373,7 +341,7 @@ class _ResponsesLowering(Lowering):
     def _add_reasoning(self, path: str, item: wire.Reasoning) -> None:
         """The thought that we wrote, or one in words. What others encrypted is left out."""
         if item.encrypted_content is not None:
-            thought = unseal(item.encrypted_content, self._scope)
+            thought = unseal(item.encrypted_content, self.asked.principal.scope)
             if thought is None:
                 self.notepad.ignore(path, "reasoning that another server encrypted")
                 return

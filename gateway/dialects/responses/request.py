@@ -20,7 +20,13 @@ from gateway.dialects.anthropic.request import Strict
 from gateway.dialects.bodies import bound_output, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_SHORTER
-from gateway.dialects.openai.request import JsonObjectFormat, Key, TextFormat, explained
+from gateway.dialects.openai.request import (
+    JsonObjectFormat,
+    Key,
+    Refusal,
+    TextFormat,
+    explained,
+)
 from gateway.prompt.ignored import Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -54,35 +60,32 @@ class CacheBreakpoint(Strict):
     ttl: CacheTtl | None = None
 
 
-class InputText(Strict, tag="input_text"):
-    text: str
+class Input(Strict):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class InputImage(Strict, tag="input_image"):
+class InputText(Input, tag="input_text", kw_only=True):
+    text: str
+
+
+class InputImage(Input, tag="input_image"):
     detail: str | None = None
     file_id: str | None = None
     image_url: str | None = None
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class InputFile(Strict, tag="input_file"):
+class InputFile(Input, tag="input_file"):
     detail: str | None = None
     file_data: str | None = None
     file_id: str | None = None
     file_url: str | None = None
     filename: str | None = None
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class OutputText(Strict, tag="output_text"):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
-
-
-class Refusal(Strict, tag="refusal"):
-    refusal: str
 
 
 class SummaryText(Strict, tag="summary_text"):
@@ -97,57 +100,52 @@ InputPart = InputText | InputImage | InputFile
 Part = InputPart | OutputText | Refusal
 
 
-class Message(Strict, tag="message"):
+class Output(Strict):
+    """What an item of a response has besides."""
+
+    id: Id | None = None
+    status: Status | None = None
+
+
+class Message(Output, tag="message", kw_only=True):
     """A message of the client, or one that a response contained."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Annotated[str | list[Part], _parts]
-    id: Id | None = None
     phase: str | None = None
-    status: Status | None = None
 
 
-class Reasoning(Strict, tag="reasoning"):
-    id: Id | None = None
+class Reasoning(Output, tag="reasoning"):
     summary: list[SummaryText] | None = None
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
-    status: Status | None = None
 
 
-class FunctionCall(Strict, tag="function_call", rename={"is_async": "async"}):
+class Call(Output, rename={"is_async": "async"}, kw_only=True):
     call_id: fields.Name
     name: fields.Name
-    arguments: fields.Arguments
-    id: Id | None = None
     caller: Any = None
     is_async: bool | None = None
     namespace: str | None = None
-    status: Status | None = None
 
 
-class CustomToolCallOutput(Strict, tag="custom_tool_call_output"):
+class FunctionCall(Call, tag="function_call", kw_only=True):
+    arguments: fields.Arguments
+
+
+class CustomToolCall(Call, tag="custom_tool_call", kw_only=True):
+    input: Annotated[str, _client_input]
+
+
+class CustomToolCallOutput(Output, tag="custom_tool_call_output", kw_only=True):
     call_id: fields.Name
     output: Annotated[str | list[InputPart], fields.blocks]
-    id: Id | None = None
     caller: Any = None
     name: str | None = None
-    status: Status | None = None
 
 
 class FunctionCallOutput(CustomToolCallOutput, tag="function_call_output"):
     namespace: str | None = None
-
-
-class CustomToolCall(Strict, tag="custom_tool_call", rename={"is_async": "async"}):
-    call_id: fields.Name
-    name: fields.Name
-    input: Annotated[str, _client_input]
-    id: Id | None = None
-    caller: Any = None
-    is_async: bool | None = None
-    namespace: str | None = None
-    status: Status | None = None
 
 
 class ClientCall(Strict, tag="client_call"):
@@ -188,17 +186,13 @@ class FunctionTool(OwnTool, tag="function"):
     output_schema: dict[str, Any] | None = None
 
 
-class TextInput(Strict, tag="text"):
-    pass
-
-
 class GrammarInput(Strict, tag="grammar"):
     definition: str
     syntax: Literal["lark", "regex"]
 
 
 class CustomTool(OwnTool, tag="custom"):
-    format: TextInput | GrammarInput | None = None
+    format: TextFormat | GrammarInput | None = None
 
 
 class NamespaceTool(Strict, tag="namespace"):
@@ -347,19 +341,13 @@ class Given(NamedTuple):
 
 LOGPROBS, REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What `include` says where log probabilities, or sealed thoughts, are wanted."""
+_SILENT = (
+    "access_programs client_metadata prompt_cache_retention safety_identifier service_tier user"
+)
 FIELDS = Fields(
     style=Style("input: more than {} items and content parts"),
     rules=rules_of(ResponsesRequest),
-    silent=frozenset(
-        {
-            "access_programs",
-            "client_metadata",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "service_tier",
-            "user",
-        }
-    ),
+    silent=frozenset(_SILENT.split()),
     told={
         "context_management": "this server compacts no conversation",
         "image": "this model reads no images",
@@ -395,24 +383,11 @@ _CLIENT_CALLS = {
     "tool_search_call": "arguments",
 }
 _CLIENT_OUTPUTS = {f"{call}_output" for call in _CLIENT_CALLS} - {"tool_search_call_output"}
-_HOSTED_ITEMS = frozenset(
-    {
-        "code_interpreter_call",
-        "compaction",
-        "compaction_trigger",
-        "configuration_update",
-        "file_search_call",
-        "image_generation_call",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_call",
-        "mcp_list_tools",
-        "program",
-        "program_output",
-        "tool_search_output",
-        "web_search_call",
-    }
-)
+_HOSTED_ITEMS = """
+code_interpreter_call compaction compaction_trigger configuration_update file_search_call
+image_generation_call mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program
+program_output tool_search_output web_search_call
+""".split()
 _TOOLS = frozenset({"custom", "function", "namespace"})
 _MAX_SHOWN = 64
 
@@ -434,7 +409,8 @@ _open = msgspec.json.Decoder(dict[str, Any])
 def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Given:
     whole, notepad = fields_of(body, bounds), Notepad()
     if (previous := whole.get("previous_response_id")) is not None:
-        said = read(lambda: msgspec.json.decode(previous, type=str), _not_an_id)
+        wrong = InvalidRequest("previous_response_id: Expected 'str'")
+        said = read(lambda: msgspec.json.decode(previous, type=str), lambda _: wrong)
         raise ResponseNotKept(said[:_MAX_SHOWN])
     given: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}
 
@@ -449,10 +425,6 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Giv
     if LOGPROBS in request.include:
         bound_output(request, "max_output_tokens", request.top_logprobs + 1, bounds)
     return Given(request, whole, notepad)
-
-
-def _not_an_id(complaint: str) -> InvalidRequest:
-    return InvalidRequest("previous_response_id: Expected 'str'")
 
 
 def _typed_list(

@@ -8,7 +8,7 @@ a `sequence_number`, counted from 0.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from engine import protocol
 from gateway.base.errors import EngineFailed, GatewayError
-from gateway.dialects.collector import Writer, partial_json
+from gateway.dialects.collector import Event, Holdfast, Writer, partial_json
 from gateway.dialects.errors import openai_detail
-from gateway.dialects.extension import Holdfast
 from gateway.dialects.openai.response import TokenLogprob, logprobs_of
 from gateway.dialects.openai.response import usage_of as chat_usage_of
 from gateway.dialects.responses.request import ReasoningText, Status, SummaryText
@@ -205,24 +204,24 @@ MAX_ECHO_BYTES = 256 * 1024
 A stream repeats it three times. The vendor's tools, for one, may have any length here, since they
 are not shown to the model.
 """
-_ECHOED: dict[str, Raw | None] = {
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
+_ECHOED = [
+    field.name
+    for field in msgspec.structs.fields(Response)
+    if Raw in (field.type, *get_args(field.type))
+]
+"""The request's fields that its response repeats."""
+_NOT_GIVEN = {
     "metadata": Raw(b"{}"),
     "parallel_tool_calls": Raw(b"true"),
-    "prompt_cache_key": None,
     "reasoning": Raw(b'{"effort":null,"summary":null}'),
-    "safety_identifier": None,
     "temperature": Raw(b"1.0"),
     "text": Raw(b'{"format":{"type":"text"}}'),
     "tool_choice": Raw(b'"auto"'),
     "tools": Raw(b"[]"),
     "top_logprobs": Raw(b"0"),
     "top_p": Raw(b"1.0"),
-    "user": None,
 }
-"""The request's fields that its response repeats, with what it says of one that is not there."""
+"""What it says of those that are not there. The others are null."""
 
 
 def unechoed(fields: Mapping[str, Raw]) -> list[str]:
@@ -230,34 +229,10 @@ def unechoed(fields: Mapping[str, Raw]) -> list[str]:
     return [name for name in _ECHOED if len(fields.get(name, b"")) > MAX_ECHO_BYTES]
 
 
-def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw | None]:
+def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw]:
     """What every state of its response repeats of a request, but for very long fields."""
     long = unechoed(fields)
-    return _ECHOED | {n: v for n, v in fields.items() if n in _ECHOED and n not in long}
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One event. Which of the fields it has, its type says."""
-
-    type: str
-    sequence_number: int
-    code: str | UnsetType = UNSET
-    message: str | UnsetType = UNSET
-    param: str | UnsetType | None = UNSET
-    request_id: str | UnsetType = UNSET
-    response: Response | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
-    summary_index: int | UnsetType = UNSET
-    item: OutputItem | UnsetType = UNSET
-    part: OutputText | ReasoningText | SummaryText | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    logprobs: list[TokenLogprob] | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    input: str | UnsetType = UNSET
+    return _NOT_GIVEN | {n: v for n, v in fields.items() if n in _ECHOED and n not in long}
 
 
 INPUT = "input"
@@ -272,9 +247,6 @@ class Origin(NamedTuple):
     is_custom: bool
 
 
-_NO_TOOL = Origin("", None, is_custom=False)
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """A kind of item: its id's prefix, and the names of its events.
@@ -282,6 +254,7 @@ class _Kind:
     `part` is what its text is made into, `index` the field that counts such parts.
     """
 
+    item: type[OutputItem]
     prefix: str
     text_events: str
     part_events: str = ""
@@ -289,24 +262,25 @@ class _Kind:
     part: type[OutputText] | type[ReasoningText] | type[SummaryText] = OutputText
 
 
-_MESSAGE = _Kind("msg", "output_text", "content_part", "content_index")
-_THOUGHT = _Kind("rs", "reasoning_text", "content_part", "content_index", ReasoningText)
-_SUMMARY = _Kind(
-    "rs", "reasoning_summary_text", "reasoning_summary_part", "summary_index", SummaryText
+_MESSAGE = _Kind(MessageItem, "msg", "output_text", "content_part", "content_index")
+_THOUGHT = _Kind(
+    ReasoningItem, "rs", "reasoning_text", "content_part", "content_index", ReasoningText
 )
-_CALL = _Kind("fc", "function_call_arguments")
-_CUSTOM_CALL = _Kind("ctc", "custom_tool_call_input")
+_SUMMARY = _Kind(
+    *(ReasoningItem, "rs", "reasoning_summary_text", "reasoning_summary_part", "summary_index"),
+    SummaryText,
+)
+_CALL = _Kind(FunctionCallItem, "fc", "function_call_arguments")
+_CUSTOM_CALL = _Kind(CustomCallItem, "ctc", "custom_tool_call_input")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Open:
-    """The item that is being written. A call has its id and its tool."""
+    """The item that is being written, as it was when it began."""
 
     kind: _Kind
-    id: str
+    item: Any
     index: int
-    call_id: str
-    origin: Origin
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -320,24 +294,6 @@ class _Open:
         value = partial_json(text)
         found = value.get(INPUT, "") if isinstance(value, dict) else None
         return found if isinstance(found, str) else text
-
-    def item(self, status: Status, seal: Callable[[str], str] | None) -> OutputItem:
-        """The item as it is by now."""
-        is_open, text = status == "in_progress", self.text
-        common: dict[str, Any] = {"id": self.id, "status": status}
-        called: dict[str, Any] = {"call_id": self.call_id, "name": self.origin.name}
-        called["namespace"] = self.origin.namespace or UNSET
-        if self.kind is _MESSAGE:
-            content = [] if is_open else [OutputText(text, logprobs=list(self.logprobs))]
-            return MessageItem(**common, content=content)
-        if self.kind is _CALL:
-            return FunctionCallItem(**common, **called, arguments=text)
-        if self.kind is _CUSTOM_CALL:
-            return CustomCallItem(**common, **called, input=text)
-        common["encrypted_content"] = UNSET if is_open or seal is None else seal(text)
-        if self.kind is _SUMMARY:
-            return ReasoningItem(**common, summary=[] if is_open else [SummaryText(text)])
-        return ReasoningItem(**common, content=[] if is_open else [ReasoningText(text)])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -376,12 +332,17 @@ class ResponseWriter(Writer[Event, Response]):
                 yield from self._begin(_MESSAGE)
                 yield from self._add(text, logprobs=logprobs_of(drawn))
             case protocol.ThinkingDelta(text=text):
-                yield from self._begin(_SUMMARY if self.summarizes else _THOUGHT)
+                if self.summarizes:
+                    yield from self._begin(_SUMMARY)
+                else:
+                    yield from self._begin(_THOUGHT, content=[])
                 yield from self._add(text)
             case protocol.ToolUseStart(id=call_id, name=name):
-                origin = self.origins.get(name) or Origin(name, None, is_custom=False)
+                own, namespace, is_custom = self.origins.get(name, (name, None, False))
+                kind = _CUSTOM_CALL if is_custom else _CALL
                 yield from self._end("completed")
-                yield from self._begin(_CUSTOM_CALL if origin.is_custom else _CALL, call_id, origin)
+                called = {"call_id": call_id, "name": own, "namespace": namespace or UNSET}
+                yield from self._begin(kind, **called)
             case protocol.ToolInputDelta(partial_json=partial):
                 if self._open is None or self._open.kind not in (_CALL, _CUSTOM_CALL):
                     raise EngineFailed
@@ -411,33 +372,27 @@ class ResponseWriter(Writer[Event, Response]):
         if self._has_begun:
             code = detail.code if detail.code == "rate_limit_exceeded" else "server_error"
             return self._conclude("failed", error=Failure(code, detail.message, request_id))
-        return Event(
-            type="error",
-            sequence_number=next(self._numbers),
-            code=detail.code or detail.type,
-            message=detail.message,
-            param=detail.param,
-            request_id=request_id,
-        )
+        return {
+            "type": "error",
+            "sequence_number": next(self._numbers),
+            "code": detail.code or detail.type,
+            "message": detail.message,
+            "param": detail.param,
+            "request_id": request_id,
+        }
 
     @property
     def _is_cut(self) -> bool:
         return not self.is_prewarm and self.finished[0].reason in ("length", "context")
 
-    def _begin(self, kind: _Kind, call_id: str = "", origin: Origin = _NO_TOOL) -> Iterator[Event]:
+    def _begin(self, kind: _Kind, **more: Any) -> Iterator[Event]:
         """Open an item, unless one of this kind is."""
         if self._open is not None and self._open.kind is kind:
             return
         yield from self._end("completed")
         index, stem = len(self._output), self.id.removeprefix("resp_")
-        self._open = _Open(
-            kind=kind,
-            id=f"{kind.prefix}_{stem}{index:02x}",
-            index=index,
-            call_id=call_id,
-            origin=origin,
-        )
-        item = self._open.item("in_progress", self.seal)
+        item = kind.item(id=f"{kind.prefix}_{stem}{index:02x}", status="in_progress", **more)
+        self._open = _Open(kind, item, index)
         yield self._event("output_item.added", output_index=index, item=item)
         if kind.index:
             yield self._within(f"{kind.part_events}.added", part=kind.part(""))
@@ -454,19 +409,23 @@ class ResponseWriter(Writer[Event, Response]):
         if (opened := self._open) is None:
             return
         kind, text, done = opened.kind, opened.text, f"{opened.kind.text_events}.done"
+        made: dict[str, Any] = {}
         if kind is _CALL:
-            yield self._within(done, name=opened.origin.name, arguments=text)
+            made = {"arguments": text}
+            yield self._within(done, name=opened.item.name, **made)
         elif kind is _CUSTOM_CALL:
+            made = {"input": text}
             yield self._within(f"{kind.text_events}.delta", delta=text)
-            yield self._within(done, input=text)
-        elif kind is _MESSAGE:
-            part = OutputText(text, logprobs=opened.logprobs)
-            yield self._within(done, text=text, logprobs=part.logprobs)
-            yield self._within("content_part.done", part=part)
+            yield self._within(done, **made)
         else:
-            yield self._within(done, text=text)
-            yield self._within(f"{kind.part_events}.done", part=kind.part(text))
-        item = opened.item(status, self.seal)
+            more: Any = {"logprobs": opened.logprobs} if kind is _MESSAGE else {}
+            part = kind.part(text, **more)
+            yield self._within(done, text=text, **more)
+            yield self._within(f"{kind.part_events}.done", part=part)
+            made = {"summary" if kind is _SUMMARY else "content": [part]}
+            if kind is not _MESSAGE and self.seal is not None:
+                made["encrypted_content"] = self.seal(text)
+        item = replace(opened.item, status=status, **made)
         yield self._event("output_item.done", output_index=opened.index, item=item)
         self._output.append(item)
         self._open = None
@@ -474,12 +433,12 @@ class ResponseWriter(Writer[Event, Response]):
     def _within(self, event: str, **more: Any) -> Event:
         """An event of the open item."""
         assert self._open is not None
-        if self._open.kind.index:
-            more[self._open.kind.index] = 0
-        return self._event(event, item_id=self._open.id, output_index=self._open.index, **more)
+        counted = {self._open.kind.index: 0} if self._open.kind.index else {}
+        place = {"item_id": self._open.item.id, "output_index": self._open.index, **counted}
+        return self._event(event, **place, **more)
 
     def _event(self, event: str, **more: Any) -> Event:
-        return Event(type=f"response.{event}", sequence_number=next(self._numbers), **more)
+        return {"type": f"response.{event}", "sequence_number": next(self._numbers), **more}
 
     def _conclude(self, status: ResponseStatus, **changes: Any) -> Event:
         self.response = replace(self.response, status=status, output=list(self._output), **changes)

@@ -11,7 +11,7 @@ from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.anthropic.request import decode_messages
 from gateway.prompt.plan import Plan
 from gateway.prompt.schemas import MAX_DEPTH
-from tests.gateway.bodies import SHORT, body, conversation, said, text, tool
+from tests.gateway.bodies import ASKED, SHORT, body, conversation, lowered, said, text, tool
 
 JSON = "The request body is not valid JSON"
 DEEP = '{"tools":[{"name":"t","input_schema":' + '{"a":' * 100_000
@@ -79,7 +79,7 @@ def test_of_duplicate_keys_the_last_one_counts() -> None:
 
 
 def plan(**changes: Any) -> Plan:
-    return plan_of(decode_messages(msgspec.json.encode(body(**changes))), "scope")
+    return plan_of(decode_messages(msgspec.json.encode(body(**changes))), ASKED)
 
 
 def test_every_tool_and_block_is_one_segment_in_prompt_order() -> None:
@@ -212,4 +212,4 @@ def test_json_inside_a_tool_call_is_bounded() -> None:
     huge = b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":'
     huge += b'[{"name":"t","input_schema":{"a":[%d]}}]}' % 2**70
     with pytest.raises(InvalidRequest, match="64 bits"):
-        plan_of(decode_messages(huge), "scope")
+        lowered(huge)

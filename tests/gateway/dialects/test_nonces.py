@@ -6,23 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.protocol import TextPart
-from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.base.grants import AutoCache
-from gateway.dialects.anthropic.lower import plan_of
-from gateway.dialects.anthropic.request import decode_messages
-from gateway.dialects.nonces import without_nonces
-from gateway.dialects.openai.lower import chat_ask_of
-from gateway.dialects.openai.request import decode_chat
-from gateway.prompt.ask import Principal
 from gateway.prompt.plan import Plan
-from tests.gateway.bodies import LONG, SHORT, body, text, tool
+from tests.gateway.bodies import LONG, SHORT, body, lowered, lowered_chat, text, tool
 from tests.gateway.conftest import Stack, stacked
 from tests.gateway.openai_bodies import MODEL
 from tests.gateway.serving import eventually
@@ -48,19 +39,17 @@ NEAR = [
 
 
 USER = {"role": "user", "content": "hi"}
-WHO = Principal("w", "k", "scope", auto_cache=AutoCache("off"))
 Read = Callable[[Any], tuple[Plan, int]]
 
 
 def plan(request: dict[str, Any]) -> tuple[Plan, int]:
-    made, removed = without_nonces(decode_messages(msgspec.json.encode(request)))
-    return plan_of(made, "scope"), removed
+    ask = lowered(request)
+    return ask.plan, ask.num_removed
 
 
 def chat_plan(*messages: Any) -> tuple[Plan, int]:
-    raw = msgspec.json.encode({"model": "m", "messages": messages})
-    request, removed = without_nonces(decode_chat(raw))
-    return chat_ask_of(request, WHO, Model(id="m", display_name="m"), 0.0).plan, removed
+    ask = lowered_chat({"model": "m", "messages": messages})
+    return ask.plan, ask.num_removed
 
 
 def told(content: Any, role: str = "system") -> dict[str, Any]:

@@ -1,24 +1,19 @@
 """Bodies of the OpenAI dialect: what is accepted, and what is refused by name."""
 
-import json
 from typing import Any
 
 import pytest
 
-from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.errors import body_of
-from gateway.dialects.openai.lower import chat_ask_of
-from gateway.dialects.openai.request import decode_chat
-from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.ask import Ask
+from tests.gateway.bodies import lowered_chat
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found"}
 TOOL = {"type": "function", "function": {"name": "f"}}
-PRINCIPAL = Principal("w", "k", "scope")
-MODEL = Model(id="m", display_name="m")
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -26,8 +21,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def ask(request: dict[str, Any]) -> Ask:
-    decoded = decode_chat(json.dumps(request).encode())
-    return chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
+    return lowered_chat(request)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ refuse unknown fields: they know every field of our answers but the extension `h
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
@@ -27,12 +28,10 @@ from typing_extensions import get_type_hints, is_typeddict
 from engine.protocol import Finished, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import request as messages
-from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.gemini import caches, response
 from gateway.dialects.gemini import request as gemini
 from gateway.dialects.responses import request as responses
-from gateway.prompt.ignored import Notepad
-from tests.gateway.bodies import body, tool
+from tests.gateway.bodies import ASKED, body, lowered, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.gemini_bodies import LONG_TEXT, MODEL, post, user
 from tests.gateway.openai_bodies import frames
@@ -184,12 +183,10 @@ def test_every_type_of_block_is_read_or_has_a_placeholder(message: Any) -> None:
     assert kinds <= messages.PLACED_BLOCKS | set(messages.SUPPORTED_BLOCKS)
     for kind in kinds - set(messages.SUPPORTED_BLOCKS) - {"image"}:
         asked = body(messages=[{"role": "user", "content": [{"type": kind, "any": [1]}]}])
-        notepad, decoded = Notepad(), messages.decode_messages(msgspec.json.encode(asked))
-        plan_of(decoded, "scope", notepad)
-        assert notepad.notes().ignored[0].path == "messages.0.content.0"
+        assert lowered(asked).notes.ignored[0].path == "messages.0.content.0"
         if kind not in ("redacted_thinking", "tool_addition", "tool_removal"):
             with pytest.raises(InvalidRequest, match=f"messages.0.content.0: .*'{kind}'"):
-                plan_of(decoded, "scope", unreadable="refuse")
+                lowered(asked, replace(ASKED, unreadable="refuse"))
 
 
 def test_every_type_of_block_in_a_tools_result_is_read_or_placed() -> None:
@@ -205,10 +202,9 @@ def test_every_type_of_tool_but_custom_is_left_out_and_told(tools: Any) -> None:
     assert len(kinds) > 15
     for kind in kinds:
         asked = body(tools=[{"type": kind, "name": "x", "any": {"a": [1]}}, tool("look")])
-        notepad, decoded = Notepad(), messages.decode_messages(msgspec.json.encode(asked))
-        made = plan_of(decoded, "scope", notepad)
-        assert [shown.name for shown in made.prompt.tools] == ["look"]
-        assert notepad.notes().ignored[0].path == "tools.0"
+        made = lowered(asked)
+        assert [shown.name for shown in made.plan.prompt.tools] == ["look"]
+        assert made.notes.ignored[0].path == "tools.0"
 
 
 def decoded(**asked: Any) -> responses.Given:

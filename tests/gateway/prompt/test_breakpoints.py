@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from engine.protocol import (
@@ -17,10 +16,8 @@ from engine.protocol import (
 )
 from gateway.admin.structs.fleet import AutoCacheMode
 from gateway.base.grants import AutoCache
-from gateway.dialects.anthropic.lower import plan_of
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.prompt.breakpoints import Slot, add_automatic, find_breakpoints, find_target
-from tests.gateway.bodies import LONG, SHORT, body, text, tool
+from tests.gateway.bodies import LONG, SHORT, body, lowered, text, tool
 
 ORDER = (
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
@@ -129,8 +126,7 @@ BROKEN = [
 
 
 def test_long_before_short_is_fine() -> None:
-    raw = msgspec.json.encode(body(system=[L, L, S], messages=user(S)))
-    found = plan_of(decode_messages(raw), "scope").breakpoints
+    found = lowered(body(system=[L, L, S], messages=user(S))).plan.breakpoints
     assert [b.ttl for b in found] == ["1h", "1h", "5m", "5m"]
 
 

@@ -1,6 +1,7 @@
 """How earlier prompts are kept, and what can be told from two of them."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ from gateway.prompt.sketch import (
     kinds_of,
     sketch_of,
 )
-from tests.gateway.bodies import LONG, body, conversation, text, tool
+from tests.gateway.bodies import ASKED, LONG, WHO, body, conversation, text, tool
 from tests.gateway.prompt.test_names import drawn
 
 TOKENS = 1000
@@ -48,7 +49,7 @@ TOKENS = 1000
 
 def fingerprint(request: dict[str, Any], scope: str = "scope") -> Fingerprint:
     decoded = decode_messages(msgspec.json.encode(request))
-    plan = plan_of(decoded, scope)
+    plan = plan_of(decoded, replace(ASKED, principal=replace(WHO, scope=scope)))
     return Fingerprint(
         model=decoded.model,
         parameters=digest_parameters(prompt_parameters(decoded), scope),

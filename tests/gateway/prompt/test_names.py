@@ -1,13 +1,10 @@
 import random
 from collections.abc import Collection
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import MAX_NAMES, Message, Name, Prompt, Role, TextPart, Tool, ToolUsePart
-from gateway.dialects.anthropic.lower import lay_out
-from gateway.dialects.anthropic.request import decode_messages
 from gateway.prompt.names import (
     MAX_STEP,
     NAMES_RULE,
@@ -16,7 +13,7 @@ from gateway.prompt.names import (
     find_prefixes,
     trim_names,
 )
-from tests.gateway.bodies import conversation
+from tests.gateway.bodies import conversation, lowered
 
 
 def name_prefixes(asked: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
@@ -29,7 +26,7 @@ def prompt(*texts: str) -> Prompt:
 
 
 def test_another_scope_shares_no_name() -> None:
-    said = lay_out(decode_messages(msgspec.json.encode(conversation()))).prompt
+    said = lowered(conversation()).plan.prompt
     ours, theirs = ({n.digest for n in name_prefixes(said, who)} for who in ("ours", "theirs"))
     assert len(ours) == len(theirs) == said.num_segments and not ours & theirs
 

@@ -17,6 +17,7 @@ from engine.protocol import (
 )
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest, NoEngineReady
+from gateway.dialects.lowering import Asked
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal, TurnId
@@ -67,8 +68,8 @@ ENGINES = [candidate(number) for number in range(8)]
 def ask(text: str, key: str | None = None, scope: str = "scope", n: int = 1) -> Ask:
     body = {"model": "m", "messages": [{"role": "user", "content": text}], "n": n}
     decoded = decode_chat(msgspec.json.encode({**body, "prompt_cache_key": key}))
-    model = Model(id="m", display_name="m")
-    return chat_ask_of(decoded, Principal("w", "k", scope), model, arrived=0.0)
+    who = Principal("w", "k", scope)
+    return chat_ask_of(decoded, Asked(who, Model(id="m", display_name="m"), 0.0))
 
 
 def test_a_key_or_else_the_first_segment_decides_and_a_key_counts_within_its_workspace() -> None:
