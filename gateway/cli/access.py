@@ -11,6 +11,7 @@ from gateway.base.clock import Clock
 from gateway.cli.arguments import (
     NONE,
     Commands,
+    UsageError,
     add_actions,
     add_auto_cache,
     aware_moment,
@@ -28,7 +29,8 @@ from gateway.ledger.database import Ledger
 from gateway.prices.money import NanoDollars, dollars
 
 _DAY_SECONDS = 86_400.0
-_CHANGED = (*Workspace.__struct_fields__[4:], "display_name")
+_LIMITS = Workspace.__struct_fields__[4:]
+_CHANGED = (*_LIMITS, "display_name")
 """The columns of a workspace that options may change."""
 
 
@@ -41,32 +43,25 @@ def add_commands(commands: Commands) -> None:
     create.add_argument(
         "--expires-at", type=aware_moment, metavar="TIME", help="such as 2027-01-31T00Z"
     )
-    create.set_defaults(run=_create_key)
-    add_auto_cache(create)
     change = actions.add_parser("set", help="change what is held of a key's requests")
-    change.add_argument("id")
-    add_auto_cache(change)
-    change.set_defaults(run=_change_key)
     listed = actions.add_parser("list", help="list keys, without their secrets")
     listed.add_argument("--workspace")
-    listed.set_defaults(run=_list_keys)
     rotate = actions.add_parser("rotate", help="make a key's successor and print it, this once")
-    rotate.add_argument("id")
     rotate.add_argument(
         "--grace-seconds",
         type=or_none(seconds),
         default=_DAY_SECONDS,
         help="how long the old key works on (a day); `none`: until it is revoked",
     )
-    rotate.set_defaults(run=_rotate_key)
     revoke = actions.add_parser("revoke", help="end a key")
-    revoke.add_argument("id")
-    revoke.set_defaults(run=_revoke_key)
-    actions = add_actions(commands, "workspaces", "manage workspaces and their limits")
-    create = actions.add_parser("create", help="make a workspace")
-    change = actions.add_parser("set", help="change a workspace's name or limits")
-    for parser, run in ((create, _create_workspace), (change, _change_workspace)):
+    spaces = add_actions(commands, "workspaces", "manage workspaces and their limits")
+    make = spaces.add_parser("create", help="make a workspace")
+    limit = spaces.add_parser("set", help="change a workspace's name or limits")
+    archive = spaces.add_parser("archive", help="switch all its keys off")
+    restore = spaces.add_parser("restore", help="undo an archive")
+    for parser in (change, rotate, revoke, make, limit, archive, restore):
         parser.add_argument("id")
+    for parser in (make, limit):
         parser.add_argument("--display-name")
         for name in ("requests-per-minute", "tokens-per-minute", "max-concurrency"):
             parser.add_argument(f"--{name}", type=or_none(count), help="or `none`")
@@ -78,21 +73,28 @@ def add_commands(commands: Commands) -> None:
             help="or `none`",
         )
         parser.add_argument("--lease-share", type=or_none(share), help="0 to 1, or `none`")
+    for parser in (create, change, make, limit):
         add_auto_cache(parser)
+    for parser, run in (
+        (create, _create_key),
+        (change, _change_key),
+        (listed, _list_keys),
+        (rotate, _rotate_key),
+        (revoke, _revoke_key),
+        (make, _create_workspace),
+        (limit, _change_workspace),
+        (archive, _archive_workspace),
+        (restore, _restore_workspace),
+        (spaces.add_parser("list", help="list workspaces"), _list_workspaces),
+    ):
         parser.set_defaults(run=run)
-    actions.add_parser("list", help="list workspaces").set_defaults(run=_list_workspaces)
-    for name, about in (("archive", "switch all its keys off"), ("restore", "undo an archive")):
-        parser = actions.add_parser(name, help=about)
-        parser.add_argument("id")
-        parser.set_defaults(run=_archive_workspace, is_archived=name == "archive")
 
 
 def _create_key(options: argparse.Namespace) -> int:
-    key, now = new_key(), Clock().wall()
-    if options.expires_at is not None and options.expires_at <= now:
-        print("--expires-at: must be in the future", file=sys.stderr)
-        return 2
-    policy, expires = given(options, *AUTO_CACHE), options.expires_at
+    key, now, expires = new_key(), Clock().wall(), options.expires_at
+    if expires is not None and expires <= now:
+        raise UsageError("--expires-at: must be in the future")
+    policy = given(options, *AUTO_CACHE)
 
     async def create(ledger: Ledger) -> str:
         keys = Keys(ledger)
@@ -149,18 +151,16 @@ def _create_workspace(options: argparse.Namespace) -> int:
 
 def _change_workspace(options: argparse.Namespace) -> int:
     values = given(options, *_CHANGED)
-    changed = run_in_ledger(lambda ledger: Workspaces(ledger).change(options.id, values))
-    return _say_when(*_words(changed))
+    return _say_when(*_words(run_in_ledger(lambda led: Workspaces(led).change(options.id, values))))
 
 
 def _archive_workspace(options: argparse.Namespace) -> int:
-    async def change(ledger: Ledger) -> Workspace:
-        workspaces = Workspaces(ledger)
-        if options.is_archived:
-            return await workspaces.archive(options.id, Clock().wall())
-        return await workspaces.restore(options.id)
+    now = Clock().wall()
+    return _say_when(*_words(run_in_ledger(lambda led: Workspaces(led).archive(options.id, now))))
 
-    return _say_when(*_words(run_in_ledger(change)))
+
+def _restore_workspace(options: argparse.Namespace) -> int:
+    return _say_when(*_words(run_in_ledger(lambda led: Workspaces(led).restore(options.id))))
 
 
 def _list_workspaces(_: argparse.Namespace) -> int:
@@ -179,7 +179,7 @@ def _words(workspace: Workspace) -> Iterator[str]:
     yield workspace.id
     yield "archived" if workspace.archived_at else "active"
     yield f"name={workspace.display_name!r}"
-    for name in Workspace.__struct_fields__[4:]:
+    for name in _LIMITS:
         value = getattr(workspace, name)
         if name == "monthly_spend_nano":
             name, value = "monthly_spend", None if value is None else dollars(NanoDollars(value))

@@ -14,7 +14,12 @@ UNITS_MS = {"d": 86_400_000, "w": 7 * 86_400_000, "y": 365 * 86_400_000}
 _NANO_PER_DOLLAR = 1_000_000_000
 
 Result = TypeVar("Result")
+Number = TypeVar("Number", int, float)
 Commands = Any  # argparse does not name the type of what add_subparsers returns
+
+
+class UsageError(Exception):
+    """An argument is not as it must be; the process prints it and ends with status 2."""
 
 
 def add_actions(commands: Commands, name: str, about: str) -> Commands:
@@ -47,29 +52,26 @@ def or_none(read: Callable[[str], Result]) -> Callable[[str], Result | str]:
     return lambda text: NONE if text == NONE else read(text)
 
 
-def count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if not 1 <= value <= 1_000_000_000_000:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 1 or more")
-    return value
+def number(
+    read: Callable[[str], Number], least: float, most: float, what: str
+) -> Callable[[str], Number]:
+    """A reader of a number in this range."""
+
+    def checked(text: str) -> Number:
+        try:
+            value = read(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"`{text}` is not {what}")
+        return value
+
+    return checked
 
 
-def share(text: str) -> float:
-    return _number(text, 1.0, "a number from 0 to 1")
-
-
-def seconds(text: str) -> float:
-    return _number(text, 31_536_000.0, "a number of seconds up to a year")
-
-
-def _number(text: str, most: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most:
-        raise argparse.ArgumentTypeError(f"`{text}` is not {what}")
-    return value
+count = number(int, 1, 10**12, "a whole number of 1 or more")
+share = number(float, 0, 1, "a number from 0 to 1")
+seconds = number(float, 0, 31_536_000, "a number of seconds up to a year")
 
 
 def nano(text: str) -> int:

@@ -9,6 +9,7 @@ from engine.traces import TracesError
 from gateway.base.catalogue import CatalogueError
 from gateway.base.errors import GatewayError
 from gateway.base.settings import SettingsError
+from gateway.cli.arguments import UsageError
 from gateway.prices.files import PriceError
 
 # The module beside this one of each command. It is imported where it is asked for: all of them take
@@ -19,8 +20,8 @@ _COMMANDS = {
     "recover": "recover",
     "keys": "access",
     "workspaces": "access",
-    "advise": "advise",
-    "plan": "plan",
+    "advise": "reports",
+    "plan": "reports",
     **dict.fromkeys(("prices", "retain", "rollups", "export", "journal", "ledger"), "upkeep"),
 }
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (SettingsError, CatalogueError, PriceError, TracesError) as error:
+    except (UsageError, SettingsError, CatalogueError, PriceError, TracesError) as error:
         print(error, file=sys.stderr)
         return 2
     except GatewayError as error:

@@ -11,8 +11,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.protocol import FinalCounts
 from gateway.admission.keyring import KeyRing
@@ -64,8 +64,7 @@ def _recover(options: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(NamedTuple):
     """`closed` of the `turns` were still open; `left` could not be closed."""
 
     turns: int
@@ -78,15 +77,12 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     LedgerUnavailable without the database; what was done stays done, and it can be run again."""
     if not has_journal(directory):
         raise NotFound(f"no journal in `{directory}`")
-    metrics, clock = Metrics(), Clock()
+    metrics, prices = Metrics(), PriceBook(settings.prices, settings.hosted_prices)
     journal = Journal(directory, settings.journal_max_bytes).start()
     try:
         async with _parts(settings) as (fleet, ledger):
-            prices = PriceBook(settings.prices, settings.hosted_prices)
-            charge = Billing(prices, metrics).charge
-            reconciler = Reconciler(
-                journal, fleet.engines, metrics, charge, clock.monotonic, ledger.known
-            )
+            charge, now = Billing(prices, metrics).charge, Clock().monotonic
+            reconciler = Reconciler(journal, fleet.engines, metrics, charge, now, ledger.known)
             await reconciler.step(is_sweep=True)
             closed = await reconciler.recover()
             turns = journal.backlog
@@ -104,8 +100,7 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
 async def count_open_turns(settings: Settings) -> Counter[str]:
     """How many final counts the engines keep, by the instance of the gateway that asked."""
     async with _parts(settings) as (fleet, _):
-        counts = [final for engine in fleet.ready for final in await engine.unacknowledged()]
-    return Counter(final.request_id[_INSTANCE] for final in counts)
+        return Counter(final.request_id[_INSTANCE] for _, final in await _counts(fleet))
 
 
 async def recover_instance(settings: Settings, instance: str) -> int:
@@ -114,74 +109,59 @@ async def recover_instance(settings: Settings, instance: str) -> int:
     Only for one that is gone with its journal: of a gateway that lives they would come before its
     own rows, which know more.
     """
-    prices = PriceBook(settings.prices, settings.hosted_prices)
+    charge = Billing(PriceBook(settings.prices, settings.hosted_prices), Metrics()).charge
     catalogue = load_catalogue(settings.models)
-    num_counts = 0
     async with _parts(settings) as (fleet, ledger):
         keys = Keys(ledger)
         stale_seconds = settings.tuning.keys_stale_seconds
         scope_of = KeyRing(keys, settings.master_secret, Clock(), None, stale_seconds).scope_of
         workspaces = {scope_of(name): name for name in await keys.workspaces()}
-        billing = Billing(prices, Metrics())
-        found = [
-            (engine, final)
-            for engine in fleet.ready
-            for final in await engine.unacknowledged()
-            if final.request_id[_INSTANCE] == instance
-        ]
-        last = _last_attempts([final.request_id for _, final in found])
-        for engine in fleet.ready:
-            counts = [final for where, final in found if where is engine]
+        counts = await _counts(fleet)
+        found = [each for each in counts if each[1].request_id[_INSTANCE] == instance]
+        # Of each turn only the request that it went on as is charged.
+        last: dict[str, int] = {}
+        for turn_id, attempt in (turn_of(final.request_id) for _, final in found):
+            last[turn_id] = max(attempt, last.get(turn_id, 0))
+        records = []
+        for engine, final in found:
+            turn_id, attempt = turn_of(final.request_id)
+            if attempt != last[turn_id]:
+                continue
             assert engine.description is not None
-            model = catalogue.find(engine.description.model, fleet.served)
-            records = [
-                _record(final, engine, workspaces.get(final.scope, "unknown"), model.price)
-                for final in counts
-                if final.request_id in last
-            ]
-            for record in records:
-                billing.charge(record)
-            if records:
-                await ledger.insert_turns(records)
-            if counts:
-                await engine.ack([final.request_id for final in counts])
-            num_counts += len(counts)
-    return num_counts
+            model = engine.description.model
+            record = TurnRecord(
+                id=turn_id,
+                attempt=attempt,
+                instance=instance,
+                workspace=workspaces.get(final.scope, "unknown"),
+                key_id="unknown",
+                model=model[:128],
+                engine=engine.name,
+                engine_model=model,
+                epoch=final.epoch,
+                stream=False,
+                opened_at=Clock().wall(),
+                outcome=OUTCOME,
+                stop_reason=final.reason,
+                output_tokens=final.output_tokens,
+                thinking_tokens=final.thinking_tokens,
+                price=catalogue.find(model, fleet.served).price,
+            )
+            if final.usage is not None:
+                record.take_usage(final.usage)
+            charge(record)
+            records.append(record)
+        if records:
+            await ledger.insert_turns(records)
+        for engine in fleet.ready:
+            if own := [final.request_id for where, final in found if where is engine]:
+                await engine.ack(own)
+        return len(found)
 
 
-def _last_attempts(request_ids: list[str]) -> set[str]:
-    """Of each turn the request that it went on as: only that one is charged."""
-    last: dict[str, int] = {}
-    for turn_id, attempt in map(turn_of, request_ids):
-        last[turn_id] = max(attempt, last.get(turn_id, 0))
-    return {request_id for request_id in request_ids if last[(t := turn_of(request_id))[0]] == t[1]}
-
-
-def _record(final: FinalCounts, engine: Engine, workspace: str, price: str | None) -> TurnRecord:
-    assert engine.description is not None
-    model = engine.description.model
-    turn_id, attempt = turn_of(final.request_id)
-    record = TurnRecord(
-        id=turn_id,
-        attempt=attempt,
-        instance=final.request_id[_INSTANCE],
-        workspace=workspace,
-        key_id="unknown",
-        model=model[:128],
-        engine=engine.name,
-        engine_model=model,
-        epoch=final.epoch,
-        stream=False,
-        opened_at=Clock().wall(),
-        outcome=OUTCOME,
-        stop_reason=final.reason,
-        output_tokens=final.output_tokens,
-        thinking_tokens=final.thinking_tokens,
-        price=price,
-    )
-    if final.usage is not None:
-        record.take_usage(final.usage)
-    return record
+async def _counts(fleet: Fleet) -> list[tuple[Engine, FinalCounts]]:
+    """What the ready engines counted and nobody has acknowledged."""
+    return [(engine, final) for engine in fleet.ready for final in await engine.unacknowledged()]
 
 
 @asynccontextmanager

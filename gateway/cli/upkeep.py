@@ -19,7 +19,15 @@ from gateway.admission.accounts import month_of
 from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUnavailable, NotFound
 from gateway.base.settings import load_database, load_price_files
-from gateway.cli.arguments import UNITS_MS, Commands, add_actions, age_ms, moment_ms
+from gateway.cli.arguments import (
+    UNITS_MS,
+    Commands,
+    UsageError,
+    add_actions,
+    age_ms,
+    moment_ms,
+    number,
+)
 from gateway.journal.store import ASIDE, has_journal, rows_in
 from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
@@ -29,7 +37,6 @@ from gateway.prices.money import per_million
 from gateway.prices.sheets import PriceSheets
 
 Result = TypeVar("Result")
-_MIN_TURNS_MS = 2 * UNITS_MS["d"]
 _STEPS = {"hours": 3600, "days": 86_400}
 _MEMORY_BYTES = 16 << 20
 
@@ -57,7 +64,7 @@ def add_commands(commands: Commands) -> None:
     export.add_argument("--workspace")
     export.add_argument(
         "--seconds",
-        type=_seconds,
+        type=number(float, 1e-6, 86_400, "above 0 and at most 86400"),
         default=EXPORT_SECONDS,
         help="for reading the database, at most (default: %(default)g)",
     )
@@ -69,18 +76,13 @@ def add_commands(commands: Commands) -> None:
     prices.add_parser("list", help="print today's prices").set_defaults(run=_list_prices)
 
 
-def run_in_ledger(work: Callable[[Ledger], Coroutine[Any, Any, Result]]) -> Result:
-    """Run one piece of work with the deadlines of requests."""
-    return asyncio.run(with_ledger(_ledger_url(), work, DEADLINE_SECONDS))
+def run_long_in_ledger(
+    work: Callable[[Ledger], Coroutine[Any, Any, Result]], *deadline: float
+) -> Result:
+    """Run one piece of work with the longer deadlines of commands, where none is given.
 
-
-def run_long_in_ledger(work: Callable[[Ledger], Coroutine[Any, Any, Result]]) -> Result:
-    """Run one piece of work with the longer deadlines of commands."""
-    return asyncio.run(with_ledger(_ledger_url(), work))
-
-
-def _ledger_url() -> str:
-    """Raise LedgerNotMigrated where the settings name a file that is not there."""
+    Raise LedgerNotMigrated where the settings name a file that is not there.
+    """
     settings = load_database()
     path = settings.sqlite_path
     # A URL may also have options behind the path, or be SQLite's own `file:`.
@@ -89,7 +91,12 @@ def _ledger_url() -> str:
             f"there is no database at `{path}`: run `python -m gateway migrate` with the settings"
             " of `serve`"
         )
-    return settings.ledger_url
+    return asyncio.run(with_ledger(settings.ledger_url, work, *deadline))
+
+
+def run_in_ledger(work: Callable[[Ledger], Coroutine[Any, Any, Result]]) -> Result:
+    """Run one piece of work with the deadlines of requests."""
+    return run_long_in_ledger(work, DEADLINE_SECONDS)
 
 
 def now_ms() -> int:
@@ -128,12 +135,10 @@ def _rebuild(_: argparse.Namespace) -> int:
 
 def _retain(options: argparse.Namespace) -> int:
     if options.rollups < options.turns:
-        print("--rollups: must be at least as long as --turns", file=sys.stderr)
-        return 2
-    if options.turns < _MIN_TURNS_MS:
+        raise UsageError("--rollups: must be at least as long as --turns")
+    if options.turns < 2 * UNITS_MS["d"]:
         # A killed gateway repeats its last inserts. The rows of the first time must still be there.
-        print("--turns: must be at least 2d", file=sys.stderr)
-        return 2
+        raise UsageError("--turns: must be at least 2d")
     now, month = now_ms(), int(month_of(Clock().wall()).timestamp() * 1000)
     deleted = run_long_in_ledger(
         lambda ledger: retain(ledger, now - options.turns, now - options.rollups, month)
@@ -144,28 +149,19 @@ def _retain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError("must be above 0 and at most 86400")
-    return seconds
-
-
 def _export(options: argparse.Namespace) -> int:
     until = now_ms() if options.until is None else options.until
     if options.since >= until:
-        print("--since: must be before --until", file=sys.stderr)
-        return 2
+        raise UsageError("--since: must be before --until")
     of = Range(since_ms=options.since, until_ms=until, workspace=options.workspace)
-    rows, seconds = options.rows, options.seconds
+    seconds = options.seconds
     with SpooledTemporaryFile(_MEMORY_BYTES, "w+", encoding="utf-8", newline="") as read:
 
         async def collect(ledger: Ledger) -> None:
-            if rows == "turns":
-                lines = turn_lines(ledger, of, seconds)
-            else:
-                lines = usage_lines(ledger, of, _STEPS[rows], seconds)
-            async for line in lines:
+            step = _STEPS.get(options.rows)
+            async for line in (
+                usage_lines(ledger, of, step, seconds) if step else turn_lines(ledger, of, seconds)
+            ):
                 read.write(line)
 
         begun = time.monotonic()

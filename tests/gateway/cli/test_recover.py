@@ -37,11 +37,29 @@ def rows(settings: Settings) -> list[dict[str, Any]]:
         return [dict(row) for row in db.execute("SELECT * FROM turns ORDER BY id")]
 
 
+def settings_with_prices(folder: Path, url: str) -> Settings:
+    """Migrated, with prices of the operator's own."""
+    shipped = SHIPPED.read_text("utf-8")
+    own = folder / "prices.toml"
+    own.write_text(shipped.replace('input = "', 'input = "10'), "utf-8")
+    assert own.read_text("utf-8") != shipped
+    settings = make_settings(folder, url, prices=own)
+    migrate(settings)
+    return settings
+
+
+def costs_what_own_prices_say(settings: Settings, row: dict[str, Any]) -> bool:
+    price = PriceBook(settings.prices).own.with_id(row["price"])
+    assert price is not None
+    assert load_prices().with_id(row["price"]) is None, "no price of the shipped sheet"
+    usage = InputUsage(input_tokens=10, cache_read_tokens=90)
+    return bool(row["cost_nano"] == price.cost(usage, 7).actual)
+
+
 def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> None:
     engine, directory = ScriptedEngine(), tmp_path / "moved"
     with serve(engine) as url:
-        settings = make_settings(tmp_path, url)
-        migrate(settings)
+        settings = settings_with_prices(tmp_path, url)
 
         async def check() -> None:
             journal = Journal(directory).start()
@@ -64,6 +82,7 @@ def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> N
     assert [told[n]["outcome"] for n in "012"] == ["gateway_killed", "gateway_killed", "stop"]
     assert (told["0"]["cache_read_tokens"], told["0"]["output_tokens"]) == (90, 7)
     assert told["0"]["stop_reason"] == "cancelled"
+    assert costs_what_own_prices_say(settings, told["0"])
     assert told["1"]["output_tokens"] == 0 and told["1"]["id"] in engine.cancelled
     assert set(engine.acked) >= {row["id"] for row in told.values()}
 
@@ -73,8 +92,7 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
 ) -> None:
     engine = ScriptedEngine()
     with serve(engine) as url:
-        settings = make_settings(tmp_path, url)
-        migrate(settings)
+        settings = settings_with_prices(tmp_path, url)
 
         async def check() -> None:
             ledger = Ledger(settings.ledger_url)
@@ -94,38 +112,5 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
     first, second = rows(settings)
     assert (first["workspace_id"], second["workspace_id"]) == ("lost-and-found", "unknown")
     assert first["outcome"] == "gateway_lost" and first["cache_read_tokens"] == 90
-    assert first["cost_nano"] is not None
+    assert costs_what_own_prices_say(settings, first)
     assert set(engine.acked) == {first["id"], second["id"], f"{second['id']}.2"}
-
-
-@pytest.mark.parametrize("way", ["journal", "instance"])
-def test_recovered_turns_cost_what_the_operators_own_prices_say(tmp_path: Path, way: str) -> None:
-    engine, directory = ScriptedEngine(), tmp_path / "moved"
-    shipped = SHIPPED.read_text("utf-8")
-    own = tmp_path / "prices.toml"
-    own.write_text(shipped.replace('input = "', 'input = "10'), "utf-8")
-    assert own.read_text("utf-8") != shipped
-    with serve(engine) as url:
-        settings = make_settings(tmp_path, url, prices=own)
-        migrate(settings)
-
-        async def check() -> str:
-            journal = Journal(directory).start()
-            turn = record(journal, 1)
-            engine.final[turn.id] = counts(turn.id)
-            if way == "journal":
-                await journal.open(turn)
-            await journal.stop()
-            if way == "journal":
-                await recover_journal(settings, directory)
-            else:
-                await recover_instance(settings, journal.instance)
-            return turn.id
-
-        turn_id = asyncio.run(check())
-    (row,) = rows(settings)
-    price = PriceBook(own).own.with_id(row["price"])
-    assert price is not None and row["id"] == turn_id
-    usage = InputUsage(input_tokens=10, cache_read_tokens=90)
-    assert row["cost_nano"] == price.cost(usage, 7).actual
-    assert load_prices().with_id(row["price"]) is None, "no price of the shipped sheet"

@@ -1,0 +1,265 @@
+"""python -m gateway advise | plan: which markers would have paid, and what memory would give"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.admin.advice import (
+    MAX_TURNS,
+    AdviseRequest,
+    Gathering,
+    TrafficGathering,
+    of_requests,
+)
+from gateway.admin.structs.advice import AdviceReport, Finding, Plan, Planned, Point
+from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
+from gateway.advice.stream import advise_stream
+from gateway.base.clock import Clock
+from gateway.base.errors import InvalidRequest
+from gateway.base.settings import load_price_files
+from gateway.cli.arguments import UNITS_MS, Commands, UsageError, count, moment_ms
+from gateway.cli.upkeep import now_ms, run_long_in_ledger
+from gateway.ledger.database import Ledger
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import observed
+from gateway.planning.asked import (
+    DEFAULT_MIN_TOKENS,
+    DTYPES,
+    MAX_TRACE_CHARACTERS,
+    MadeTraffic,
+    PlanRequest,
+    family_names,
+)
+from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
+from gateway.planning.process import Planners
+from gateway.planning.traffic import Job
+from gateway.prices.files import SHIPPED, load_prices
+from gateway.prices.sheets import PriceSheets
+
+G = TypeVar("G", Gathering, TrafficGathering)
+_MAX_CONFIG_BYTES = 4 * 2**20
+_BAR = 40
+
+
+def add_commands(commands: Commands) -> None:
+    advise = commands.add_parser("advise", help="say which markers would have paid")
+    advise.add_argument(
+        "files", nargs="*", type=Path, help="requests: JSON of any dialect, or curl; `-` is stdin"
+    )
+    advise.add_argument("--dialect", choices=DIALECTS)
+    advise.add_argument("--model")
+    advise.add_argument("--min-tokens", type=count, default=DEFAULT_MIN_TOKENS)
+    plan = commands.add_parser("plan", help="say what memory, tiers and engines would give")
+    plan.add_argument("--model", help=f"a family: {', '.join(family_names())}")
+    plan.add_argument("--config", type=Path, help="a Hugging Face config.json in place of a family")
+    plan.add_argument("--kv-dtype", choices=DTYPES)
+    for name, about in (
+        ("device-gib", "memory of one device"),
+        ("weights-gib", "the part of it that is not for keys and values"),
+        ("host-gib", "host memory of one engine for keys and values"),
+        ("disk-gib", "disk of one engine for keys and values"),
+        ("lease-share", "part of the pool that leases may hold"),
+        ("prefill-us", "microseconds of a computed token"),
+        ("decode-ms", "milliseconds of a decode step"),
+    ):
+        plan.add_argument(f"--{name}", type=float, help=about)
+    plan.add_argument("--engines", type=int)
+    plan.add_argument("--max-running", type=int)
+    plan.add_argument("--min-cache-tokens", type=int, help="the shortest prefix that is cached")
+    plan.add_argument("--trace", type=Path, help="traffic: lines of JSON in Mooncake's format")
+    plan.add_argument(
+        "--made",
+        metavar="FIELD=VALUE",
+        nargs="*",
+        help=f"traffic made up by a rule: {', '.join(MadeTraffic.__struct_fields__)}",
+    )
+    plan.add_argument("--served-model", help="only turns of this model of the ledger")
+    for parser, run, start in ((advise, _advise, "a day"), (plan, _plan, "a week")):
+        parser.add_argument("--workspace")
+        parser.add_argument("--key")
+        parser.add_argument("--since", type=moment_ms, metavar="TIME", help=f"default: {start} ago")
+        parser.add_argument("--until", type=moment_ms, metavar="TIME", help="default: now")
+        parser.add_argument("--json", action="store_true", help="all of it")
+        parser.set_defaults(run=run)
+
+
+def _advise(options: argparse.Namespace) -> int:
+    prices = _prices()
+    if options.files:
+        if len(options.files) > MAX_REQUESTS:
+            raise UsageError(f"files: {MAX_REQUESTS} at most")
+        asked = AdviseRequest(
+            # No more than what is refused as too long.
+            requests=[_text(path, MAX_CHARACTERS + 1) for path in options.files],
+            dialect=options.dialect,
+            min_tokens=options.min_tokens,
+        )
+        report = of_requests(asked, prices, Clock().wall().date(), lambda _: DEFAULT_MIN_TOKENS)
+    else:
+        since, until = _since_until(options, UNITS_MS["d"])
+        of = Range(since_ms=since, until_ms=until, workspace=options.workspace, model=options.model)
+        gathering = _gathered(Gathering(prices), of, options.key, MAX_TURNS)
+        advices = [advise_stream(turns, options.min_tokens) for _, turns in gathering.largest()]
+        report = gathering.report(of, advices, MAX_TURNS)
+    return _print(options, report, _advice_lines(report))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    try:
+        asked = _asked(options)
+        if asked.trace is not None or asked.made is not None:
+            job = Job(asked=asked)
+        else:
+            since, until = _since_until(options, UNITS_MS["w"])
+            model = asked.served_model
+            of = Range(since_ms=since, until_ms=until, workspace=asked.workspace, model=model)
+            gathering = TrafficGathering(_prices())
+            job = _gathered(gathering, of, asked.key, MAX_PLAN_TURNS).job(asked)
+        plan = asyncio.run(_planned(job))
+    except InvalidRequest as error:
+        raise UsageError(str(error).replace("since_ms: ", "--since: ")) from None
+    return _print(options, plan, _plan_lines(plan))
+
+
+def _prices() -> PriceSheets:
+    return load_prices(load_price_files().prices or SHIPPED)
+
+
+def _since_until(options: argparse.Namespace, span_ms: int) -> tuple[int, int]:
+    until = now_ms() if options.until is None else options.until
+    since = until - span_ms if options.since is None else options.since
+    if since >= until:
+        raise UsageError("--since: must be before --until")
+    return since, until
+
+
+def _gathered(gathering: G, of: Range, key: str | None, most: int) -> G:
+    async def gather(ledger: Ledger) -> None:
+        async for rows in observed(ledger, of, key, most):
+            gathering.take(rows)
+
+    run_long_in_ledger(gather)
+    return gathering
+
+
+def _text(path: Path, most: int) -> str:
+    """The file's first `most` characters; `-` is stdin."""
+    try:
+        with sys.stdin if str(path) == "-" else path.open(encoding="utf-8") as file:
+            return file.read(most)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _whole(path: Path, most: int) -> str:
+    text = _text(path, most + 1)
+    if len(text) > most:
+        raise UsageError(f"{path}: {most:,} characters at most")
+    return text
+
+
+def _print(options: argparse.Namespace, report: AdviceReport | Plan, lines: Iterable[str]) -> int:
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        print("\n".join(lines))
+    return 0
+
+
+def _advice_lines(report: AdviceReport) -> Iterable[str]:
+    yield report.text
+    for number, request in enumerate(report.requests):
+        yield f"\nrequests[{number}] ({request.dialect}, about {request.tokens:,} tokens)"
+        yield from _findings(request.findings)
+    for stream in report.streams:
+        yield f"\n{stream.workspace} {stream.key} {stream.model}: {stream.num_turns:,} requests"
+        yield f"  {stream.text}"
+        if stream.saves.prefill_seconds:
+            yield f"  Prefill saved: {stream.saves.prefill_seconds:,.1f} s."
+        if stream.next_best:
+            yield f"  {stream.next_best}"
+        yield from _findings(stream.findings)
+        yield f"  {stream.prewarm.text}"
+        yield f"  From: {', '.join(stream.turns)}"
+
+
+def _findings(findings: Iterable[Finding]) -> Iterable[str]:
+    for finding in findings:
+        yield f"  {finding.path}: {finding.text} {finding.change}"
+        if finding.turns:
+            yield f"    From: {', '.join(finding.turns)}"
+
+
+def _asked(options: argparse.Namespace) -> PlanRequest:
+    """Raise InvalidRequest and UsageError."""
+    names = set(PlanRequest.__struct_fields__) - {"config", "trace", "made"}
+    given: dict[str, Any] = {
+        name: value for name in names if (value := getattr(options, name, None)) is not None
+    }
+    try:
+        if options.config is not None:
+            given["config"] = msgspec.json.decode(_whole(options.config, _MAX_CONFIG_BYTES))
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"--config: {options.config}: {error}") from None
+    if options.trace is not None:
+        given["trace"] = _whole(options.trace, MAX_TRACE_CHARACTERS)
+    if options.made is not None:
+        if wrong := next((text for text in options.made if "=" not in text), None):
+            raise UsageError(f"--made: `{wrong}` is not field=value")
+        given["made"] = dict(text.split("=", 1) for text in options.made)
+    try:
+        return msgspec.convert(given, PlanRequest, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error)) from None
+
+
+async def _planned(job: Job) -> Plan:
+    """With a bar that grows, on a terminal."""
+    is_shown = sys.stderr.isatty()
+    async for line in Planners().lines(job):
+        done = isinstance(line, Planned)
+        if is_shown:
+            bar = "#" * int((1.0 if isinstance(line, Planned) else line.share) * _BAR)
+            print(f"\r[{bar:-<{_BAR}}]", end="\n" if done else "", file=sys.stderr, flush=True)
+        if isinstance(line, Planned):
+            return line.plan
+    raise InvalidRequest("the planner has ended early")
+
+
+def _plan_lines(plan: Plan) -> Iterable[str]:
+    yield plan.text
+    kv = plan.kv
+    yield (
+        f"A token takes {kv.bytes_per_token:,} bytes; an engine holds {kv.device_tokens:,} tokens"
+        f" on the device, {kv.host_tokens:,} on the host and {kv.disk_tokens:,} on disk."
+    )
+    if kv.leases_that_fit is not None:
+        yield f"{kv.leases_that_fit:,} leases of {kv.lease_tokens:,} tokens fit into an engine."
+    yield plan.knee_text
+    for title, points in (
+        ("As asked, all requests", [plan.whole]),
+        ("Memory for keys and values", plan.memory),
+        ("Engines", plan.engines),
+        ("Tiers", plan.tiers),
+    ):
+        columns = "     GiB     hit  reused    kept       p50       p95      saved"
+        yield f"\n{title}\n  {'':32} {columns}"
+        yield from map(_point, points)
+    yield ""
+    yield from (change.text for change in plan.buys)
+    yield "\nAssumed"
+    yield from (f"  {text}" for text in plan.assumptions)
+
+
+def _point(each: Point) -> str:
+    kept = "-" if each.promise_kept is None else f"{each.promise_kept:.1%}"
+    return (
+        f"  {each.label:32} {each.device_gib:8.1f} {each.hit_rate:7.1%} {each.reuse_rate:7.1%}"
+        f" {kept:>7} {each.first_token_p50:8.3f}s {each.first_token_p95:8.3f}s"
+        f" {each.prefill_saved_seconds:9,.0f}s"
+    )
