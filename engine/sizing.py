@@ -45,8 +45,7 @@ class NotSizable(ValueError):
 class KvSize:
     """One token's keys and values. `num_windowed` of the layers see only the last `window` tokens.
 
-    `head_bytes` are those of one head's keys. `is_nested`: the numbers are those of a larger
-    model's text decoder.
+    `head_bytes` are those of one head's keys.
     """
 
     num_layers: int
@@ -56,29 +55,10 @@ class KvSize:
     head_bytes: int
     window: int | None = None
     num_windowed: int = 0
-    is_nested: bool = False
 
     @property
     def bytes_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_bytes
-
-    @property
-    def tokens_per_gib(self) -> int:
-        return GIB // self.bytes_per_token
-
-    def num_blocks(self, memory_bytes: int, block_size: int) -> int:
-        """The number of blocks that fit into so much memory."""
-        return memory_bytes // (block_size * self.bytes_per_token)
-
-    def num_leases(
-        self, lease_tokens: int, *, memory_bytes: int, block_size: int, lease_share: float
-    ) -> int:
-        """How many leases of this size a pool holds, if they share no blocks.
-
-        The budget is counted in blocks, and a lease holds its last block whole.
-        """
-        budget = int(self.num_blocks(memory_bytes, block_size) * lease_share)
-        return budget // -(-lease_tokens // block_size)
 
 
 def int4_groups(head_dim: int) -> int:
@@ -112,7 +92,6 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
     A multimodal model is sized by its `text_config`: only the text decoder keeps keys and values.
     """
     nested = config.get("text_config")
-    is_nested = isinstance(nested, Mapping)
     if isinstance(nested, Mapping):
         config = nested
     if dtype not in KV_DTYPES:
@@ -130,7 +109,6 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
         head_bytes=head_bytes(head_dim, dtype),
         window=window,
         num_windowed=num_windowed,
-        is_nested=is_nested,
     )
 
 

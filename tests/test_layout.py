@@ -302,16 +302,16 @@ def test_env_example_lists_every_setting() -> None:
     )
 
 
-@pytest.mark.parametrize("program", settings_docs.PAGES)
+@pytest.mark.parametrize("program", settings_docs.PROGRAMS)
 def test_a_table_beside_the_settings_lists_every_setting(program: str) -> None:
-    path = ROOT / settings_docs.PAGES[program]
+    path = ROOT / settings_docs.PROGRAMS[program][2]
     assert path.read_text("utf-8") == settings_docs.page(program), (
         "run .venv/bin/python -m scripts.docs.settings"
     )
 
 
 def test_every_variable_of_compose_is_a_setting_or_its_own() -> None:
-    known = {name for _, name, _, _ in settings_docs.rows()}
+    known = {row[0] for program in settings_docs.PROGRAMS for row in settings_docs.rows(program)}
     text = (ROOT / "docker-compose.yml").read_text("utf-8")
     used = set(re.findall(r"\b(?:HOLDFAST|ENGINE|DASHBOARD)_[A-Z_]+\b", text))
     assert used <= known

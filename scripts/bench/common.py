@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from engine import protocol
 from engine.backends.looped import LoopedBackend
 from engine.backends.native import load_native
 from engine.backends.synthetic import load_synthetic
+from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.clock import MonotonicClock
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
@@ -28,14 +30,14 @@ from scripts.stack import ROOT
 
 DEMO_MODEL = ROOT / "engine" / "demo_model"
 BLOCK_SIZE = 16
-SECRET = "no-secret-for-benchmarks"  # nothing listens
 MODEL_OPTIONS = {"hidden": (512, "size of the model's hidden states"), "layers": 8}
 """Options of a benchmark that makes a model by `bench_model`."""
 
 
 def new_settings(**changes: object) -> Settings:
     """The engine's defaults but for `changes`; the environment's ENGINE_* count as ever."""
-    fixed = {"secret": SECRET, "log_level": "warning", "block_size": BLOCK_SIZE}
+    # Nothing listens.
+    fixed = {"secret": "none-for-benchmarks", "log_level": "warning", "block_size": BLOCK_SIZE}
     return Settings.model_validate(fixed | changes)
 
 
@@ -84,56 +86,48 @@ async def ask(backend: LoopedBackend, request: protocol.GenerateRequest) -> Engi
 
 
 def new_request(
-    request_id: str,
-    system: str,
-    question: str,
-    *,
-    max_tokens: int,
-    is_marked: bool = True,
+    request_id: str, system: str, question: str, *, max_tokens: int, is_marked: bool = True
 ) -> protocol.GenerateRequest:
     """One system block, marked or not, and one question; greedy."""
     asked = protocol.Message("user", [protocol.TextPart(question)])
-    prompt = protocol.Prompt([asked], system=[protocol.TextPart(system)])
     return protocol.GenerateRequest(
         request_id=request_id,
         scope="bench",
-        prompt=prompt,
+        prompt=protocol.Prompt([asked], system=[protocol.TextPart(system)]),
         sampling=protocol.Sampling(max_tokens=max_tokens, temperature=0),
         breakpoints=[protocol.Breakpoint(0)] if is_marked else [],
     )
 
 
-def numbered_text(label: str, num_lines: int) -> str:
-    """Prose that no other label's text begins with."""
-    line = f"{label}: a policy that the reader may quote but not change, item "
-    return "".join(f"{line}{1000 + i}.\n" for i in range(num_lines))
+Render = Callable[[protocol.GenerateRequest], list[int]]
 
 
-def text_of_tokens(count: Callable[[str], int], label: str, num_tokens: int) -> str:
-    """`numbered_text` of `num_tokens` tokens, or up to a line more."""
-    probe = 50
-    per_line = count(numbered_text(label, probe)) / probe
-    lines = max(int(num_tokens / per_line) - 2, 1)
-    while count(numbered_text(label, lines)) < num_tokens:
-        lines += 1
-    return numbered_text(label, lines)
+def renderer_of(model: Path | None) -> Render:
+    """What makes token ids of a request's prompt; None: the synthetic engine's."""
+    renderer = SyntheticRenderer() if model is None else ChatRenderer.from_model(str(model))
+    render = partial(renderer.render, thinking=False, scope="bench")
+    return lambda request: render(request.prompt).token_ids
 
 
-@dataclass(frozen=True, slots=True)
-class RandomModel:
-    """A Llama-style model with random weights around the demo model's tokenizer."""
+def text_of_tokens(render: Render, label: str, num_tokens: int) -> str:
+    """Lines of prose that no other label's text begins with: so many tokens, or a line more."""
 
-    path: Path
+    def lines(number: int) -> str:
+        line = f"{label}: a policy that the reader may quote but not change, item "
+        return "".join(f"{line}{1000 + i}.\n" for i in range(number))
 
-    def count(self, text: str) -> int:
-        """Tokens of a text by itself."""
-        tokenizer = ChatRenderer.from_model(str(self.path)).tokenizer
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+    def count(number: int) -> int:
+        return len(render(new_request("", lines(number), "?", max_tokens=1)))
+
+    return lines(-(-num_tokens * 50 // (count(51) - count(1))))
 
 
 @contextmanager
-def bench_model(hidden: int, layers: int, context: int) -> Iterator[RandomModel]:
-    """Write such a model into a temporary folder, and print the machine and the model's size."""
+def bench_model(hidden: int, layers: int, context: int) -> Iterator[Path]:
+    """A Llama-style model with random weights around the demo model's tokenizer, for a while.
+
+    Prints the machine and the model's size.
+    """
     demo = json.loads((DEMO_MODEL / "config.json").read_text("utf-8"))
     config = LlamaConfig(
         vocab_size=demo["vocab_size"],
@@ -157,4 +151,4 @@ def bench_model(hidden: int, layers: int, context: int) -> Iterator[RandomModel]
         del model
         print(machine_line())
         print(f"random weights, {parameters / 1e6:.1f} M parameters, float32", flush=True)
-        yield RandomModel(path)
+        yield path

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import psutil  # type: ignore[import-untyped]
 from playwright.sync_api import Browser
 
+from scripts.bench.gateway_load import rss_bytes
 from scripts.docs.page_matrix import (
     PAGES,
     DashboardStack,
@@ -30,6 +30,7 @@ from scripts.docs.page_matrix import (
 )
 from scripts.setup.chromium import browsing
 from scripts.setup.options import parse
+from scripts.stack import cpu_seconds
 
 PAINT_SECONDS = 2.0
 MAX_CORES = 0.5
@@ -95,20 +96,17 @@ def count_sessions(browser: Browser, stack: DashboardStack, seconds: float) -> b
         page = signed_in(browser, stack)
         open_page(page, stack, PAGES[number % len(PAGES)], "24h")
         pages.append(page)
-    process = psutil.Process(stack.dashboard_pid)
-    before, started = process.cpu_times(), time.monotonic()
-    highest = process.memory_info().rss
-    while time.monotonic() - started < seconds:
+    pid = stack.dashboard_pid
+    before, started, highest = cpu_seconds(pid), time.monotonic(), 0
+    while (passed := time.monotonic() - started) < seconds:
         pages[0].wait_for_timeout(2000)
-        highest = max(highest, process.memory_info().rss)
-    used, passed = process.cpu_times(), time.monotonic() - started
-    cores = (used.user + used.system - before.user - before.system) / passed
-    megabytes = highest / 1e6
+        highest = max(highest, rss_bytes([pid]))
+    cores, megabytes = (cpu_seconds(pid) - before) / passed, highest / 1e6
     print(
         f"\n{NUM_SESSIONS} sessions for {passed:.0f} s: {cores:.2f} of a core (limit {MAX_CORES}),"
         f" {megabytes:.0f} MB resident (limit {MAX_MEGABYTES})"
     )
-    return bool(cores <= MAX_CORES and megabytes <= MAX_MEGABYTES)
+    return cores <= MAX_CORES and megabytes <= MAX_MEGABYTES
 
 
 if __name__ == "__main__":

@@ -21,10 +21,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -32,54 +31,89 @@ from typing import Any
 
 import uvloop
 
-from scripts.bench.gateway_rig import (
-    OTHER_CORE,
-    PinnedServer,
-    RawRequest,
-    drive,
-    engine_stub,
-    libraries,
-    litellm,
-    our_gateway,
-    peer,
-    post,
-    rust_router,
-)
-from scripts.bench.load import Measured, marked, rss_bytes
+from gateway.journal.store import ASIDE, rows_in
+from scripts import stack
+from scripts.bench.gateway_load import Measured, RawRequest, drive, post, rss_bytes
+from scripts.bench.load import marked
+from scripts.bench.routers import Router, litellm, rust_router
 from scripts.setup.options import parse
-from scripts.stack import cpu_seconds, family
+from scripts.stack import API_HEADERS, cpu_seconds, family, free_port, python, url_of
 
+SERVER_CORE, OTHER_CORE = 0, 1
 CONNECTIONS, STREAMS = 32, 64
-_SHM = Path("/dev/shm")
 NUM_CHUNKS = 200
 PEERS = ("vllm-router", "sglang-router")
+MODEL = "holdfast-demo"
+SENTENCE = "Leases end when their time is over, and no sooner. "
 Rounds = list[dict[str, float]]
 """A subject's measurements, a value a round; CPU in seconds, rates by second."""
-SENTENCE = "Leases end when their time is over, and no sooner. "
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is measured and how it is asked. `is_ours`: its CPU counts until its ledger is whole.
+    """What is measured: how it is started, and how it is asked.
 
-    `is_slow` gets an eighth of the requests, or it would take most of an hour.
+    `journal` is a gateway's of ours: its CPU counts until its ledger is whole. `is_slow` gets an
+    eighth of the requests, or it would take most of an hour.
     """
 
     name: str
-    start: Callable[[], AbstractContextManager[PinnedServer]]
+    command: Sequence[str]
+    port: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    ready: str = "/readyz"
+    core: int = SERVER_CORE
     speaks_messages: bool = False
-    is_ours: bool = False
+    journal: Path | None = None
     is_slow: bool = False
 
-    def request(self, server: PinnedServer, prompt: dict[str, Any], **changes: Any) -> RawRequest:
-        body = {"model": "holdfast-demo", "max_tokens": 64, **prompt, **changes}
-        path = "/v1/messages" if self.speaks_messages else "/v1/chat/completions"
-        headers = {"content-type": "application/json", **server.headers}
-        if self.speaks_messages and "seed" in body:
-            body["top_k"] = body.pop("seed")
+    @contextmanager
+    def running(self) -> Iterator[int]:
+        """Its process's id, once it is ready. Raises StartError where it never is."""
+        pinned = ["taskset", "-c", str(self.core), *self.command]
+        base = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+        with stack.serving(
+            pinned, self.environment, self.port, ready=self.ready, base=base, quiet=True
+        ) as server:
+            yield server.wait().pid
+
+    def request(self, system: str, turns: Sequence[str], **changes: Any) -> RawRequest:
+        """A marked system prompt and messages, of the user and the assistant in turn."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+        body: dict[str, Any] = {"model": MODEL, "max_tokens": 64, **changes}
+        if self.speaks_messages:
+            path, body["system"], body["messages"] = "/v1/messages", marked(system), messages
+            if "seed" in body:
+                body["top_k"] = body.pop("seed")
+        else:
+            path = "/v1/chat/completions"
+            body["messages"] = [{"role": "system", "content": system}, *messages]
         streams = bool(body.get("stream"))
+        headers = {"content-type": "application/json", **self.headers}
         mark = b'"word ' if streams else b"A fixed answer. "
         return post(path, headers, json.dumps(body).encode(), mark, NUM_CHUNKS if streams else 64)
+
+    def questions(self, num_bytes: int, **changes: Any) -> list[RawRequest]:
+        """64 with the same system prompt of that many bytes, and a question of its own each."""
+        asked = (f"Question {number}: when does a lease end?" for number in range(64))
+        return [self.request(text(num_bytes), [question], **changes) for question in asked]
+
+    async def watched(
+        self, pid: int, requests: Sequence[RawRequest], connections: int, number: int
+    ) -> tuple[Measured, float]:
+        """The load, and the CPU seconds that the server used for it."""
+        before = cpu_seconds(pid)
+        load = await drive(self.port, requests, connections, number)
+        # The journal's files tell, since a look at its metrics costs it as much CPU as five turns.
+        while self.journal and any(row.state != ASIDE for row in rows_in(self.journal)):
+            await asyncio.sleep(0.2)
+        return load, cpu_seconds(pid) - before
+
+
+def text(num_bytes: int) -> str:
+    return (SENTENCE * (num_bytes // len(SENTENCE) + 1))[:num_bytes]
 
 
 def main() -> int:
@@ -92,164 +126,130 @@ def main() -> int:
         only=(str, "measure only what has this in its name"),
     )
     os.sched_setaffinity(0, {OTHER_CORE})
-    with ExitStack() as stack:
-        engine, disks = stack.enter_context(engine_stub()), _disks(options.data, stack)
-        direct = uvloop.run(_latency(Subject("direct", engine_stub), engine, 600))
+    port = free_port()
+    command = [*python("scripts.bench.gateway_engine"), str(port)]
+    engine = Subject(name="direct", command=command, port=port, core=OTHER_CORE)
+    places = {"disk": options.data, "tmpfs": Path("/dev/shm")}
+    with ExitStack() as held:
+        held.enter_context(engine.running())
+        folders = {
+            name: Path(held.enter_context(TemporaryDirectory(prefix="bench-gateway-", dir=place)))
+            for name, place in places.items()
+            if place is None or place.is_dir()
+        }
+        direct = uvloop.run(_latency(engine))
+        p50, p99 = direct.percentile(0.5), direct.percentile(0.99)
+        print(f"direct: p50 {p50 * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms")
+        print("| subject | " + " | ".join(COLUMNS) + " |\n|---|" + "--:|" * len(COLUMNS))
         floor: dict[str, float] | None = None
-        p50, p99 = direct.percentile(0.5) * 1e3, direct.percentile(0.99) * 1e3
-        print(f"direct: p50 {p50:.3f} ms, p99 {p99:.3f} ms")
-        print(HEADINGS)
-        for subject in _subjects(engine, options.peers, disks):
+        for subject in _subjects(url_of(port), options.peers, folders):
             if options.only is None or options.only in subject.name:
-                with subject.start() as server:
-                    rounds = uvloop.run(_measure(subject, server, options))
+                with subject.running() as pid:
+                    rounds = uvloop.run(_measure(subject, pid, options))
                     seen = {name: median(each[name] for each in rounds) for name in rounds[0]}
-                    floor = floor or seen
-                    print(_row(subject.name, seen, floor, direct, server), flush=True)
+                    seen["rss"], seen["added"] = rss_bytes(family(pid)), seen["p50"] - p50
+                floor = floor or seen
+                seen["of floor"] = seen["cpu"] / floor["cpu"]
+                cells = (f"{seen[key] * by:,.{places}f}" for key, by, places in COLUMNS.values())
+                print(f"| {subject.name} | {' | '.join(cells)} |", flush=True)
     return 0
 
 
-def _disks(data: Path | None, stack: ExitStack) -> dict[str, Path]:
-    """A folder on the machine's disk, and one on tmpfs where the machine has it."""
-    places = {"disk": data} | ({"tmpfs": _SHM} if _SHM.is_dir() else {})
-    return {
-        name: Path(stack.enter_context(TemporaryDirectory(prefix="bench-gateway-", dir=place)))
-        for name, place in places.items()
-    }
+COLUMNS = {
+    "us CPU, 32": ("cpu", 1e6, 0),
+    "us CPU, 1": ("single", 1e6, 0),
+    "of the floor, 32": ("of floor", 1, 2),
+    "turns/s, 32": ("rate", 1, 0),
+    "p50 ms, 32": ("many_p50", 1e3, 2),
+    "p99 ms, 32": ("many_p99", 1e3, 2),
+    "added p50 ms, 1": ("added", 1e3, 2),
+    "p50 ms, 1": ("p50", 1e3, 2),
+    "p99 ms, 1": ("p99", 1e3, 2),
+    "chunks/s, 64": ("chunks", 1, 0),
+    "us CPU a chunk": ("paced", 1e6, 0),
+    "ms CPU, 100k": ("large", 1e3, 2),
+    "MB": ("rss", 1e-6, 0),
+}
+"""What is printed of each subject's medians: its figure, times what, with how many decimals. A
+number behind a comma in a heading is that of connections; the floor is the first subject."""
 
 
-def _subjects(engine: PinnedServer, peers: Path | None, disks: dict[str, Path]) -> list[Subject]:
-    data = disks["disk"]
-    found = [Subject("Litestar, aiohttp alone", partial(libraries, engine))]
-    for name, folder in disks.items():
-        messages = partial(our_gateway, engine, folder / "messages")
-        found.append(Subject(f"Messages, {name}", messages, speaks_messages=True, is_ours=True))
-    chat = partial(our_gateway, engine, data / "chat")
-    found.append(Subject("Chat Completions, disk", chat, is_ours=True))
+def _subjects(engine: str, peers: Path | None, folders: dict[str, Path]) -> Iterator[Subject]:
+    port, name = free_port(), "Litestar, aiohttp alone"
+    command = [*python("scripts.bench.gateway_floor"), str(port), engine]
+    yield Subject(name=name, command=command, port=port)
+    for name, folder in folders.items():
+        yield _ours(f"Messages, {name}", engine, folder / "messages", speaks_messages=True)
+    data = folders["disk"]
+    yield _ours("Chat Completions, disk", engine, data / "chat", speaks_messages=False)
     if peers is not None:
-        routers = {name: rust_router(name, venv=peers, key="") for name in PEERS}
-        found += [Subject(name, partial(peer, router, engine, data))
-                  for name, router in routers.items()]  # fmt: skip
-        slow = litellm("holdfast-demo", venv=peers, key="none")
-        found.append(Subject("litellm", partial(peer, slow, engine, data), is_slow=True))
-    return found
+        for name in PEERS:
+            yield _peer(name, rust_router(name, [engine], venv=peers, key=""))
+        yield _peer("litellm", litellm(MODEL, engine, data, venv=peers), is_slow=True)
 
 
-async def _measure(subject: Subject, server: PinnedServer, options: argparse.Namespace) -> Rounds:
+def _ours(name: str, engine: str, data: Path, *, speaks_messages: bool) -> Subject:
+    """As shipped: SQLite for journal and ledger, a key, metrics, log level info."""
+    port = free_port()
+    settings = stack.gateway_environment(port, data, [engine])
+    stack.migrate(settings)
+    return Subject(
+        name=name,
+        command=[*python("gateway"), "serve"],
+        port=port,
+        environment=settings,
+        headers=API_HEADERS,
+        speaks_messages=speaks_messages,
+        journal=data / "journal",
+    )
+
+
+def _peer(name: str, router: Router, *, is_slow: bool = False) -> Subject:
+    return Subject(
+        name=name,
+        command=router.command,
+        port=router.port,
+        environment=router.environment,
+        headers={"authorization": f"Bearer {router.key}"} if router.key else {},
+        ready=router.ready,
+        is_slow=is_slow,
+    )
+
+
+async def _latency(engine: Subject) -> Measured:
+    requests = engine.questions(8 << 10)
+    await drive(engine.port, requests, 1, 50)
+    return await drive(engine.port, requests, 1, 600)
+
+
+async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> Rounds:
     rounds, share = Rounds(), 8 if subject.is_slow else 1
-    small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
-    large = [subject.request(server, conversation(subject, n)) for n in range(50)]
-    await drive(server.port, small, CONNECTIONS, 512 // share)
+    small = subject.questions(8 << 10)
+    streams = subject.questions(512, stream=True, max_tokens=200)
+    paced = subject.questions(512, stream=True, max_tokens=200, seed=1)
+    # As a long session sends them; only the last message is another one each time.
+    turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
+    asked = ([*turns, f"Question {number}: and then?"] for number in range(50))
+    large = [subject.request(text(100_000), one) for one in asked]
+    await drive(subject.port, small, CONNECTIONS, 512 // share)
     for _ in range(options.rounds):
         seen: dict[str, float] = {}
-        load, used = await _watched(subject, server, small, CONNECTIONS, options.requests // share)
+        load, used = await subject.watched(pid, small, CONNECTIONS, options.requests // share)
         seen["cpu"], seen["rate"] = used / len(load.seconds), load.rate
         seen["many_p50"], seen["many_p99"] = load.percentile(0.5), load.percentile(0.99)
-        await drive(server.port, small, 1, 50)
-        load, used = await _watched(subject, server, small, 1, 600 // share)
+        await drive(subject.port, small, 1, 50)
+        load, used = await subject.watched(pid, small, 1, 600 // share)
         seen["single"] = used / len(load.seconds)
         seen["p50"], seen["p99"] = load.percentile(0.5), load.percentile(0.99)
-        load, _ = await _streams(subject, server, STREAMS, 640 // share)
+        load, _ = await subject.watched(pid, streams, STREAMS, 640 // share)
         seen["chunks"] = load.rate * NUM_CHUNKS
-        load, used = await _streams(subject, server, 100, 100, seed=1)
+        load, used = await subject.watched(pid, paced, 100, 100)
         seen["paced"] = used / (len(load.seconds) * NUM_CHUNKS)
-        await drive(server.port, large, 1, 5)
-        load, used = await _watched(subject, server, large, 1, 50)
+        await drive(subject.port, large, 1, 5)
+        load, used = await subject.watched(pid, large, 1, 50)
         seen["large"] = used / len(load.seconds)
         rounds.append(seen)
     return rounds
-
-
-async def _streams(
-    subject: Subject, server: PinnedServer, num_streams: int, num_requests: int, **changes: Any
-) -> tuple[Measured, float]:
-    requests = [
-        subject.request(server, prompt(subject, 512, n), stream=True, max_tokens=200, **changes)
-        for n in range(64)
-    ]
-    return await _watched(subject, server, requests, num_streams, num_requests)
-
-
-async def _latency(subject: Subject, server: PinnedServer, number: int) -> Measured:
-    requests = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
-    await drive(server.port, requests, 1, 50)
-    return await drive(server.port, requests, 1, number)
-
-
-async def _watched(
-    subject: Subject,
-    server: PinnedServer,
-    requests: list[RawRequest],
-    connections: int,
-    number: int,
-) -> tuple[Measured, float]:
-    """The load, and the CPU seconds that the server used for it."""
-    before = cpu_seconds(server.pid)
-    load = await drive(server.port, requests, connections, number)
-    while subject.is_ours and server.backlog():
-        await asyncio.sleep(0.2)
-    return load, cpu_seconds(server.pid) - before
-
-
-def prompt(subject: Subject, num_bytes: int, number: int) -> dict[str, Any]:
-    """A marked system prompt of that many bytes, the same for all, and a question of its own."""
-    return conversation_of(subject, text(num_bytes), [f"Question {number}: when does a lease end?"])
-
-
-def conversation(subject: Subject, number: int) -> dict[str, Any]:
-    """400 KB, as a long session sends them; only the last message is another one each time."""
-    turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
-    return conversation_of(subject, text(100_000), [*turns, f"Question {number}: and then?"])
-
-
-def conversation_of(subject: Subject, system: str, turns: list[str]) -> dict[str, Any]:
-    """A marked system prompt and messages, of the user and the assistant in turn."""
-    roles = ("user", "assistant")
-    messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
-    if not subject.speaks_messages:
-        return {"messages": [{"role": "system", "content": system}, *messages]}
-    return {"system": marked(system), "messages": messages}
-
-
-def text(num_bytes: int) -> str:
-    return (SENTENCE * (num_bytes // len(SENTENCE) + 1))[:num_bytes]
-
-
-COLUMNS = {
-    "us CPU, 32": 1e6,
-    "us CPU, 1": 1e6,
-    "of the floor, 32": 1e3,
-    "turns/s, 32": 1,
-    "p50 ms, 32": 1e3,
-    "p99 ms, 32": 1e3,
-    "added p50 ms, 1": 1e3,
-    "p50 ms, 1": 1e3,
-    "p99 ms, 1": 1e3,
-    "chunks/s, 64": 1,
-    "us CPU a chunk": 1e6,
-    "ms CPU, 100k": 1e3,
-    "MB": 1e-6,
-}
-"""What is printed of each subject, and by what its seconds or bytes are multiplied; a number behind
-a comma is that of connections."""
-HEADINGS = "| subject | " + " | ".join(COLUMNS) + " |\n|---|" + "--:|" * len(COLUMNS)
-
-
-def _row(
-    name: str,
-    seen: dict[str, float],
-    floor: dict[str, float],
-    direct: Measured,
-    server: PinnedServer,
-) -> str:
-    """A row of a Markdown table, of medians; `floor` is the first subject's, the libraries'."""
-    figures = [seen["cpu"], seen["single"], seen["cpu"] / floor["cpu"] * 1e-3, seen["rate"]]
-    figures += [seen["many_p50"], seen["many_p99"]]
-    figures += [seen["p50"] - direct.percentile(0.5), seen["p50"], seen["p99"]]
-    figures += [seen["chunks"], seen["paced"], seen["large"], rss_bytes(family(server.pid))]
-    factors = zip(figures, COLUMNS.values(), strict=True)
-    told = (f"{figure * factor:,.{2 if factor == 1e3 else 0}f}" for figure, factor in factors)
-    return f"| {name} | {' | '.join(told)} |"
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ PROMPT_TOKENS = 2000
 _ANSWER = "A fixed answer. " * 64
 _TICK_SECONDS = 0.002
 _TICKS_WHEN_PACED = 10
-_HEARTBEAT_SECONDS = 2.0
+_TICKS_OF_HEARTBEAT = 1000
 _EPOCH = "fixed"
 
 _encode = msgspec.json.encode
@@ -62,28 +62,23 @@ class Ticker:
         self.streams: list[tuple[asyncio.Transport, list[bytes], int]] = []
         self.followers: list[asyncio.Transport] = []
         self.seq = 0
-        self._num_ticks = 0
-
-    def start(self, transport: asyncio.Transport, pieces: list[bytes], every: int) -> None:
-        """Write the pieces, one every so many ticks."""
-        self.streams.append((transport, pieces[::-1], every))
 
     def publish(self, names: list[protocol.Name]) -> None:
-        if not names:
-            return
-        self.seq += 1
-        held = [protocol.HeldName(name.digest, 16 * (i + 1)) for i, name in enumerate(names)]
-        self._tell(protocol.ChainHeld(seq=self.seq, names=held))
+        if names:
+            self.seq += 1
+            held = [protocol.HeldName(name.digest, 16 * (i + 1)) for i, name in enumerate(names)]
+            self._tell(protocol.ChainHeld(seq=self.seq, names=held))
 
     async def run(self) -> None:
+        tick = 0
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            self._num_ticks += 1
-            if self._num_ticks % int(_HEARTBEAT_SECONDS / _TICK_SECONDS) == 0:
+            tick += 1
+            if tick % _TICKS_OF_HEARTBEAT == 0:
                 self._tell(protocol.Heartbeat(seq=self.seq))
             for index, (transport, pieces, every) in enumerate(self.streams):
                 # Streams of one pace don't all write in the same tick.
-                if (self._num_ticks + index) % every == 0:
+                if (tick + index) % every == 0:
                     transport.write(pieces.pop())
             self.streams = [stream for stream in self.streams if stream[1]]
 
@@ -123,63 +118,53 @@ class Connection(asyncio.Protocol):
         if path == "/v1/generate":
             self._generate(_asked(body))
         elif path == "/v1/chat/completions":
-            self._complete(_asked_by_peer(body))
+            asked = _asked_by_peer(body)
+            if asked.stream:
+                self._stream(_SSE_HEAD, list(_WORD_DELTAS), is_paced=asked.seed is not None)
+            else:
+                self._transport.write(_COMPLETION)
         elif path == "/v1/events":
-            self._transport.write(_STREAM_HEAD + chunk(_encode(_snapshot(self._ticker)) + b"\n"))
+            snapshot = protocol.Snapshot(seq=self._ticker.seq, epoch=_EPOCH, chains=[])
+            self._transport.write(_STREAM_HEAD + chunk(_encode(snapshot) + b"\n"))
             self._ticker.followers.append(self._transport)
         else:
-            self._transport.write(_FIXED.get(path, _reply(b"{}")))
+            self._transport.write(_FIXED.get(path, _reply({})))
 
     def _generate(self, asked: Asked) -> None:
-        pieces = [_encode(_started(asked))]
-        if asked.sampling.max_tokens == NUM_DELTAS:
-            pieces += _WORD_FRAMES
+        is_slow = asked.sampling.max_tokens == NUM_DELTAS
+        done = protocol.Done(request_id=asked.request_id, output_tokens=NUM_DELTAS)
+        pieces = [_frame(_started(asked)), *(_WORD_FRAMES if is_slow else [_ANSWER_FRAME])]
+        pieces += [_FINISHED, _frame(done)]
+        if is_slow:
+            is_paced = asked.sampling.seed is not None or asked.sampling.top_k == 1
+            self._stream(_STREAM_HEAD, pieces, is_paced=is_paced)
         else:
-            pieces.append(_encode(protocol.TextDelta(_ANSWER)))
-        pieces.append(_encode(protocol.Finished(reason="stop", output_tokens=NUM_DELTAS)))
-        pieces.append(_encode(protocol.Done(request_id=asked.request_id, output_tokens=NUM_DELTAS)))
-        self._send(
-            _STREAM_HEAD,
-            [chunk(piece + b"\n") for piece in pieces],
-            is_slow=asked.sampling.max_tokens == NUM_DELTAS,
-            is_paced=asked.sampling.seed is not None or asked.sampling.top_k == 1,
-        )
+            self._transport.write(_STREAM_HEAD + b"".join(pieces) + _END)
         self._ticker.publish(asked.names)
 
-    def _complete(self, asked: AskedByPeer) -> None:
-        if not asked.stream:
-            self._transport.write(_reply(_encode(_completion())))
-            return
-        pieces = [chunk(b"data: %s\n\n" % delta) for delta in _WORD_DELTAS]
-        pieces.append(chunk(b"data: %s\n\n" % _encode(_delta(None))))
-        pieces.append(chunk(b"data: [DONE]\n\n"))
-        self._send(_SSE_HEAD, pieces, is_slow=True, is_paced=asked.seed is not None)
-
-    def _send(self, head: bytes, pieces: list[bytes], *, is_slow: bool, is_paced: bool) -> None:
-        if not is_slow:
-            self._transport.write(head + b"".join(pieces) + _END)
-            return
+    def _stream(self, head: bytes, pieces: list[bytes], *, is_paced: bool) -> None:
         pieces[-1] += _END
         self._transport.write(head)
-        self._ticker.start(self._transport, pieces, _TICKS_WHEN_PACED if is_paced else 1)
+        every = _TICKS_WHEN_PACED if is_paced else 1
+        self._ticker.streams.append((self._transport, pieces[::-1], every))
 
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def _reply(body: bytes) -> bytes:
+def _frame(frame: msgspec.Struct) -> bytes:
+    return chunk(_encode(frame) + b"\n")
+
+
+def _reply(answer: object) -> bytes:
+    body = _encode(answer)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % len(body) + body
 
 
 def _head(media: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n" % media
-
-
-_STREAM_HEAD = _head(b"application/x-ndjson")
-_SSE_HEAD = _head(b"text/event-stream")
-_END = b"0\r\n\r\n"
 
 
 def _started(asked: Asked) -> protocol.Started:
@@ -211,66 +196,59 @@ def _started(asked: Asked) -> protocol.Started:
     )
 
 
-def _snapshot(ticker: Ticker) -> protocol.Snapshot:
-    return protocol.Snapshot(seq=ticker.seq, epoch=_EPOCH, chains=[])
-
-
 def _openai(kind: str, **choice: object) -> dict[str, Any]:
     fixed = {"id": "chatcmpl-fixed", "object": kind, "created": 1, "model": MODEL}
     return {**fixed, "choices": [{"index": 0, **choice}]}
 
 
-def _completion() -> dict[str, Any]:
-    message = {"role": "assistant", "content": _ANSWER}
-    usage = {"prompt_tokens": 2016, "completion_tokens": 200, "total_tokens": 2216}
-    answer = _openai("chat.completion", message=message, finish_reason="stop")
-    return {**answer, "usage": usage}
+def _delta(delta: dict[str, str], reason: str | None = None) -> bytes:
+    answer = _openai("chat.completion.chunk", delta=delta, finish_reason=reason)
+    return chunk(b"data: %s\n\n" % _encode(answer))
 
 
-def _delta(text: str | None) -> dict[str, Any]:
-    delta = {"content": text} if text else {}
-    return _openai("chat.completion.chunk", delta=delta, finish_reason=None if text else "stop")
-
-
-def _description() -> protocol.Description:
-    return protocol.Description(
-        backend="synthetic",
-        model=MODEL,
-        epoch=_EPOCH,
-        max_context_tokens=1_000_000,
-        block_size=16,
-        num_blocks=1 << 20,
-        granularity=1,
-        min_cache_tokens=16,
-        capabilities=["copy_on_write", "tools"],
-        keeps_records=True,
-    )
-
-
-def _stats() -> protocol.Stats:
-    blocks = protocol.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
-    return protocol.Stats(
-        epoch=_EPOCH,
-        uptime_seconds=1,
-        running=0,
-        waiting=0,
-        blocks=blocks,
-        counters=protocol.Counters(),
-    )
-
-
+_STREAM_HEAD = _head(b"application/x-ndjson")
+_SSE_HEAD = _head(b"text/event-stream")
+_END = b"0\r\n\r\n"
 # No two alike: LiteLLM ends a stream that repeats itself.
 _WORDS = [f"word {number} " for number in range(NUM_DELTAS)]
-_WORD_FRAMES = [_encode(protocol.TextDelta(word)) for word in _WORDS]
-_WORD_DELTAS = [_encode(_delta(word)) for word in _WORDS]
+_WORD_FRAMES = [_frame(protocol.TextDelta(word)) for word in _WORDS]
+_ANSWER_FRAME = _frame(protocol.TextDelta(_ANSWER))
+_FINISHED = _frame(protocol.Finished(reason="stop", output_tokens=NUM_DELTAS))
+_WORD_DELTAS = [_delta({"content": word}) for word in _WORDS]
+_WORD_DELTAS += [_delta({}, "stop"), chunk(b"data: [DONE]\n\n")]
+_MESSAGE = {"role": "assistant", "content": _ANSWER}
+_COMPLETION = _reply(
+    _openai("chat.completion", message=_MESSAGE, finish_reason="stop")
+    | {"usage": {"prompt_tokens": 2016, "completion_tokens": 200, "total_tokens": 2216}}
+)
+_DESCRIPTION = protocol.Description(
+    backend="synthetic",
+    model=MODEL,
+    epoch=_EPOCH,
+    max_context_tokens=1_000_000,
+    block_size=16,
+    num_blocks=1 << 20,
+    granularity=1,
+    min_cache_tokens=16,
+    capabilities=["copy_on_write", "tools"],
+    keeps_records=True,
+)
+_STATS = protocol.Stats(
+    epoch=_EPOCH,
+    uptime_seconds=1,
+    running=0,
+    waiting=0,
+    blocks=protocol.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0),
+    counters=protocol.Counters(),
+)
 _FIXED = {
-    "/readyz": _reply(b'{"ready": true}'),
-    "/v1/describe": _reply(_encode(_description())),
-    "/v1/stats": _reply(_encode(_stats())),
-    "/v1/unacknowledged": _reply(b"[]"),
-    "/v1/cancel": _reply(b'{"cancelled": false}'),
+    "/readyz": _reply({"ready": True}),
+    "/v1/describe": _reply(_DESCRIPTION),
+    "/v1/stats": _reply(_STATS),
+    "/v1/unacknowledged": _reply([]),
+    "/v1/cancel": _reply({"cancelled": False}),
     "/v1/ack": b"HTTP/1.1 204 No Content\r\n\r\n",
-    "/v1/models": _reply(_encode({"object": "list", "data": [{"id": MODEL, "object": "model"}]})),
+    "/v1/models": _reply({"object": "list", "data": [{"id": MODEL, "object": "model"}]}),
 }
 
 

@@ -10,17 +10,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
-
-Task = dict[str, Any]
-Generate = Callable[[list[list[int]]], list[int]]
-"""Takes prompts (token ids), returns how many tokens each answer has."""
 
 
 def main() -> int:
     task = json.load(sys.stdin)
-    os.environ["OMP_NUM_THREADS"] = str(task["threads"])
     # What vLLM prints goes to stderr: stdout is the answer's.
     with contextlib.redirect_stdout(sys.stderr):
         result = run_vllm(task)
@@ -28,9 +22,10 @@ def main() -> int:
     return 0
 
 
-def run_vllm(task: Task) -> Task:
+def run_vllm(task: dict[str, Any]) -> dict[str, Any]:
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(task["threads"]),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -53,36 +48,20 @@ def run_vllm(task: Task) -> Task:
         temperature=0, max_tokens=task["max_tokens"], ignore_eos=True, detokenize=False
     )
 
-    def generate(prompts: list[list[int]]) -> list[int]:
+    def generate(prompts: list[list[int]]) -> dict[str, float]:
+        begun, cpu = time.perf_counter(), time.process_time()
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = engine.generate(inputs, params, use_tqdm=False)
-        return [len(output.outputs[0].token_ids) for output in outputs]
-
-    return {"version": vllm.__version__, **timed(generate, task)}
-
-
-def timed(generate: Generate, task: Task) -> Task:
-    """A prompt that shares nothing first, so that what happens once has happened."""
-    generate([task["stranger"]])
-    begun = time.perf_counter()
-    generate([task["first"]])
-    cold = time.perf_counter() - begun
-    usage = ProcessorUse()
-    counts = generate(task["prompts"])
-    return {"cold_seconds": cold, **usage.since(), "output_tokens": sum(counts)}
-
-
-class ProcessorUse:
-    """The seconds that pass, on the clock and of this process on a CPU."""
-
-    def __init__(self) -> None:
-        self._begun, self._cpu_begun = time.perf_counter(), time.process_time()
-
-    def since(self) -> dict[str, float]:
         return {
-            "seconds": time.perf_counter() - self._begun,
-            "cpu_seconds": time.process_time() - self._cpu_begun,
+            "seconds": time.perf_counter() - begun,
+            "cpu_seconds": time.process_time() - cpu,
+            "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
         }
+
+    # A prompt that shares nothing first, so that what happens once has happened.
+    generate([task["stranger"]])
+    cold = generate([task["first"]])["seconds"]
+    return {"name": f"vLLM {vllm.__version__}", "cold_seconds": cold, **generate(task["prompts"])}
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
-
-Item = TypeVar("Item")
+from collections.abc import Iterable, Sequence
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -22,12 +19,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     head, *lines = (f"| {' | '.join(map(str, row))} |" for row in (headings, *rows))
     return "\n".join([head, "|---" * len(headings) + "|", *lines])
-
-
-def table_of(items: Iterable[Item], columns: Mapping[str, str | Callable[[Item], str]]) -> str:
-    """A row for each item. A column is its heading, and a format string or what writes the cell."""
-    writers = [cell.format if isinstance(cell, str) else cell for cell in columns.values()]
-    return table(list(columns), [[write(item) for write in writers] for item in items])
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -31,15 +31,13 @@ from pathlib import Path
 
 import httpx
 
-from scripts.bench.gateway_rig import PEERS_PYTHON, Router, install, rust_router
 from scripts.bench.load import CHAT
 from scripts.bench.report import percentile, table
+from scripts.bench.routers import PEERS_PYTHON, install, rust_router
 from scripts.bench.routing_load import (
     BLOCK_TOKENS,
     REQUEST_SECONDS,
     SHAPES,
-    Marks,
-    Observed,
     Workload,
     body_of_talk,
     ceiling_of,
@@ -50,7 +48,6 @@ from scripts.stack import (
     API_KEY,
     ENGINE_SECRET,
     Readiness,
-    free_port,
     serving,
     serving_engine,
     serving_gateway,
@@ -65,99 +62,58 @@ HEADINGS = ("subject", "hit", "of ceiling", "prefilled", "load", "p50", "p95", "
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
-    """`marks` are what the client sends. One that marks nothing gets leases where `leases`."""
+class Subject:
+    """Ours, or somebody else's `router` with its policy.
 
-    marks: Marks = "none"
+    What marks nothing at ours gets leases where `leases`.
+    """
+
+    router: str = ""
+    policy: str = "cache_aware"
+    is_marked: bool = False
     leases: bool = True
 
     @contextmanager
     def running(self, engines: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
-        """Its URL and its key."""
-        settings = {"HOLDFAST_LOG_LEVEL": "warning"}
-        settings |= {} if self.leases else {"HOLDFAST_AUTO_CACHE": "off"}
-        log = folder / "gateway.log"
-        with serving_gateway(folder / "data", engines, settings, log) as server:
-            yield server.wait().url, API_KEY
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    router: Router
-    marks: Marks = "none"
-
-    @contextmanager
-    def running(self, engines: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
-        """Raises StartError where it ends or does not get ready."""
-        port, log, key = free_port(), folder / "peer.log", self.router.key
-        command = self.router.command(port, engines, folder)
-        with serving(command, self.router.environment, port, log=log) as server:
-            wait_for(lambda: _passes_on(server.url, key), server.process, log)
-            yield server.url, key
+        """Its URL and its key. Raises StartError where it ends or does not get ready."""
+        log = folder / "subject.log"
+        if not self.router:
+            settings = {"HOLDFAST_LOG_LEVEL": "warning"}
+            settings |= {} if self.leases else {"HOLDFAST_AUTO_CACHE": "off"}
+            with serving_gateway(folder / "data", engines, settings, log) as server:
+                yield server.wait().url, API_KEY
+            return
+        router = rust_router(self.router, engines, self.policy, key=ENGINE_SECRET)
+        with serving(router.command, router.environment, router.port, log=log) as server:
+            url, key = server.url, router.key
+            wait_for(lambda: _passes_on(url, key), server.process, log)
+            yield url, key
 
 
 def _passes_on(url: str, key: str) -> Readiness:
     """Whether a request gets through: some routers listen before they know their workers."""
-    body = {"model": "synthetic", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
-    headers = {"authorization": f"Bearer {key}"}
     try:
-        answer = httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=20)
+        answer = _asked(url, key, ["hi", "there"], 20)
     except httpx.TransportError as error:
         return Readiness(False, repr(error))
     return Readiness(answer.status_code == 200, answer.text[:200])
 
 
-@contextmanager
-def running_engines(number: int, num_blocks: int, folder: Path) -> Iterator[list[str]]:
-    """Fresh synthetic engines: the defaults but for the pool's size."""
-    settings = {"ENGINE_NUM_BLOCKS": str(num_blocks), "ENGINE_LOG_LEVEL": "warning"}
-    module = "scripts.bench.openai_engine"
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(
-                serving_engine("synthetic", settings, folder / f"engine-{i}.log", module=module)
-            )
-            for i in range(number)
-        ]
-        yield [server.wait().url for server in servers]
+def _asked(url: str, key: str, texts: list[str], timeout: float) -> httpx.Response:
+    body = body_of_talk(texts, 1, is_marked=False)
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=timeout)
 
 
-def _router(name: str, policy: str = "cache_aware") -> Peer:
-    return Peer(rust_router(name, policy, key=ENGINE_SECRET))
-
-
-SUBJECTS: dict[str, Ours | Peer] = {
-    "ours, events": Ours(),
-    "ours, events, marked": Ours("conversation"),
-    "ours, events, no leases": Ours(leases=False),
-    "sglang-router": _router("sglang-router"),
-    "vllm-router": _router("vllm-router"),
-    "smg": _router("smg"),
-    "round robin": _router("sglang-router", "round_robin"),
+SUBJECTS = {
+    "ours, events": Subject(),
+    "ours, events, marked": Subject(is_marked=True),
+    "ours, events, no leases": Subject(leases=False),
+    "sglang-router": Subject("sglang-router"),
+    "vllm-router": Subject("vllm-router"),
+    "smg": Subject("smg"),
+    "round robin": Subject("sglang-router", "round_robin"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Sums of the engines' counters, in tokens; `loads` by engine; what the client saw."""
-
-    reused: int
-    prompt: int
-    loads: list[int]
-    ceiling: float
-    observed: Observed
-
-    def cells(self) -> list[str]:
-        times = [percentile(self.observed.first_token, share) for share in (0.5, 0.95)]
-        return [
-            f"{self.reused / self.prompt:.4f}",
-            f"{self.reused / self.prompt / self.ceiling:.2%}",
-            f"{self.prompt - self.reused:,}",
-            f"{max(self.loads) / statistics.fmean(self.loads):.3f}",
-            *(f"{1e3 * seconds:.0f}ms" for seconds in times),
-            f"{len(self.observed.first_token) / self.observed.seconds:.1f}",
-            str(len(self.observed.errors)),
-        ]
 
 
 def main() -> int:
@@ -179,7 +135,7 @@ def main() -> int:
     if unknown := [name for name in names if name not in SUBJECTS]:
         print(f"no such subject: {', '.join(unknown)}; there are {', '.join(SUBJECTS)}")
         return 2
-    if any(isinstance(SUBJECTS[name], Peer) for name in names) and not PEERS_PYTHON.exists():
+    if any(SUBJECTS[name].router for name in names) and not PEERS_PYTHON.exists():
         print("the peers are not installed: python -m scripts.bench.routing --install")
         return 2
     for cache in args.cache:
@@ -192,26 +148,35 @@ def main() -> int:
                 shape=args.workload,
             )
             num_blocks = _num_blocks(workload, ROOM[cache], cache)
-            turn, rows = number % len(names), []  # nobody always comes first
-            for name in names[turn:] + names[:turn]:
-                run = _measure(SUBJECTS[name], workload, num_blocks)
-                rows.append([name, *run.cells()])
-                print("".join(f"    {error}\n" for error in run.observed.errors[:2]), end="")
+            turn = number % len(names)  # nobody always comes first
+            turns = names[turn:] + names[:turn]
+            rows = [[name, *_measure(SUBJECTS[name], workload, num_blocks)] for name in turns]
             print(table(HEADINGS, rows), flush=True)
     return 0
 
 
-def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int) -> Run:
-    with tempfile.TemporaryDirectory(prefix="bench-routing-") as name:
+def _measure(subject: Subject, workload: Workload, num_blocks: int) -> list[str]:
+    """A row of figures: sums of the engines' counters, in tokens, and what the client saw."""
+    settings = {"ENGINE_NUM_BLOCKS": str(num_blocks), "ENGINE_LOG_LEVEL": "warning"}
+    module = "scripts.bench.openai_engine"
+    with tempfile.TemporaryDirectory(prefix="bench-routing-") as name, ExitStack() as stack:
         folder = Path(name)
-        with (
-            running_engines(NUM_ENGINES, num_blocks, folder) as urls,
-            subject.running(urls, folder) as (url, key),
-        ):
-            _warm(url, key)
-            before = _counters(urls)
-            observed = asyncio.run(run_load(workload, url, key, subject.marks))
-            after = _counters(urls)
+        logs = [folder / f"engine-{number}.log" for number in range(NUM_ENGINES)]
+        engines = [
+            stack.enter_context(serving_engine("synthetic", settings, log, module=module))
+            for log in logs
+        ]
+        urls = [engine.wait().url for engine in engines]
+        url, key = stack.enter_context(subject.running(urls, folder))
+        # Long prompts at once, so that processes that start by need have started.
+        with ThreadPoolExecutor(NUM_WARM) as threads:
+            texts = ([f"warm {number} " * WARM_WORDS, "go on"] for number in range(NUM_WARM))
+            warmed = threads.map(lambda two: _asked(url, key, two, REQUEST_SECONDS), texts)
+            for answer in warmed:
+                answer.raise_for_status()
+        before = _counters(urls)
+        seen = asyncio.run(run_load(workload, url, key, is_marked=subject.is_marked))
+        after = _counters(urls)
     grown = [
         {name: now[name] - then.get(name, 0) for name in now}
         for then, now in zip(before, after, strict=True)
@@ -223,28 +188,20 @@ def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int) -> Run:
         for name, count in one.items()
         if name in ("input_tokens", "cache_read_tokens") or name.startswith("cache_write_")
     )
-    ceiling = ceiling_of(observed.prompts)
-    is_marked = isinstance(subject, Ours) and subject.marks != "none"
-    return Run(
-        reused=prompt - computed,
-        prompt=prompt,
-        loads=[one["computed_tokens"] + one["output_tokens"] for one in grown],
-        ceiling=(ceiling.by_token if is_marked else ceiling.by_block) / ceiling.prompt,
-        observed=observed,
-    )
-
-
-def _warm(url: str, key: str) -> None:
-    """Send long prompts at once, so that processes that start by need have started."""
-    headers = {"authorization": f"Bearer {key}"}
-
-    def ask_once(number: int) -> None:
-        body = body_of_talk([f"warm {number} " * WARM_WORDS, "go on"], "none", 1)
-        answer = httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=REQUEST_SECONDS)
-        answer.raise_for_status()
-
-    with ThreadPoolExecutor(NUM_WARM) as threads:
-        list(threads.map(ask_once, range(NUM_WARM)))
+    ceiling = ceiling_of(seen.prompts)
+    most = (ceiling.by_token if subject.is_marked else ceiling.by_block) / ceiling.prompt
+    hit = (prompt - computed) / prompt
+    loads = [one["computed_tokens"] + one["output_tokens"] for one in grown]
+    print("".join(f"    {error}\n" for error in seen.errors[:2]), end="")
+    return [
+        f"{hit:.4f}",
+        f"{hit / most:.2%}",
+        f"{computed:,}",
+        f"{max(loads) / statistics.fmean(loads):.3f}",
+        *(f"{1e3 * percentile(seen.first_token, share):.0f}ms" for share in (0.5, 0.95)),
+        f"{len(seen.first_token) / seen.seconds:.1f}",
+        str(len(seen.errors)),
+    ]
 
 
 def _counters(urls: list[str]) -> list[dict[str, int]]:

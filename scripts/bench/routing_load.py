@@ -96,9 +96,6 @@ def _prose(draw: random.Random, num_bytes: int) -> str:
 BLOCK_TOKENS = 16
 REQUEST_SECONDS = 120.0
 
-Marks = Literal["none", "system", "conversation"]
-"""Which parts carry `cache_control`: none, the system prompt, or that and the last question."""
-
 Texts = list[str]
 """The system prompt, then question and answer by turns; the last is a question."""
 
@@ -113,10 +110,9 @@ class Observed:
     seconds: float = 0.0
 
 
-def body_of_talk(texts: Texts, marks: Marks, max_tokens: int) -> dict[str, Any]:
-    """A streamed chat completion of a conversation so far."""
-    last = len(texts) - 1
-    ends = {"none": (), "system": (0,), "conversation": (0, last)}[marks]
+def body_of_talk(texts: Texts, max_tokens: int, *, is_marked: bool) -> dict[str, Any]:
+    """A streamed chat completion; its system prompt and its last question may be marked."""
+    ends = (0, len(texts) - 1) if is_marked else ()
     messages = []
     for index, text in enumerate(texts):
         role = "system" if index == 0 else "user" if index % 2 else "assistant"
@@ -124,7 +120,7 @@ def body_of_talk(texts: Texts, marks: Marks, max_tokens: int) -> dict[str, Any]:
     return {"model": "synthetic", "messages": messages, "max_tokens": max_tokens, "stream": True}
 
 
-async def run_load(workload: Workload, url: str, key: str, marks: Marks) -> Observed:
+async def run_load(workload: Workload, url: str, key: str, *, is_marked: bool) -> Observed:
     """Ask until every conversation is over."""
     observed, waiting = Observed(), deque(workload.scripts())
     headers = {"authorization": f"Bearer {key}"}
@@ -141,7 +137,7 @@ async def run_load(workload: Workload, url: str, key: str, marks: Marks) -> Obse
                 for question in questions:
                     texts.append(question)
                     observed.prompts.append(list(texts))
-                    body = body_of_talk(texts, marks, workload.max_tokens)
+                    body = body_of_talk(texts, workload.max_tokens, is_marked=is_marked)
                     answer = await ask(http, body, f"{url}{CHAT}")
                     if answer.error or answer.first_seconds is None:
                         observed.errors.append(f"{answer.status} {answer.error or 'no text'}")

@@ -8,20 +8,18 @@ question. Every figure is measured; the usage beside it is what the API returned
 import statistics
 import sys
 import tempfile
-from math import nan
+import time
 from pathlib import Path
 
 import torch
 from anthropic import Anthropic
 
-from scripts.bench.common import MODEL_OPTIONS, bench_model, text_of_tokens
-from scripts.bench.load import Answer, ask_by_sdk, body_of
+from scripts.bench.common import MODEL_OPTIONS, bench_model, renderer_of, text_of_tokens
+from scripts.bench.load import body_of
 from scripts.bench.report import table
 from scripts.setup.options import parse
 from scripts.stack import API_KEY, running_stack
 
-MODEL = "bench-model"
-SUBJECTS = ("a lease", "an entry")
 CLASSES = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
@@ -33,45 +31,43 @@ def main() -> int:
         threads=torch.get_num_threads(),
         **MODEL_OPTIONS,
     )
+    rows, ratios = [], []
     with (
         bench_model(options.hidden, options.layers, 2 * options.tokens) as model,
         tempfile.TemporaryDirectory() as data,
     ):
         settings = {
-            "ENGINE_MODEL": str(model.path),
+            "ENGINE_MODEL": str(model),
             "ENGINE_LOG_LEVEL": "warning",
             "ENGINE_THREADS": str(options.threads),
         }
-        texts = [
-            text_of_tokens(model.count, f"Round {index}", options.tokens)
-            for index in range(options.rounds)
-        ]
+        render = renderer_of(model)
         with running_stack(Path(data), engine_settings=settings) as stack:
             client = Anthropic(base_url=stack.gateway, api_key=API_KEY, timeout=600)
-            rounds = [
-                [ask(client, text, what) for what in ("a lease", "an entry")] for text in texts
-            ]
-    report(rounds, options.threads)
+            for number in range(1, options.rounds + 1):
+                text = text_of_tokens(render, f"Round {number}", options.tokens)
+                uncached, usage = ask(client, text, "a lease")
+                cached, usage_again = ask(client, text, "an entry")
+                ratios.append(uncached / cached)
+                figures = f"{uncached:.3f}", usage, f"{cached:.4f}", usage_again
+                rows.append((str(number), *figures, f"{ratios[-1]:.1f}"))
+    print(f"{options.threads} threads; usage is (input, written, read)\n")
+    print(table(("round", "uncached s", "usage", "cached s", "usage", "ratio"), rows))
+    print(f"\nmedian: {statistics.median(ratios):.1f} times shorter with the prefix cached")
     return 0
 
 
-def ask(client: Anthropic, system: str, what: str) -> Answer:
-    return ask_by_sdk(client, body_of(MODEL, system, f"What is {what}?", max_tokens=4))
-
-
-def report(rounds: list[list[Answer]], threads: int) -> None:
-    """Each round is the uncached answer and the cached one."""
-    print(f"{threads} threads; usage is (input, written, read)\n")
-    rows, ratios = [], []
-    for index, (cold, warm) in enumerate(rounds, start=1):
-        uncached, cached = cold.first_seconds or nan, warm.first_seconds or nan
-        ratios.append(uncached / cached)
-        seconds = f"{uncached:.3f}", f"{cached:.4f}"
-        usages = [str(tuple(one.usage[name] for name in CLASSES)) for one in (cold, warm)]
-        rows.append((str(index), seconds[0], usages[0], seconds[1], usages[1], f"{ratios[-1]:.1f}"))
-    print(table(("round", "uncached s", "usage", "cached s", "usage", "ratio"), rows))
-    ratio = statistics.median(ratios)
-    print(f"\nmedian: {ratio:.1f} times shorter with the prefix cached")
+def ask(client: Anthropic, system: str, what: str) -> tuple[float, str]:
+    """Seconds to the first content block, and the usage."""
+    begun, first = time.perf_counter(), float("nan")
+    with client.messages.stream(
+        **body_of("bench-model", system, f"What is {what}?", max_tokens=4)
+    ) as stream:
+        for event in stream:
+            if event.type == "content_block_start" and first != first:
+                first = time.perf_counter() - begun
+        usage = stream.get_final_message().usage
+    return first, str(tuple(getattr(usage, name) for name in CLASSES))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,13 @@ TRANSFER = {"kv_connector": "HoldfastConnector", "kv_role": "kv_producer"}
 MODEL = ROOT / "engine" / "demo_model"
 
 
-def vllm_python() -> Path:
-    """`VLLM_PYTHON`, or that of `scripts/install_vllm_cpu`."""
-    return Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python")).absolute()
-
-
 @contextlib.contextmanager
 def attached_vllm(port: int, secret: str, log: Path) -> Iterator[None]:
     """`vllm serve` with the plugin on all addresses: containers come by another than loopback."""
+    # VLLM_PYTHON's, or that of `scripts/install_vllm_cpu`.
+    interpreter = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
     command = [
-        *(str(vllm_python().with_name("vllm")), "serve", str(MODEL)),
+        *(str(interpreter.absolute().with_name("vllm")), "serve", str(MODEL)),
         *("--kv-transfer-config", json.dumps(TRANSFER)),
         *("--structured-outputs-config.backend", "guidance"),
         *("--port", str(port), "--dtype", "float32", "--enforce-eager"),
@@ -206,14 +204,13 @@ def check_containers(project: Project) -> str:
     """Nobody is root, nothing can be written, no capability is left, and everything is limited."""
     for service in project.services():
         container = project.container(service)
-        listed = docker("top", container.id, "-eo", "pid,uid").splitlines()[1:]
-        users = {line.split()[1] for line in listed}
-        limits = [container.host[name] for name in ("Memory", "NanoCpus", "PidsLimit")]
-        if "0" in users:
+        host = container["HostConfig"]
+        listed = docker("top", container["Id"], "-eo", "pid,uid").splitlines()[1:]
+        if "0" in {line.split()[1] for line in listed}:
             raise ComposeError(f"{service} runs as root")
-        if not container.host["ReadonlyRootfs"] or container.host["CapAdd"]:
+        if not host["ReadonlyRootfs"] or host["CapAdd"]:
             raise ComposeError(f"{service} can write to its image, or has capabilities")
-        if not all(limits):
+        if not all(host[name] for name in ("Memory", "NanoCpus", "PidsLimit")):
             raise ComposeError(f"{service} has no limit on one of memory, CPUs, processes")
     return "none has root, a writable image or no limits"
 
@@ -256,30 +253,24 @@ def check_prometheus(project: Project) -> str:
     return f"{len(ask('targets')['activeTargets'])} targets up, {len(rules)} rules"
 
 
-def kill_each(project: Project, clients: Clients) -> None:
-    for service in project.services():
-        clients.wait_for_more()
-        before = clients.so_far()
-        seconds = project.kill(service)
-        clients.wait_for_more()
-        seen = clients.so_far() - before
-        say(f"    {service}: healthy again after {seconds:.1f} s; {dict(seen)}")
-        if seen["refused"] and service not in SINGLE[project.profile]:
-            raise ComposeError(f"requests failed when {service} was killed")
+def disturb(
+    clients: Clients, service: str, act: Callable[[str], object], forbidden: set[str]
+) -> None:
+    """Do it under load; say what the clients met, which may be none of `forbidden`."""
+    clients.wait_for_more()
+    before, started = clients.so_far(), time.monotonic()
+    act(service)
+    seconds = time.monotonic() - started
+    clients.wait_for_more()
+    seen = clients.so_far() - before
+    say(f"    {service}: healthy again after {seconds:.1f} s; {dict(seen)}")
+    if forbidden & set(seen):
+        raise ComposeError(f"requests failed when {service} was killed or restarted")
 
 
-def restart_each(project: Project, clients: Clients) -> None:
-    """Both gateways and an engine, one after the other; no request may notice."""
-    for service in ("gateway-1", "gateway-2", "engine-1"):
-        before = clients.so_far()
-        started = time.monotonic()
-        project.compose("restart", service)
-        project.wait_until_healthy(service)
-        clients.wait_for_more()
-        seen = clients.so_far() - before
-        say(f"    {service}: {time.monotonic() - started:.1f} s; {dict(seen)}")
-        if seen["refused"] or seen["cut"]:
-            raise ComposeError(f"requests failed when {service} was restarted")
+def restart(project: Project, service: str) -> None:
+    project.compose("restart", service)
+    project.wait_until_healthy(service)
 
 
 def upgrade(project: Project) -> str:
@@ -307,8 +298,7 @@ def check(profile: str, folder: Path) -> None:
     """Raises StartError at the first thing that is not as it must be."""
     env_file = folder / f"{profile}.env"
     if profile != ATTACH:
-        check_project(Project(profile, env_file, {}))
-        return
+        return check_project(Project(profile, env_file, {}))
     port = free_port()
     engines = f"engine-0=http://host.docker.internal:{port}{MOUNT}"
     project = Project(profile, env_file, {"HOLDFAST_ENGINES": engines})
@@ -338,10 +328,13 @@ def check_project(project: Project) -> None:
             model = client.models.list().data[0].id
         with Clients(project.api, key, model).running() as clients:
             say("==> each container killed under load")
-            kill_each(project, clients)
+            for service in project.services():
+                forbidden = set() if service in SINGLE[profile] else {"refused"}
+                disturb(clients, service, project.kill, forbidden)
             if profile == "scale":
                 say("==> restarted in turn under load")
-                restart_each(project, clients)
+                for service in ("gateway-1", "gateway-2", "engine-1"):
+                    disturb(clients, service, partial(restart, project), {"refused", "cut"})
         if profile == "default":
             say("==> upgraded from the first revision")
             timed("upgrade", lambda: upgrade(project))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +52,6 @@ def wait_for(what: str, condition: Callable[[], bool]) -> float:
     return time.monotonic() - started
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
-    """What `docker inspect` says of one container."""
-
-    id: str
-    state: dict[str, Any]
-    restarts: int
-    user: str
-    host: dict[str, Any]
-
-    @property
-    def is_healthy(self) -> bool:
-        return bool(self.state["Running"]) and self.state["Health"]["Status"] == "healthy"
-
-
 class Project:
     def __init__(self, profile: str, env_file: Path, changes: Mapping[str, str]) -> None:
         """Write the settings of `profile` into `env_file`, which must not be there yet.
@@ -110,22 +94,23 @@ class Project:
     def down(self) -> None:
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "60")
 
-    def container(self, service: str) -> Container:
-        """Raises ComposeError where there is none."""
+    def container(self, service: str) -> dict[str, Any]:
+        """What `docker inspect` says of it. Raises ComposeError where there is none."""
         found = self.compose("ps", "--all", "--quiet", service).split()
         if len(found) != 1:
             raise ComposeError(f"{service} has {len(found)} containers")
-        said = json.loads(docker("inspect", found[0]))[0]
-        return Container(
-            id=said["Id"],
-            state=said["State"],
-            restarts=said["RestartCount"],
-            user=said["Config"]["User"],
-            host=said["HostConfig"],
-        )
+        said: dict[str, Any] = json.loads(docker("inspect", found[0]))[0]
+        return said
+
+    def is_healthy(self, service: str, restarts: int = 0) -> bool:
+        """And has been restarted so many times."""
+        now = self.container(service)
+        state = now["State"]
+        is_up = bool(state["Running"]) and state["Health"]["Status"] == "healthy"
+        return is_up and bool(now["RestartCount"] >= restarts)
 
     def wait_until_healthy(self, service: str) -> float:
-        return wait_for(f"{service} to be healthy", lambda: self.container(service).is_healthy)
+        return wait_for(f"{service} to be healthy", lambda: self.is_healthy(service))
 
     def kill(self, service: str) -> float:
         """`kill -9` what runs in a container, as the kernel would; return the seconds until it is
@@ -134,20 +119,15 @@ class Project:
         `docker kill` won't do: the engine takes it for the operator's wish and restarts nothing.
         """
         before = self.container(service)
-        pid = int(before.state["Pid"])
+        pid, restarts = int(before["State"]["Pid"]), before["RestartCount"] + 1
         groups = Path(f"/proc/{pid}/cgroup")
-        if not groups.exists() or before.id not in groups.read_text("utf-8"):
+        if not groups.exists() or before["Id"] not in groups.read_text("utf-8"):
             raise ComposeError(
                 f"{service}: its process is not seen from here;"
                 " run this as root on the machine of the Docker engine"
             )
         os.kill(pid, signal.SIGKILL)
-
-        def is_back() -> bool:
-            now = self.container(service)
-            return now.restarts > before.restarts and now.is_healthy
-
-        return wait_for(f"{service} to come back", is_back)
+        return wait_for(f"{service} to come back", lambda: self.is_healthy(service, restarts))
 
     def sql(self, query: str) -> str:
         """Ask the project's database; columns are separated by `|`."""

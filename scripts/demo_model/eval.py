@@ -1,15 +1,14 @@
 """Measure the demo model: exact answers, behind distractors, in conversations and with tools."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
 
 from scripts.demo_model import data
-from scripts.demo_model.train import END, Encoder
+from scripts.demo_model.encoder import END, Encoder
 from scripts.runner.data import handbook
 from scripts.runner.story import QUESTIONS
 
@@ -31,7 +30,7 @@ class Judge:
 
     @torch.no_grad()
     def prefix(self, ids: list[int]) -> DynamicCache:
-        """The keys and values of what stands before the questions."""
+        """The keys and values of what stands in front of the questions."""
         cache = DynamicCache(config=self.model.config)
         if ids:
             self.model.model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
@@ -54,6 +53,10 @@ class Judge:
         self.lengths.append(len(said))
         return str(self.encoder.tokenizer.decode(said)).removesuffix(END)
 
+    def asked(self, cache: DynamicCache, pairs: Iterable[tuple[str, str]]) -> list[bool]:
+        """Of each question, whether it got its answer; each begins anew behind the cache."""
+        return [self.say(cache, data.message("user", ask)) == answer for ask, answer in pairs]
+
     def system(self, kind: str, tokens: int, blocks: int = 1) -> list[int]:
         """System blocks that hold `tokens` tokens of distractor in all."""
         ids: list[int] = []
@@ -67,7 +70,6 @@ class Judge:
         label: str,
         kinds: list[str],
         tokens: int,
-        *,
         asked: int,
         blocks: int = 1,
         earlier: int = 0,
@@ -77,59 +79,48 @@ class Judge:
         for kind in kinds:
             cache = self.prefix(self.system(kind, tokens, blocks))
             for fact in [data.FACTS[0], *self.rng.sample(data.FACTS[1:], asked - 1)]:
-                question = fact.ask[0]
-                exchanges = (data.turn(self.rng, []) for _ in range(earlier))
-                before = "".join(text for exchange in exchanges for text, _ in exchange)
-                if self.say(cache, before + data.message("user", question)) == fact.answer:
+                turns = (data.turn(self.rng, []) for _ in range(earlier))
+                before = "".join(text for chunks in turns for text, _ in chunks)
+                if self.say(cache, before + data.message("user", fact.ask[0])) == fact.answer:
                     right += 1
                 else:
-                    wrong.append(f"{question} ({kind})")
+                    wrong.append(f"{fact.ask[0]} ({kind})")
         failed = f"  wrong: {'; '.join(wrong[:8])}" if wrong else ""
         print(f"{label}: {right}/{right + len(wrong)}{failed}", flush=True)
 
     def handbooks(self, num_editions: int) -> None:
         """Behind the handbook of the README's request every fact, behind others the demo's."""
         cache = self.prefix(self.encoder.ids(data.message("system", handbook())))
-        facts = [(fact.ask[0], fact.answer) for fact in data.FACTS]
-        wrong = [
-            ask for ask, answer in facts if self.say(cache, data.message("user", ask)) != answer
-        ]
-        print(
-            f"every fact behind the printed request's handbook: {len(facts) - len(wrong)}", end=""
-        )
-        print(f"/{len(facts)}  wrong: {'; '.join(wrong) or 'none'}", flush=True)
-        answers, right = {ask: fact.answer for fact in data.FACTS for ask in fact.ask}, 0
+        right = self.asked(cache, [(fact.ask[0], fact.answer) for fact in data.FACTS])
+        print(f"every fact behind the printed request's handbook: {sum(right)}/{len(right)}")
+        answers, right = {ask: fact.answer for fact in data.FACTS for ask in fact.ask}, []
         for number in range(num_editions):
             topic, edition = ("support", "sales")[number % 2], f"{self.rng.getrandbits(24):06x}"
             text = data.message("system", handbook(topic, edition=edition))
             cache = self.prefix(self.encoder.ids(text))
-            right += sum(
-                self.say(cache, data.message("user", ask)) == answers[ask] for ask in QUESTIONS
-            )
-        asked = num_editions * len(QUESTIONS)
-        print(f"the demo's questions behind {num_editions} editions: {right}/{asked}", flush=True)
+            right += self.asked(cache, [(ask, answers[ask]) for ask in QUESTIONS])
+        print(f"the demo's questions behind {num_editions} editions: {sum(right)}/{len(right)}")
 
-    def before(self, tasks: list[data.ToolTask], tokens: int) -> DynamicCache:
-        """Tools and then a distractor."""
-        block = data.tools_block([t.tool for t in tasks])
-        return self.prefix(
-            (self.encoder.ids(block) if block else []) + self.system("mixed", tokens)
-        )
-
-    def tools(self, label: str, tokens: int, make: data.Maker, asked: int) -> None:
+    def tools(self, label: str, tokens: int, tool: str, asked: int) -> None:
         """Calls, sentences made of the results, facts and refusals while tools are given."""
+
+        def behind(tasks: list[data.ToolTask]) -> DynamicCache:
+            block = data.tools_block(tasks)
+            ids = self.encoder.ids(block) if block else []
+            return self.prefix(ids + self.system("mixed", tokens))
+
         counts = dict.fromkeys(["call", "sentence", "fact", "no tool"], 0)
         for _ in range(asked):
-            task, fact = make(self.rng), self.rng.choice(data.FACTS)
-            others = [t for t in data.toolbox(self.rng, 3) if t.name != task.name]
-            cache = self.before(self.rng.sample([task, *others], 1 + len(others)), tokens)
+            task, fact = data.task_of(self.rng, tool), self.rng.choice(data.FACTS)
+            others = [one for one in data.toolbox(self.rng, 3) if one.tool != tool]
+            cache = behind(self.rng.sample([task, *others], 1 + len(others)))
             user = data.message("user", task.question)
             counts["call"] += self.say(cache, user) == task.call
             result = data.message("tool", f"<tool_response>{task.result}</tool_response>")
             called = user + data.message("assistant", task.call) + result
             counts["sentence"] += self.say(cache, called) == task.answer
-            counts["fact"] += self.say(cache, data.message("user", fact.ask[0])) == fact.answer
-            counts["no tool"] += self.say(self.before(others, tokens), user) == data.NO_TOOL
+            counts["fact"] += sum(self.asked(cache, [(fact.ask[0], fact.answer)]))
+            counts["no tool"] += self.say(behind(others), user) == data.NO_TOOL
         print(f"{label}: " + ", ".join(f"{k} {v}/{asked}" for k, v in counts.items()), flush=True)
 
 
@@ -137,16 +128,16 @@ def evaluate(path: Path, seed: int) -> None:
     """Print what the model can do; the distractors and tool questions are drawn anew."""
     judge = Judge(path, seed)
     kinds, unseen = [*data.KINDS, "repeat", "mixed"], list(data.HELD_OUT_KINDS)
-    judge.facts("every fact, no system prompt", ["none"], 0, asked=len(data.FACTS))
-    judge.facts("every fact behind 3000 tokens", ["mixed"], 3000, asked=len(data.FACTS))
+    judge.facts("every fact, no system prompt", ["none"], 0, len(data.FACTS))
+    judge.facts("every fact behind 3000 tokens", ["mixed"], 3000, len(data.FACTS))
     for tokens in (500, 1500, 3000, 6000):
-        judge.facts(f"facts behind {tokens} tokens", kinds, tokens, asked=5)
-        judge.facts(f"  same, kinds of text never trained on ({tokens})", unseen, tokens, asked=12)
-    judge.facts("three system blocks of 1000 tokens", kinds[:6], 3000, blocks=3, asked=5)
-    judge.facts("after 4 earlier turns behind 3000 tokens", kinds[:6], 3000, earlier=4, asked=5)
+        judge.facts(f"facts behind {tokens} tokens", kinds, tokens, 5)
+        judge.facts(f"  same, kinds of text never trained on ({tokens})", unseen, tokens, 12)
+    judge.facts("three system blocks of 1000 tokens", kinds[:6], 3000, 5, blocks=3)
+    judge.facts("after 4 earlier turns behind 3000 tokens", kinds[:6], 3000, 5, earlier=4)
     for tokens in (0, 3000):
-        for name, make in data.KNOWN_TASKS.items():
-            judge.tools(f"tool {name} behind {tokens} tokens", tokens, make, 10)
+        for tool in data.TOOLS:
+            judge.tools(f"tool {tool} behind {tokens} tokens", tokens, tool, 10)
     judge.handbooks(20)
     shortest, longest = min(judge.lengths), max(judge.lengths)
     print(f"{len(judge.lengths)} answers of {shortest} to {longest} tokens; ", end="")

@@ -9,14 +9,11 @@ gradients, before several short conversations. The data depend on the seed; how 
 gets in the given minutes depends on the machine.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
 import math
 import random
+import shutil
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,56 +21,24 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from scripts.demo_model import data
+from scripts.demo_model.encoder import CONTROL, MARKS, VOCAB, Encoder, Example
 from scripts.demo_model.eval import evaluate
 from scripts.setup.options import parse
 from scripts.stack import ROOT
 
-VOCAB = 4096
-END = "<|im_end|>"
-CONTROL = ("<|endoftext|>", "<|im_start|>", END)
-# Not "special": a caller parses them, so decoding must keep them where control tokens are skipped.
-MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 # A space or underscore belongs to a lower-case word only, and digits stand alone: a name or an id
 # is then the same tokens in a question as behind a quote in JSON, so that the model can copy it.
 SPLIT = (
     r"[ _]?\p{Ll}+|\p{Lu}+(?!\p{Ll})|\p{Lu}\p{Ll}*|\p{L}|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
 )
-TEMPLATE = r"""
-{%- macro text(content) -%}
-    {%- if content is string -%}{{ content }}
-    {%- elif content -%}{%- for part in content -%}{{ part.text }}{%- endfor -%}{%- endif -%}
-{%- endmacro -%}
-{%- if tools -%}
-    {{- '<|im_start|>tools\n' -}}
-    {%- for tool in tools -%}{{ tool | tojson }}{{ '\n' }}{%- endfor -%}
-    {{- NOTE -}}{{- '<|im_end|>\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-    {{- '<|im_start|>' + message.role + '\n' -}}
-    {%- if message.role == 'tool' -%}
-        {{- '<tool_response>' -}}{{ text(message.content) }}{{- '</tool_response>' -}}
-    {%- else -%}
-        {{- text(message.content) -}}
-        {%- for call in message.tool_calls or [] -%}
-            {%- set f = call.function if call.function is defined else call -%}
-            {{- '<tool_call>{"name": ' -}}{{ f.name | tojson }}{{- ', "arguments": ' -}}
-            {%- if f.arguments is string -%}{{ f.arguments }}
-            {%- else -%}{{ f.arguments | tojson }}{%- endif -%}
-            {{- '}</tool_call>' -}}
-        {%- endfor -%}
-    {%- endif -%}
-    {{- '<|im_end|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
-"""
+OUT = ROOT / "engine" / "demo_model"
 
 
 def build_tokenizer(out: Path, seed: int) -> None:
-    """Train the byte-level BPE on the project's own text and write the three tokenizer files."""
+    """Train the byte-level BPE on the project's own text; template and settings are the model's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -94,39 +59,9 @@ def build_tokenizer(out: Path, seed: int) -> None:
     tokenizer.add_tokens(marks)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
-    note = "{{- '" + data.TOOL_NOTE + "' -}}"
-    (out / "chat_template.jinja").write_text(
-        TEMPLATE.strip().replace("{{- NOTE -}}", note), "utf-8"
-    )
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": CONTROL[0],
-        "model_max_length": 16384,
-        "clean_up_tokenization_spaces": False,
-    }
-    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-
-
-def build_model(seed: int) -> LlamaForCausalLM:
-    """A four-layer Llama without weights worth anything."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=16384,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=CONTROL.index(END),
-        pad_token_id=0,
-    )
-    model: LlamaForCausalLM = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    return model
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        if out != OUT:
+            shutil.copy(OUT / name, out / name)
 
 
 def save(model: LlamaForCausalLM, out: Path) -> None:
@@ -137,54 +72,6 @@ def save(model: LlamaForCausalLM, out: Path) -> None:
     copy.load_state_dict(state)
     copy.generation_config.do_sample = False
     copy.save_pretrained(out)
-
-
-@dataclass
-class Example:
-    """Token ids of one conversation, and which of them are answers."""
-
-    ids: list[int] = field(default_factory=list)
-    learned: list[bool] = field(default_factory=list)
-
-
-class Encoder:
-    """Turns chunks into rows; a chunk begins with a control token, so it can be encoded alone."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-
-    def ids(self, text: str) -> list[int]:
-        """The token ids of a text; nothing is added to it."""
-        return list(self.tokenizer(text)["input_ids"])
-
-    def add(self, row: Example, chunks: list[data.Chunk]) -> None:
-        """Append messages, and mark the tokens of the answers among them."""
-        for text, learned in chunks:
-            ids = self.ids(text)
-            # Not the header, which the prompt ends with, nor the line break after the end.
-            row.learned += [learned and 3 <= i < len(ids) - 1 for i in range(len(ids))]
-            row.ids += ids
-
-    def add_ids(self, row: Example, ids: list[int]) -> None:
-        """Append tokens that are not learned."""
-        row.ids += ids
-        row.learned += [False] * len(ids)
-
-    def systems(self, rng: random.Random, tokens: int) -> list[int]:
-        """One to three system blocks of about `tokens` tokens in all."""
-        blocks = rng.choice([1, 1, 2, 3])
-        ids: list[int] = []
-        for _ in range(blocks):
-            size = max(1, tokens // blocks - 5)
-            if rng.random() < 0.1:
-                body = [rng.randrange(len(CONTROL), VOCAB - len(MARKS)) for _ in range(size)]
-            else:
-                body = self.ids(data.distractor(rng, size * 5))[:size]
-            ids += self.ids("<|im_start|>system\n") + body + self.ids(END + "\n")
-        return ids
-
-
-OUT = ROOT / "engine" / "demo_model"
 
 
 def draw_batch(
@@ -199,7 +86,7 @@ def draw_batch(
         size = int(math.exp(rng.uniform(math.log(40), math.log(longest))))
         many = rng.random() < 0.15
         box = data.toolbox(rng, 20 if many else 5) if many or rng.random() < 0.6 else []
-        prefix = encoder.ids(data.tools_block([t.tool for t in box])) if box else []
+        prefix = encoder.ids(data.tools_block(box)) if box else []
         prefix += encoder.systems(rng, size)
         rows, width = [Example() for _ in range(8)], 160
         boxes = [box] * len(rows)
@@ -207,7 +94,7 @@ def draw_batch(
         width = 440
         for row in rows:
             box = data.toolbox(rng, 3) if rng.random() < 0.45 else []
-            encoder.add(row, [(data.tools_block([t.tool for t in box]), False)] if box else [])
+            encoder.add(row, [(data.tools_block(box), False)] if box else [])
             if rng.random() < 0.5:
                 encoder.add_ids(row, encoder.systems(rng, rng.randint(10, 100)))
             boxes.append(box)
@@ -288,9 +175,12 @@ def main() -> None:
         if not (args.out / "tokenizer.json").exists():
             build_tokenizer(args.out, args.seed)
         tokenizer = AutoTokenizer.from_pretrained(args.out)
-        model = build_model(args.seed)
+        torch.manual_seed(args.seed)
         if args.init:
             model = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+        else:  # of the shipped model's shape, with weights drawn anew
+            shape = LlamaConfig.from_pretrained(OUT)
+            model = LlamaForCausalLM(shape)  # type: ignore[no-untyped-call]
         train(model, Encoder(tokenizer), args)
     evaluate(args.eval or args.out, args.seed)
 

@@ -7,7 +7,7 @@ licence, or is not installed.
 """
 
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -31,13 +31,6 @@ class Unknown(Exception):
     """A package that is not installed, or says nothing of its licence."""
 
 
-def installed(name: str) -> Distribution:
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        raise Unknown(f"{name} is not installed") from None
-
-
 def packages_of(need: str) -> set[str]:
     """Canonical names of all that the base or an extra brings on this platform."""
     pins = [entry.partition(" \\")[0] for entry in read_lock()[need]]
@@ -50,7 +43,10 @@ def packages_of(need: str) -> set[str]:
 
 def licence_of(name: str) -> str:
     """An SPDX expression where the package has one, else its classifiers, else its own words."""
-    metadata = installed(name).metadata
+    try:
+        metadata = distribution(name).metadata
+    except PackageNotFoundError:
+        raise Unknown(f"{name} is not installed") from None
     if "License-Expression" in metadata:
         return metadata["License-Expression"]
     prefix = "License :: OSI Approved :: "

@@ -7,10 +7,11 @@ sample month. Why and Requests are looked at with a request picked, too. Prints 
         [--themes dark]
 """
 
+import itertools
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,24 +199,13 @@ def _wait_for_numbers(page: Page) -> None:
 
 STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 0}
 """By state how many engines run."""
+NUM_TURNS = {"one": 1, "two": 60, "four": 60}
 WIDTHS = (480, 1200, 1440, 1920)
 PHONE = 480
 """A window of this width is opened anew: its menu is folded from the start."""
 THEMES = ("light", "dark")
 PICKED = {"why": ("miss", "any"), "requests": ("request", None)}
 """The pages that show one request: its name in their URL, and which miss reasons are asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """A page that is looked at, with what its URL picks."""
-
-    page: str
-    query: Mapping[str, str]
-
-    @property
-    def name(self) -> str:
-        return f"{self.page}-picked" if self.query else self.page
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +218,10 @@ class Drawn:
     sight: str
     problems: Sequence[str]
     picture: bytes
+
+    @property
+    def name(self) -> str:
+        return f"{self.sight}-{self.state}-{self.theme}-{self.width}"
 
 
 def main() -> int:
@@ -242,18 +236,16 @@ def main() -> int:
     )
     pages = [name for name in options.pages.split(",") if name in PAGES]
     widths = [int(width) for width in options.widths.split(",")]
-    themes = options.themes.split(",")
     num_problems = num_drawn = 0
     for state in options.states.split(","):
         with stack_in(state, options.turns) as stack:
-            for each in look(stack, state, themes, pages, widths):
+            for each in look(stack, state, options.themes.split(","), pages, widths):
                 num_drawn += 1
                 num_problems += len(each.problems)
                 for line in each.problems:
                     print(f"{state} {each.theme} {each.width}: {each.sight}: {line}", flush=True)
                 if options.out:
-                    name = f"{each.sight}-{state}-{each.theme}-{each.width}.png"
-                    Path(options.out, name).write_bytes(each.picture)
+                    Path(options.out, f"{each.name}.png").write_bytes(each.picture)
     print(f"{num_drawn} pages drawn and checked, {num_problems} problems")
     return 1 if num_problems else 0
 
@@ -266,10 +258,8 @@ def stack_in(state: str, num_turns: int) -> Iterator[DashboardStack]:
         if state == "month":
             seed(data, num_turns)
         with running(data, num_engines=STATES[state]) as stack:
-            if state in ("two", "four"):
-                send_traffic(stack.gateway, 60)
-            elif state == "one":
-                send_traffic(stack.gateway, 1)
+            if state in NUM_TURNS:
+                send_traffic(stack.gateway, NUM_TURNS[state])
             yield stack
 
 
@@ -279,59 +269,37 @@ def look(
     themes: Sequence[str],
     pages: Sequence[str],
     widths: Sequence[int],
-) -> Iterable[Drawn]:
-    """Every page at every width in every theme."""
-    sights = [*(Sight(page, {}) for page in pages), *picked(stack.gateway, pages)]
-    with browsing() as browser:
-        for theme in themes:
-            yield from drawn(browser, stack, state, theme, sights, widths)
-
-
-def picked(gateway: str, pages: Sequence[str]) -> Iterator[Sight]:
-    """The pages of one request, with the newest that they can show."""
-    with httpx.Client(base_url=gateway, headers={"x-api-key": ADMIN_KEY}, timeout=60) as http:
-        for page, (name, reason) in PICKED.items():
+) -> Iterator[Drawn]:
+    """Every page at every width in every theme; those of one request with the newest, too."""
+    sights: list[tuple[str, dict[str, str]]] = [(page, {}) for page in pages]
+    with httpx.Client(base_url=stack.gateway, headers={"x-api-key": ADMIN_KEY}, timeout=60) as http:
+        for picked, (name, reason) in PICKED.items():
             asked = {"limit": 1, "since_ms": 0} | ({"miss_reason": reason} if reason else {})
             turns = http.get("/admin/v1/turns/search", params=asked).raise_for_status().json()
-            if page in pages and turns["turns"]:
-                yield Sight(page, {name: turns["turns"][0]["id"]})
-
-
-def drawn(
-    browser: Browser,
-    stack: DashboardStack,
-    state: str,
-    theme: str,
-    sights: Sequence[Sight],
-    widths: Sequence[int],
-) -> Iterator[Drawn]:
+            if picked in pages and turns["turns"]:
+                sights.append((picked, {name: turns["turns"][0]["id"]}))
+    phone, wide = ([w for w in widths if (w == PHONE) is is_phone] for is_phone in (True, False))
+    groups = itertools.product(themes, filter(None, (phone, wide)), (ADMIN_KEY, API_KEY))
     time_range = "30d" if state == "month" else "1h"
-    for phone in (True, False):
-        wanted = [width for width in widths if (width == PHONE) is phone]
-        for is_sender in (False, True):
-            own = [sight for sight in sights if (sight.page == "playground") is is_sender]
-            if not wanted or not own:
+    with browsing() as browser:
+        for theme, wanted, key in groups:
+            own = [sight for sight in sights if (sight[0] == "playground") is (key == API_KEY)]
+            if not own:
                 continue
-            key = {"key": API_KEY} if is_sender else {}
             size: Any = {"width": wanted[0], "height": 1000}
-            page = signed_in(browser, stack, **key, viewport=size, color_scheme=theme)
+            page = signed_in(browser, stack, key, viewport=size, color_scheme=theme)
             heard = listen(page, urlsplit(stack.dashboard).netloc)
-            for sight in own:
+            for name, query in own:
                 page.set_viewport_size(size)
-                open_page(page, stack, sight.page, time_range, sight.query)
+                open_page(page, stack, name, time_range, query)
                 for width in wanted:
-                    problems = [*checked(page, sight, width), *heard]
+                    give_input(page, name)
+                    show_whole(page, width)
+                    problems = [*page.evaluate(CHECKS), *heard]
                     heard.clear()
-                    yield Drawn(state, theme, width, sight.name, problems, page.screenshot())
+                    shown = f"{name}-picked" if query else name
+                    yield Drawn(state, theme, width, shown, problems, page.screenshot())
             page.context.close()
-
-
-def checked(page: Page, sight: Sight, width: int) -> list[str]:
-    """What is wrong with the page, once it has all to show."""
-    give_input(page, sight.page)
-    show_whole(page, width)
-    problems: list[str] = page.evaluate(CHECKS)
-    return problems
 
 
 def give_input(page: Page, name: str) -> None:

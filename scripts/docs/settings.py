@@ -11,91 +11,76 @@ from engine.settings import Settings as EngineSettings
 from gateway.base.settings import Settings as GatewaySettings
 from scripts.stack import ROOT
 
-PROGRAMS: list[tuple[str, type[BaseModel]]] = [
-    ("gateway", GatewaySettings),
-    ("engine", EngineSettings),
-    ("dashboard", DashboardSettings),
-]
-PREFIXES = {"gateway": "HOLDFAST_", "engine": "ENGINE_", "dashboard": "DASHBOARD_"}
-PAGES = {
-    "gateway": "gateway/base/SETTINGS.md",
-    "engine": "engine/SETTINGS.md",
-    "dashboard": "dashboard/SETTINGS.md",
+PROGRAMS: dict[str, tuple[type[BaseModel], str, str]] = {
+    "gateway": (GatewaySettings, "HOLDFAST_", "gateway/base/SETTINGS.md"),
+    "engine": (EngineSettings, "ENGINE_", "engine/SETTINGS.md"),
+    "dashboard": (DashboardSettings, "DASHBOARD_", "dashboard/SETTINGS.md"),
 }
 # Defaults that depend on where the program is installed.
 PLACED = {"ENGINE_MODEL": "engine/demo_model"}
 ENV_EXAMPLE = ROOT / ".env.example"
 GENERATED = "\n\n# The gateway\n"
 """Where the written part of `.env.example` begins; what docker compose reads before it is not."""
+HEAD = """# Settings of the {program}
+
+Environment variables, read once at start. `python -m scripts.docs.settings` writes this
+page from `settings.py` beside it; `.env.example` lists the settings of all programs.
+A variable that is empty counts as unset. A wrong value ends the start with exit code 2
+and a line that names the variable and what it must be.
+
+| variable | default | meaning |
+|---|---|---|
+"""
 
 
-def default_of(name: str, field: FieldInfo) -> str | None:
-    """Write a default as the environment would carry it; None: the setting is required."""
-    if field.is_required():
-        return None
+def default_of(name: str, field: FieldInfo) -> str:
+    """Write a default as the environment would carry it; empty where there is none."""
     value = field.default
     if name in PLACED:
         return PLACED[name]
-    if value is None or isinstance(value, BaseModel):
+    if field.is_required() or value is None or isinstance(value, BaseModel):
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-def rows() -> list[tuple[str, str, str | None, str]]:
-    """Program, variable, default and description of every setting."""
-    found = []
-    for program, settings in PROGRAMS:
-        prefix = PREFIXES[program]
-        for key, field in settings.model_fields.items():
-            name = prefix + key.upper()
-            found.append(
-                (
-                    program,
-                    name,
-                    default_of(name, field),
-                    " ".join((field.description or "").split()),
-                )
-            )
-    return found
+def rows(program: str) -> list[tuple[str, str, bool, str]]:
+    """Variable, default, whether it is required, and description of every setting."""
+    settings, prefix, _ = PROGRAMS[program]
+    return [
+        (
+            name := prefix + key.upper(),
+            default_of(name, field),
+            field.is_required(),
+            " ".join((field.description or "").split()),
+        )
+        for key, field in settings.model_fields.items()
+    ]
 
 
 def env_example() -> str:
-    by_hand = ENV_EXAMPLE.read_text("utf-8").partition(GENERATED)[0]
-    lines = [by_hand, "\n"]
-    for program, _ in PROGRAMS:
+    lines = [ENV_EXAMPLE.read_text("utf-8").partition(GENERATED)[0], "\n"]
+    for program in PROGRAMS:
         lines.append(f"\n# The {program}\n")
-        for owner, name, default, description in rows():
-            if owner == program:
-                required = " (required)" if default is None else ""
-                lines.append(f"# {description}{required}\n#{name}={default or ''}\n")
+        for name, default, is_required, description in rows(program):
+            required = " (required)" if is_required else ""
+            lines.append(f"# {description}{required}\n#{name}={default}\n")
     return "".join(lines)
 
 
 def page(program: str) -> str:
     """A program's table of settings, as Markdown."""
-    lines = [
-        f"# Settings of the {program}",
-        "",
-        "Environment variables, read once at start. `python -m scripts.docs.settings` writes this",
-        "page from `settings.py` beside it; `.env.example` lists the settings of all programs.",
-        "A variable that is empty counts as unset. A wrong value ends the start with exit code 2",
-        "and a line that names the variable and what it must be.",
-        "",
-        "| variable | default | meaning |",
-        "|---|---|---|",
-    ]
-    for owner, name, default, description in rows():
-        if owner == program:
-            shown = "required" if default is None else f"`{default}`" if default else "unset"
-            lines.append(f"| `{name}` | {shown} | {description} |")
-    return "\n".join(lines) + "\n"
+    lines = [HEAD.format(program=program)]
+    for name, default, is_required, description in rows(program):
+        shown = "required" if is_required else f"`{default}`" if default else "unset"
+        lines.append(f"| `{name}` | {shown} | {description} |\n")
+    return "".join(lines)
 
 
 def main() -> None:
     ENV_EXAMPLE.write_text(env_example(), "utf-8")
-    for program, path in PAGES.items():
+    for program, (_, _, path) in PROGRAMS.items():
         (ROOT / path).write_text(page(program), "utf-8")
 
 

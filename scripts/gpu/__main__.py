@@ -11,8 +11,7 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,27 +49,22 @@ def main() -> int:
     if not is_gpu and not options.small:
         print("there is no GPU here: not run (--interpret: exactness on a CPU)")
         return 2
+    from scripts.gpu import speed
+
+    device = torch.device("cuda" if is_gpu else "cpu")
     chip = torch.cuda.get_device_name() if is_gpu else "no GPU"
     report = Report(Path(options.out), {"chip": chip, "torch": torch.__version__})
+    sizes = speed.small() if options.small else speed.llama_8b()
     faulthandler.dump_traceback_later(HARD_SECONDS, exit=True)
     try:
-        run(report, torch.device("cuda" if is_gpu else "cpu"), begun, is_small=options.small)
+        if is_gpu and (
+            failure := failure_of(lambda: exactness(device, report, begun + EXACT_SECONDS))
+        ):
+            report.fail("exact", failure)
+        speed.measure(report, begun + LIMIT_SECONDS, sizes, device)
     finally:
         faulthandler.cancel_dump_traceback_later()
     return 1 if report.has_failed else 0
-
-
-def run(report: Report, device: "torch.device", begun: float, *, is_small: bool) -> None:
-    if device.type == "cuda":
-        report.tried("exact", lambda: exactness(device, report, begun + EXACT_SECONDS))
-
-    def speeds() -> None:
-        from scripts.gpu import speed
-
-        sizes = speed.small() if is_small else speed.llama_8b()
-        speed.measure(report, begun + LIMIT_SECONDS, sizes, device)
-
-    report.tried("speed", speeds)
 
 
 def exactness(device: "torch.device", report: Report, deadline: float) -> None:
@@ -78,14 +72,14 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> None:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    worst, wrong, right, left = 0.0, 0, 0, 0
+    worst, wrong, right, skipped = 0.0, 0, 0, 0
     for what, compare, allowed in comparisons(device):
         if time.perf_counter() > deadline:
-            left += 1
+            skipped += 1
             continue
         found: list[float] = []
-        failure = failure_of(partial(_append, found, compare))
-        is_right = failure is None and found[0] <= allowed
+        failure = failure_of(lambda: found.append(compare()))  # noqa: B023 - called at once
+        is_right = not failure and found[0] <= allowed
         wrong, right = wrong + (not is_right), right + is_right
         worst = max([worst, *(difference / allowed for difference in found)])
         told = failure or f"{found[0]:.1e}"
@@ -94,40 +88,31 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> None:
     report.has_failed |= wrong > 0
     report.add(
         "comparisons with plain attention",
-        f"{right} right, {wrong} wrong, {left} not run; the largest difference is {worst:.2f} of "
-        "what is allowed",
+        f"{right} right, {wrong} wrong, {skipped} not run; the largest difference is {worst:.2f} of"
+        " what is allowed",
     )
-
-
-def _append(found: list[float], compare: Callable[[], float]) -> None:
-    found.append(compare())
 
 
 def comparisons(device: "torch.device") -> "Iterator[tuple[*Comparison, float]]":
     """Each with what is allowed; the type that a GPU serves with comes first."""
     import torch
 
-    from scripts.gpu.exactness import (
-        ALLOWED,
-        FEW_SHAPES,
-        SHAPES,
-        SMALL,
-        SMALLER,
-        kernel_comparisons,
-        model_comparisons,
-    )
+    from scripts.gpu import exactness as exact
 
     is_gpu = device.type == "cuda"
-    shapes = SHAPES if is_gpu else FEW_SHAPES
-    num_tokens, sizes = (150, SMALL) if is_gpu else (60, SMALLER)
-    dtypes = [torch.bfloat16, torch.float16] if is_gpu else []
-    for dtype in dtypes:
-        for what, compare in kernel_comparisons(device, dtype, shapes):
-            yield f"{dtype} {what}", compare, ALLOWED[dtype]
-    for what, compare in model_comparisons(device, num_tokens, sizes):
+    shapes = exact.SHAPES if is_gpu else exact.FEW_SHAPES
+    num_tokens, sizes = (150, exact.SMALL) if is_gpu else (60, exact.SMALLER)
+
+    def kernels(dtype: torch.dtype) -> "Iterator[tuple[*Comparison, float]]":
+        for what, compare in exact.kernel_comparisons(device, dtype, shapes):
+            yield f"{dtype} {what}", compare, exact.ALLOWED[dtype]
+
+    if is_gpu:
+        yield from kernels(torch.bfloat16)
+        yield from kernels(torch.float16)
+    for what, compare in exact.model_comparisons(device, num_tokens, sizes):
         yield f"model {what}", compare, 1e-4
-    for what, compare in kernel_comparisons(device, torch.float32, shapes):
-        yield f"{torch.float32} {what}", compare, ALLOWED[torch.float32]
+    yield from kernels(torch.float32)
 
 
 if __name__ == "__main__":

@@ -28,16 +28,6 @@ class Report:
     def add(self, subject: str, figure: str) -> None:
         self.rows.append((subject, figure))
         print(f"{subject}: {figure}", flush=True)
-        self.write()
-
-    def tried(self, subject: str, part: Callable[[], None]) -> None:
-        """Run a part. If it fails, that is its row, and the next part can go on."""
-        failure = failure_of(part)
-        if failure is not None:
-            self.has_failed = True
-            self.add(subject, f"failed: {failure}")
-
-    def write(self) -> None:
         if self._folder is None:
             return
         text = json.dumps({**self.facts, "rows": self.rows}, indent=1)
@@ -46,14 +36,18 @@ class Report:
         text = markdown((heading, "measured"), self.rows)
         (self._folder / "gpu_check.md").write_text(text + "\n", "utf-8")
 
+    def fail(self, subject: str, failure: str) -> None:
+        self.has_failed = True
+        self.add(subject, f"failed: {failure}")
 
-def failure_of(part: Callable[[], None]) -> str | None:
-    """Run a part, whose errors must not take the other parts with them: what failed, or None."""
+
+def failure_of(part: Callable[[], object]) -> str:
+    """Run a part, whose errors must not take the other parts with them; "" or what failed."""
     try:
         part()
     except Exception as error:  # noqa: BLE001 - the edge of a part
         return why(error)
-    return None
+    return ""
 
 
 def why(error: Exception) -> str:

@@ -14,7 +14,7 @@ from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel, prepare_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work
-from scripts.gpu.report import Report, why
+from scripts.gpu.report import Report, failure_of, why
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
 BLOCK_SIZE = 16
@@ -35,31 +35,30 @@ class Sizes:
 
 def llama_8b() -> Sizes:
     """The shape of Llama 3 8B (its published config.json), with room for 131,072 tokens."""
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=131_072,
-        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+    return Sizes(
+        _config(128_256, 4096, 14_336, 32, 32, 131_072),
+        *((8192, 32_768, 100_000), (1, 32, 128), 2048, 256, 1024),
     )
-    return Sizes(config, (8192, 32_768, 100_000), (1, 32, 128), 2048, 256, 1024)
 
 
 def small() -> Sizes:
     """For a try without a GPU. Its figures say nothing."""
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
+    return Sizes(_config(512, 64, 128, 2, 4, 4096), (256, 3000), (1, 4), 256, 32, 16)
+
+
+def _config(
+    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, positions: int
+) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(heads // 4, 2),
+        max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
     )
-    return Sizes(config, (256, 3000), (1, 4), 256, 32, 16)
 
 
 Part = Callable[[LoadedModel, Sizes], Iterator[tuple[str, str]]]
@@ -71,25 +70,30 @@ def measure(report: Report, deadline: float, sizes: Sizes, device: torch.device)
     A part that fails, for want of memory perhaps, leaves the rows that it had.
     """
     is_gpu = device.type == "cuda"
-    model = random_model(sizes.config, device, torch.bfloat16 if is_gpu else torch.float32)
-    try:
-        loaded = prepare_model(model)
-    except ModelRefused as error:  # the load's check refuses the paged kernel
-        report.has_failed = True
-        report.add("the paged kernel", f"failed: {why(error)}")
-        loaded = prepare_model(model, "sdpa")
-    report.add("attention", loaded.why_no_kernel or loaded.attention)
+    loaded: list[LoadedModel] = []
+
+    def load() -> None:
+        model = random_model(sizes.config, device, torch.bfloat16 if is_gpu else torch.float32)
+        try:
+            loaded.append(prepare_model(model))
+        except ModelRefused as error:  # the load's check refuses the paged kernel
+            report.fail("the paged kernel", why(error))
+            loaded.append(prepare_model(model, "sdpa"))
+        report.add("attention", loaded[0].why_no_kernel or loaded[0].attention)
 
     def add_rows(part: Part) -> None:
-        for subject, figure in part(loaded, sizes):
+        for subject, figure in part(loaded[0], sizes):
             report.add(subject, figure)
 
+    if failure := failure_of(load):
+        return report.fail("load", failure)
     for part in (first_tokens, decoding, host_tier):
         subject = part.__name__.replace("_", " ")
         if time.perf_counter() > deadline:
             report.add(subject, "not run: no time left")
             continue
-        report.tried(subject, partial(add_rows, part))
+        if failure := failure_of(partial(add_rows, part)):
+            report.fail(subject, failure)
         gc.collect()
         if is_gpu:
             torch.cuda.empty_cache()

@@ -216,26 +216,8 @@ def run_step(module: str, words: list[str], environment: Mapping[str, str], log:
     try:
         status = process.wait()
     finally:
-        if process.poll() is None:
-            stop(process)
+        stop(process)
     return f"{last_words(log)} (its log: {log})" if status else ""
-
-
-def migrate(environment: Mapping[str, str], logs: Path) -> None:
-    """Raises StartError with the database's reason."""
-    label = re.sub(r"//.*@", "//", environment["HOLDFAST_DATABASE_URL"])  # without its password
-    say(f"==> migrating {label}")
-    if why := run_step("gateway", ["migrate"], environment, logs / "migrate.log"):
-        raise StartError(f"the database {label} can't be used: {why}")
-
-
-def make_month(data: Path, environment: Mapping[str, str], logs: Path) -> None:
-    """Raises StartError where the month can't be written."""
-    say(f"==> making up {NUM_TURNS:,} turns of 30 days, half a minute or so")
-    words = ["--turns", str(NUM_TURNS)]
-    if why := run_step("scripts.sample", words, environment, logs / "sample.log"):
-        raise StartError(f"the sample month can't be made: {why}")
-    (data / MADE).touch()
 
 
 def first_model(options: Options, key: str) -> str:
@@ -329,9 +311,16 @@ def serve(options: Options, signals: Signals) -> None:
         if options.sample and not is_made:  # no real turn is ever in these files
             for file in (made, *options.data.glob(f"{SAMPLE_DATABASE}*")):
                 file.unlink(missing_ok=True)
-        migrate(environment, logs)
+        label = re.sub(r"//.*@", "//", environment["HOLDFAST_DATABASE_URL"])  # without its password
+        say(f"==> migrating {label}")
+        if why := run_step("gateway", ["migrate"], environment, logs / "migrate.log"):
+            raise StartError(f"the database {label} can't be used: {why}")
         if options.sample and not is_made:
-            make_month(options.data, environment, logs)
+            say(f"==> making up {NUM_TURNS:,} turns of 30 days, half a minute or so")
+            words = ["--turns", str(NUM_TURNS)]
+            if why := run_step("scripts.sample", words, environment, logs / "sample.log"):
+                raise StartError(f"the sample month can't be made: {why}")
+            made.touch()
         keep(options, keys, programs, logs, signals)
 
 

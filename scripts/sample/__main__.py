@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
@@ -26,14 +25,12 @@ from scripts.sample.cast import APPS, DAYS
 from scripts.sample.month import Month, key_id_of
 from scripts.setup.options import parse
 
-DEFAULT_TURNS = 60_000
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(
         __doc__,
         arguments,
-        turns=(DEFAULT_TURNS, "about how many"),
+        turns=(60_000, "about how many"),
         seed=(1, "the same number gives the same month"),
     )
     started = time.monotonic()
@@ -52,36 +49,21 @@ def fill_sample(settings: DatabaseSettings, until: datetime, num_turns: int, see
 
     Raise InvalidRequest where it is not empty.
     """
-    files = load_price_files()
+    files, chance = load_price_files(), random.Random(f"keys of {seed}")
     month = Month(until, num_turns, seed, PriceBook(files.prices, files.hosted_prices))
-    workspaces, keys = _workspaces(until), _keys(until, seed)
-
-    async def work(ledger: Ledger) -> int:
-        await upkeep.claim(ledger, until, workspaces, keys)
-        return await upkeep.fill(ledger, month.records())
-
-    return asyncio.run(with_ledger(settings.ledger_url, work))
-
-
-def _workspaces(until: datetime) -> list[dict[str, Any]]:
-    """Limits as somebody might have set them; `prototype` was told to stay small."""
-    spend, rate = {"prototype": 100 * 10**9}, {"prototype": 120}
-    return [
+    # Limits as somebody might have set them; `prototype` was told to stay small.
+    workspaces = [
         {
             "id": app.workspace,
             "display_name": app.workspace.replace("-", " ").capitalize(),
             "created_at": until - timedelta(days=DAYS + 60 - number),
-            "monthly_spend_nano": spend.get(app.workspace),
-            "requests_per_minute": rate.get(app.workspace),
+            "monthly_spend_nano": 100 * 10**9 if app.workspace == "prototype" else None,
+            "requests_per_minute": 120 if app.workspace == "prototype" else None,
         }
         for number, app in enumerate(APPS)
     ]
-
-
-def _keys(until: datetime, seed: int) -> list[dict[str, Any]]:
-    """Keys that open nothing: their digests are drawn, nobody has what they are digests of."""
-    chance = random.Random(f"keys of {seed}")
-    return [
+    # Keys that open nothing: their digests are drawn, nobody has what they are digests of.
+    keys = [
         {
             "id": key_id_of(app.workspace, name),
             "workspace_id": app.workspace,
@@ -94,6 +76,12 @@ def _keys(until: datetime, seed: int) -> list[dict[str, Any]]:
         for app in APPS
         for name in app.keys
     ]
+
+    async def work(ledger: Ledger) -> int:
+        await upkeep.claim(ledger, until, workspaces, keys)
+        return await upkeep.fill(ledger, month.records())
+
+    return asyncio.run(with_ledger(settings.ledger_url, work))
 
 
 if __name__ == "__main__":

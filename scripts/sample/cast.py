@@ -85,22 +85,39 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The beginning of a talk's turn number `turn` (from 0), after `compactions` of its history."""
+    """The beginning of a talk's turn number `turn` (from 0).
+
+    `is_compacted`: a summary replaces the talk's history before it.
+    """
 
     ms: int
     app: App
     prompt: int
     talk: int
     turn: int
-    compactions: int
     key: str
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.turn > 0 and self.turn % 30 == 0
 
 
 def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arrival]:
     """About `num_turns` arrivals in the 30 days before `until`, in order of time."""
+    first, last_ms = until - timedelta(days=DAYS), int(until.timestamp() * 1000)
+    hours = [first + timedelta(hours=hour) for hour in range(_HOURS)]
     made: list[Arrival] = []
     for app in APPS:
-        made += _of_app(app, until, int(num_turns * app.share), chance)
+        # The team grows: the last day has a third more turns than the first.
+        weights = [weight(app.rhythm, hour) * (1 + n / _HOURS / 3) for n, hour in enumerate(hours)]
+        own: list[Arrival] = []
+        talk, count = 0, int(num_turns * app.share)
+        while len(own) < count:
+            start = chance.choices(hours, weights)[0] + timedelta(hours=chance.random())
+            talk += 1
+            turns = _talk(app, int(start.timestamp() * 1000), talk, chance)
+            own += [turn for turn in turns if turn.ms < last_ms]
+        made += own[:count]
     return sorted(made, key=lambda each: (each.ms, each.app.name, each.talk))
 
 
@@ -119,43 +136,21 @@ def weight(rhythm: Rhythm, moment: datetime) -> float:
             return day * (0.12 if is_weekend else 1.0)
 
 
-def _of_app(app: App, until: datetime, count: int, chance: random.Random) -> list[Arrival]:
-    first = until - timedelta(days=DAYS)
-    hours = [first + timedelta(hours=hour) for hour in range(_HOURS)]
-    # The team grows: the last day has a third more turns than the first.
-    weights = [
-        weight(app.rhythm, hour) * (1 + number / _HOURS / 3) for number, hour in enumerate(hours)
-    ]
-    made: list[Arrival] = []
-    last_ms, talk = int(until.timestamp() * 1000), 0
-    while len(made) < count:
-        start = chance.choices(hours, weights)[0] + timedelta(hours=chance.random())
-        talk += 1
-        turns = _talk(app, int(start.timestamp() * 1000), talk, chance)
-        made += [turn for turn in turns if turn.ms < last_ms]
-    return made[:count]
-
-
 def _talk(app: App, ms: int, talk: int, chance: random.Random) -> Iterator[Arrival]:
     prompt = min(int(chance.expovariate(2.2 / app.num_prompts)), app.num_prompts - 1)
     key = chance.choice(app.keys)
     length = 1 if app.talk_turns == 1 else 1 + int(chance.expovariate(1 / (app.talk_turns - 1)))
-    compactions = 0
     for turn in range(length):
-        if turn and turn % 30 == 0:
-            compactions += 1
-        yield Arrival(ms, app, prompt, talk, turn, compactions, key)
-        ms += int(_pause(app, chance) * 1000)
-
-
-def _pause(app: App, chance: random.Random) -> float:
-    kind = chance.random()
-    if kind < _MEETING:
-        return chance.uniform(3700, 9000)
-    if kind < _MEETING + _COFFEE:
-        return chance.uniform(320, 2400)
-    # No pause is shorter than the longest answer.
-    return 2.0 + app.answer[1] * _TOKEN_SECONDS + chance.expovariate(1 / app.pause_seconds)
+        yield Arrival(ms, app, prompt, talk, turn, key)
+        kind = chance.random()
+        if kind < _MEETING:
+            pause = chance.uniform(3700, 9000)
+        elif kind < _MEETING + _COFFEE:
+            pause = chance.uniform(320, 2400)
+        else:  # no pause is shorter than the longest answer
+            answer = 2.0 + app.answer[1] * _TOKEN_SECONDS
+            pause = answer + chance.expovariate(1 / app.pause_seconds)
+        ms += int(pause * 1000)
 
 
 def day_of(ms: int, until: datetime) -> int:

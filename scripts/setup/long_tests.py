@@ -10,16 +10,13 @@ import os
 import random
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scripts.setup.install_needs import install
 from scripts.stack import ROOT, python
 
-BEAT_SECONDS = 60.0
 PYTEST = (*python("pytest"), "--timeout", "0", "-rP", "-p", "no:randomly")
 
 
@@ -54,21 +51,10 @@ def main(arguments: list[str]) -> int:
     if "vllm_tests" not in command[0]:
         install(["gateway", "engine", "test"])
     print(f"==> {what}: about {job['minutes']} minutes on two cores{seed}", flush=True)
-    return follow(what, [*command, *more], environment, job["minutes"])
-
-
-def follow(what: str, command: list[str], environment: Mapping[str, str], minutes: int) -> int:
-    """Run it, and say once a minute that it goes on: single tests are silent for long."""
-    began = time.monotonic()
-    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
-        while True:
-            try:
-                return process.wait(BEAT_SECONDS)
-            except subprocess.TimeoutExpired:
-                passed = (time.monotonic() - began) / 60
-                print(f"--- {what}: {passed:.0f} of about {minutes} minutes", flush=True)
-            except KeyboardInterrupt:
-                return process.wait()
+    try:
+        return subprocess.run([*command, *more], cwd=ROOT, env=environment).returncode
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from scripts.runner.options import DASHBOARD_ABOVE, ENGINES_ABOVE
 from scripts.setup import reserved_ports
@@ -87,9 +89,8 @@ class Run:
 
     def pid_of(self, module: str) -> int:
         """The process of one of its programs that was started last."""
-        commands = marked(self.mark)
-        ours = [pid for pid in commands if parent_of(pid) == self.process.pid]
-        (found,) = [pid for pid in ours if f"-m {module}" in commands[pid]]
+        ours = psutil.Process(self.process.pid).children()
+        (found,) = [one.pid for one in ours if f"-m {module}" in " ".join(one.cmdline())]
         return found
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
@@ -100,21 +101,14 @@ class Run:
         return status
 
 
-def marked(mark: str) -> dict[int, str]:
-    """All processes with this mark in their environment, and their command lines."""
+def marked(mark: str) -> dict[int, psutil.Process]:
+    """All processes with this mark in their environment."""
     found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}\0".encode() in (folder / "environ").read_bytes():
-                words = (folder / "cmdline").read_bytes().decode().split("\0")
-                found[int(folder.name)] = " ".join(words)
-        except OSError:
-            continue
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                found[process.pid] = process
     return found
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_gone(mark: str) -> None:
