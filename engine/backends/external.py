@@ -24,7 +24,7 @@ from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
 from engine.schedule.runner import SampleParams
 from engine.supervisor import Supervisor
-from engine.text.formats.turn_parser import TurnParser
+from engine.text.renderer import TurnParser
 
 T = TypeVar("T")
 

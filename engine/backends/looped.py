@@ -21,11 +21,10 @@ import msgspec
 import structlog
 
 from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
-from engine.backends.events import EventLog
 from engine.backends.prepare.pool import PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
 from engine.backends.prepare.preparer import may_compile
-from engine.backends.reports import cells_of, chains_held, entry_infos, pool_stats
+from engine.backends.reports import EventLog, cells_of, chains_held, entry_infos, pool_stats
 from engine.backends.storing import EngineMemory, OpenStore, new_memory
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
-from engine.text.errors import TemplateRefused
+from engine.text.rendered import TemplateRefused
 
 _TEKKEN = "tekken.json"
 _VOCABULARIES = (_TEKKEN, "tokenizer.model", "tiktoken.model", "spiece.model")

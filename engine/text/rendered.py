@@ -8,6 +8,12 @@ from hashlib import blake2b
 import msgspec
 
 from engine.protocol import Prompt
+from engine.refusal import StartRefused
+
+
+class TemplateRefused(StartRefused):
+    """The message is for the operator: what is missing or wrong in the model's files."""
+
 
 _DIGEST_BYTES = 16
 

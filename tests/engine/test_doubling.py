@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from engine.backends.looped import new_samples, query_of
-from engine.backends.prepare.checks import MAX_SCHEMA_PROPERTIES, MAX_STOPS
 from engine.backends.prepare.prepared import Prepared
-from engine.backends.prepare.preparer import Preparer
+from engine.backends.prepare.preparer import MAX_SCHEMA_PROPERTIES, MAX_STOPS, Preparer
 from engine.backends.synthetic import SyntheticRunner
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries

@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
-from engine.backends.prepare.checks import MAX_SCHEMA_NESTING
+from engine.backends.prepare.preparer import MAX_SCHEMA_NESTING
 from tests.faults.attacks import DAY_MS, Kind, Neighbour, get, post
 from tests.faults.houses import text
 

@@ -1,30 +1,33 @@
-"""A request's body to tokens, segments and names: everything that grows with a client's input."""
+"""A request's body to tokens, segments and names: everything that grows with a client's input.
+
+What one request may ask for is checked before anything that costs more than reading it.
+"""
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from typing import Any, TypeVar
 
 import msgspec
 
 from engine.backends.base import Renderer, decoder_of
-from engine.backends.prepare.checks import (
-    check_demand,
-    check_length,
-    check_prompt,
-    check_request,
-    check_size,
-    check_strict,
-)
-from engine.backends.prepare.prepared import (
-    Answer,
-    Counted,
-    Prepared,
-    Refused,
-)
+from engine.backends.prepare.prepared import Answer, Counted, Prepared, Refused
 from engine.cache.digests import pack
 from engine.cache.lookup import Segment
-from engine.errors import EngineError, InvalidRequest, PromptTooLong, SchemaRefused, TooCostly
+from engine.errors import (
+    EngineError,
+    InvalidRequest,
+    PromptTooLong,
+    SchemaRefused,
+    TooCostly,
+    Unsupported,
+)
 from engine.protocol import (
+    MAX_BREAKPOINTS,
+    MAX_LOGPROBS,
+    MAX_NAMES,
+    MAX_RECORD_BYTES,
+    Capability,
     CountReply,
     CountRequest,
     Description,
@@ -42,6 +45,280 @@ from engine.protocol import (
 )
 from engine.text.grammar import is_free
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
+
+MAX_CHOICES = 16
+MAX_SEGMENTS = 100_000
+"""Tools, system blocks and message parts of one request."""
+MAX_STOPS = 1_024
+MAX_STOP_BYTES = 65_536
+"""All stop strings together, as UTF-8."""
+MAX_SCHEMA_BYTES = 262_144
+"""All schemas that one output must keep to, as JSON."""
+MAX_SCHEMA_PROPERTIES = 1_024
+MAX_SCHEMA_DEPTH = 64
+MAX_SCHEMA_NESTING = 1_536
+"""Levels of a schema with all that its references name."""
+MAX_SCHEMA_PATTERNS = 32
+MAX_SCHEMA_MULTIPLE = 100_000
+"""A `multipleOf` without its decimal point."""
+
+
+def check_request(request: GenerateRequest, description: Description) -> None:
+    """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later."""
+    check_prompt(request.prompt)
+    num_segments, sampling = request.prompt.num_segments, request.sampling
+    for field, segments in (
+        ("breakpoints", [point.segment for point in request.breakpoints]),
+        ("names", [name.segment for name in request.names]),
+    ):
+        for index, segment in enumerate(segments):
+            if not 0 <= segment < num_segments:
+                raise InvalidRequest(f"{field}[{index}].segment: no such segment")
+    checks = (
+        (request.request_id != "", "request_id: must not be empty"),
+        (request.scope != "", "scope: must not be empty"),
+        (num_segments > 0, "prompt: must not be empty"),
+        (len(request.breakpoints) <= MAX_BREAKPOINTS, "breakpoints: at most 4"),
+        (len(request.names) <= MAX_NAMES, f"names: at most {MAX_NAMES}"),
+        (
+            len(request.record.encode()) <= MAX_RECORD_BYTES,
+            f"record: at most {MAX_RECORD_BYTES} bytes",
+        ),
+        (0 <= request.age_seconds < 86_400, "age_seconds: must be 0 to 86,400"),
+        ((sampling.max_tokens or 0) >= 0, "sampling.max_tokens: must not be negative"),
+        (0 <= (sampling.temperature or 0) <= 2, "sampling.temperature: must be 0 to 2"),
+        (
+            sampling.top_p is None or 0 < sampling.top_p <= 1,
+            "sampling.top_p: must be above 0 and at most 1",
+        ),
+        ((sampling.top_k or 0) >= 0, "sampling.top_k: must not be negative"),
+        (
+            1 <= sampling.num_choices <= MAX_CHOICES,
+            f"sampling.num_choices: must be 1 to {MAX_CHOICES}",
+        ),
+        (
+            0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS,
+            f"sampling.logprobs: must be 0 to {MAX_LOGPROBS}",
+        ),
+        (
+            sampling.num_choices == 1 or sampling.max_tokens != 0,
+            "sampling.num_choices: must be 1 where max_tokens is 0",
+        ),
+        ((request.min_cache_tokens or 0) >= 0, "min_cache_tokens"),
+        (
+            all(point.seconds is None or point.seconds > 0 for point in request.breakpoints),
+            "breakpoints.seconds: must be above 0",
+        ),
+        (0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
+    )
+    for is_good, message in checks:
+        if not is_good:
+            raise InvalidRequest(message)
+    needed: dict[Capability, bool] = {
+        "multiple_choices": sampling.num_choices > 1,
+        "tools": bool(request.prompt.callable_tools),
+        "forced_tools": request.tool_choice.mode in ("any", "tool"),
+        "structured_output": request.output_schema is not None,
+        "thinking": request.thinking,
+        "penalties": sampling.has_penalties,
+        "logprobs": sampling.logprobs is not None,
+    }
+    for capability, is_needed in needed.items():
+        if is_needed and capability not in description.capabilities:
+            raise Unsupported(f"this engine does not declare the capability {capability!r}")
+    if "own_template" not in description.capabilities:
+        _check_for_server(request)
+    _check_tool_choice(request)
+
+
+def _check_for_server(request: GenerateRequest) -> None:
+    """Raise Unsupported for what a server that renders its prompts itself can't be told."""
+    messages = request.prompt.messages
+    checks = (
+        (request.prompt.text is not None, "prompt.text: a raw prompt"),
+        (
+            bool(messages) and messages[-1].role == "assistant",
+            "messages: a last message of the assistant, to be continued,",
+        ),
+        (request.sampling.ignore_eos, "ignore_eos"),
+    )
+    for is_asked, what in checks:
+        if is_asked:
+            raise Unsupported(
+                f"{what} is not supported: the model's server renders its own prompts"
+            )
+
+
+def _check_tool_choice(request: GenerateRequest) -> None:
+    choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
+    if choice.mode in ("any", "tool") and not names:
+        raise InvalidRequest("tool_choice: there are no tools to choose from")
+    if choice.names and choice.mode != "any":
+        raise InvalidRequest("tool_choice.names: only for mode `any`")
+    if not names.issuperset(choice.names):
+        raise InvalidRequest("tool_choice.names: no such tool")
+    if choice.mode == "tool" and choice.name not in names:
+        raise InvalidRequest("tool_choice.name: no such tool")
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once."""
+    if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
+        raise InvalidRequest("prompt.text: excludes messages, tools and system")
+
+
+def check_size(prompt: Prompt) -> None:
+    """Raises InvalidRequest for more segments than an engine takes."""
+    if prompt.num_segments + len(prompt.named_tools) > MAX_SEGMENTS:
+        raise InvalidRequest(f"prompt: at most {MAX_SEGMENTS} tools, blocks and parts")
+
+
+def check_length(prompt: Prompt, description: Description) -> None:
+    """Raises PromptTooLong where even the longest token would not bring the text into the context.
+
+    `longest_token_bytes` 0 means that the tokenizer gives no such bound.
+    """
+    longest = description.longest_token_bytes
+    if not longest:
+        return
+    num_bytes = sum(len(text.encode()) for text in _texts(prompt))
+    room = description.max_context_tokens - 1
+    if num_bytes > room * longest:
+        raise PromptTooLong(-(-num_bytes // longest), room)
+
+
+def check_demand(request: GenerateRequest) -> None:
+    """Raises InvalidRequest for too many or too long stop strings, and for schemas beyond bounds.
+
+    Only schemas that the output must keep to are bounded here: others are text of the prompt.
+    """
+    stops = request.sampling.stop_sequences
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOPS}")
+    if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
+    check_schemas(_schemas(request))
+
+
+def check_strict(request: GenerateRequest) -> None:
+    """Raises SchemaRefused where the strict tools' schemas are beyond the same bounds."""
+    tools = request.prompt.callable_tools
+    strict = [(f"tool `{tool.name}`", tool.input_schema) for tool in tools if tool.strict]
+    check_schemas(strict)
+
+
+def _texts(prompt: Prompt) -> Iterator[str]:
+    """What a client wrote as text; of objects nothing, since a template may write them shorter."""
+    if prompt.text is not None:
+        yield prompt.text
+    yield from (block.text for block in prompt.system)
+    for message in prompt.messages:
+        yield from (part.text for part in message.parts if not isinstance(part, ToolUsePart))
+
+
+def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that bind the output, each with the field that it stands in."""
+    choice = request.tool_choice
+    is_forced = choice.mode in ("any", "tool")
+    if is_forced or (request.output_schema is not None and choice.mode == "auto"):
+        for index, tool in enumerate(request.prompt.callable_tools):
+            if choice.allows(tool.name):
+                yield f"tools[{index}].input_schema", tool.input_schema
+    if request.output_schema is not None:
+        yield "output_schema", request.output_schema
+
+
+def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Raise SchemaRefused that names the schema, the bound and how much was asked.
+
+    Each schema comes with the field that it stands in. All of them bind one output together.
+
+    llguidance (1.9) does not bound three things. It compiles what a `$ref` names inside of what
+    names it, on its thread's stack: 4 KB a level, and 8 MiB end the process. `multipleOf` becomes
+    an automaton with a state for each remainder: ten seconds and 400 MB at a million. It compares
+    each of an object's `patternProperties` with each of its other properties.
+    """
+    num_bytes = num_properties = num_patterns = 0
+    for where, schema in schemas:
+        num_bytes += len(msgspec.json.encode(schema))
+        levels, multiple, references = list(_levels(schema)), 0, set[str]()
+        depth = len(levels)
+        for level in levels:
+            for value in level:
+                if isinstance(value, dict):
+                    num_properties += _size(value.get("properties"))
+                    num_patterns += _size(value.get("patternProperties"))
+                    multiple = max(multiple, _digits(value.get("multipleOf")))
+                    if isinstance(reference := value.get("$ref"), str):
+                        references.add(reference)
+        for value, bound, what in (
+            (depth, MAX_SCHEMA_DEPTH, "levels"),
+            (num_bytes, MAX_SCHEMA_BYTES, "bytes of schemas"),
+            (num_properties, MAX_SCHEMA_PROPERTIES, "properties of schemas"),
+            (num_patterns, MAX_SCHEMA_PATTERNS, "`patternProperties` of schemas"),
+            (multiple, MAX_SCHEMA_MULTIPLE, "as the digits of `multipleOf`"),
+        ):
+            if value > bound:
+                raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
+        # The levels of all that references name. Many may name one value, which is measured once.
+        depths, nested = {id(schema): depth}, depth
+        for target in _targets(schema, references):
+            if id(target) not in depths:
+                depths[id(target)] = sum(1 for _ in _levels(target))
+            nested += depths[id(target)]
+        if nested > MAX_SCHEMA_NESTING:
+            raise SchemaRefused(
+                f"{where}: {nested} levels with all that `$ref` names"
+                f" > {MAX_SCHEMA_NESTING} maximum"
+            )
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, dict) else 0
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """The objects and lists of each level, the outermost first."""
+    level = [value] if isinstance(value, dict | list) else []
+    while level:
+        yield level
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+
+
+def _digits(number: Any) -> int:
+    """The digits of a number as an integer: 25 of 0.25, 250 of 250, and 1 of any power of ten."""
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        return 0
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    if not isinstance(exponent, int):
+        return 0  # no JSON has such a number
+    written = "".join(map(str, digits)) + "0" * min(max(exponent, 0), 400)
+    return 1 if written.rstrip("0") == "1" else int(written)
+
+
+def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
+    """What the references name; the whole schema for one that is no pointer into it.
+
+    The library compiles each of them once, one inside of another at worst.
+    """
+    for reference in references:
+        target = schema
+        for step in reference.removeprefix("#").split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and step in target:
+                target = target[step]
+            elif isinstance(target, list) and step.isdecimal() and int(step) < len(target):
+                target = target[int(step)]
+            else:
+                target = schema
+                break
+        yield target
+
 
 Request = TypeVar("Request")
 

@@ -1,42 +1,443 @@
-"""An engine in front of a server that is not ours: it computes; books, text and API are ours."""
+"""An engine in front of a server that is not ours: it computes; books, text and API are ours.
+
+A server that is not ours evicts when it wants and tells nobody. So an entry here is never leased:
+it says what a scope has sent, and the server's own count of reused tokens decides what was read. An
+entry of which less was reused than it has is over, and the request writes it anew.
+
+Which server it is, and what it keeps to, is tried at the start. Nothing is taken from its version:
+a flag that was left out shows only in what it answers.
+"""
 
 import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import structlog
 
 from engine.backends.base import Progress, Renderer
-from engine.backends.events import EventLog
-from engine.backends.external import MirrorPool
+from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, Order, new_order
 from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
-from engine.backends.reports import pool_stats
+from engine.backends.reports import EventLog, pool_stats
 from engine.backends.storing import EngineMemory
-from engine.backends.upstream.chat import ChatServerRenderer
-from engine.backends.upstream.loop import UnheldEntries, UpstreamCache, UpstreamLoop
-from engine.backends.upstream.probe import examined, new_server
-from engine.backends.upstream.server import Facts, ModelFacts, Server, UpstreamRefused
-from engine.backends.upstream.wire import UpstreamDenied, UpstreamError, UpstreamGone
-from engine.cache.digests import ChainHasher
-from engine.cache.entries import ARRIVAL_GRACE_SECONDS
+from engine.backends.upstream.server import (
+    Facts,
+    Kind,
+    ModelFacts,
+    Piece,
+    Place,
+    Server,
+    Slots,
+    UpstreamBusy,
+    UpstreamDenied,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamRefused,
+    Wire,
+    common_length,
+)
+from engine.backends.upstream.servers import (
+    MODELS,
+    ChatParser,
+    ChatServer,
+    ChatServerRenderer,
+    LlamaCppServer,
+    Models,
+    VllmServer,
+)
+from engine.cache.block import Entry
+from engine.cache.digests import ChainHasher, pack
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
+from engine.cache.ids import TokenId
+from engine.cache.pool import NoFreeBlocks
+from engine.cache.prefix_cache import CacheQuery, Found
+from engine.cache.table import BlockTable
 from engine.clock import Clock
 from engine.errors import NotReady
-from engine.protocol import Capability, Description, LeaseStats, Stats
+from engine.protocol import (
+    Capability,
+    Description,
+    GenerateRequest,
+    LeaseStats,
+    Message,
+    Prompt,
+    Sampling,
+    Stats,
+    TextPart,
+    Tool,
+    ToolChoice,
+)
 from engine.schedule.accounting import Accounting, Totals
+from engine.schedule.request import SequenceState
+from engine.schedule.runner import SampleParams
 from engine.settings import Settings
 from engine.supervisor import Supervisor
-from engine.text.renderer import ChatRenderer
+from engine.text.renderer import ChatRenderer, TurnParser
 from engine.text.tokens.detokenize import longest_token_bytes
 
 log = structlog.get_logger()
+
+SILENCE_SECONDS = 300.0
+"""Seconds without a byte after which a request has failed."""
+PROBE_TOKENS = 160
+GRAMMAR_TOKENS = 256
+_GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["zq-blue", "zq-green"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+
+
+_APART_BY = {
+    "salt": "cache_salt, tried at the start",
+    "slots": "a slot is one scope's; another's content in it is computed over, tried at the start",
+    "none": "the server knows no scopes",
+}
+
+
+async def new_server(settings: Settings, files: ModelFacts) -> Server:
+    """Raises UpstreamRefused where it can't be told what the server is, and UpstreamError."""
+    key, kind = settings.upstream_key.get_secret_value(), settings.upstream_kind
+    wire = Wire(settings.upstream, key, SILENCE_SECONDS)
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(wire.close)
+        found: Kind = await find_kind(wire) if kind == "auto" else kind
+        closing.pop_all()
+    if found == "llamacpp":
+        return LlamaCppServer(wire, files, settings.block_size)
+    return (VllmServer if found == "vllm" else ChatServer)(wire, files, settings.upstream_model)
+
+
+async def find_kind(wire: Wire) -> Kind:
+    """By whom `/v1/models` names as the owner, and by llama.cpp's own `/props`.
+
+    Whatever else lists its models is a server of chat completions. Raises UpstreamRefused,
+    UpstreamDenied, and UpstreamBusy where it is not ready yet.
+    """
+    status, answer = await wire.look(MODELS)
+    owners = set[str]()
+    if status == 200:
+        try:
+            models = msgspec.json.decode(answer, type=Models)
+            owners = {model.owned_by.lower() for model in models.data}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    if "vllm" in owners:
+        return "vllm"
+    props, _ = await wire.look("/props")
+    if props == 200 or "llamacpp" in owners:
+        return "llamacpp"
+    if owners:
+        return "openai"
+    if {status, props} & {401, 403}:
+        raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
+    if 429 in (status, props) or max(status, props) >= 500:
+        raise UpstreamBusy(f"the server is not ready: status {max(status, props)}")
+    raise UpstreamRefused(
+        "ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it: `openai` for any server"
+        " of Chat Completions"
+    )
+
+
+async def examined(server: Server, renderer: ChatRenderer) -> Facts:
+    """The facts with what only trying shows. Raises UpstreamError where the server fails."""
+    facts = await _try_memory(server, await server.find_facts(), renderer)
+    return await _try_grammars(server, facts, renderer) if facts.takes_grammars else facts
+
+
+async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
+    """Send one prompt twice in one scope; then in another, after something else.
+
+    A cache behind the slots of llama.cpp shows only where a slot had other content meanwhile. The
+    words are such that nobody has sent before, so that nothing can be reused at first. Each word of
+    32 hexadecimal digits has several tokens, so there are blocks of them.
+    """
+    num_words = max(PROBE_TOKENS, 3 * (facts.block_size or 0)) // 12
+    first, second = (
+        _request(text=" ".join(uuid4().hex for _ in range(num_words))) for _ in range(2)
+    )
+    tokens = {id(one): _tokens(renderer, one) for one in (first, second)}
+    own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
+    told = list[Piece]()
+    for request, scope in ((first, own), (first, own), (second, other), (first, other)):
+        async with slots.taken(scope, pack(tokens[id(request)])) as place:
+            order = Order(
+                order_id=uuid4().hex,
+                scope=scope,
+                token_ids=tokens[id(request)],
+                request=request,
+                sample=_GREEDY,
+                max_tokens=1,
+            )
+            told.append(await server.prefill(order, place))
+    again, foreign = told[1].cached_tokens, told[3].cached_tokens
+    length = len(tokens[id(first)])
+    if told[1].prompt_tokens not in (None, length):
+        note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {length}"
+        return replace(facts, tells="never", tells_note=note)
+    if again is None or foreign is None:
+        note = f"not told: {server.NOT_TOLD}"
+        facts = replace(facts, tells="never", tells_note=note)
+        return replace(facts, isolation="none", isolation_note=server.UNPROVEN)
+    note = server.TOLD_BY
+    if not again:
+        note += "; it reused nothing of a prompt that was sent twice"
+    facts = replace(facts, tells_note=note)
+    # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
+    if foreign <= common_length(*(pack(tokens[id(one)]) for one in (first, second))):
+        return replace(facts, isolation_note=_APART_BY[facts.isolation])
+    if facts.kind == "llamacpp":
+        raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
+    note = f"a second scope reused {foreign} tokens of the first one's prompt"
+    return replace(facts, isolation="none", isolation_note=note)
+
+
+async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
+    """Bind an answer to a schema that no model writes by itself, and a call to one."""
+    if not renderer.can_constrain:
+        return replace(facts, forced_note="the grammar library can't use the tokenizer")
+    try:
+        is_kept = await _keeps_to(server, renderer, _request(output_schema=_SCHEMA))
+    except (UpstreamGone, UpstreamBusy):
+        raise
+    except UpstreamError as error:
+        log.info("the upstream server takes no grammar", why=str(error))
+        hint = "start it with --structured-outputs-config.backend guidance"
+        return replace(facts, forced_note=f"it took no grammar: {hint}")
+    if not is_kept:
+        return replace(facts, forced_note="it took a grammar and did not keep to it")
+    found: set[Capability] = {"structured_output"}
+    request = _request(tools=[Tool("paint", _SCHEMA)], choice=ToolChoice("tool", name="paint"))
+    if renderer.tool_format is None:
+        note = "the template has no tool calls that we know"
+    elif await _keeps_to(server, renderer, request):
+        found.add("forced_tools")
+        note = "grammars, tried at the start"
+    else:
+        note = "it did not keep to a grammar of a call"
+    return replace(facts, capabilities=facts.capabilities | found, forced_note=note)
+
+
+async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateRequest) -> bool:
+    parser = renderer.parser(request)
+    assert isinstance(parser, TurnParser)
+    order = Order(
+        order_id=request.request_id,
+        scope=request.scope,
+        token_ids=_tokens(renderer, request),
+        request=request,
+        sample=_GREEDY,
+        max_tokens=GRAMMAR_TOKENS,
+        end_token_ids=sorted(parser.end_token_ids),
+        grammar=parser.grammar,
+    )
+    async with aclosing(server.generate(order)) as pieces:
+        async for piece in pieces:
+            for token in piece.token_ids:
+                parser.feed(token)
+                if parser.finish is not None:
+                    return parser.finish != "failed"
+    return parser.finish is not None and parser.finish != "failed"
+
+
+def _tokens(renderer: ChatRenderer, request: GenerateRequest) -> list[TokenId]:
+    return list(renderer.render(request.prompt, thinking=False).token_ids)
+
+
+def _request(
+    tools: list[Tool] | None = None,
+    choice: ToolChoice | None = None,
+    output_schema: dict[str, Any] | None = None,
+    text: str = "Say hello.",
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=uuid4().hex,
+        scope=uuid4().hex,
+        prompt=Prompt([Message("user", [TextPart(text)])], tools or []),
+        sampling=Sampling(max_tokens=GRAMMAR_TOKENS, temperature=0.0),
+        tool_choice=choice or ToolChoice(),
+        output_schema=output_schema,
+    )
+
+
+class UnheldEntries(Entries):
+    """Entries without a lease: `no_hold`."""
+
+    def __init__(self, pool: MirrorPool, *, ttl_scale: float, grace_seconds: float) -> None:
+        super().__init__(
+            pool,
+            lease_share=0.0,
+            scope_lease_share=0.0,
+            idle_lease_share=0.0,
+            ttl_scale=ttl_scale,
+            grace_seconds=grace_seconds,
+        )
+
+    def lose(self, entry: Entry) -> None:
+        """Its content, or a part of it, is not in the server's memory any more."""
+        if self.get(entry.key) is entry:
+            self.end(entry, entry.why_broken)
+            entry.is_broken = True
+
+    def _try_lease(self, entry: Entry) -> bool:
+        entry.why_unleased = "no_hold"
+        return False
+
+
+class UpstreamCache(MirrorCache):
+    """`is_isolated`: no scope's prompt reuses what another scope sent.
+
+    Where it is not, reuse beyond a scope's own entries is not told: it would tell of others.
+    """
+
+    entries: UnheldEntries
+
+    def __init__(
+        self, pool: MirrorPool, entries: UnheldEntries, hasher: ChainHasher, *, is_isolated: bool
+    ) -> None:
+        super().__init__(pool, entries, hasher)
+        self._is_isolated = is_isolated
+
+    def admit(self, query: CacheQuery, found: Found, table: BlockTable, reused: int | None) -> None:
+        """The prompt is computed: `reused` of its tokens came from memory; None: not told."""
+        is_whole, hit = self._settle(query, found, reused or 0), found.hit
+        if not self._is_isolated:
+            found.reused, found.raced = found.read, min(found.raced, found.read)
+        if hit is not None and reused is None:
+            found.hit, found.miss_reason = None, "not_told"
+        elif hit is not None and not is_whole:
+            self.entries.lose(hit)
+            found.miss_reason = "best_effort_evicted"
+            if not found.read:
+                found.hit = None
+        self._unwritten = set()
+        try:
+            self._mirror(query, table)
+        except NoFreeBlocks:
+            # Waiting requests hold all of the books: this prompt is not written down.
+            self._unwritten = {mark.segment for mark in found.marks}
+            found.marks = []
+
+    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
+        return found.miss_reason != "not_told" and super()._was_overtaken(query, found, now)
+
+
+class UpstreamLoop(ExternalLoop):
+    """`suspect` is called when a connection to the server broke."""
+
+    _cache: UpstreamCache
+
+    def __init__(
+        self,
+        server: Server,
+        facts: Facts,
+        accounting: Accounting,
+        cache: UpstreamCache,
+        clock: Clock,
+        event_loop: asyncio.AbstractEventLoop,
+        supervisor: Supervisor,
+        suspect: Callable[[], None],
+        *,
+        max_waiting: int,
+    ) -> None:
+        super().__init__(accounting, cache, clock, event_loop, supervisor, max_waiting=max_waiting)
+        self._server = server
+        self._facts = facts
+        self._slots = Slots(facts.max_running)
+        self._suspect = suspect
+
+    @property
+    def num_sent(self) -> int:
+        return self._slots.num_taken
+
+    @property
+    def num_unsent(self) -> int:
+        return max(len(self._serving) - self.num_sent, 0)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that have not begun to answer: no server tells which of them it computes."""
+        return sum(one.request.started_at is None for one in self._serving)
+
+    async def _generate(self, sequence: SequenceState) -> None:
+        try:
+            query = sequence.request.query
+            async with self._slots.taken(query.scope, query.digests.packed) as place:
+                await self._run(sequence, place)
+        except UpstreamError as error:
+            log.warning("the upstream server failed a request", why=str(error))
+            if isinstance(error, UpstreamGone):
+                self._suspect()
+            if sequence in self._serving:
+                self._fail(sequence, f"the upstream server failed: {error}", error.code)
+        self._tell()
+
+    async def _run(self, sequence: SequenceState, place: Place) -> None:
+        request = sequence.request
+        order = new_order(sequence, request.request_id, self._facts.max_context_tokens)
+        if request.began_at is None:
+            request.began_at = self._clock.now()
+        if request.started_at is None and self._facts.tells == "at_the_end":
+            self._admit(sequence, await self._server.prefill(order, place))
+            self._end_if_finished(sequence)
+        if sequence not in self._serving:
+            return
+        # Closing the connection ends the request at the server.
+        async with aclosing(self._server.generate(order, place)) as pieces:
+            async for piece in pieces:
+                is_answer = piece.token_ids or piece.delta is not None or piece.is_last
+                if request.started_at is None and is_answer:
+                    self._admit(sequence, piece)
+                self._take(sequence, piece)
+                if sequence not in self._serving:
+                    return
+        raise UpstreamError("the answer ended before its end")
+
+    def _admit(self, sequence: SequenceState, piece: Piece) -> None:
+        """The prompt is computed: what was reused is known now, or never will be."""
+        request, is_told = sequence.request, self._facts.tells != "never"
+        assert request.found is not None
+        if is_told and piece.cached_tokens is None:
+            raise UpstreamError("the server did not say how much it reused")
+        told = piece.cached_tokens if is_told else None
+        self._cache.admit(request.query, request.found, sequence.table, told)
+        self._started(sequence)
+
+    def _take(self, sequence: SequenceState, piece: Piece) -> None:
+        parser = sequence.parser
+        if isinstance(parser, ChatParser):
+            self._take_chat(sequence, parser, piece)
+        for token in piece.token_ids:
+            if sequence.finish is not None:
+                break
+            self.accounting.token(sequence, token)
+        if piece.is_last and sequence.finish is None:
+            sequence.finish = parser.finish or piece.finish or "failed"
+        self._end_if_finished(sequence)
+        self._tell()
+
+    def _take_chat(self, sequence: SequenceState, parser: ChatParser, piece: Piece) -> None:
+        """Deltas, each taken for a token until the server tells how many there were."""
+        if piece.delta is not None and not parser.has_ended():
+            deltas = parser.take(piece.delta, piece.finish_reason)
+            self.accounting.text(sequence, deltas, sequence.num_output + bool(deltas))
+            if parser.has_ended() and piece.finish_reason is None:
+                # Ours ended it: nobody will tell.
+                self.accounting.text(sequence, [], parser.count_written())
+                sequence.finish = parser.finish
+        if piece.sampled_tokens is not None:
+            self.accounting.text(sequence, [], piece.sampled_tokens)
+
 
 FIND_SECONDS = 300.0
 """How long a server may take to answer everything that is asked of it at the start."""

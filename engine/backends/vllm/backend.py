@@ -15,8 +15,7 @@ from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.storing import EngineMemory
 from engine.backends.vllm.arguments import engine_arguments
-from engine.backends.vllm.loop import StepCounts, VllmCore, VllmLoop
-from engine.backends.vllm.mirror import HeldCache, HeldEntries
+from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCore, VllmLoop
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock

@@ -14,6 +14,8 @@ from typing import Any
 
 import structlog
 
+from engine.cache.ids import TokenId
+from engine.errors import InvalidRequest
 from engine.protocol import (
     GenerateRequest,
     Message,
@@ -28,19 +30,28 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.text.errors import TemplateRefused
 from engine.text.formats.calls import FormatParser, PlainText, calls_of
-from engine.text.formats.derived import Derivation
-from engine.text.formats.harmony import TURN_ENDS, HarmonyParser
 from engine.text.formats.reasoning import (
     HARMONY,
     REASONING_FORMATS,
+    TURN_ENDS,
+    HarmonyParser,
     ReasoningFormat,
     ThinkingParser,
 )
-from engine.text.formats.table import TOOL_FORMATS, CallFormat
-from engine.text.template.messages import Replay, TemplateTraits, ThinkingKey, Written
-from engine.text.template.probes import TemplateProbe
+from engine.text.formats.table import TOOL_FORMATS, CallFormat, Derivation
+from engine.text.rendered import TemplateRefused
+from engine.text.template.boundaries import PlacedText, in_order, place_segments
+from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.messages import (
+    Replay,
+    TemplateTraits,
+    ThinkingKey,
+    Written,
+    new_conversation,
+    strings_of,
+)
+from engine.text.tokens.pieces import ControlTexts
 
 log = structlog.get_logger()
 _MAX_SHOWN = 300
@@ -76,13 +87,114 @@ _INPUTS: tuple[dict[str, Any], ...] = (
     {"count": 3, "flag": True, "ratio": 1.5, "text": "probe it", "word": LAST_WORD},
     {"text": "probe it", "word": LAST_WORD},
 )
-_OTHER_INPUT = {"word": "another one"}
+_ONE, _OTHER = {"word": "probe it"}, "another one"
+_OTHER_INPUT = {"word": _OTHER}
 DERIVED = "template"
 """The name of a format that is known from the template alone."""
 _USER = Message("user", [TextPart(_QUESTION)])
+# Templates look for the last question by comparing messages, so no two questions are equal.
+_SECOND = Message("user", [TextPart("probe-second")])
+_SYSTEM = TextPart("probe-system")
 _ANSWERED = Message("assistant", [TextPart(_ANSWER)])
 _THINKING_KEYS: tuple[ThinkingKey, ...] = ("reasoning_content", "thinking", "reasoning")
 _TAG = re.compile(r"<[^<>\s]{1,40}>(?:thought\n)?|\[/?[A-Z_]{1,40}\]")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProbe:
+    """Renders prompts of its own through one template. A refusal is an answer, not an error."""
+
+    template: ChatTemplate
+    controls: ControlTexts | None
+
+    def text(self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False) -> str | None:
+        """The prompt as the template renders it; None where it refuses it."""
+        conversation = new_conversation(prompt, self.controls, traits)
+        try:
+            return self.template.render(conversation.variables({}, thinking=thinking))
+        except InvalidRequest:
+            return None
+
+    def find_traits(self, traits: TemplateTraits) -> TemplateTraits:
+        """The fewest traits beyond those given with which the prompts render.
+
+        What never renders changes nothing.
+        """
+        for prompt, needle, trait in (
+            (Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text, "folds_system"),
+            (Prompt(_calling([_ONE])), _NAME, "shortens_ids"),
+            (Prompt(_calling([_ONE, _OTHER_INPUT])), _OTHER, "splits_calls"),
+            (Prompt(_calling([_ONE], behind=_TEXT)), _TEXT, "joins_results"),
+        ):
+            other = replace(traits, **{trait: True})  # type: ignore[arg-type]
+            if not self._renders(prompt, needle, traits) and self._renders(prompt, needle, other):
+                traits = other
+        folding = replace(traits, folds_late_system=True)
+        if not self._keeps_late_system(traits) and self._keeps_late_system(folding):
+            traits = folding
+        # Do the tools come behind an answer that is already given?
+        text = self.text(Prompt([_USER, _ANSWERED, _SECOND], [_TOOL]), traits) or ""
+        moves_tools = 0 <= text.find(_ANSWER) < text.find(_NAME)
+        return replace(traits, moves_tools=moves_tools)
+
+    def shows_tools(self, traits: TemplateTraits) -> bool:
+        return self._renders(Prompt([_USER], [_TOOL]), _NAME, traits)
+
+    def has_tools_first(self, traits: TemplateTraits) -> bool:
+        """Do the tools come before the system prompt?"""
+        placed = self._place(Prompt([_USER], [_TOOL], [_SYSTEM]), traits)
+        if placed is None:
+            return False
+        tool, system, _ = placed.places
+        return tool.end is not None and system.begin is not None and tool.end <= system.begin
+
+    def opens_tag(
+        self,
+        opening: str,
+        closing: str,
+        traits: TemplateTraits,
+        *,
+        thinking: bool,
+        after_result: bool,
+    ) -> bool:
+        """Does the prompt of a new turn end behind an opening tag?"""
+        prompt = Prompt(_calling([_ONE])) if after_result else Prompt([_USER])
+        text = self.text(prompt, traits, thinking=thinking)
+        last = _RESULT if after_result else _QUESTION
+        end = "" if text is None else text.rpartition(last)[2]
+        return end.rfind(opening) > end.rfind(closing)
+
+    def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
+        """The control token right behind an assistant's text."""
+        placed = self._place(Prompt([_USER, _ANSWERED, _SECOND]), traits)
+        if placed is None or placed.places[1].end is None or self.controls is None:
+            return frozenset()
+        matches = self.controls.matches(placed.text)
+        return frozenset(m.token_id for m in matches if m.begin == placed.places[1].end)
+
+    def _keeps_late_system(self, traits: TemplateTraits) -> bool:
+        """Does a system message stay where it stands, between two turns and behind the last?"""
+        late = Message("system", [TextPart("probe-late")])
+        for messages in ([_USER, _ANSWERED, late, _SECOND], [_USER, _ANSWERED, _SECOND, late]):
+            text = self.text(Prompt(messages, system=[_SYSTEM]), traits)
+            words = [strings_of(Prompt([message]))[0] for message in messages[1:]]
+            places = [-1 if text is None else text.find(word) for word in words]
+            if text is None or places != sorted(places) or any(text.count(w) != 1 for w in words):
+                return False
+        return True
+
+    def _renders(self, prompt: Prompt, needle: str, traits: TemplateTraits) -> bool:
+        text = self.text(prompt, traits)
+        # A template that knows no content parts may write out Python's own picture of them.
+        return text is not None and needle in text and "'type'" not in text
+
+    def _place(self, prompt: Prompt, traits: TemplateTraits) -> PlacedText | None:
+        conversation = new_conversation(prompt, self.controls, traits)
+        try:
+            placed = place_segments(self.template, conversation, thinking=False)
+        except InvalidRequest:
+            return None
+        return PlacedText(placed.text, in_order(prompt, placed.places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,16 +387,19 @@ def turn_begin(asked: str, answered: str) -> int:
     return begin
 
 
-def _calling(inputs: Sequence[Any], *, text: str = "", names: Sequence[str] = ()) -> list[Message]:
-    """A question, a turn of calls with ids as ours are, and the results."""
+def _calling(
+    inputs: Sequence[Any], *, text: str = "", names: Sequence[str] = (), behind: str = ""
+) -> list[Message]:
+    """A question, a turn of calls with ids as ours are, and the results, with a text behind."""
     ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(len(inputs))]
     said: list[Part] = [TextPart(text)] if text else []
     said += [
         ToolUsePart(call_id, names[index] if names else _NAME, given)
         for index, (call_id, given) in enumerate(zip(ids, inputs, strict=True))
     ]
-    results = [ToolResultPart(call_id, _RESULT) for call_id in ids]
-    return [_USER, Message("assistant", said), Message("user", [*results])]
+    results: list[Part] = [ToolResultPart(call_id, _RESULT) for call_id in ids]
+    results += [TextPart(behind)] if behind else []
+    return [_USER, Message("assistant", said), Message("user", results)]
 
 
 def _reads(of: CallFormat, shown: str | None, inputs: Sequence[Any]) -> bool:
@@ -481,7 +596,7 @@ class _ThinkingProof:
     def _turns(self) -> Iterator[list[Part]]:
         """Thinking behind the last question, where every template that renders any does."""
         if self.has_calls:
-            yield [ThinkingPart(_THOUGHT), *_calling([{"word": "probe it"}])[1].parts]
+            yield [ThinkingPart(_THOUGHT), *_calling([_ONE])[1].parts]
         yield [ThinkingPart(_THOUGHT), TextPart(_ANSWER)]
 
     def _proven(

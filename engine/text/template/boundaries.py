@@ -19,8 +19,7 @@ from itertools import accumulate, pairwise
 
 from engine.errors import InvalidRequest
 from engine.protocol import Prompt, ToolUsePart
-from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.marks import SegmentMarks, Unmarked, take_out
+from engine.text.template.chat_template import ChatTemplate, SegmentMarks, Unmarked, take_out
 from engine.text.template.messages import Conversation
 
 _MAX_MARKED = 8

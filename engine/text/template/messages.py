@@ -23,15 +23,16 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.text.template.chat_template import TemplateInput, write_json
-from engine.text.template.marks import (
+from engine.text.template.chat_template import (
     MarkAlphabet,
     SegmentMarks,
+    TemplateInput,
     choose_cut,
     mark_value,
     surround,
+    write_json,
 )
-from engine.text.tokens.controls import ControlTexts
+from engine.text.tokens.pieces import ControlTexts
 
 _SEPARATOR = "\n\n"
 """Between the texts that make up one message; it belongs to the later one."""

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.backends.events import MAX_BEHIND, REPLAY_EVENTS, EventLog
+from engine.backends.reports import MAX_BEHIND, REPLAY_EVENTS, EventLog
 from engine.protocol import ChainGone, Event, EventFrame, Snapshot
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from engine.backends.external import MirrorPool
 from engine.backends.vllm.directive import LOSSES, CoreStats
-from engine.backends.vllm.loop import StepCounts, VllmCore, VllmLoop
-from engine.backends.vllm.mirror import HeldCache, HeldEntries
+from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCore, VllmLoop
 from engine.cache.digests import ChainHasher
 from engine.clock import ManualClock
 from engine.metrics import render

@@ -24,8 +24,8 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.text.errors import TemplateRefused
 from engine.text.formats.proof import FormatChoice
+from engine.text.rendered import TemplateRefused
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.messages import new_conversation

@@ -26,13 +26,12 @@ from engine.protocol import (
 )
 from engine.text.formats import arguments
 from engine.text.formats.arguments import Elements
-from engine.text.formats.calls import FormatParser, PlainText, new_tool_use_id
-from engine.text.formats.json_stream import JsonObjectStream
+from engine.text.formats.calls import FormatParser, JsonObjectStream, PlainText, new_tool_use_id
 from engine.text.formats.reasoning import REASONING_FORMATS, ThinkingParser
 from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.formats.table import TOOL_FORMATS
-from engine.text.formats.turn_parser import TurnEnd, TurnParser
 from engine.text.grammar import GrammarWriter
+from engine.text.renderer import TurnEnd, TurnParser
 from engine.text.template.messages import TemplateTraits
 from engine.text.tokens.detokenize import Vocabulary
 from tests.engine.backends.looped import prompt, request

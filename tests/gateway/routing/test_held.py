@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.backends.events import EventLog
+from engine.backends.reports import EventLog
 from engine.protocol import (
     ChainGone,
     ChainHeld,

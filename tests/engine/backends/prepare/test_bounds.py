@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.backends.prepare.checks import check_schemas
 from engine.backends.prepare.prepared import Refused
-from engine.backends.prepare.preparer import GRAMMAR_SECONDS, Preparer
+from engine.backends.prepare.preparer import GRAMMAR_SECONDS, Preparer, check_schemas
 from engine.errors import SchemaRefused
 from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
 from tests.engine.backends.looped import SCOPE, description, prompt, request

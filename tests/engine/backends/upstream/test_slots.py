@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from engine.backends.upstream.slots import Place, Slots, common_length
+from engine.backends.upstream.server import Place, Slots, common_length
 from engine.cache.digests import pack
 
 ONE, OTHER = [1, 2, 3, 4], [9, 8, 7]

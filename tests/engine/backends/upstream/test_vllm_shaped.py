@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from engine.backends.upstream.wire import UpstreamError, Wire
+from engine.backends.upstream.server import UpstreamError, Wire
 from engine.protocol import BreakpointReport, Done, Failed, ToolChoice
 from tests.conformance.engines import Engine, Refused, prompt
 from tests.engine.backends.upstream.conftest import engine_before, wait_until

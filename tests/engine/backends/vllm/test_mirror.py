@@ -4,7 +4,7 @@ import pytest
 
 from engine.backends.external import MirrorPool
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, LossReason, Report
-from engine.backends.vllm.mirror import HeldCache, HeldEntries
+from engine.backends.vllm.loop import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery, CacheResult
