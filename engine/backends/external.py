@@ -181,8 +181,6 @@ class ExternalLoop:
         self._serving: dict[SequenceState, asyncio.Task[None]] = {}
         self._is_stopped = False
 
-    # What each program does its own way.
-
     @property
     def num_waiting(self) -> int:
         """How many requests wait for the other program."""

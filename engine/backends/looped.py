@@ -25,7 +25,7 @@ from engine.backends.prepare.pool import PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
 from engine.backends.prepare.preparer import may_compile
 from engine.backends.reports import EventLog, cells_of, chains_held, entry_infos, pool_stats
-from engine.backends.storing import EngineMemory, OpenStore, new_memory
+from engine.backends.storing import OpenStore, new_memory
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
@@ -51,6 +51,7 @@ from engine.protocol import (
     Memory,
     Snapshot,
     Stats,
+    StoreStats,
 )
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
@@ -70,8 +71,6 @@ STORE_FLUSH_SECONDS = 5.0
 HEARTBEAT_SECONDS = 5.0
 MAX_DROP_SECONDS = 10.0
 """Seconds that a drop waits until its files are deleted."""
-MAX_THREADS = 4
-"""Threads for work whose size the context bounds."""
 MAX_COMPILERS = 2
 """Threads for grammars that a worker has compiled before."""
 _decode = msgspec.json.Decoder(GenerateRequest)
@@ -94,17 +93,11 @@ class Loaded:
     description: Description
     renderer: Renderer
     preparation: PreparePool
-    memory: EngineMemory
+    cache: PrefixCache
     accounting: Accounting
     loop: Loop
-
-    @property
-    def cache(self) -> PrefixCache:
-        return self.memory.cache
-
-    @property
-    def store(self) -> OpenStore | None:
-        return self.memory.store
+    store: OpenStore | None = None
+    store_stats: Callable[[], StoreStats | None] = lambda: None
 
 
 class EngineBackend:
@@ -124,7 +117,6 @@ class EngineBackend:
         self._clock = clock
         self._on_crash = on_crash
         self._events = EventLog(epoch=uuid4().hex)
-        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="request")
         # Compiling takes a tenth of a second of processor. It yields to the model's step.
         self._compilers = ScopeThreads(MAX_COMPILERS, "compile", step_back)
         self._event_loop = asyncio.get_running_loop()
@@ -135,7 +127,6 @@ class EngineBackend:
         self._loaded: Loaded | None = None
 
     async def stop(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._compilers.close()
         if self._loaded is not None:
             await self._loaded.preparation.close()
@@ -151,15 +142,13 @@ class EngineBackend:
         answer = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
         assert isinstance(answer, Prepared)
         request = _decode.decode(answer.request)
-        query = await self._in_thread(
-            partial(
-                query_of,
-                request,
-                answer,
-                loaded.cache,
-                loaded.description,
-                arrived_at=received_at - request.age_seconds,
-            )
+        query = await asyncio.to_thread(
+            query_of,
+            request,
+            answer,
+            loaded.cache,
+            loaded.description,
+            arrived_at=received_at - request.age_seconds,
         )
         generation = QueuedGeneration(
             self._event_loop, cancel=partial(self._cancel_soon, loaded, request.request_id)
@@ -307,32 +296,29 @@ class EngineBackend:
             raise NotReady("the model is loading")
         return self._loaded
 
-    async def _in_thread(self, function: Callable[[], T]) -> T:
-        """Work of a bounded size that frees the interpreter's lock, or does so every few ms."""
-        return await self._event_loop.run_in_executor(self._threads, function)
-
     async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:
         make = partial(loaded.renderer.parsers, request)
         if may_compile(request):
             return await self._compilers.run(request.scope, make)
-        return await self._in_thread(make)
+        return await asyncio.to_thread(make)
 
     async def _submit(
         self, loaded: Loaded, state: RequestState, samples: list[SampleParams]
     ) -> None:
         """Hand the request over; one that was cancelled on the way ends here or there."""
+
+        def take_back(submitted: "Future[None]") -> None:
+            if not submitted.cancelled() and submitted.exception() is None:
+                self._cancel_soon(loaded, state.request_id)
+
         is_urgent = state.request.service_class == "interactive"
         submit = partial(loaded.loop.submit, state, samples)
         future = loaded.loop.call(submit, is_urgent=is_urgent)
         try:
             await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.add_done_callback(partial(self._take_back, loaded, state.request_id))
+            future.add_done_callback(take_back)
             raise
-
-    def _take_back(self, loaded: Loaded, request_id: str, submitted: "Future[None]") -> None:
-        if not submitted.cancelled() and submitted.exception() is None:
-            self._cancel_soon(loaded, request_id)
 
     async def _call(self, loaded: Loaded, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(loaded.loop.call(function))
@@ -345,8 +331,11 @@ class EngineBackend:
         return found
 
     def _cancel_soon(self, loaded: Loaded, request_id: str) -> None:
-        future: Future[bool] = loaded.loop.call(partial(loaded.loop.cancel, request_id))
-        future.add_done_callback(_log_failure)
+        def log_failure(future: "Future[bool]") -> None:
+            if (error := future.exception()) is not None:
+                log.error("cancel failed", error=type(error).__name__)
+
+        loaded.loop.call(partial(loaded.loop.cancel, request_id)).add_done_callback(log_failure)
 
 
 class LoopedBackend(EngineBackend):
@@ -416,7 +405,7 @@ class LoopedBackend(EngineBackend):
         accounting = Accounting(
             cache,
             self._clock,
-            lambda events: self._to_event_loop(partial(self._events.publish, events)),
+            partial(_on_event_loop, self._event_loop, self._events.publish),
             epoch=description.epoch,
             max_context_tokens=description.max_context_tokens,
         )
@@ -433,11 +422,9 @@ class LoopedBackend(EngineBackend):
             # Let the engine's thread take what the store's threads did.
             store.wake_by(lambda: _wake(loop))
         pool = self._new_pool(parts.renderer, parts.worker, description)
-        return Loaded(description, parts.renderer, pool, memory, accounting, loop)
-
-    def _to_event_loop(self, function: Callable[[], None]) -> None:
-        if not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(function)
+        return Loaded(
+            description, parts.renderer, pool, cache, accounting, loop, store, memory.store_stats
+        )
 
     def _stats(self, loaded: Loaded) -> Stats:
         scheduler, cache = self._scheduler, loaded.cache
@@ -467,7 +454,7 @@ class LoopedBackend(EngineBackend):
             num_leases=cache.entries.num_leases,
             host_blocks=host.pool.num_blocks if host is not None else 0,
             host_blocks_used=host.num_used if host is not None else 0,
-            store=loaded.memory.store_stats,
+            store=loaded.store_stats(),
         )
 
 
@@ -487,8 +474,7 @@ class QueuedGeneration:
 
     def emit(self, frame: Frame) -> None:
         """Called from the engine's thread."""
-        if not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(self._frames.put_nowait, frame)
+        _on_event_loop(self._event_loop, self._frames.put_nowait, frame)
 
     def close(self) -> None:
         if self.is_open:
@@ -524,10 +510,12 @@ def _wake(loop: Loop) -> None:
     loop.call(lambda: None)
 
 
-def _log_failure(future: "Future[bool]") -> None:
-    error = future.exception()
-    if error is not None:
-        log.error("cancel failed", error=type(error).__name__)
+def _on_event_loop(
+    event_loop: asyncio.AbstractEventLoop, function: Callable[[T], None], given: T
+) -> None:
+    """Called from any thread, also after the loop's end."""
+    if not event_loop.is_closed():
+        event_loop.call_soon_threadsafe(function, given)
 
 
 def query_of(

@@ -7,7 +7,7 @@ import structlog
 
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
-from engine.compute.loading import LoadedModel, load_model, model_facts
+from engine.compute.loading import load_model, model_facts
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import Capability, Description
 from engine.settings import Settings
@@ -37,7 +37,11 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     if loaded.why_no_kernel is not None:
         log.warning("torch's own functions attend, which is slower", why=loaded.why_no_kernel)
     progress("allocating blocks", 0.9)
-    num_blocks = settings.num_blocks or _affordable_blocks(loaded, settings.block_size)
+    block_bytes = loaded.layout.bytes_per_block(settings.block_size)
+    num_blocks = settings.num_blocks
+    if num_blocks is None:
+        wanted = DEFAULT_CONTEXTS * loaded.max_context_tokens // settings.block_size
+        num_blocks = max(min(int(loaded.free_bytes() * MEMORY_SHARE) // block_bytes, wanted), 8)
     runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
     progress("loading tokenizer", 0.95)
     worker = chat_worker(settings)
@@ -46,7 +50,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     if settings.store:
         # What a stored block depends on: the model as it computes, its template and tokenizer.
         facts = model_facts(loaded, settings.block_size) | {
-            "template": renderer.template_source,
+            "template": renderer.template.source,
             "tokenizer": renderer.tokenizer.to_str(),
         }
     more: dict[Capability, bool] = {
@@ -67,7 +71,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         facts=facts,
         new_drafter=partial(NgramDrafter, SPECULATION_TOKENS) if speculates else None,
         step_tokens=STEP_TOKENS[loaded.device.type],
-        block_bytes=layout.bytes_per_block(settings.block_size),
+        block_bytes=block_bytes,
         description=Description(
             backend="native",
             model=Path(settings.model).name,
@@ -96,11 +100,3 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         ),
     )
-
-
-def _affordable_blocks(loaded: LoadedModel, block_size: int) -> int:
-    """Room for some contexts, within a share of the device's free memory."""
-    affordable = int(loaded.free_bytes() * MEMORY_SHARE) // loaded.layout.bytes_per_block(
-        block_size
-    )
-    return max(min(affordable, DEFAULT_CONTEXTS * loaded.max_context_tokens // block_size), 8)

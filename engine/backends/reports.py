@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.cache.block import Block, Entry
+from engine.cache.block import Block
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import (
@@ -157,30 +157,29 @@ def entry_infos(
 ) -> list[EntryInfo]:
     """The live entries of one scope, or of all."""
     at, block_size = now(), cache.pool.block_size
-    return [
-        _entry_info(entry, at, block_size)
-        for entry in cache.entries.live()
-        if scope is None or entry.scope == scope
-    ]
-
-
-def _entry_info(entry: Entry, now: float, block_size: int) -> EntryInfo:
-    deepest = entry.blocks[max(entry.tokens // block_size - 1, 0)]
-    return EntryInfo(
-        entry=entry.key.hex(),
-        scope=entry.scope,
-        tokens=entry.tokens,
-        blocks=len(entry.blocks),
-        ttl=entry.ttl,
-        state=entry.state,
-        expires_in_seconds=entry.expires_at - now,
-        reads=entry.reads,
-        name=entry.name,
-        reason=entry.why_unleased,
-        tier=entry.blocks[0].tier,
-        is_stored=entry.outlives_restarts,
-        shared_by=deepest.ref_count - deepest.lease_count,
-    )
+    infos = list[EntryInfo]()
+    for entry in cache.entries.live():
+        if scope is not None and entry.scope != scope:
+            continue
+        deepest = entry.blocks[max(entry.tokens // block_size - 1, 0)]
+        infos.append(
+            EntryInfo(
+                entry=entry.key.hex(),
+                scope=entry.scope,
+                tokens=entry.tokens,
+                blocks=len(entry.blocks),
+                ttl=entry.ttl,
+                state=entry.state,
+                expires_in_seconds=entry.expires_at - at,
+                reads=entry.reads,
+                name=entry.name,
+                reason=entry.why_unleased,
+                tier=entry.blocks[0].tier,
+                is_stored=entry.outlives_restarts,
+                shared_by=deepest.ref_count - deepest.lease_count,
+            )
+        )
+    return infos
 
 
 class CellsPart(NamedTuple):

@@ -113,7 +113,6 @@ class EngineMemory(NamedTuple):
     store: OpenStore | None = None
     refused: StoreRefusal | None = None
 
-    @property
     def store_stats(self) -> StoreStats | None:
         """None where the settings name no store."""
         if self.store is not None:
@@ -171,13 +170,12 @@ def new_memory(
     cache = PrefixCache(pool, entries, hasher, host, tier, peers)
     if plan is None:
         return EngineMemory(cache, refused=refused)
-    store = _open_store(plan, settings, cache, hasher, parts, clock, wall)
+    store = _open_store(plan, cache, hasher, parts, clock, wall)
     return EngineMemory(cache, store)
 
 
 def _open_store(
     plan: StorePlan,
-    settings: Settings,
     cache: PrefixCache,
     hasher: ChainHasher,
     parts: Parts,
@@ -190,7 +188,12 @@ def _open_store(
     directory, keys = plan.directory, plan.directory.keys
     reader = BlockReader(plan.model, plan.payload_bytes, keys)
     threads = StoreThreads(directory, reader)
-    told = replay(_journal_lines(directory), plan.model.hex(), keys)
+    lines: list[bytes] = []
+    try:
+        lines = directory.journal_lines()
+    except OSError as error:
+        log.warning("the store's journal can't be read", reason=error.strerror)
+    told = replay(lines, plan.model.hex(), keys)
 
     def keys_of(put: Put) -> list[BlockKey] | None:
         return put.keys(hasher, keys)
@@ -231,11 +234,3 @@ def _open_store(
     threads.append([End(key=key) for key in restored.dead], {})
     threads.compact()
     return OpenStore(disk, threads, directory, peers)
-
-
-def _journal_lines(directory: StoreDirectory) -> list[bytes]:
-    try:
-        return directory.journal_lines()
-    except OSError as error:
-        log.warning("the store's journal can't be read", reason=error.strerror)
-        return []

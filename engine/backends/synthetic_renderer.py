@@ -40,14 +40,12 @@ class SyntheticRenderer:
         tokens: list[TokenId] = []
         spans: list[SegmentSpan] = []
         for text in segment_texts(prompt):
-            start = len(tokens)
-            tokens.extend(_tokenize(text))
+            start, data = len(tokens), text.encode()
+            # Four bytes are a token; 0xFF, which is in no UTF-8 text, fills the last one up.
+            tokens.extend(array("I", data + b"\xff" * (-len(data) % BYTES_PER_TOKEN)))
             spans.append(SegmentSpan(len(tokens), start, _character_ends(text)))
         scaffold = _SCAFFOLD if prompt.text is None else []
         return RenderedPrompt(tokens + scaffold, spans)
-
-    def parser(self, request: GenerateRequest) -> "SyntheticParser":
-        return SyntheticParser(StopStrings(request.sampling.stop_sequences))
 
     def spelled(self, token_id: TokenId) -> Spelled:
         return unspelled(token_id)
@@ -94,12 +92,6 @@ def segment_texts(prompt: Prompt) -> list[str]:
                 case ToolUsePart():
                     texts.append(msgspec.json.encode(part).decode())
     return texts
-
-
-def _tokenize(text: str) -> list[TokenId]:
-    """Four bytes are a token; 0xFF, which is in no UTF-8 text, fills the last one up."""
-    data = text.encode()
-    return array("I", data + b"\xff" * (-len(data) % BYTES_PER_TOKEN)).tolist()
 
 
 def _character_ends(text: str) -> Sequence[int]:

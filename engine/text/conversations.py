@@ -7,9 +7,8 @@ before is remembered piece by piece (`tokens/pieces.py`).
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import overload
 
 from tokenizers import Tokenizer
 
@@ -40,118 +39,81 @@ from engine.text.template.messages import (
     strings_of,
     with_complete_tools,
 )
-from engine.text.tokens.pieces import EncodedText, Piece, PieceTokenizer
+from engine.text.tokens.pieces import ControlTexts, EncodedText, PieceTokenizer
 
 
-class ConversationRenderer:
-    """Renders and tokenizes conversations for one template and tokenizer."""
+def render_conversation(
+    template: ChatTemplate,
+    pieces: PieceTokenizer,
+    traits: TemplateTraits,
+    prompt: Prompt,
+    *,
+    thinking: bool,
+    scope: str,
+    days: KnownDays | None,
+) -> RenderedPrompt:
+    """See `ChatRenderer.render`."""
+    dated: DatedBeginning | None = None
+    moment = template.now()
+    if template.writes_date and days is not None:
+        beginning = beginning_of(prompt, scope)
+        dated = DatedBeginning(beginning, days.day_of(beginning))
+        moment = datetime.fromisoformat(dated.day)
+    with template.at(moment):
+        placed, cuts = _place(template, pieces.controls, traits, prompt, thinking=thinking)
+    text, messages = placed.text, prompt.messages
+    if messages and messages[-1].role == "assistant":
+        continued_from = placed.places[-1].end
+        if continued_from is None:
+            raise InvalidRequest("the chat template can't continue an assistant's message")
+        text = text[:continued_from]
+    encoded = pieces.encode(text, cuts, scope=scope)
+    spans = [
+        _span(place, segment.text, encoded)
+        for place, segment in zip(placed.places, segments_of(prompt), strict=True)
+    ]
+    # Those of system messages that are told in the user's turn.
+    folded = [
+        segment
+        for message, segments in zip(messages, message_segments(prompt), strict=True)
+        if is_folded(message, prompt, traits)
+        for segment in segments
+    ]
+    return RenderedPrompt(encoded.token_ids(), spans, folded, dated)
 
-    def __init__(
-        self, template: ChatTemplate, pieces: PieceTokenizer, traits: TemplateTraits
-    ) -> None:
-        self._template = template
-        self._pieces = pieces
-        self._controls = pieces.controls
-        self._traits = traits
 
-    def render(
-        self, prompt: Prompt, *, thinking: bool, scope: str = "", days: KnownDays | None = None
-    ) -> RenderedPrompt:
-        """Tokens and segments. Raises InvalidRequest where the template refuses the prompt.
-
-        A prompt that ends with an assistant's message is cut off behind it, to be continued.
-        `scope` separates tenants in the memory of what was tokenized before.
-        With `days` a template that writes the date writes the beginning of the prompt's own day,
-        without them the time of the render.
-        """
-        template = self._template
-        dated: DatedBeginning | None = None
-        moment = template.now()
-        if template.writes_date and days is not None:
-            beginning = beginning_of(prompt, scope)
-            dated = DatedBeginning(beginning, days.day_of(beginning))
-            moment = datetime.fromisoformat(dated.day)
-        with template.at(moment):
-            placed, cuts = self._place(prompt, thinking=thinking)
-        text, messages = placed.text, prompt.messages
-        if messages and messages[-1].role == "assistant":
-            continued_from = placed.places[-1].end
-            if continued_from is None:
-                raise InvalidRequest("the chat template can't continue an assistant's message")
-            text = text[:continued_from]
-        encoded = self._pieces.encode(text, cuts, scope=scope)
-        spans = [
-            _span(place, segment.text, encoded)
-            for place, segment in zip(placed.places, segments_of(prompt), strict=True)
-        ]
-        # Those of system messages that are told in the user's turn.
-        folded = [
-            segment
-            for message, segments in zip(messages, message_segments(prompt), strict=True)
-            if is_folded(message, prompt, self._traits)
-            for segment in segments
-        ]
-        return RenderedPrompt(encoded.token_ids(), spans, folded, dated)
-
-    def _place(self, prompt: Prompt, *, thinking: bool) -> tuple[PlacedText, list[int]]:
-        """The text without cuts, its segments' places in order, and where the cuts stood."""
-        failed: TemplateFails | None = None
-        # Templates that fail on a tool are given more of it.
-        for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
-            given = with_complete_tools(prompt, completion)
-            conversation = new_conversation(given, self._controls, self._traits)
-            try:
-                placed = place_segments(self._template, conversation, thinking=thinking)
-            except TemplateFails as error:
-                failed = failed or error
-                continue
-            placed, cuts = without_cuts(placed, conversation.cut)
-            cuts = self._cuts_in_completed(given, placed.text, thinking=thinking) or cuts
-            return PlacedText(placed.text, in_order(given, placed.places)), cuts
-        assert failed is not None
-        raise failed
-
-    def _cuts_in_completed(self, prompt: Prompt, text: str, *, thinking: bool) -> list[int]:
-        """All cuts, also of control tokens' texts that the prompt and the template write together.
-
-        None of them where there are no such texts, or where the template writes something else.
-        """
-        completed = {c for part in strings_of(prompt) for c in self._controls.completed_by(part)}
-        completing = {control for control in completed if control in text}
-        if not completing:
-            return []
-        conversation = new_conversation(prompt, self._controls, self._traits, completing=completing)
+def _place(
+    template: ChatTemplate,
+    controls: ControlTexts,
+    traits: TemplateTraits,
+    prompt: Prompt,
+    *,
+    thinking: bool,
+) -> tuple[PlacedText, list[int]]:
+    """The text without cuts, its segments' places in order, and where the cuts stood."""
+    failed: TemplateFails | None = None
+    # Templates that fail on a tool are given more of it.
+    for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
+        given = with_complete_tools(prompt, completion)
+        conversation = new_conversation(given, controls, traits)
         try:
-            rendered = self._template.render(conversation.variables({}, thinking=thinking))
-        except InvalidRequest:
-            return []
-        placed, cuts = without_cuts(PlacedText(rendered, []), conversation.cut)
-        return cuts if placed.text == text else []
-
-
-class _CharacterEnds(Sequence[int]):
-    """How many of a text's characters lie before the end of each token, looked up when asked.
-
-    `begin` is the text's first character within the piece.
-    """
-
-    def __init__(self, piece: Piece, begin: int, num_characters: int) -> None:
-        self._piece = piece
-        self._begin = begin
-        self._num_characters = num_characters
-
-    def __len__(self) -> int:
-        return len(self._piece)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        end = self._piece.character_ends[index] - self._begin
-        return min(max(end, 0), self._num_characters)
+            placed = place_segments(template, conversation, thinking=thinking)
+        except TemplateFails as error:
+            failed = failed or error
+            continue
+        placed, cuts = without_cuts(placed, conversation.cut)
+        # The prompt and the template may write a control token's text together: those are cut too,
+        # unless the template writes something else then.
+        completed = {one for part in strings_of(given) for one in controls.completed_by(part)}
+        if completing := {control for control in completed if control in placed.text}:
+            conversation = new_conversation(given, controls, traits, completing=completing)
+            with suppress(InvalidRequest):
+                rendered = template.render(conversation.variables({}, thinking=thinking))
+                whole, more = without_cuts(PlacedText(rendered, []), conversation.cut)
+                cuts = (more if whole.text == placed.text else []) or cuts
+        return PlacedText(placed.text, in_order(given, placed.places)), cuts
+    assert failed is not None
+    raise failed
 
 
 def _span(place: Place, text: str | None, encoded: EncodedText) -> SegmentSpan:
@@ -163,8 +125,8 @@ def _span(place: Place, text: str | None, encoded: EncodedText) -> SegmentSpan:
         return SegmentSpan(end, end, is_exact=is_exact)
     # Places are inside the text's outer white space: `begin` is its first other character.
     leading = len(text) - len(text.lstrip())
-    ends = _CharacterEnds(placed.piece, place.begin - placed.begin - leading, len(text))
-    return SegmentSpan(end, placed.first_token, ends, is_exact)
+    begin, ends = place.begin - placed.begin - leading, placed.piece.character_ends
+    return SegmentSpan(end, placed.first_token, ends, begin, is_exact)
 
 
 def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:

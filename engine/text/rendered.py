@@ -46,22 +46,23 @@ class SegmentSpan:
     """Where one segment ended in the tokens, and where its text's characters fall.
 
     `end` is the token offset of the segment's end, None where the template leaves no boundary.
-    `character_ends[i]` is the number of characters of the segment's text that lie before
-    token `first_token + i + 1`; empty when the renderer does not know. `is_exact` is False where
-    the last tokens of the segment could be others with other text behind it, as where a tokenizer
-    joins a segment's last characters with the template's: then `end` lies before them.
+    `character_ends[i]` less `begin` is the number of characters of the segment's text that lie
+    before token `first_token + i + 1`; empty when the renderer does not know. `is_exact` is False
+    where the last tokens of the segment could be others with other text behind it, as where a
+    tokenizer joins a segment's last characters with the template's: then `end` lies before them.
     """
 
     end: int | None
     first_token: int = 0
     character_ends: Sequence[int] = field(default=())
+    begin: int = 0
     is_exact: bool = True
 
     def offset(self, characters: int | None) -> int | None:
         """The token offset of a point in the segment: never past that point."""
         if characters is None or self.end is None:
             return self.end
-        whole = bisect_right(self.character_ends, characters)
+        whole = bisect_right(self.character_ends, self.begin + characters)
         return min(self.first_token + whole, self.end)
 
 

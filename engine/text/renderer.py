@@ -1,7 +1,7 @@
 """Prompts to tokens and tokens to deltas, for one model. Knows its template and its tokenizer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
@@ -20,9 +20,9 @@ from engine.protocol import (
     ToolUseStart,
 )
 from engine.schedule.output import OutputParser, Spelled
-from engine.text.conversations import ConversationRenderer, render_text
+from engine.text.conversations import render_conversation, render_text
 from engine.text.files import PromptFiles, read_prompt_files
-from engine.text.formats.calls import FormatParser, new_tool_use_id
+from engine.text.formats.calls import FormatParser
 from engine.text.formats.proof import FormatChoice, TemplateProbe, find_formats
 from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.grammar import (
@@ -40,20 +40,13 @@ from engine.text.tokens.detokenize import Detokenizer, Vocabulary
 from engine.text.tokens.pieces import PieceTokenizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnd:
-    """What ends a turn: any of the tokens, and, unless calls may be parallel, the first call."""
-
-    token_ids: frozenset[TokenId]
-    after_first_call: bool = False
-
-
 class TurnParser:
     """An `engine.schedule.output.OutputParser`.
 
     Stop strings are looked for in what the model writes, before any format is parsed: no delta
     contains one. A `constraint` says which tokens may come, and ends the turn when it is complete.
     A call that is forced and cut off before its name leaves nothing behind (`forces_call`).
+    `end_token_ids` end the turn, and with `ends_after_call` the first call does.
     `thinking_tokens` counts every token from the opening tag to the closing one.
     """
 
@@ -62,9 +55,10 @@ class TurnParser:
         detokenizer: Detokenizer,
         stops: StopFinder,
         calls: FormatParser,
-        end: TurnEnd,
+        end_token_ids: frozenset[TokenId],
         constraint: Constraint | None = None,
         *,
+        ends_after_call: bool = False,
         forces_call: bool = False,
     ) -> None:
         self.finish: FinishReason | None = None
@@ -73,14 +67,11 @@ class TurnParser:
         self._detokenizer = detokenizer
         self._stops = stops
         self._calls = calls
-        self._end = end
+        self.end_token_ids = end_token_ids
+        self._ends_after_call = ends_after_call
         self._constraint = constraint
         self._forces_call = forces_call
         self._is_cut = False
-
-    @property
-    def end_token_ids(self) -> frozenset[TokenId]:
-        return self._end.token_ids
 
     @property
     def grammar(self) -> str | None:
@@ -99,7 +90,7 @@ class TurnParser:
         if self.finish is not None:
             return []
         was_thinking = self._calls.is_thinking
-        if token_id in self._end.token_ids:
+        if token_id in self.end_token_ids:
             self.thinking_tokens += was_thinking
             # Close before counting: a call may be whole without its closing tag.
             deltas = self._close(is_cut=False)
@@ -109,7 +100,11 @@ class TurnParser:
         deltas = self._take(self._detokenizer.feed(token_id))
         self.thinking_tokens += was_thinking or self._calls.is_thinking
         if self._constraint is not None:
-            self._follow(self._constraint, token_id)
+            self._constraint.take(token_id)
+            if self.finish is None and self._constraint.is_failed:
+                self.finish = "failed"
+            elif self.finish is None and self._constraint.is_complete:
+                self.finish = self._natural_end()
         return deltas
 
     def close(self) -> Sequence[Delta]:
@@ -129,21 +124,12 @@ class TurnParser:
             deltas = [delta for delta in deltas if not isinstance(delta, TextDelta)]
         return self._cut(deltas)
 
-    def _follow(self, constraint: Constraint, token_id: TokenId) -> None:
-        constraint.take(token_id)
-        if self.finish is not None:
-            return
-        if constraint.is_failed:
-            self.finish = "failed"
-        elif constraint.is_complete:
-            self.finish = self._natural_end()
-
     def _natural_end(self) -> FinishReason:
         return "tool_use" if self._calls.num_calls else "stop"
 
     def _take(self, text: str) -> list[Delta]:
         deltas = self._calls.feed(self._stops.feed(text)) if text else []
-        if self._end.after_first_call and self._calls.num_calls:
+        if self._ends_after_call and self._calls.num_calls:
             self.finish = "tool_use"
             deltas, self._is_cut = self._cut(deltas), True
         elif self._stops.found is not None:
@@ -152,7 +138,7 @@ class TurnParser:
 
     def _cut(self, deltas: list[Delta]) -> list[Delta]:
         """Without parallel calls, nothing behind the first one is told."""
-        if not self._end.after_first_call or not self._calls.num_calls:
+        if not self._ends_after_call or not self._calls.num_calls:
             return deltas
         num_kept = len(deltas)
         has_call = False
@@ -185,23 +171,20 @@ class ChatRenderer:
         *,
         formats: FormatChoice | None = None,
         now: Callable[[], datetime] = datetime.now,
-        new_id: Callable[[], str] = new_tool_use_id,
     ) -> None:
-        self._template = ChatTemplate(files.templates, files.special_tokens, now)
+        self.template = ChatTemplate(files.templates, files.special_tokens, now)
         self.tokenizer = files.tokenizer
         self._pieces = PieceTokenizer(
             files.tokenizer,
-            template=self._template.source,
+            template=self.template.source,
             end_token_ids=files.end_token_ids,
         )
-        self._new_id = new_id
-        probe = TemplateProbe(self._template, self._pieces.controls)
+        probe = TemplateProbe(self.template, self._pieces.controls)
         controls = self._pieces.control_ids
         declared = {text for text, token in controls.items() if token in files.end_token_ids}
         self.formats = find_formats(probe, formats or FormatChoice(), declared)
         self.tool_format = self.formats.tool_format
         self.traits = self._tell_tools(probe, probe.find_traits(self.formats.traits), formats)
-        self._conversations = ConversationRenderer(self._template, self._pieces, self.traits)
         self.reasoning_format = self.formats.reasoning_format
         self.prefix_order: PrefixOrder = (
             "tools_first" if probe.has_tools_first(self.traits) else "template"
@@ -256,14 +239,9 @@ class ChatRenderer:
         return cls(read_prompt_files(model), formats=formats, now=now)
 
     @property
-    def template_source(self) -> str:
-        """The template's text."""
-        return self._template.source
-
-    @property
     def writes_date(self) -> bool:
         """Whether the template writes the date (`strftime_now`)."""
-        return self._template.writes_date
+        return self.template.writes_date
 
     def render(
         self, prompt: Prompt, *, thinking: bool, scope: str = "", days: KnownDays | None = None
@@ -276,23 +254,33 @@ class ChatRenderer:
         """
         if prompt.text is not None:
             return render_text(self.tokenizer, prompt.text)
-        return self._conversations.render(prompt, thinking=thinking, scope=scope, days=days)
+        return render_conversation(
+            self.template,
+            self._pieces,
+            self.traits,
+            prompt,
+            thinking=thinking,
+            scope=scope,
+            days=days,
+        )
 
     @property
     def can_trigger(self) -> bool:
         """Whether calls among free text can be held to their schemas."""
         return self.can_constrain and self._style is not None and bool(self._style.starts)
 
-    def parser(self, request: GenerateRequest) -> OutputParser:
-        """A parser for the request's only choice; raises as `parsers`."""
-        stops = StopStrings(request.sampling.stop_sequences)
-        return self._new_parser(request, stops, self._constraint(request))
+    def parser(self, request: GenerateRequest) -> TurnParser:
+        """A parser for the request's first choice; raises as `parsers`."""
+        return self._parsers(request)[0]
 
     def parsers(self, request: GenerateRequest) -> list[OutputParser]:
         """A parser for each choice; what the request demands is compiled once.
 
         Raises InvalidRequest where what the request demands of the output can't be guaranteed.
         """
+        return [*self._parsers(request)]
+
+    def _parsers(self, request: GenerateRequest) -> list[TurnParser]:
         constraint = self._constraint(request)
         stops = StopStrings(request.sampling.stop_sequences)
         others = range(request.sampling.num_choices - 1)
@@ -324,16 +312,14 @@ class ChatRenderer:
             bool(messages) and messages[-1].role == "assistant"
         )
         is_open = self._begins_thinking(request)
-        calls = self.formats.new_parser(request, self._new_id, is_open=is_open)
+        calls = self.formats.new_parser(request, is_open=is_open)
         return TurnParser(
             vocabulary.detokenizer(continues=continues),
             StopFinder(stops),
             calls,
-            TurnEnd(
-                token_ids=frozenset() if request.sampling.ignore_eos else self.end_token_ids,
-                after_first_call=not request.tool_choice.parallel,
-            ),
+            frozenset() if request.sampling.ignore_eos else self.end_token_ids,
             constraint,
+            ends_after_call=not request.tool_choice.parallel,
             forces_call=request.tool_choice.mode in ("any", "tool"),
         )
 
@@ -356,7 +342,7 @@ class ChatRenderer:
             return traits
         if self.formats.calls is None or (choice is not None and choice.tools != "auto"):
             raise TemplateRefused("`tool_format`: the chat template does not render tools")
-        told = replace(traits, replay=replace(traits.replay, told=self.formats.told_calls))
+        told = replace(traits, told=self.formats.told_calls)
         if probe.shows_tools(told):
             return told
         self.tool_format = None

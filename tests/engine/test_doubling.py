@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from engine.backends.looped import new_samples, query_of
-from engine.backends.prepare.prepared import Prepared
+from engine.backends.prepare.prepared import GENERATE, Job, Prepared
 from engine.backends.prepare.preparer import MAX_SCHEMA_PROPERTIES, MAX_STOPS, Preparer
 from engine.backends.synthetic import SyntheticRunner
 from engine.cache.digests import ChainHasher
@@ -88,7 +88,7 @@ class OneEngine:
             prefill_seconds=0, decode_seconds=0, copy_seconds=0, sleep=lambda _seconds: None
         )
         loop = EngineLoop(scheduler, accounting, runner, clock, max_waiting=64)
-        answer = self._preparer.generate(body)
+        answer = self._preparer.answer(Job(GENERATE, body))
         assert isinstance(answer, Prepared), answer
         request = msgspec.json.decode(answer.request, type=GenerateRequest)
         query = query_of(request, answer, cache, self.description, arrived_at=0.0)

@@ -22,11 +22,9 @@ import structlog
 
 from engine.backends.base import Renderer
 from engine.backends.prepare.prepared import (
-    DAYS,
-    GENERATE,
     LENGTH_BYTES,
-    START,
     Answer,
+    Job,
     Kind,
     Prepared,
     Refused,
@@ -67,10 +65,8 @@ class SessionDays:
     A prefix whose text has a date is lost at midnight. So the day that a beginning (tools and
     system prompt) was first written with stays its day, for as long as a lease on it may live.
 
-    Beginnings by scope, the least recently used forgotten first; for one thread.
-
     `today` is asked at each request. A beginning is forgotten when it was not used for `seconds`
-    of `clock`.
+    of `clock`, and beyond the bounds the least recently used of a scope before others.
     """
 
     def __init__(self, clock: Clock, today: Callable[[], date], *, seconds: float) -> None:
@@ -81,17 +77,12 @@ class SessionDays:
         self._scopes: OrderedDict[str, OrderedDict[bytes, tuple[str, float]]] = OrderedDict()
         self._num_days = 0
 
-    def __len__(self) -> int:
-        return self._num_days
-
     def known(self, scope: str) -> KnownDays:
         """What a worker must know to render a prompt of this scope."""
         now, today = self._clock.now(), self._today().isoformat()
         days = self._scopes.get(scope, OrderedDict())
-        return KnownDays(
-            today,
-            {one: day for one, (day, until) in days.items() if day != today and until > now},
-        )
+        earlier = {one: day for one, (day, until) in days.items() if day != today and until > now}
+        return KnownDays(today, earlier)
 
     def note(self, scope: str, used: DatedBeginning, seconds: float = 0.0) -> None:
         """A prompt was rendered. Its leases end within `seconds`, or within the usual time."""
@@ -100,9 +91,8 @@ class SessionDays:
         days = self._scopes.setdefault(scope, OrderedDict())
         self._scopes.move_to_end(scope)
         known = days.pop(used.beginning, None)
-        if known is None:
-            self._num_days += 1
-        elif known[1] > now:
+        self._num_days += known is None
+        if known is not None and known[1] > now:
             day, until = known[0], max(until, known[1])
         days[used.beginning] = day, until
         if len(days) > MAX_SCOPE_BEGINNINGS:
@@ -164,27 +154,22 @@ class PreparePool:
         self._workers: list[Worker] = []
         self._recovering: set[asyncio.Task[None]] = set()
 
-    @property
-    def num_waiting(self) -> int:
-        return sum(map(len, self._lines.values()))
-
     async def run(self, kind: Kind, body: bytes, scope: str) -> Answer:
         """The answer of a worker. Raises Overloaded, TooCostly and what the worker refuses."""
         job = _Job(scope, len(body), asyncio.get_running_loop().create_future())
         worker = await self._wait(job)
         days = None if self._days is None else self._days.known(scope)
-        is_left = False
         try:
             answer = await worker.run(kind, body, days)
         except asyncio.CancelledError:
-            is_left = True
-            task = asyncio.create_task(self._recover(worker, scope))
-            self._recovering.add(task)
-            task.add_done_callback(self._recovering.discard)
+            recovering = asyncio.create_task(worker.recover())
+            self._recovering.add(recovering)
+            recovering.add_done_callback(partial(self._recovered, worker, scope))
             raise
-        finally:
-            if not is_left:
-                self._give_back(worker, scope)
+        except BaseException:
+            self._give_back(worker, scope)
+            raise
+        self._give_back(worker, scope)
         if isinstance(answer, Refused):
             raise rebuilt(answer.code, answer.message, is_public=answer.is_public)
         if self._days is not None and isinstance(answer, Prepared) and answer.dated is not None:
@@ -209,20 +194,17 @@ class PreparePool:
         self._lines.setdefault(scope, deque()).append(job)
         waiting[scope] = of_scope
         self._grant()
-        has_worker = False
         try:
             async with asyncio.timeout(self._wait_seconds):
-                worker = await asyncio.shield(job.granted)
-                has_worker = True
-                return worker
-        except TimeoutError:
-            raise Overloaded("no worker was free to prepare the request") from None
-        finally:
-            if not has_worker and job.granted.done():
+                return await asyncio.shield(job.granted)
+        except (asyncio.CancelledError, TimeoutError) as error:
+            if job.granted.done():
                 self._give_back(job.granted.result(), scope)
-            elif not has_worker:
+            else:
                 self._take_out(job)
-                job.granted.cancel()
+            if isinstance(error, TimeoutError):
+                raise Overloaded("no worker was free to prepare the request") from None
+            raise
 
     def _grant(self) -> None:
         """Give free workers to those whose turn it is."""
@@ -263,11 +245,9 @@ class PreparePool:
         self._idle.append((worker, scope))
         self._grant()
 
-    async def _recover(self, worker: Worker, scope: str) -> None:
-        try:
-            await worker.recover()
-        finally:
-            self._give_back(worker, scope)
+    def _recovered(self, worker: Worker, scope: str, task: "asyncio.Task[None]") -> None:
+        self._recovering.discard(task)
+        self._give_back(worker, scope)
 
 
 def new_pool(
@@ -308,8 +288,8 @@ class WorkerThread:
         self._work: asyncio.Task[Answer] | None = None
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
-        prepare = self._preparer.generate if kind == GENERATE else self._preparer.count
-        self._work = asyncio.create_task(asyncio.to_thread(prepare, body, days))
+        job = Job(kind, body, days)
+        self._work = asyncio.create_task(asyncio.to_thread(self._preparer.answer, job))
         return await asyncio.shield(self._work)
 
     async def recover(self) -> None:
@@ -332,7 +312,6 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._is_asked = False
-        self.num_started = 0
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         """The worker's answer. Raises TooCostly where two processes ended over it or were late.
@@ -344,10 +323,7 @@ class WorkerProcess:
             self._is_asked = True
             try:
                 async with asyncio.timeout(self._start.seconds):
-                    if days is not None:
-                        _write(process, DAYS, msgspec.msgpack.encode(days))
-                    await _send(process, kind, body)
-                    answer = await _receive(process)
+                    answer = await _ask(process, Job(kind, body, days))
                     self._is_asked = False
                     return answer
             except TimeoutError:
@@ -391,10 +367,8 @@ class WorkerProcess:
     async def _begin(self) -> asyncio.subprocess.Process:
         try:
             self._process = process = await _spawn()
-            self.num_started += 1
             async with asyncio.timeout(START_SECONDS):
-                await _send(process, START, msgspec.msgpack.encode(self._start))
-                await _receive(process)
+                await _ask(process, self._start)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             await self._end()
             log.error("a worker did not start", status=process.returncode)
@@ -433,16 +407,13 @@ async def _spawn() -> asyncio.subprocess.Process:
     )
 
 
-async def _send(process: asyncio.subprocess.Process, kind: Kind, body: bytes) -> None:
-    _write(process, kind, body)
+async def _ask(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
     assert process.stdin is not None
-    await process.stdin.drain()
-
-
-def _write(process: asyncio.subprocess.Process, kind: Kind, body: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big") + kind)
+    body = msgspec.msgpack.encode(message)
+    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big"))
     process.stdin.write(body)
+    await process.stdin.drain()
+    return await _receive(process)
 
 
 async def _receive(process: asyncio.subprocess.Process) -> Answer:

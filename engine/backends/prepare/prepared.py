@@ -1,8 +1,4 @@
-"""The result of a worker for a request's body, and the format of its pipe.
-
-A message is one kind byte and a body behind a length of 4 bytes, big-endian. Bodies of requests are
-the client's JSON as it came; everything else is msgpack.
-"""
+"""What goes through a worker's pipe: msgpack behind a length of 4 bytes, big-endian."""
 
 from typing import Literal
 
@@ -10,15 +6,12 @@ import msgspec
 
 from engine.cache.lookup import Segment
 from engine.protocol import CountReply, Description, ErrorCode, HeldName, UnheldTool
-from engine.text.rendered import DatedBeginning
+from engine.text.rendered import DatedBeginning, KnownDays
 
 LENGTH_BYTES = 4
-Kind = Literal[b"S", b"D", b"G", b"C"]
-START: Kind = b"S"
-DAYS: Kind = b"D"
-"""`KnownDays` for the message behind it; it has no answer."""
-GENERATE: Kind = b"G"
-COUNT: Kind = b"C"
+Kind = Literal["generate", "count"]
+GENERATE: Kind = "generate"
+COUNT: Kind = "count"
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +31,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     template_date: str = "session"
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """The first message to a worker. `memory_bytes` is what it may allocate beyond its start.
 
     A worker that works on one request for longer than `seconds` ends itself.
@@ -48,6 +41,14 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     description: Description
     memory_bytes: int
     seconds: float
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """`body` is the client's JSON as it came. `days` are for templates that write the date."""
+
+    kind: Kind
+    body: bytes
+    days: KnownDays | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):

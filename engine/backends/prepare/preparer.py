@@ -4,16 +4,16 @@ What one request may ask for is checked before anything that costs more than rea
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from engine.backends.base import Renderer, decoder_of
-from engine.backends.prepare.prepared import Answer, Counted, Prepared, Refused
+from engine.backends.prepare.prepared import Answer, Counted, Job, Prepared, Refused
 from engine.cache.digests import pack
-from engine.cache.lookup import Segment
+from engine.cache.lookup import Segment, SegmentKind
 from engine.errors import (
     EngineError,
     InvalidRequest,
@@ -27,6 +27,7 @@ from engine.protocol import (
     MAX_LOGPROBS,
     MAX_NAMES,
     MAX_RECORD_BYTES,
+    Breakpoint,
     Capability,
     CountReply,
     CountRequest,
@@ -34,6 +35,7 @@ from engine.protocol import (
     GenerateRequest,
     HeldName,
     Message,
+    Name,
     Part,
     Prompt,
     TextPart,
@@ -67,12 +69,11 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later."""
     check_prompt(request.prompt)
     num_segments, sampling = request.prompt.num_segments, request.sampling
-    for field, segments in (
-        ("breakpoints", [point.segment for point in request.breakpoints]),
-        ("names", [name.segment for name in request.names]),
-    ):
-        for index, segment in enumerate(segments):
-            if not 0 <= segment < num_segments:
+    fields: dict[str, Sequence[Breakpoint | Name]]
+    fields = {"breakpoints": request.breakpoints, "names": request.names}
+    for field, placed in fields.items():
+        for index, one in enumerate(placed):
+            if not 0 <= one.segment < num_segments:
                 raise InvalidRequest(f"{field}[{index}].segment: no such segment")
     checks = (
         (request.request_id != "", "request_id: must not be empty"),
@@ -128,7 +129,16 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
     if "own_template" not in description.capabilities:
         _check_for_server(request)
-    _check_tool_choice(request)
+    choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
+    is_forced = choice.mode in ("any", "tool")
+    for is_wrong, message in (
+        (is_forced and not names, "tool_choice: there are no tools to choose from"),
+        (choice.names and choice.mode != "any", "tool_choice.names: only for mode `any`"),
+        (not names.issuperset(choice.names), "tool_choice.names: no such tool"),
+        (choice.mode == "tool" and choice.name not in names, "tool_choice.name: no such tool"),
+    ):
+        if is_wrong:
+            raise InvalidRequest(message)
 
 
 def _check_for_server(request: GenerateRequest) -> None:
@@ -147,18 +157,6 @@ def _check_for_server(request: GenerateRequest) -> None:
             raise Unsupported(
                 f"{what} is not supported: the model's server renders its own prompts"
             )
-
-
-def _check_tool_choice(request: GenerateRequest) -> None:
-    choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
-    if choice.mode in ("any", "tool") and not names:
-        raise InvalidRequest("tool_choice: there are no tools to choose from")
-    if choice.names and choice.mode != "any":
-        raise InvalidRequest("tool_choice.names: only for mode `any`")
-    if not names.issuperset(choice.names):
-        raise InvalidRequest("tool_choice.names: no such tool")
-    if choice.mode == "tool" and choice.name not in names:
-        raise InvalidRequest("tool_choice.name: no such tool")
 
 
 def check_prompt(prompt: Prompt) -> None:
@@ -198,13 +196,6 @@ def check_demand(request: GenerateRequest) -> None:
     if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
     check_schemas(_schemas(request))
-
-
-def check_strict(request: GenerateRequest) -> None:
-    """Raises SchemaRefused where the strict tools' schemas are beyond the same bounds."""
-    tools = request.prompt.callable_tools
-    strict = [(f"tool `{tool.name}`", tool.input_schema) for tool in tools if tool.strict]
-    check_schemas(strict)
 
 
 def _texts(prompt: Prompt) -> Iterator[str]:
@@ -320,12 +311,16 @@ def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
         yield target
 
 
-Request = TypeVar("Request")
-
 SPARE_BLOCKS = 2
 """What a prompt must leave of the pool: its next token's block, and one for copy-on-write."""
 GRAMMAR_SECONDS = 2.0
 """Of the processor: what one request's grammar may take to compile."""
+_SEGMENTS: dict[type[Part], SegmentKind] = {
+    TextPart: "text",
+    ThinkingPart: "thinking",
+    ToolUsePart: "tool_use",
+    ToolResultPart: "tool_result",
+}
 _decode_generate = decoder_of(GenerateRequest)
 _decode_count = decoder_of(CountRequest)
 
@@ -343,15 +338,22 @@ class Preparer:
         self._description = description
         self._grammar_seconds = grammar_seconds
 
-    def generate(self, body: bytes, days: KnownDays | None = None) -> Answer:
-        """`days` are for templates that write the date; without them they write today's."""
-        return _answer(_decode_generate, self._generate, body, days)
-
-    def count(self, body: bytes, days: KnownDays | None = None) -> Answer:
-        """The segments' ends are those of the text, whatever blocks the engine shares."""
-        return _answer(_decode_count, self._count, body, days)
+    def answer(self, job: Job) -> Answer:
+        """Without days a template that writes the date writes today's."""
+        try:
+            if job.kind == "count":
+                return self._count(_decode_count(job.body), job.days)
+            return self._generate(_decode_generate(job.body), job.days)
+        except RecursionError:
+            error: EngineError = InvalidRequest("prompt: nested too deeply")
+        except MemoryError:
+            error = TooCostly("memory")
+        except EngineError as refusal:
+            error = refusal
+        return Refused(code=error.code, message=str(error), is_public=error.is_public)
 
     def _count(self, request: CountRequest, days: KnownDays | None) -> Counted:
+        """The segments' ends are those of the text, whatever blocks the engine shares."""
         check_prompt(request.prompt)
         rendered = self._rendered(request, days)
         ends = [span.end for span in rendered.segments]
@@ -398,7 +400,9 @@ class Preparer:
         # Which of them is at fault is only asked where some are.
         unheld: dict[str, str] = {}
         for tool in request.prompt.callable_tools:
-            if tool.strict and (reason := self._refusal(_only(request, tool))):
+            prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
+            only = msgspec.structs.replace(request, prompt=prompt)
+            if tool.strict and (reason := self._refusal(only)):
                 unheld[tool.name] = reason
         held = without_strict(request, unheld.__contains__)
         if is_free(held) and (reason := self._refusal(held)):
@@ -413,7 +417,7 @@ class Preparer:
         Raise SchemaRefused also where it takes long: the engine's threads compile for all scopes.
         """
         begun = time.thread_time()
-        self._renderer.parser(request)
+        self._renderer.parsers(request)
         if time.thread_time() - begun > self._grammar_seconds:
             raise SchemaRefused(
                 "the schemas are too much together: their grammar takes more than"
@@ -421,29 +425,14 @@ class Preparer:
             )
 
     def _refusal(self, request: GenerateRequest) -> str:
+        """Why no grammar can hold the strict tools' calls; empty where one can."""
+        tools = [tool for tool in request.prompt.callable_tools if tool.strict]
         try:
-            check_strict(request)
+            check_schemas((f"tool `{tool.name}`", tool.input_schema) for tool in tools)
             self._compile(request)
         except SchemaRefused as error:
             return str(error)
         return ""
-
-
-def _answer(
-    decode: Callable[[bytes], Request],
-    prepare_one: Callable[[Request, KnownDays | None], Answer],
-    body: bytes,
-    days: KnownDays | None,
-) -> Answer:
-    try:
-        return prepare_one(decode(body), days)
-    except RecursionError:
-        error: EngineError = InvalidRequest("prompt: nested too deeply")
-    except MemoryError:
-        error = TooCostly("memory")
-    except EngineError as refusal:
-        error = refusal
-    return Refused(code=error.code, message=str(error), is_public=error.is_public)
 
 
 def prepare(
@@ -482,27 +471,13 @@ def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> 
     ends = [None if s.end is None else s.end - s.end % granularity for s in spans]
     if prompt.text is not None:
         return [Segment("text", ends[0])]
+    first = len(prompt.tools) + len(prompt.system)
     segments = [Segment("tool", end) for end in ends[: len(prompt.tools)]]
-    for _ in prompt.system:
-        segments.append(Segment("text", ends[len(segments)]))
-    for turn, message in enumerate(prompt.messages):
-        for part in message.parts:
-            end = ends[len(segments)]
-            match part:
-                case TextPart():
-                    segments.append(Segment("text", end, turn))
-                case ThinkingPart():
-                    segments.append(Segment("thinking", end, turn))
-                case ToolUsePart():
-                    segments.append(Segment("tool_use", end, turn))
-                case ToolResultPart():
-                    segments.append(Segment("tool_result", end, turn))
+    segments += [Segment("text", end) for end in ends[len(prompt.tools) : first]]
+    parts = [(turn, part) for turn, each in enumerate(prompt.messages) for part in each.parts]
+    for end, (turn, part) in zip(ends[first:], parts, strict=True):
+        segments.append(Segment(_SEGMENTS[type(part)], end, turn))
     return segments
-
-
-def _only(request: GenerateRequest, tool: Tool) -> GenerateRequest:
-    prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
-    return msgspec.structs.replace(request, prompt=prompt)
 
 
 def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) -> GenerateRequest:

@@ -15,24 +15,15 @@ from typing import BinaryIO
 import msgspec
 
 from engine.backends.base import Renderer
-from engine.backends.prepare.prepared import (
-    DAYS,
-    GENERATE,
-    LENGTH_BYTES,
-    START,
-    Answer,
-    Ready,
-    Start,
-    WorkerSpec,
-)
+from engine.backends.prepare.prepared import LENGTH_BYTES, Answer, Job, Ready, Start, WorkerSpec
 from engine.backends.prepare.preparer import Preparer
-from engine.text.rendered import KnownDays
 
 NICENESS = 5
 """A long prompt takes a third of the processor that a step of the engine takes beside it.
 
 A short one still runs at once: Linux lets a process that slept go before one that computes.
 """
+_message = msgspec.msgpack.Decoder[Start | Job](Start | Job)
 _UNLIMITED_STACK = 2 * 2**20
 """A thread's stack where `ulimit -s` is unlimited."""
 _SPARE_SECONDS = 5
@@ -48,10 +39,9 @@ def main() -> int:
     # can't start a process in a group of its own.
     os.setpgid(0, 0)
     os.nice(NICENESS)
-    first = _read(source)
-    if first is None or first[0] != START:
+    start = _read(source)
+    if not isinstance(start, Start):
         return 1
-    start = msgspec.msgpack.decode(first[1], type=Start)
     preparer = Preparer(new_renderer(start.spec), start.description)
     # What stays until the end is not looked through at every full collection (about 30 ms).
     gc.collect()
@@ -59,15 +49,9 @@ def main() -> int:
     _bound_memory(start.memory_bytes)
     _bound_stack()
     _write(target, Ready())
-    days: KnownDays | None = None
-    while (message := _read(source)) is not None:
-        kind, body = message
-        if kind == DAYS:
-            days = msgspec.msgpack.decode(body, type=KnownDays)
-            continue
-        work = preparer.generate if kind == GENERATE else preparer.count
+    while isinstance(job := _read(source), Job):
         signal.alarm(int(start.seconds) + _SPARE_SECONDS)
-        _write(target, work(body, days))
+        _write(target, preparer.answer(job))
         signal.alarm(0)
     return 0
 
@@ -106,14 +90,11 @@ def _bound_stack() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (of_thread // 8 * 7, hard))
 
 
-def _read(source: BinaryIO) -> tuple[bytes, bytes] | None:
+def _read(source: BinaryIO) -> Start | Job | None:
     """The next message, None at the end."""
-    head = source.read(LENGTH_BYTES + 1)
-    if len(head) <= LENGTH_BYTES:
-        return None
-    length = int.from_bytes(head[:LENGTH_BYTES], "big")
+    length = int.from_bytes(source.read(LENGTH_BYTES), "big")
     body = source.read(length)
-    return (head[LENGTH_BYTES:], body) if len(body) == length else None
+    return _message.decode(body) if body and len(body) == length else None
 
 
 def _write(target: BinaryIO, answer: Answer) -> None:

@@ -10,7 +10,7 @@ a flag that was left out shows only in what it answers.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
@@ -21,13 +21,12 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from engine.backends.base import Progress, Renderer
+from engine.backends.base import Progress
 from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, Order, new_order
 from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.reports import EventLog, pool_stats
-from engine.backends.storing import EngineMemory
 from engine.backends.upstream.server import (
     Facts,
     Kind,
@@ -42,21 +41,18 @@ from engine.backends.upstream.server import (
     UpstreamGone,
     UpstreamRefused,
     Wire,
-    common_length,
 )
 from engine.backends.upstream.servers import (
     MODELS,
     ChatParser,
     ChatServer,
-    ChatServerRenderer,
     LlamaCppServer,
     Models,
     VllmServer,
 )
 from engine.cache.block import Entry
-from engine.cache.digests import ChainHasher, pack
+from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
-from engine.cache.ids import TokenId
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
@@ -76,11 +72,13 @@ from engine.protocol import (
     ToolChoice,
 )
 from engine.schedule.accounting import Accounting, Totals
+from engine.schedule.output import OutputParser
 from engine.schedule.request import SequenceState
 from engine.schedule.runner import SampleParams
 from engine.settings import Settings
 from engine.supervisor import Supervisor
-from engine.text.renderer import ChatRenderer, TurnParser
+from engine.text.renderer import ChatRenderer
+from engine.text.template.boundaries import common_length
 from engine.text.tokens.detokenize import longest_token_bytes
 
 log = structlog.get_logger()
@@ -89,7 +87,6 @@ SILENCE_SECONDS = 300.0
 """Seconds without a byte after which a request has failed."""
 PROBE_TOKENS = 160
 GRAMMAR_TOKENS = 256
-_GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"colour": {"enum": ["zq-blue", "zq-green"]}},
@@ -164,24 +161,17 @@ async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> F
     """
     num_words = max(PROBE_TOKENS, 3 * (facts.block_size or 0)) // 12
     first, second = (
-        _request(text=" ".join(uuid4().hex for _ in range(num_words))) for _ in range(2)
+        _order(renderer, _request(text=" ".join(uuid4().hex for _ in range(num_words))), 1)
+        for _ in range(2)
     )
-    tokens = {id(one): _tokens(renderer, one) for one in (first, second)}
     own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
     told = list[Piece]()
-    for request, scope in ((first, own), (first, own), (second, other), (first, other)):
-        async with slots.taken(scope, pack(tokens[id(request)])) as place:
-            order = Order(
-                order_id=uuid4().hex,
-                scope=scope,
-                token_ids=tokens[id(request)],
-                request=request,
-                sample=_GREEDY,
-                max_tokens=1,
-            )
-            told.append(await server.prefill(order, place))
+    for order, scope in ((first, own), (first, own), (second, other), (first, other)):
+        async with slots.taken(scope, pack(order.token_ids)) as place:
+            sent = replace(order, order_id=uuid4().hex, scope=scope)
+            told.append(await server.prefill(sent, place))
     again, foreign = told[1].cached_tokens, told[3].cached_tokens
-    length = len(tokens[id(first)])
+    length = len(first.token_ids)
     if told[1].prompt_tokens not in (None, length):
         note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {length}"
         return replace(facts, tells="never", tells_note=note)
@@ -194,7 +184,7 @@ async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> F
         note += "; it reused nothing of a prompt that was sent twice"
     facts = replace(facts, tells_note=note)
     # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
-    if foreign <= common_length(*(pack(tokens[id(one)]) for one in (first, second))):
+    if foreign <= common_length(pack(first.token_ids), pack(second.token_ids), TOKEN_BYTES):
         return replace(facts, isolation_note=_APART_BY[facts.isolation])
     if facts.kind == "llamacpp":
         raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
@@ -230,17 +220,8 @@ async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) ->
 
 async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateRequest) -> bool:
     parser = renderer.parser(request)
-    assert isinstance(parser, TurnParser)
-    order = Order(
-        order_id=request.request_id,
-        scope=request.scope,
-        token_ids=_tokens(renderer, request),
-        request=request,
-        sample=_GREEDY,
-        max_tokens=GRAMMAR_TOKENS,
-        end_token_ids=sorted(parser.end_token_ids),
-        grammar=parser.grammar,
-    )
+    order = _order(renderer, request, GRAMMAR_TOKENS)
+    order = replace(order, end_token_ids=sorted(parser.end_token_ids), grammar=parser.grammar)
     async with aclosing(server.generate(order)) as pieces:
         async for piece in pieces:
             for token in piece.token_ids:
@@ -250,8 +231,15 @@ async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateReq
     return parser.finish is not None and parser.finish != "failed"
 
 
-def _tokens(renderer: ChatRenderer, request: GenerateRequest) -> list[TokenId]:
-    return list(renderer.render(request.prompt, thinking=False).token_ids)
+def _order(renderer: ChatRenderer, request: GenerateRequest, max_tokens: int) -> Order:
+    return Order(
+        order_id=request.request_id,
+        scope=request.scope,
+        token_ids=renderer.render(request.prompt, thinking=False).token_ids,
+        request=request,
+        sample=SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0),
+        max_tokens=max_tokens,
+    )
 
 
 def _request(
@@ -272,16 +260,6 @@ def _request(
 
 class UnheldEntries(Entries):
     """Entries without a lease: `no_hold`."""
-
-    def __init__(self, pool: MirrorPool, *, ttl_scale: float, grace_seconds: float) -> None:
-        super().__init__(
-            pool,
-            lease_share=0.0,
-            scope_lease_share=0.0,
-            idle_lease_share=0.0,
-            ttl_scale=ttl_scale,
-            grace_seconds=grace_seconds,
-        )
 
     def lose(self, entry: Entry) -> None:
         """Its content, or a part of it, is not in the server's memory any more."""
@@ -416,7 +394,16 @@ class UpstreamLoop(ExternalLoop):
     def _take(self, sequence: SequenceState, piece: Piece) -> None:
         parser = sequence.parser
         if isinstance(parser, ChatParser):
-            self._take_chat(sequence, parser, piece)
+            # Each delta is taken for a token until the server tells how many there were.
+            if piece.delta is not None and not parser.has_ended():
+                deltas = parser.take(piece.delta, piece.finish_reason)
+                self.accounting.text(sequence, deltas, sequence.num_output + bool(deltas))
+                if parser.has_ended() and piece.finish_reason is None:
+                    # Ours ended it: nobody will tell.
+                    self.accounting.text(sequence, [], parser.count_written())
+                    sequence.finish = parser.finish
+            if piece.sampled_tokens is not None:
+                self.accounting.text(sequence, [], piece.sampled_tokens)
         for token in piece.token_ids:
             if sequence.finish is not None:
                 break
@@ -425,18 +412,6 @@ class UpstreamLoop(ExternalLoop):
             sequence.finish = parser.finish or piece.finish or "failed"
         self._end_if_finished(sequence)
         self._tell()
-
-    def _take_chat(self, sequence: SequenceState, parser: ChatParser, piece: Piece) -> None:
-        """Deltas, each taken for a token until the server tells how many there were."""
-        if piece.delta is not None and not parser.has_ended():
-            deltas = parser.take(piece.delta, piece.finish_reason)
-            self.accounting.text(sequence, deltas, sequence.num_output + bool(deltas))
-            if parser.has_ended() and piece.finish_reason is None:
-                # Ours ended it: nobody will tell.
-                self.accounting.text(sequence, [], parser.count_written())
-                sequence.finish = parser.finish
-        if piece.sampled_tokens is not None:
-            self.accounting.text(sequence, [], piece.sampled_tokens)
 
 
 FIND_SECONDS = 300.0
@@ -605,6 +580,14 @@ class UpstreamBackend(EngineBackend):
         log.info("the upstream server is back", epoch=self._events.epoch)
         return parts
 
+    async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:
+        """A server of conversations parses by itself."""
+        parts = self._parts
+        if parts is None or not parts.facts.is_chat:
+            return await super()._parsers(loaded, request)
+        tokenizer, choices = parts.renderer.tokenizer, range(request.sampling.num_choices)
+        return [ChatParser(request, tokenizer) for _ in choices]
+
     def _ready(self) -> Loaded:
         if self._loaded is None and self._parts is not None:
             raise NotReady("the upstream server is away")
@@ -616,7 +599,10 @@ class UpstreamBackend(EngineBackend):
         settings, description = self._settings, self._whole(parts.description)
         pool = MirrorPool(description.num_blocks, description.block_size)
         entries = UnheldEntries(
-            pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
+            pool,
+            lease_share=0.0,
+            ttl_scale=settings.ttl_scale,
+            grace_seconds=ARRIVAL_GRACE_SECONDS,
         )
         hasher = ChainHasher(os.urandom(32), description.block_size)
         is_isolated = parts.facts.isolation != "none"
@@ -640,11 +626,7 @@ class UpstreamBackend(EngineBackend):
             self._is_suspect.set,
             max_waiting=settings.max_waiting,
         )
-        renderer: Renderer = parts.renderer
-        if parts.facts.is_chat:
-            renderer = ChatServerRenderer(parts.renderer)
-        memory = EngineMemory(cache)
-        return Loaded(description, renderer, parts.workers, memory, accounting, loop)
+        return Loaded(description, parts.renderer, parts.workers, cache, accounting, loop)
 
     def _description(self, facts: Facts, renderer: ChatRenderer, files: ModelFacts) -> Description:
         settings = self._settings

@@ -20,6 +20,7 @@ from engine.refusal import StartRefused
 from engine.supervisor import Expected
 from engine.text.files import read_json
 from engine.text.renderer import ChatRenderer
+from engine.text.template.boundaries import common_length
 
 T = TypeVar("T")
 
@@ -80,12 +81,6 @@ class Wire:
         """Status and body; raises UpstreamGone and UpstreamError."""
         async with self._call("GET", path) as response:
             return response.status_code, await _body(response)
-
-    async def check_alive(self, path: str) -> None:
-        """Raise UpstreamGone unless the server answers this with 200."""
-        status, _ = await self.look(path)
-        if status != 200:
-            raise UpstreamGone(f"{path}: status {status}")
 
     async def get(self, path: str, kind: type[T]) -> T:
         """The decoded answer; raises UpstreamError for any other status than 200."""
@@ -220,12 +215,14 @@ class Slots:
         """A place for this prompt (`pack`), until the context ends."""
         async with self._free:
             free = [slot for slot in self._slots if not slot.is_busy]
-            own = [slot for slot in free if slot.scope == scope]
-            best = max(own, key=lambda slot: common_length(slot.prompt, prompt), default=None)
-            unused = min(free, key=lambda slot: slot.last_use)
-            is_poor = best is not None and not common_length(best.prompt, prompt)
-            if best is None or (is_poor and not unused.scope):
-                best = unused
+            alike = {
+                slot.number: common_length(slot.prompt, prompt, TOKEN_BYTES)
+                for slot in free
+                if slot.scope == scope
+            }
+            best = unused = min(free, key=lambda slot: slot.last_use)
+            if alike and (unused.scope or any(alike.values())):
+                best = self._slots[max(alike, key=lambda number: alike[number])]
             may_reuse = best.scope == scope
             self._uses += 1
             best.scope, best.prompt, best.is_busy, best.last_use = scope, prompt, True, self._uses
@@ -233,23 +230,6 @@ class Slots:
                 yield Place(best.number, may_reuse)
             finally:
                 best.is_busy = False
-
-
-def common_length(one: bytes, other: bytes) -> int:
-    """How many tokens two packed prompts begin with together.
-
-    Bisection: each token is compared once or twice, outside of the interpreter. This runs on the
-    engine's event loop for every free slot of a scope.
-    """
-    low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        start, end = low * TOKEN_BYTES, middle * TOKEN_BYTES
-        if one[start:end] == other[start:end]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 Kind = Literal["vllm", "llamacpp", "openai"]
@@ -440,8 +420,10 @@ class Server:
         raise NotImplementedError
 
     async def fingerprint(self) -> str:
-        """Raises UpstreamGone where it does not answer."""
-        await self._wire.check_alive(self.ALIVE)
+        """Raises UpstreamGone where it does not answer with 200."""
+        status, _ = await self._wire.look(self.ALIVE)
+        if status != 200:
+            raise UpstreamGone(f"{self.ALIVE}: status {status}")
         return ""
 
     async def prefill(self, order: Order, place: Place) -> Piece:

@@ -9,11 +9,12 @@ A server of chat completions renders and parses by its own template and formats.
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
 import msgspec
+from tokenizers import Tokenizer
 
 from engine.backends.external import Order, vllm_sampling
 from engine.backends.upstream.server import (
@@ -47,11 +48,8 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
-from engine.schedule.output import OutputParser, Spelled
-from engine.text.formats.calls import new_tool_use_id
+from engine.text.formats.arguments import new_tool_use_id
 from engine.text.formats.stops import StopFinder, StopStrings
-from engine.text.rendered import KnownDays, RenderedPrompt
-from engine.text.renderer import ChatRenderer
 
 SEPARATOR = "\n\n"
 MAX_CALLS = 128
@@ -107,23 +105,20 @@ def chat_tools(request: GenerateRequest) -> dict[str, Any]:
 class ChatParser:
     """An `engine.schedule.output.OutputParser` whose input are deltas, not tokens.
 
-    `count` counts a text's tokens with the model's tokenizer, for where the server does not tell.
+    The model's `tokenizer` counts tokens where the server does not tell.
     Raises UpstreamError for a call that can't be told.
     """
 
     mask = None
     allowed = None
 
-    def __init__(
-        self, request: GenerateRequest, count: Callable[[str], int], new_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self._stops = StopFinder(StopStrings(request.sampling.stop_sequences))
         self._is_single = not request.tool_choice.parallel
-        self._count = count
-        self._new_id = new_id
+        self._tokenizer = tokenizer
         self._open: int | None = None
         self._written: list[str] = []
 
@@ -163,7 +158,7 @@ class ChatParser:
 
     def count_written(self) -> int:
         """About how many tokens all that came are: their text is tokenized again."""
-        return self._count("".join(self._written))
+        return len(self._tokenizer.encode("".join(self._written), add_special_tokens=False).ids)
 
     def _call(self, call: CallDelta) -> list[Delta]:
         deltas: list[Delta] = []
@@ -176,42 +171,11 @@ class ChatParser:
                 self.finish = "tool_use"
                 return []
             self._open = call.index
-            deltas.append(ToolUseStart(id=call.id or self._new_id(), name=call.function.name))
+            deltas.append(ToolUseStart(id=call.id or new_tool_use_id(), name=call.function.name))
         if call.function.arguments:
             self._written.append(call.function.arguments)
             deltas.append(ToolInputDelta(call.function.arguments))
         return deltas
-
-
-class ChatServerRenderer:
-    """An `engine.backends.base.Renderer` for a server that renders and parses by itself.
-
-    Our own template says how many tokens a prompt has, and where its segments end.
-    """
-
-    def __init__(self, renderer: ChatRenderer) -> None:
-        self._renderer = renderer
-
-    @property
-    def writes_date(self) -> bool:
-        return self._renderer.writes_date
-
-    def render(
-        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
-    ) -> RenderedPrompt:
-        return self._renderer.render(prompt, thinking=thinking, scope=scope, days=days)
-
-    def parser(self, request: GenerateRequest) -> OutputParser:
-        return ChatParser(request, self._count, new_tool_use_id)
-
-    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
-        return [self.parser(request) for _ in range(request.sampling.num_choices)]
-
-    def spelled(self, token_id: TokenId) -> Spelled:
-        return self._renderer.spelled(token_id)
-
-    def _count(self, text: str) -> int:
-        return len(self._renderer.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 MODELS = "/v1/models"

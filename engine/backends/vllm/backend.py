@@ -13,7 +13,6 @@ from engine.backends.external import MirrorPool
 from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
-from engine.backends.storing import EngineMemory
 from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCore, VllmLoop
 from engine.cache.digests import ChainHasher
@@ -129,7 +128,7 @@ class VllmBackend(EngineBackend):
             max_context_tokens=description.max_context_tokens,
         )
         workers = self._new_pool(parts.renderer, parts.worker, description)
-        return Loaded(description, parts.renderer, workers, EngineMemory(cache), accounting, loop)
+        return Loaded(description, parts.renderer, workers, cache, accounting, loop)
 
 
 def load_vllm(settings: Settings, progress: Progress) -> VllmParts:

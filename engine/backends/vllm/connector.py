@@ -247,44 +247,17 @@ def _core_stats(core: Any) -> Any:
 def wrap_cache(
     cache: CacheManager, leases: LeaseManager, tracker: RequestTracker, switch: Switch
 ) -> None:
-    relieve(cache, leases, tracker, switch)
-    empty = cache.reset_prefix_cache
-    evict = cache.block_pool._maybe_evict_cached_block
+    """Wrap what vLLM calls of its cache.
 
-    def end_all() -> None:
-        if leases.is_sole_user():
-            tracker.give_back()
-
-    def reset_prefix_cache() -> bool:
-        """Let it succeed whenever it would without us, and end every entry then."""
-        switch.run(end_all, None)
-        return empty()
-
-    def maybe_evict(block: Block) -> bool:
-        """Count blocks whose content goes for other content, or because its load failed."""
-        is_evicted = evict(block)
-        if is_evicted:
-            switch.run(leases.count_eviction, None)
-        return is_evicted
-
-    cache.reset_prefix_cache = reset_prefix_cache
-    cache.block_pool._maybe_evict_cached_block = maybe_evict
-    if len(cache.coordinator.single_type_managers) > 1:
-        for manager in cache.coordinator.single_type_managers:
-            _retain(manager, tracker, switch)
-
-
-def relieve(
-    cache: CacheManager, leases: LeaseManager, tracker: RequestTracker, switch: Switch
-) -> None:
-    """Prevent a stall with nothing running: waiting requests give up blocks, then leases end.
-
+    A stall with nothing running is prevented: waiting requests give up blocks, then leases end.
     While a request runs, vLLM decides: a request that does not fit waits, or a running one is
     preempted. The last running request preempts itself if it does not fit, and comes back as a
     waiting one.
     """
     allocate = cache.allocate_slots
     parameters = inspect.signature(allocate)
+    empty = cache.reset_prefix_cache
+    evict = cache.block_pool._maybe_evict_cached_block
 
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
         blocks = allocate(request, *args, **kwargs)
@@ -301,7 +274,24 @@ def relieve(
         hit = {block.block_id for group in found.blocks for block in group} if found else set()
         return tracker.give_up(request.request_id) or leases.sacrifice(hit)
 
+    def reset_prefix_cache() -> bool:
+        """Let it succeed whenever it would without us, and end every entry then."""
+        switch.run(lambda: tracker.give_back() if leases.is_sole_user() else None, None)
+        return empty()
+
+    def maybe_evict(block: Block) -> bool:
+        """Count blocks whose content goes for other content, or because its load failed."""
+        is_evicted = evict(block)
+        if is_evicted:
+            switch.run(leases.count_eviction, None)
+        return is_evicted
+
     cache.allocate_slots = allocate_slots
+    cache.reset_prefix_cache = reset_prefix_cache
+    cache.block_pool._maybe_evict_cached_block = maybe_evict
+    if len(cache.coordinator.single_type_managers) > 1:
+        for manager in cache.coordinator.single_type_managers:
+            _retain(manager, tracker, switch)
 
 
 def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:

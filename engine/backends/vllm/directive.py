@@ -68,7 +68,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     """One request's part. `read` is the key of the entry that the look-up found, if any.
 
     Its blocks are kept in memory from the moment the scheduler's process hears of the request until
-    the request was admitted or has ended, also if the entry expires meanwhile; `read_tokens` long.
+    the request was admitted or has ended, also if the entry expires meanwhile.
     Only when nothing else can run does a waiting request give them up. `lease_blocks` bounds what
     the scope may hold under contention, None for the engine's default.
 
@@ -81,7 +81,6 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     wants: list[Want]
     token: str = ""
     read: str | None = None
-    read_tokens: int = 0
     lease_blocks: int | None = None
     watches: list[Watch] = []
 
@@ -99,14 +98,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     `hit_tokens` came from vLLM's own cache at every admission up to the first token, so that a
     request that was preempted is not told what it computed itself; at most vLLM's own
-    `num_cached_tokens`, which is the first admission's. `read_tokens` is as much of them as the
-    directive's entry covers, 0 if the entry was gone. `computed_tokens`: positions of the prompt
+    `num_cached_tokens`, which is the first admission's. `computed_tokens`: positions of the prompt
     that were scheduled before the first token, each counted once.
     """
 
     request_id: str
     hit_tokens: int
-    read_tokens: int
     held: list[Held]
     computed_tokens: int = 0
 

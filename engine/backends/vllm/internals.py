@@ -5,7 +5,7 @@ stands unchanged (there the scheduler calls `update_state_after_alloc` later for
 of which we have none). This module imports nothing of vLLM.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 HELD = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"})
@@ -25,7 +25,6 @@ class BlockPool(Protocol):
     num_gpu_blocks: int
     hash_block_size: int
     blocks: Sequence[Block]
-    cached_block_hash_to_block: Collection[object]
     _maybe_evict_cached_block: Callable[[Block], bool]
 
     def touch(self, blocks: Sequence[Block]) -> None: ...

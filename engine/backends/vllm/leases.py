@@ -127,9 +127,6 @@ class LeaseManager:
         _subtract(self._protected, blocks)
         self._pool.free_blocks(reversed(blocks))
 
-    def has(self, key: str) -> bool:
-        return self._find(key) is not None
-
     def hold(
         self, want: Want, scope: str, block_hashes: Sequence[bytes], claim: str
     ) -> Hold | None:
@@ -431,11 +428,9 @@ class TrackedRequest:
     directive: Directive
     request: Request
     protected: Blocks | None = None
-    was_protected: bool = False
     is_admitted: bool = False
     found_tokens: int = 0
     hit_tokens: int = 0
-    read_tokens: int = 0
     num_taken: int = 0
     num_watched: int = 0
     claims: list[Hold] = field(default_factory=list)
@@ -499,7 +494,6 @@ class RequestTracker:
         self._leases.set_share(directive.scope, directive.lease_blocks)
         if directive.read is not None:
             state.protected = self._leases.protect(directive.read)
-            state.was_protected = state.protected is not None
         self._states[request.request_id] = state
         self._by_id.setdefault(directive.request_id, state)
         self._ended.pop(directive.request_id, None)
@@ -517,16 +511,15 @@ class RequestTracker:
         state = self._states.get(request_id)
         if state is None or state.is_started:
             return
-        hit_tokens, read_tokens = state.found_tokens, self._readable(state)
+        hit_tokens = state.found_tokens
         if state.is_admitted:
             # What an admission did not find it computed itself: the next one finds that as well,
             # which makes it no reuse. vLLM's own `num_cached_tokens` stays the first one's.
             hit_tokens = min(hit_tokens, state.hit_tokens)
-            read_tokens = min(read_tokens, state.read_tokens)
             # Preempted before its first token: what was lost with a reset is to be held anew.
             state.num_taken = state.num_watched = 0
             self._want(state)
-        state.hit_tokens, state.read_tokens = hit_tokens, read_tokens
+        state.hit_tokens = hit_tokens
         state.is_admitted = True
         self._unprotect(state)
 
@@ -535,7 +528,9 @@ class RequestTracker:
         for request_id, num_scheduled in num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
-                _note_computed(state, num_scheduled)
+                start, most = state.request.num_computed_tokens, state.request.num_prompt_tokens
+                if (end := min(start + num_scheduled, most)) > start:
+                    state.computed.add(start, end)
         for request_id, state in list(self._wanting.items()):
             scheduled = num_scheduled_tokens.get(request_id)
             if scheduled is not None:
@@ -594,7 +589,6 @@ class RequestTracker:
         return Report(
             request_id=request_id,
             hit_tokens=state.hit_tokens,
-            read_tokens=state.read_tokens,
             held=held,
             computed_tokens=state.computed.total,
         )
@@ -614,16 +608,6 @@ class RequestTracker:
             return False
         # JSON can hold halves of characters, which UTF-8 alone refuses.
         return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
-
-    def _readable(self, state: TrackedRequest) -> int:
-        """How much of the entry that it was to read the last look-up found."""
-        directive = state.directive
-        if directive.read is None or not state.was_protected:
-            return 0
-        # Who gave the protection up may still find the entry whole.
-        if state.protected is None and not self._leases.has(directive.read):
-            return 0
-        return min(state.found_tokens, directive.read_tokens)
 
     def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
         directive, request, first = state.directive, state.request, state.num_watched
@@ -658,10 +642,3 @@ class RequestTracker:
         if state.protected is not None:
             self._leases.unprotect(state.protected)
             state.protected = None
-
-
-def _note_computed(state: TrackedRequest, num_scheduled: int) -> None:
-    start = state.request.num_computed_tokens
-    end = min(start + num_scheduled, state.request.num_prompt_tokens)
-    if end > start:
-        state.computed.add(start, end)

@@ -166,7 +166,6 @@ class HeldCache(MirrorCache):
             scope=query.scope,
             wants=sorted(wants.values(), key=lambda want: want.tokens),
             read=None if hit is None else hit.key.hex(),
-            read_tokens=0 if hit is None else hit.tokens,
             lease_blocks=lease_blocks,
             watches=watches,
         )
@@ -243,7 +242,6 @@ class Output:
 
     token_ids: Sequence[TokenId]
     is_last: bool
-    num_cached_tokens: int
     queue_seconds: float = 0.0
 
 
@@ -298,7 +296,6 @@ class VllmCore:
             yield Output(
                 token_ids=[token for one in output.outputs for token in one.token_ids],
                 is_last=output.finished,
-                num_cached_tokens=output.num_cached_tokens or 0,
                 queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
             )
             if output.finished:

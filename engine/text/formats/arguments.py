@@ -10,12 +10,14 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.protocol import Delta, ToolInputDelta, ToolUseStart
 from engine.text.formats.stops import overlap
+from engine.text.template.messages import BASE62, SHORT_ID_LENGTH
 
 _SPACE = " \t\n\r"
 
@@ -163,6 +165,7 @@ _MAX_DEPTH = 64
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _ITEM = "item"
+_ID_LENGTH = 24
 ITEM_TAGS = (f"<{_ITEM}>", f"</{_ITEM}>")
 """Around each value of a list that is written as elements."""
 
@@ -350,21 +353,57 @@ class Elements:
         return found if found and not open_names and not text[end:].strip() else None
 
 
-class ArgumentStream:
-    """One call whose name is known, fed from the beginning of its input on. `schema` is its tool's.
+def new_tool_use_id(written: str = "") -> str:
+    """`toolu_` and 24 random characters of base 62.
 
-    `has_input`: the input is whole. Once `is_over`, `rest` is the text behind it, or, `is_broken`,
-    what was no argument; the call then stays incomplete, as at the end of a generation. A subclass
-    reads the format's text and says when an argument begins, goes on and ends.
+    It ends with the id that the model wrote, so that a replayed call has it.
+    """
+    own = written if len(written) == SHORT_ID_LENGTH and set(written) <= set(BASE62) else ""
+    return "toolu_" + "".join(secrets.choice(BASE62) for _ in range(_ID_LENGTH - len(own))) + own
+
+
+class CallStream:
+    """One call. `has_input`: the input is whole. `written_id` is what the model wrote as its id.
+
+    Once `is_over`, `rest` is the text behind it, or, `is_broken`, what was no part of it. A call
+    whose input breaks off stays incomplete, as at the end of a generation.
     """
 
-    def __init__(self, new_id: Callable[[], str], name: str, schema: dict[str, Any]) -> None:
+    def __init__(self, written_id: str = "") -> None:
         self.is_started = self.has_input = self.is_over = self.is_broken = False
-        self.rest = ""
-        self._new_id = new_id
+        self.rest = self._held = ""
+        self._written_id = written_id
+
+    def feed(self, text: str) -> list[Delta]:
+        raise NotImplementedError
+
+    def end(self) -> list[Delta]:
+        """The model ended its turn."""
+        return []
+
+    def unsaid(self) -> str:
+        """What was fed and never told. Once a call is begun it is no text any more."""
+        return "" if self.is_started else self._held
+
+    def _start(self, name: str) -> ToolUseStart:
+        self.is_started = True
+        return ToolUseStart(new_tool_use_id(self._written_id), name)
+
+    def _break(self, rest: str) -> None:
+        self.is_over = self.is_broken = True
+        self.rest, self._held = rest, ""
+
+
+class ArgumentStream(CallStream):
+    """A call whose name is known, fed from the beginning of its input on. `schema` is its tool's.
+
+    A subclass reads the format's text and says when an argument begins, goes on and ends.
+    """
+
+    def __init__(self, name: str, schema: dict[str, Any], written_id: str) -> None:
+        super().__init__(written_id)
         self._name = name
         self._schema = schema
-        self._held = ""
         self._keys: set[str] = set()
         self._is_said = True
         self._said: list[str] = []
@@ -373,19 +412,10 @@ class ArgumentStream:
         self._held += text
         deltas: list[Delta] = []
         if not self.is_started:
-            self.is_started = True
-            deltas.append(ToolUseStart(self._new_id(), self._name))
+            deltas.append(self._start(self._name))
         while not self.is_over and self._step():
             pass
         return [*deltas, *self._told()]
-
-    def end(self) -> list[Delta]:
-        """The model ended its turn: an input whose last argument is whole is whole."""
-        return []
-
-    def unsaid(self) -> str:
-        """What was fed and never told. Once a call is begun it is no text any more."""
-        return ""
 
     def _told(self) -> list[Delta]:
         written = "".join(self._said)
@@ -413,10 +443,6 @@ class ArgumentStream:
         self._said.append("}" if self._keys else "{}")
         self.has_input = self.is_over = True
         self.rest, self._held = rest, ""
-
-    def _break(self) -> None:
-        self.is_over = self.is_broken = True
-        self.rest, self._held = self._held, ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -473,9 +499,9 @@ class TaggedInput(ArgumentStream):
     """
 
     def __init__(
-        self, new_id: Callable[[], str], name: str, schema: dict[str, Any], syntax: TagSyntax
+        self, name: str, schema: dict[str, Any], syntax: TagSyntax, written_id: str = ""
     ) -> None:
-        super().__init__(new_id, name, schema)
+        super().__init__(name, schema, written_id)
         self._syntax = syntax
         self._open = (SPACE, *syntax.pattern)
         self._ends = tuple((SPACE, text) for text in (syntax.end, *syntax.others))
@@ -486,6 +512,7 @@ class TaggedInput(ArgumentStream):
         self._passed = 0
 
     def end(self) -> list[Delta]:
+        """An input whose last argument is whole is whole."""
         if self.is_over:
             return []
         if self._is_in_value:
@@ -523,7 +550,7 @@ class TaggedInput(ArgumentStream):
         elif any(isinstance(other, Match) for other in ends):
             self._close(self._held)
         elif found == "none" and "partial" not in ends:
-            self._break()
+            self._break(self._held)
         return False
 
     def _read_begin(self) -> bool:
@@ -593,9 +620,9 @@ class LiteralInput(ArgumentStream):
     """Each argument is told when it is whole."""
 
     def __init__(
-        self, new_id: Callable[[], str], name: str, schema: dict[str, Any], syntax: LiteralSyntax
+        self, name: str, schema: dict[str, Any], syntax: LiteralSyntax, written_id: str = ""
     ) -> None:
-        super().__init__(new_id, name, schema)
+        super().__init__(name, schema, written_id)
         self._syntax = syntax
         quote, assign = syntax.quote, syntax.assign
         self._heads = [pattern_of(f"{{word}} {assign}")]
@@ -620,7 +647,7 @@ class LiteralInput(ArgumentStream):
             self._scan = _Scan(self._syntax)
             return True
         if text and "partial" not in outcomes:
-            self._break()
+            self._break(self._held)
         return False
 
     def _read_value(self, key: str) -> bool:

@@ -6,7 +6,6 @@ pieces, the blocks are the same.
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Literal, Protocol
 from engine.protocol import Delta, TextDelta, Tool, ToolInputDelta, ToolUseStart
 from engine.text.formats.arguments import (
     SPACE,
+    CallStream,
     LiteralInput,
     LiteralSyntax,
     Match,
@@ -27,7 +27,6 @@ from engine.text.formats.arguments import (
     match,
 )
 from engine.text.formats.stops import is_begun_markup, overlap
-from engine.text.template.messages import BASE62, SHORT_ID_LENGTH
 
 _SPACE = " \t\n\r"
 _SCALAR_RUN = re.compile(r"[-0-9tfn][-+.0-9a-zE]*")
@@ -128,12 +127,6 @@ _HEADER = re.compile(
     rf'\{{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*{_STRING}\s*,\s*)*"(?:{"|".join(_NAME_KEYS)})"\s*:'
     rf'\s*({_STRING})\s*,\s*"(?:{"|".join(_INPUT_KEYS)})"\s*:\s*(?=\{{)'
 )
-_ID_LENGTH = 24
-
-
-def new_tool_use_id() -> str:
-    """`toolu_` and 24 random characters of base 62."""
-    return "toolu_" + "".join(secrets.choice(BASE62) for _ in range(_ID_LENGTH))
 
 
 def texts(text: str) -> list[Delta]:
@@ -187,7 +180,7 @@ class PlainText:
         return []
 
 
-class CallObject:
+class CallObject(CallStream):
     """One call, `{"name": …, "arguments" or "parameters": {…}, …}`, fed from its brace on.
 
     With a `name` the object fed is the input itself. Where the name comes before the input, the
@@ -198,17 +191,14 @@ class CallObject:
 
     def __init__(
         self,
-        new_id: Callable[[], str],
         *,
         name: str | None = None,
         accepts: Callable[[str], bool] | None = None,
+        written_id: str = "",
     ) -> None:
-        self.is_started = self.has_input = self.is_over = self.is_broken = False
-        self.rest = ""
-        self._new_id = new_id
+        super().__init__(written_id)
         self._name = name
         self._accepts = accepts
-        self._held = ""
         self._corrected = ""
         self._whole, self._input, self._tail = (JsonObjectStream() for _ in range(3))
 
@@ -228,27 +218,19 @@ class CallObject:
                 self.is_over, self.rest = True, self._tail.rest
         return deltas
 
-    def end(self) -> list[Delta]:
-        """The model ended its turn; an input that is not whole stays so."""
-        return []
-
-    def unsaid(self) -> str:
-        """What was fed and never told, for a generation that ends here."""
-        return "" if self.is_started else self._held
-
     def _read_header(self, text: str, deltas: list[Delta]) -> str:
         if self._name is not None:
             # White space behind the head may have come with the head or in a piece of its own.
             text = text.lstrip()
             if text:
-                self._start(self._name, deltas)
+                deltas.append(self._start(self._name))
             return text
         self._held += text
         header = _HEADER.match(self._held)
         name: Any = None if header is None else _json(header.group(1), strict=False)
         if header is not None and isinstance(name, str):
             if self._accepts is None or self._accepts(name):
-                self._start(name, deltas)
+                deltas.append(self._start(name))
                 return self._held[header.end() :]
             self._break(self._held)
             return ""
@@ -264,7 +246,7 @@ class CallObject:
             if not is_call or (self._accepts is not None and not self._accepts(name)):
                 self._break(self._held)
                 return ""
-            self._start(name, deltas)
+            deltas.append(self._start(name))
             deltas.append(ToolInputDelta(json.dumps(given, ensure_ascii=False)))
             self.has_input = self.is_over = True
             self.rest = self._whole.rest
@@ -284,17 +266,6 @@ class CallObject:
                 self.is_over, self.rest = True, self._input.rest
             return self._input.rest
         return ""
-
-    def _start(self, name: str, deltas: list[Delta]) -> None:
-        self.is_started = True
-        deltas.append(ToolUseStart(self._new_id(), name))
-
-    def _break(self, rest: str) -> None:
-        self.is_over = self.is_broken = True
-        self.rest = rest
-
-
-CallInput = CallObject | TaggedInput | LiteralInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,12 +322,9 @@ class CallParser:
 
     is_thinking = False
 
-    def __init__(
-        self, ways: Sequence[CallSyntax], new_id: Callable[[], str], tools: Sequence[Tool]
-    ) -> None:
+    def __init__(self, ways: Sequence[CallSyntax], tools: Sequence[Tool]) -> None:
         self.num_calls = 0
         self._ways = ways
-        self._new_id = new_id
         self._tools = {tool.name: tool for tool in tools}
         self._starts = tuple(dict.fromkeys(start for way in ways for start in way.starts))
         self._syntax = ways[0]
@@ -365,7 +333,7 @@ class CallParser:
         self._skipped = ""
         self._start = ""
         self._is_bare = False
-        self._call: CallInput = CallObject(new_id)
+        self._call: CallStream = CallObject()
         # A step returns True when it moved on and the next one may find something to do.
         self._step: Callable[[list[Delta]], bool] = self._read_text
         if self._syntax.begins_turn:
@@ -455,26 +423,19 @@ class CallParser:
 
     def _begin(self, head: Match) -> bool:
         name, arguments = head.words.get("name"), self._syntax.arguments
-
-        def new_id() -> str:
-            """It ends with the id that the model wrote, so that a replayed call has it."""
-            made, written = self._new_id(), head.words.get("id", "")
-            if len(written) != SHORT_ID_LENGTH or not set(written) <= set(BASE62):
-                return made
-            return made[:-SHORT_ID_LENGTH] + written
-
+        written_id = head.words.get("id", "")
         if name is None:
             needs_name = self._is_bare or self._syntax.knows_names
             accepts = self._tools.__contains__ if needs_name else None
-            self._call = CallObject(new_id, accepts=accepts)
+            self._call = CallObject(accepts=accepts, written_id=written_id)
         elif arguments is None:
-            self._call = CallObject(new_id, name=name)
+            self._call = CallObject(name=name, written_id=written_id)
         else:
             schema = self._tools[name].input_schema if name in self._tools else {}
             if isinstance(arguments, TagSyntax):
-                self._call = TaggedInput(new_id, name, schema, arguments)
+                self._call = TaggedInput(name, schema, arguments, written_id)
             else:
-                self._call = LiteralInput(new_id, name, schema, arguments)
+                self._call = LiteralInput(name, schema, arguments, written_id)
         self._step = self._read_call
         return True
 

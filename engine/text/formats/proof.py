@@ -7,7 +7,7 @@ markup is handed out as text.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -21,7 +21,6 @@ from engine.protocol import (
     Message,
     Part,
     Prompt,
-    Sampling,
     TextDelta,
     TextPart,
     ThinkingDelta,
@@ -44,7 +43,6 @@ from engine.text.rendered import TemplateRefused
 from engine.text.template.boundaries import PlacedText, in_order, place_segments
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.messages import (
-    Replay,
     TemplateTraits,
     ThinkingKey,
     Written,
@@ -281,16 +279,14 @@ class ModelFormats:
         of = self.call_format
         return self.thinking_markers | (frozenset() if of is None else of.markers)
 
-    def new_parser(
-        self, request: GenerateRequest, new_id: Callable[[], str], *, is_open: bool
-    ) -> FormatParser:
+    def new_parser(self, request: GenerateRequest, *, is_open: bool) -> FormatParser:
         """For one choice; `is_open`: the prompt ends inside the thinking."""
         tools = request.prompt.callable_tools if request.tool_choice.mode != "none" else []
         if self.is_harmony:
-            return HarmonyParser(new_id, [tool.name for tool in tools])
+            return HarmonyParser([tool.name for tool in tools])
         calls: FormatParser = PlainText()
         if tools and self.call_format is not None:
-            calls = self.call_format.new_parser(new_id, tools)
+            calls = self.call_format.new_parser(tools)
         if self.tags is not None:
             calls = ThinkingParser(self.tags, calls, is_open=is_open)
         return calls
@@ -338,7 +334,7 @@ def find_formats(
     no_ends = (frozenset(inside) - ends) | (frozenset() if tags is None else tags.markers)
     if calls is not None and calls.shown:
         ends |= proof.ends_behind(calls)
-    formats = ModelFormats(
+    return ModelFormats(
         tool_format=tool_format,
         reasoning_format=thinking.name,
         traits=thinking.traits,
@@ -347,28 +343,6 @@ def find_formats(
         ends=ends - no_ends,
         no_ends=no_ends,
     )
-    _tell_unread_answer(probe, formats)
-    return formats
-
-
-def _tell_unread_answer(probe: TemplateProbe, formats: ModelFormats) -> None:
-    """Log what the template writes before an answer, where a client would get it as text."""
-    asked = probe.text(Prompt([_USER]), formats.traits)
-    answered = probe.text(Prompt([_USER, _ANSWERED, _USER]), formats.traits)
-    if asked is None or answered is None:
-        return
-    before = answered[turn_begin(asked, answered) :].partition(_ANSWER)[0]
-    request = GenerateRequest(
-        request_id="", scope="", prompt=Prompt([_USER]), sampling=Sampling(max_tokens=1)
-    )
-    parser = formats.new_parser(request, str, is_open=False)
-    deltas = [*parser.feed(before + _ANSWER), *parser.close()]
-    if "".join(d.text for d in deltas if isinstance(d, TextDelta)).strip() != _ANSWER:
-        log.warning(
-            "no known format reads what the chat template writes before an answer: a client gets "
-            "it as text",
-            written=before[:_MAX_SHOWN],
-        )
 
 
 def turn_begin(asked: str, answered: str) -> int:
@@ -406,13 +380,9 @@ def _reads(of: CallFormat, shown: str | None, inputs: Sequence[Any]) -> bool:
     """Does the format's parser find exactly these calls in a turn?"""
     if shown is None or of.opening not in shown:
         return False
-    parser = of.new_parser(lambda: "probe-id", [_TOOL])
+    parser = of.new_parser([_TOOL])
     found = calls_of([*parser.feed(shown), *parser.close()])
     return found == [(_NAME, dict(given)) for given in inputs]
-
-
-def _with(traits: TemplateTraits, **replay: Any) -> TemplateTraits:
-    return replace(traits, replay=replace(traits.replay, **replay))
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,10 +415,12 @@ class _CallProof:
         """The ways to hand a call to a template, the usual ones first."""
         for names_ids, shortens_ids, null_content, strings in product((False, True), repeat=4):
             if not (names_ids and shortens_ids):
-                replay = Replay(
-                    names_ids=names_ids, null_content=null_content, string_arguments=strings
+                yield TemplateTraits(
+                    names_ids=names_ids,
+                    shortens_ids=shortens_ids,
+                    null_content=null_content,
+                    string_arguments=strings,
                 )
-                yield TemplateTraits(shortens_ids=shortens_ids, replay=replay)
 
     def _derive(self, traits: TemplateTraits) -> CallFormat | None:
         pattern = None if self.probe.controls is None else self.probe.controls.pattern
@@ -468,17 +440,17 @@ class _CallProof:
         """How the template takes what a turn may have beside one call."""
         of, traits, given = proven.format, proven.traits, dict(proven.probe)
         # Without content where an empty one leaves something behind, as an empty answer.
-        texts = [self._text([given], way) for way in (traits, _with(traits, null_content=True))]
+        texts = [self._text([given], way) for way in (traits, replace(traits, null_content=True))]
         if texts[0] is not None and texts[1] is not None and len(texts[1]) < len(texts[0]):
-            if self._reads(of, [given], _with(traits, null_content=True)):
-                traits = _with(traits, null_content=True)
+            if self._reads(of, [given], replace(traits, null_content=True)):
+                traits = replace(traits, null_content=True)
         split = replace(traits, splits_calls=True)
-        ways = (traits, split, _with(split, interleaves=True))
+        ways = (traits, split, replace(split, interleaves=True))
         two = [given, _OTHER_INPUT]
         traits = next((way for way in ways if self._reads(of, two, way)), split)
         if traits.splits_calls and self._names_results_by_the_last_call(traits):
-            traits = _with(traits, interleaves=True)
-        apart = _with(traits, splits_text=True)
+            traits = replace(traits, interleaves=True)
+        apart = replace(traits, splits_text=True)
         if not self._reads(of, [given], traits, _TEXT) and self._reads(of, [given], apart, _TEXT):
             traits = apart
         derived = self._derive(traits)
@@ -512,7 +484,7 @@ class _CallProof:
             written = of.written[0]
             if not of.in_content or _NAME not in told or written.begin.rstrip("[ ") not in told:
                 continue
-            traits = TemplateTraits(replay=Replay(written=written))
+            traits = TemplateTraits(written=written)
             shown = self.shown(_INPUTS[:1], traits)
             if shown is not None and _reads(of, shown, _INPUTS[:1]):
                 return ProvenCalls(name, of, traits, shown, _INPUTS[0])
@@ -574,7 +546,7 @@ class _ThinkingProof:
         names = [n for n in (*REASONING_FORMATS, HARMONY) if wanted in ("auto", n)]
         if wanted == "auto":
             names.remove("think" if "<response></response>" in source else "granite")
-        ways = [_with(traits, thinking_key=key) for key in _THINKING_KEYS]
+        ways = [replace(traits, thinking_key=key) for key in _THINKING_KEYS]
         for way in (*ways, replace(traits, thinks_in_content=True)):
             for parts in self._turns():
                 asked, turn = self._render(parts, way)
@@ -605,7 +577,7 @@ class _ThinkingProof:
         behind = turn.partition(_THOUGHT)[2]
         ends = [at for n in (_ANSWER, _NAME) if (at := behind.find(n)) >= 0]
         inside = behind[: min(ends)] if ends else ""
-        merged = _with(traits, merges_text=True)
+        merged = replace(traits, merges_text=True)
         if self.has_calls and self._loses_text(traits) and not self._loses_text(merged):
             traits = merged
         return ProvenThinking(name, traits, tags, inside)
@@ -632,7 +604,7 @@ class _ThinkingProof:
 def _thinking_parser(name: str, asked: str) -> FormatParser:
     """`asked`: the prompt, which may end behind the opening tag."""
     if name == HARMONY:
-        return HarmonyParser(lambda: "probe-id", [_NAME])
+        return HarmonyParser([_NAME])
     tags, end = REASONING_FORMATS[name], asked.rpartition(_QUESTION)[2]
     return ThinkingParser(tags, PlainText(), is_open=end.rfind(tags.open) > end.rfind(tags.close))
 

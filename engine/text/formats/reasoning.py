@@ -1,7 +1,7 @@
 """Thinking out of a model's text: what a turn begins with between two tags, or on channels."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.protocol import Delta, ThinkingDelta
@@ -27,10 +27,9 @@ class HarmonyParser:
     Without `tool_names` nothing is a call. Text outside of any message is text.
     """
 
-    def __init__(self, new_id: Callable[[], str], tool_names: Collection[str]) -> None:
+    def __init__(self, tool_names: Collection[str]) -> None:
         self.num_calls = 0
         self.is_thinking = False
-        self._new_id = new_id
         self._has_tools = bool(tool_names)
         self._held = ""
         self._is_in_header = True
@@ -65,7 +64,7 @@ class HarmonyParser:
         channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         name = "" if recipient is None else recipient.group(1)
         if name.startswith(_FUNCTIONS) and self._has_tools:
-            self._call = CallObject(self._new_id, name=name.removeprefix(_FUNCTIONS))
+            self._call = CallObject(name=name.removeprefix(_FUNCTIONS))
         else:
             self.is_thinking = channel is not None and channel.group(1) == "analysis"
         return True

@@ -8,7 +8,7 @@ whose parser reads back exactly that call.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -91,9 +91,6 @@ def object_begin(head: str, tail: str) -> int | None:
     return None
 
 
-NewParser = Callable[[Callable[[], str], Sequence[Tool]], FormatParser]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
     """One way to write calls.
@@ -102,14 +99,13 @@ class CallFormat:
     it out. `markers` are the texts it is made of, which may be control tokens. Of `written`, the
     first whose call is what the template renders is the model's. `in_content`: where a template
     renders no calls, they are written into the text of the turn. `ways` are what is read, empty
-    where a parser of its own reads it. `arguments` is the notation of inputs that are no JSON.
+    where `HarmonyParser` reads it. `arguments` is the notation of inputs that are no JSON.
     """
 
     written: tuple[Written, ...]
     ways: tuple[CallSyntax, ...] = ()
     markers: frozenset[str] = frozenset()
     in_content: bool = False
-    parser: NewParser | None = field(default=None, compare=False)
 
     @property
     def opening(self) -> str:
@@ -126,10 +122,10 @@ class CallFormat:
             return ()
         return tuple(dict.fromkeys(start for way in self.ways for start in way.starts))
 
-    def new_parser(self, new_id: Callable[[], str], tools: Sequence[Tool]) -> FormatParser:
-        if self.parser is not None:
-            return self.parser(new_id, tools)
-        return CallParser(self.ways, new_id, tools)
+    def new_parser(self, tools: Sequence[Tool]) -> FormatParser:
+        if not self.ways:
+            return HarmonyParser([tool.name for tool in tools])
+        return CallParser(self.ways, tools)
 
 
 def format_of(
@@ -297,7 +293,6 @@ TOOL_FORMATS: dict[str, CallFormat] = {
         )
     ),
     "openai": CallFormat(
-        parser=lambda new_id, tools: HarmonyParser(new_id, [tool.name for tool in tools]),
         markers=MARKERS,
         written=(
             Written(

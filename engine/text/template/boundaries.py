@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import AnyStr
 
 from engine.errors import InvalidRequest
 from engine.protocol import Prompt, ToolUsePart
@@ -279,12 +280,15 @@ def _marked_places(
     return found
 
 
-def common_length(first: str, second: str) -> int:
-    """The length of the longest common prefix, by bisection: comparing slices is fast."""
-    low, high = 0, min(len(first), len(second))
+def common_length(first: AnyStr, second: AnyStr, unit: int = 1) -> int:
+    """How many units of so many items the longest common prefix has.
+
+    By bisection: each item is compared once or twice, outside of the interpreter.
+    """
+    low, high = 0, min(len(first), len(second)) // unit
     while low < high:
         middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
+        if first[low * unit : middle * unit] == second[low * unit : middle * unit]:
             low = middle
         else:
             high = middle - 1

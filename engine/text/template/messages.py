@@ -6,7 +6,7 @@ when a model is loaded (`engine.text.formats.proof`), and stands in its `Templat
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from string import ascii_letters, digits
@@ -63,9 +63,17 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """What a template wants of a turn with calls.
+class TemplateTraits:
+    """What a template can't take as it comes, and what it wants of a turn with calls.
 
+    - `folds_system`: Gemma refuses a system prompt: it goes in front of the first user's message;
+    - `splits_calls`: Llama 3.1 refuses two calls in one message: each gets a message of its own;
+    - `shortens_ids`: Mistral refuses ids that are not 9 letters and digits;
+    - `joins_results`: Mistral refuses a user's text behind results: the last one gets it;
+    - `thinks_in_content`: Magistral wants thinking as a content part;
+    - `moves_tools`: Mistral puts the tools before the last question: they get no boundary;
+    - `folds_late_system`: most refuse a system message within the conversation, drop it or move
+      it to the top: it is told in the user's turn beside it, where it stays;
     - `string_arguments`: the input as a string of JSON (DeepSeek), not as an object;
     - `null_content`: no content where the turn has no text (DeepSeek V3 drops calls beside any);
     - `names_ids`: ids of the form `functions.NAME:INDEX`, the only place of the name (Kimi K2);
@@ -78,6 +86,13 @@ class Replay:
       tools then stand at the beginning of the system prompt, with this behind them.
     """
 
+    folds_system: bool = False
+    splits_calls: bool = False
+    shortens_ids: bool = False
+    joins_results: bool = False
+    thinks_in_content: bool = False
+    moves_tools: bool = False
+    folds_late_system: bool = False
     string_arguments: bool = False
     null_content: bool = False
     names_ids: bool = False
@@ -87,30 +102,6 @@ class Replay:
     merges_text: bool = False
     written: Written | None = None
     told: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateTraits:
-    """What a template can't take as it comes.
-
-    - `folds_system`: Gemma refuses a system prompt: it goes in front of the first user's message;
-    - `splits_calls`: Llama 3.1 refuses two calls in one message: each gets a message of its own;
-    - `shortens_ids`: Mistral refuses ids that are not 9 letters and digits;
-    - `joins_results`: Mistral refuses a user's text behind results: the last one gets it;
-    - `thinks_in_content`: Magistral wants thinking as a content part;
-    - `moves_tools`: Mistral puts the tools before the last question: they get no boundary;
-    - `folds_late_system`: most refuse a system message within the conversation, drop it or move
-      it to the top: it is told in the user's turn beside it, where it stays.
-    """
-
-    folds_system: bool = False
-    splits_calls: bool = False
-    shortens_ids: bool = False
-    joins_results: bool = False
-    thinks_in_content: bool = False
-    moves_tools: bool = False
-    folds_late_system: bool = False
-    replay: Replay = field(default_factory=Replay)
 
     def call_id(self, call_id: str) -> str:
         """The id that the template gets; equal ids stay equal.
@@ -141,12 +132,6 @@ class Conversation:
     def alphabet(self) -> MarkAlphabet:
         return MarkAlphabet(strings_of(self.prompt))
 
-    @property
-    def is_continued(self) -> bool:
-        """The prompt ends inside the assistant's turn, which the model goes on with."""
-        messages = self.prompt.messages
-        return bool(messages) and messages[-1].role == "assistant"
-
     def varied(self, segment: int) -> "Conversation":
         """The same but for what comes right after one segment, for comparing renders."""
         varied = _vary(self.prompt, segment, self.alphabet.take())
@@ -158,7 +143,8 @@ class Conversation:
         return TemplateInput(
             messages=messages,
             tools=tools,
-            add_generation_prompt=not self.is_continued,
+            # A prompt may end inside the assistant's turn, which the model goes on with.
+            add_generation_prompt=[m.role for m in self.prompt.messages[-1:]] != ["assistant"],
             thinking=thinking,
         )
 
@@ -274,7 +260,7 @@ class _Builder:
 
     def build(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The template's tools and messages."""
-        replay = self._traits.replay
+        traits = self._traits
         tools = [self._tool(tool) for tool in self._prompt.tools]
         system = _SEPARATOR.join(self._text(block.text) for block in self._prompt.system)
         messages: list[dict[str, Any]] = []
@@ -297,11 +283,11 @@ class _Builder:
             if folded and messages[-1] is folded and built and built[0]["role"] == "user":
                 folded["content"] += _SEPARATOR + built.pop(0)["content"]
             messages.extend(built)
-        if replay.interleaves:
+        if traits.interleaves:
             messages = _interleaved(messages)
-        if tools and replay.told:
+        if tools and traits.told:
             written = "\n".join(write_json(tool["function"]) for tool in tools)
-            told = _TOOLS_HEADING + written + _SEPARATOR + replay.told
+            told = _TOOLS_HEADING + written + _SEPARATOR + traits.told
             tools, system = [], _SEPARATOR.join(filter(None, [told, system]))
         if system and not self._traits.folds_system:
             messages.insert(0, {"role": "system", "content": system})
@@ -350,12 +336,12 @@ class _Builder:
                 case ToolResultPart():
                     raise InvalidRequest("a tool result in an assistant's message")
         text, thought = _SEPARATOR.join(texts), _SEPARATOR.join(thoughts)
-        replay = self._traits.replay
-        if calls and replay.written is not None:
-            text, calls = text + _written(calls, replay.written), []
-        if calls and text and thought and replay.merges_text:
+        traits = self._traits
+        if calls and traits.written is not None:
+            text, calls = text + _written(calls, traits.written), []
+        if calls and text and thought and traits.merges_text:
             text, thought = "", thought + _SEPARATOR + text
-        if calls and text and replay.splits_text:
+        if calls and text and traits.splits_text:
             yield self._assistant(text, thought)
             text = thought = ""
         built = self._assistant(text, thought)
@@ -363,7 +349,7 @@ class _Builder:
         for begin in range(0, len(calls) or 1, num_first or 1):
             if calls:
                 built["tool_calls"] = calls[begin : begin + num_first]
-                if not built["content"] and replay.null_content:
+                if not built["content"] and traits.null_content:
                     built["content"] = None
             yield built
             built = self._assistant("", "")
@@ -374,15 +360,15 @@ class _Builder:
             thinking = {"type": "thinking", "thinking": thought}
             built["content"] = [thinking, {"type": "text", "text": text}]
         elif thought:
-            built[self._traits.replay.thinking_key] = thought
+            built[self._traits.thinking_key] = thought
         return built
 
     def _call(self, part: ToolUsePart) -> dict[str, Any]:
         name, arguments = _mark_call(part, self._next_marks())
-        if self._traits.replay.string_arguments:
+        if self._traits.string_arguments:
             arguments = write_json(arguments)
         call_id = self._traits.call_id(part.id)
-        if self._traits.replay.names_ids:
+        if self._traits.names_ids:
             call_id = f"functions.{part.name}:{len(self._calls)}"
         self._calls[part.id] = call_id, part.name
         function = {"name": name, "arguments": arguments}

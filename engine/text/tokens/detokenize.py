@@ -32,15 +32,10 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._added = {
-            token_id: b"" if token.special else token.content.encode()
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-        }
-        self._special = {
-            token_id: token.content.encode()
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        }
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._names = {token_id: token.content.encode() for token_id, token in added}
+        silent = {token_id: b"" for token_id, token in added if token.special}
+        self._added = self._names | silent
         kinds = set(_decoder_types(json.loads(tokenizer.to_str())["decoder"]))
         self._is_byte_level = "ByteLevel" in kinds
         self._is_sentencepiece = bool(kinds & {"Metaspace", "ByteFallback"})
@@ -49,11 +44,8 @@ class Vocabulary:
     def with_text(self, texts: set[str]) -> "Vocabulary":
         """The same, but these special tokens are text: an output format needs to see them."""
         changed = copy(self)
-        changed._added = self._added | {
-            token_id: token.content.encode()
-            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.content in texts
-        }
+        shown = {text.encode() for text in texts}
+        changed._added = self._added | {t: name for t, name in self._names.items() if name in shown}
         return changed
 
     def detokenizer(self, *, continues: bool = False) -> Detokenizer:
@@ -66,8 +58,8 @@ class Vocabulary:
     def spelled(self, token_id: TokenId) -> Spelled:
         """A token by itself. A special one has its name, and is silent unless it is text here."""
         text = self.bytes_of(token_id)
-        if not text and token_id in self._special:
-            return Spelled(self._special[token_id], is_silent=True)
+        if not text and token_id in self._names:
+            return Spelled(self._names[token_id], is_silent=True)
         return Spelled(text, is_silent=False)
 
     def bytes_of(self, token_id: TokenId) -> bytes:

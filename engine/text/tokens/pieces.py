@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
@@ -39,7 +39,8 @@ class ControlTexts:
 
     def __init__(self, ids: Mapping[str, TokenId]) -> None:
         self.ids = dict(ids)
-        self.pattern = _pattern(self.ids)
+        longest_first = map(re.escape, sorted(self.ids, key=len, reverse=True))
+        self.pattern = re.compile("|".join(longest_first)) if self.ids else None
         self._longest = max(map(len, self.ids), default=0)
         self._firsts = {text[0] for text in self.ids}
         self._lasts = {text[-1] for text in self.ids}
@@ -126,23 +127,17 @@ def find_controls(
         {
             token.content: token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.content.strip() and _is_control(token, token_id, template, ends)
+            if token.content.strip()
+            and (
+                token.special
+                or token_id in ends
+                or _MARKUP.fullmatch(token.content)
+                # A word that the tokenizer keeps whole, and that the template writes, has a
+                # meaning there.
+                or (len(token.content) > 1 and token.content in template)
+            )
         }
     )
-
-
-def _is_control(token: Any, token_id: TokenId, template: str, ends: frozenset[TokenId]) -> bool:
-    content: str = token.content
-    if token.special or token_id in ends or _MARKUP.fullmatch(content):
-        return True
-    # A word that the tokenizer keeps whole, and that the template writes, has a meaning there.
-    return len(content) > 1 and content in template
-
-
-def _pattern(texts: Collection[str]) -> re.Pattern[str] | None:
-    if not texts:
-        return None
-    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
 
 
 _CACHE_BYTES = 256 * 1024 * 1024
@@ -188,10 +183,7 @@ class EncodedText:
     begins: Sequence[int]
 
     def token_ids(self) -> list[TokenId]:
-        token_ids: list[TokenId] = []
-        for placed in self.pieces:
-            token_ids.extend(placed.piece.token_ids)
-        return token_ids
+        return list(chain.from_iterable(placed.piece.token_ids for placed in self.pieces))
 
     def piece_at(self, character: int) -> PlacedPiece | None:
         """The piece with this character, the last one for the text's end."""

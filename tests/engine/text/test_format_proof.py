@@ -143,7 +143,7 @@ def test_a_call_that_is_cut_off_leaves_no_markup(name: str) -> None:
     text = from_call(model, written(model, calls({"city": "Bern", "note": "n"})))
     offsets = model.tokenizer.encode(text, add_special_tokens=False).offsets
     for cut in sorted({end for _, end in offsets if end < len(text)}):
-        parser = model.formats.new_parser(request(), lambda: "id", is_open=False)
+        parser = model.formats.new_parser(request(), is_open=False)
         deltas = [*parser.feed(text[:cut]), *parser.close(is_cut=True)]
         said = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)).strip()
         # Before the first marker is whole nothing tells a call from text.
@@ -193,7 +193,7 @@ def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
 
 def test_what_closes_an_answer_is_no_text_and_ends_no_turn() -> None:
     model = of("kimi-k3")
-    cut = model.formats.new_parser(request(), lambda: "id", is_open=False)
+    cut = model.formats.new_parser(request(), is_open=False)
     assert [*cut.feed("It.<|close|>"), *cut.close(is_cut=True)] == [TextDelta("It.")]
     assert {model.tokenizer.id_to_token(t) for t in model.end_token_ids} == {"<|end_of_msg|>"}
     closing = "<|close|>response<|sep|><|close|>message<|sep|>"

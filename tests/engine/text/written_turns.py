@@ -61,7 +61,7 @@ def request(**changes: Any) -> GenerateRequest:
 
 def render(model: ChatRenderer, prompt: Prompt, *, thinking: bool = False) -> str:
     conversation = new_conversation(prompt, model._pieces.controls, model.traits)
-    return model._template.render(conversation.variables({}, thinking=thinking))
+    return model.template.render(conversation.variables({}, thinking=thinking))
 
 
 def written(model: ChatRenderer, parts: Sequence[Any], *, thinking: bool = False) -> str:
@@ -90,7 +90,7 @@ def from_call(model: ChatRenderer, turn: str) -> str:
 
 def read(model: ChatRenderer, text: str, asked: GenerateRequest, cuts: Sequence[int] = ()) -> Any:
     """The calls, the thinking and the text that a turn's text becomes, cut into pieces."""
-    parser = model.formats.new_parser(asked, lambda: "id", is_open=model._begins_thinking(asked))
+    parser = model.formats.new_parser(asked, is_open=model._begins_thinking(asked))
     borders = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
     deltas: list[Delta] = []
     for begin, end in pairwise(borders):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.backends.prepare.prepared import Refused
+from engine.backends.prepare.prepared import COUNT, GENERATE, Job, Refused
 from engine.backends.prepare.preparer import GRAMMAR_SECONDS, Preparer, check_schemas
 from engine.errors import SchemaRefused
 from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
@@ -69,8 +69,8 @@ def preparer(grammar_seconds: float = GRAMMAR_SECONDS) -> Preparer:
 def refusal(
     asked: GenerateRequest | CountRequest, grammar_seconds: float = GRAMMAR_SECONDS
 ) -> Refused | None:
-    of, body = preparer(grammar_seconds), msgspec.json.encode(asked)
-    answer = of.generate(body) if isinstance(asked, GenerateRequest) else of.count(body)
+    kind = GENERATE if isinstance(asked, GenerateRequest) else COUNT
+    answer = preparer(grammar_seconds).answer(Job(kind, msgspec.json.encode(asked)))
     return answer if isinstance(answer, Refused) else None
 
 

@@ -88,7 +88,8 @@ async def test_one_scope_never_has_the_last_worker() -> None:
     held = await bench.send(*"a" * 10)
     assert bench.log == ["a", "a"]
     await bench.ask("b")
-    assert bench.log == ["a", "a", "b"] and bench.pool.num_waiting == 8
+    assert bench.log == ["a", "a", "b"]
+    assert not any(task.done() for task in held)
     bench.open()
     await asyncio.gather(*held)
     assert len(bench.workers) == 3
@@ -112,7 +113,7 @@ async def test_a_request_that_is_given_up_while_it_waits_costs_no_worker() -> No
     second.cancel()
     bench.open()
     await asyncio.gather(first, third)
-    assert bench.log == ["a", "c"] and bench.pool.num_waiting == 0
+    assert bench.log == ["a", "c"]
     assert second.cancelled()
 
 

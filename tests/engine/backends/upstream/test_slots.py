@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from engine.backends.upstream.server import Place, Slots, common_length
-from engine.cache.digests import pack
+from engine.backends.upstream.server import Place, Slots
+from engine.cache.digests import TOKEN_BYTES, pack
+from engine.text.template.boundaries import common_length
 
 ONE, OTHER = [1, 2, 3, 4], [9, 8, 7]
 
@@ -107,7 +108,7 @@ def test_prompts_begin_alike_up_to_the_first_token_that_differs() -> None:
         other = [rng.randrange(3) for _ in range(rng.randrange(12))]
         pairs = list(zip(one, other, strict=False))
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        assert common_length(pack(one), pack(other)) == same
+        assert common_length(pack(one), pack(other), TOKEN_BYTES) == same
 
 
 def test_long_prompts_in_many_slots_do_not_hold_the_loop() -> None:

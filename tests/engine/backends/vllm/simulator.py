@@ -120,16 +120,15 @@ class Simulator:
         max_tokens: int = 2,
         wants: Iterable[tuple[str, int, float]] = (),
         scope: str = "scope",
-        read: tuple[str, int] | None = None,
+        read: str | None = None,
     ) -> Request:
-        """Queue a request; `wants` are (key, tokens, expires_at), `read` is (key, tokens)."""
+        """Queue a request; `wants` are (key, tokens, expires_at), `read` is a key."""
         directive = {
             "request_id": name,
             "token": TOKEN,
             "scope": scope,
             "wants": [{"key": k, "tokens": n, "expires_at": at} for k, n, at in wants],
-            "read": read[0] if read else None,
-            "read_tokens": read[1] if read else 0,
+            "read": read,
         }
         return self.add_foreign(
             name, prompt, max_tokens=max_tokens, transfer={PARAM_KEY: directive}, scope=scope

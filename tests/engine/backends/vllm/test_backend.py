@@ -75,7 +75,7 @@ class ScriptedCore(VllmCore):
         sampled = [*encoded, order.end_token_ids[0]]
         for index, token in enumerate(sampled):
             is_last = index == len(sampled) - 1
-            yield Output(token_ids=[token], is_last=is_last, num_cached_tokens=hit)
+            yield Output(token_ids=[token], is_last=is_last)
 
     def reusable(self, tokens: Sequence[TokenId]) -> int:
         """Whole blocks of an earlier prompt; vLLM computes a prompt's last token always."""
@@ -88,12 +88,10 @@ class ScriptedCore(VllmCore):
         return most
 
     def _report(self, directive: Directive, hit: int) -> Report:
-        has_read = directive.read in self.held and hit >= directive.read_tokens
         self.held |= {want.key for want in directive.wants}
         return Report(
             request_id=directive.request_id,
             hit_tokens=hit,
-            read_tokens=directive.read_tokens if has_read else 0,
             held=[Held(key=w.key, state="leased", tokens=w.tokens) for w in directive.wants],
         )
 

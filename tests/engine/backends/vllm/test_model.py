@@ -35,14 +35,15 @@ class Engine:
         self._core = self._llm.llm_engine.engine_core.engine_core
         self.call(directive.BIND, TOKEN)
 
-    def run(self, name: str, prompt: list[int], *wants: tuple[str, int], read: Any = None) -> Any:
+    def run(
+        self, name: str, prompt: list[int], *wants: tuple[str, int], read: str | None = None
+    ) -> Any:
         what = directive.Directive(
             request_id=name,
             token=TOKEN,
             scope="scope",
             wants=[directive.Want(key=key, tokens=n, expires_at=1.0) for key, n in wants],
-            read=read[0] if read else None,
-            read_tokens=read[1] if read else 0,
+            read=read,
         )
         params = vllm.SamplingParams(
             max_tokens=16,
@@ -69,11 +70,11 @@ def test_what_was_kept_continues_with_the_same_tokens(engine: Engine) -> None:
     assert cold.num_cached_tokens == 0
     for index in range(42):  # ten times the pool
         engine.run(f"flood{index}", tokens_of(f"flood{index}", 1000))
-    warm = engine.run("warm", [*PREFIX, 5, 6], read=("outer", 640))
+    warm = engine.run("warm", [*PREFIX, 5, 6], read="outer")
     assert warm.num_cached_tokens == 640
-    assert engine.call(directive.REPORT, "warm")["read_tokens"] == 640
+    assert engine.call(directive.REPORT, "warm")["hit_tokens"] == 640
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
-    inner = engine.run("inner", [*PREFIX[:320], 5], read=("inner", 320))
+    inner = engine.run("inner", [*PREFIX[:320], 5], read="inner")
     assert inner.num_cached_tokens == 320
     assert engine.call(directive.LOSSES) == []
     assert engine.reset()

@@ -66,8 +66,8 @@ def test_leases_and_counts_hold_while_tokens_are_proposed(llama: Path, drafter: 
     assert sim.num_accepted > 10, "nothing was proposed"
     assert sim.stats().num_leases == 1
     sim.flood(10)
-    report = sim.run("reader", [*prefix, 1, 2], read=("entry", 640), max_tokens=40)
-    assert (report.hit_tokens, report.read_tokens) == (640, 640)
+    report = sim.run("reader", [*prefix, 1, 2], read="entry", max_tokens=40)
+    assert report.hit_tokens == 640
     assert sim.losses() == {}
     sim.check_refs()
 

@@ -77,14 +77,13 @@ class Machine(RuleBasedStateMachine):
             max_tokens=max_tokens,
         )
 
-    def readable(self, owner: str, tokens: int, length: int) -> tuple[str, int] | None:
+    def readable(self, owner: str, tokens: int, length: int) -> str | None:
         """An entry that is there, the nearest to so many tokens; else one that is not."""
         holds = self.sim.leases._holds.values()
         mine = [h for h in holds if h.key.startswith(owner) and h.tokens <= length]
         if mine:
-            hold = min(mine, key=lambda hold: abs(hold.tokens - tokens))
-            return hold.key, hold.tokens
-        return (f"{owner}{tokens}", tokens) if tokens <= length else None
+            return min(mine, key=lambda hold: abs(hold.tokens - tokens)).key
+        return f"{owner}{tokens}" if tokens <= length else None
 
     @rule(num=st.integers(1, 3))
     def flood(self, num: int) -> None:

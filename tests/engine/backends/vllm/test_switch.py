@@ -96,7 +96,7 @@ def test_vllm_goes_on_when_a_part_of_ours_fails(
     assert sim.stats().leased_blocks
     parts = {"tracker": sim.tracker, "leases": sim.leases}
     monkeypatch.setattr(parts[owner], name, _fail)
-    sim.add("reader", PREFIX, read=("entry", 320), wants=[("more", 384, 30.0)])
+    sim.add("reader", PREFIX, read="entry", wants=[("more", 384, 30.0)])
     sim.drain()
     assert len(sim.tokens["reader"]) == 2
     # Prompts beyond the pool's size: blocks are reused, and requests wait for room.
