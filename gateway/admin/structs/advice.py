@@ -24,8 +24,6 @@ FaultKind = Literal[
     "moved_text",
     "sliding_history",
 ]
-
-
 Verdict = Literal["mark", "unmark", "leave"]
 
 

@@ -275,8 +275,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 DivergenceKind = Literal[
     "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
 ]
-
-
 Section = Literal["tools", "system", "messages"]
 
 
