@@ -88,8 +88,8 @@ class Renderer(Protocol):
 
     The render cache is kept apart by `scope`, so that its speed reveals nothing of other scopes.
     `parsers` makes one for each choice. It compiles what a request demands once, without the
-    interpreter's lock, and raises InvalidRequest; `parser` only tries that. If `writes_date`,
-    `days` say which date. `spelled` gives the text that a token stands for.
+    interpreter's lock, and raises InvalidRequest. If `writes_date`, `days` say which
+    date. `spelled` gives the text that a token stands for.
     """
 
     @property
@@ -97,7 +97,6 @@ class Renderer(Protocol):
     def render(
         self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
     ) -> RenderedPrompt: ...
-    def parser(self, request: GenerateRequest) -> OutputParser: ...
     def parsers(self, request: GenerateRequest) -> list[OutputParser]: ...
     def spelled(self, token_id: TokenId) -> Spelled: ...
 

@@ -47,9 +47,6 @@ class SyntheticRenderer:
         scaffold = _SCAFFOLD if prompt.text is None else []
         return RenderedPrompt(tokens + scaffold, spans)
 
-    def parser(self, request: GenerateRequest) -> OutputParser:
-        return self.parsers(request)[0]
-
     def spelled(self, token_id: TokenId) -> Spelled:
         return unspelled(token_id)
 

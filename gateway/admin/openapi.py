@@ -26,14 +26,18 @@ from litestar.typing import FieldDefinition
 
 from gateway.admin.controller import JsonBody
 from gateway.base import errors
-from gateway.dialects.anthropic import batches
-from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
+from gateway.dialects.anthropic import response as batches
+from gateway.dialects.anthropic.request import (
+    VERSIONS,
+    CountTokensRequest,
+    CreateBatch,
+    MessagesRequest,
+)
 from gateway.dialects.anthropic.response import EVENTS, Message, ModelInfo, ModelList, TokenCount
 from gateway.dialects.errors import ENVELOPES, status_of
 from gateway.dialects.fields import Fields
-from gateway.dialects.gemini import caches
 from gateway.dialects.gemini import response as gemini
-from gateway.dialects.gemini.request import GenerateRequest
+from gateway.dialects.gemini.request import CreateRequest, GenerateRequest, UpdateRequest
 from gateway.dialects.openai import response as openai
 from gateway.dialects.openai.request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest
 from gateway.dialects.responses import response as responses
@@ -259,19 +263,17 @@ def _is(*replies: Any, **more: Any) -> dict[str, Any]:
 
 # By the operation's id, without the suffix of Google's other path.
 _KINDS: dict[str, dict[str, Any]] = {
-    "createMessageBatch": _is(
-        batches.MessageBatch, body=batches.CreateBatch, parameters=(_VERSION,)
-    ),
+    "createMessageBatch": _is(batches.MessageBatch, body=CreateBatch, parameters=(_VERSION,)),
     "listMessageBatches": _is(batches.MessageBatchList, parameters=_PAGE),
     "getMessageBatch": _is(batches.MessageBatch),
     "deleteMessageBatch": _is(batches.DeletedBatch),
     "cancelMessageBatch": _is(batches.MessageBatch),
     "getMessageBatchResults": _is(other="application/x-jsonl"),
-    "createCachedContent": _is(caches.CachedContent, body=caches.CreateRequest),
-    "listCachedContents": _is(caches.CachedContentList, parameters=_GOOGLE_PAGE),
-    "getCachedContent": _is(caches.CachedContent),
-    "updateCachedContent": _is(caches.CachedContent, body=caches.UpdateRequest),
-    "deleteCachedContent": _is(caches.Nothing),
+    "createCachedContent": _is(gemini.CachedContent, body=CreateRequest),
+    "listCachedContents": _is(gemini.CachedContentList, parameters=_GOOGLE_PAGE),
+    "getCachedContent": _is(gemini.CachedContent),
+    "updateCachedContent": _is(gemini.CachedContent, body=UpdateRequest),
+    "deleteCachedContent": _is(gemini.Nothing),
     "createMessage": _is(Message, body=MessagesRequest, other=EVENT_STREAM, parameters=_HEADERS),
     "countTokens": _is(TokenCount, body=CountTokensRequest, parameters=_HEADERS, errors=_ASKING),
     "createChatCompletion": _is(openai.ChatCompletion, body=ChatRequest, other=EVENT_STREAM),

@@ -6,7 +6,6 @@ can be compared one by one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from itertools import pairwise
 
 from engine.protocol import InputUsage, Ttl
@@ -52,7 +51,7 @@ class Segment:
     pieces: tuple[bytes, ...] = ()
 
 
-@dataclass(kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Observation(Row):
     """One turn, never changed. All lists of prefixes go with each other, the shortest prefix first.
 
@@ -76,11 +75,16 @@ class Observation(Row):
     sketch: Sketch | None
     tokens_per_byte: float
     is_estimated: bool
+    _segments: list[Segment] | None = None
+    _ends: tuple[int, int] | None = None
 
-    @cached_property
+    @property
     def ends(self) -> tuple[int, int]:
-        """Where markers behind the last answer and behind the last block stand, -1 for nowhere."""
-        return self.carrier(self.answer), self.carrier(len(self.places) - 1)
+        """Where markers behind the last answer and behind the last block stand, -1 for nowhere.
+        Every way of marking a conversation asks for them."""
+        if self._ends is None:
+            self._ends = self.carrier(self.answer), self.carrier(len(self.places) - 1)
+        return self._ends
 
     @property
     def head(self) -> int:
@@ -93,22 +97,12 @@ class Observation(Row):
         own = b"" if self.sketch is None else self.sketch.own
         return [own[at : at + DIGEST_BYTES] for at in range(0, len(own), DIGEST_BYTES)]
 
-    @cached_property
+    @property
     def segments(self) -> list[Segment]:
         """The sketched segments. Few turns are compared, so they are read when first asked for."""
-        if self.sketch is None:
-            return []
-        tokens = dict(zip(self.places, self.tokens, strict=True))
-        tokens[-1] = 0
-        unordered, pieces = dict(self.sketch.unordered), dict(self.sketch.pieces)
-        made = []
-        for index, (own, size) in enumerate(zip(self.owns, self.sketch.sizes, strict=True)):
-            before, after = tokens.get(index - 1), tokens.get(index)
-            is_told = before is not None and after is not None
-            count = (after or 0) - (before or 0) if is_told else round(size * self.tokens_per_byte)
-            packed = _split(pieces.get(index, b""))
-            made.append(Segment(own, count, unordered.get(index), packed))
-        return made
+        if self._segments is None:
+            self._segments = _segments(self)
+        return self._segments
 
     def pieces_of(self, segment: int) -> tuple[bytes, ...]:
         """The pieces of one sketched segment, without reading the others; empty without any."""
@@ -201,6 +195,29 @@ def _before_answer(kinds: str, places: Sequence[int], head: int) -> int:
         if is_first and places[place] >= head:
             return place - 1
     return -1
+
+
+def _segments(turn: Observation) -> list[Segment]:
+    sketch = turn.sketch
+    if sketch is None:
+        return []
+    tokens = dict(zip(turn.places, turn.tokens, strict=True))
+    tokens[-1] = 0
+    unordered, pieces = dict(sketch.unordered), dict(sketch.pieces)
+    made = []
+    for index, (own, size) in enumerate(zip(turn.owns, sketch.sizes, strict=True)):
+        before, after = tokens.get(index - 1), tokens.get(index)
+        is_told = before is not None and after is not None
+        packed = pieces.get(index, b"")
+        made.append(
+            Segment(
+                own,
+                (after or 0) - (before or 0) if is_told else round(size * turn.tokens_per_byte),
+                unordered.get(index),
+                _split(packed),
+            )
+        )
+    return made
 
 
 def _split(packed: bytes) -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ An answer that is gathered is short, but with the log probabilities of its token
 times as long, and all of them are in memory until it is whole: its tokens are bounded too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -137,14 +137,6 @@ def fields_of(body: bytes, bounds: RequestBounds) -> dict[str, Raw]:
     return {name: value for name, value in found.items() if bytes(value) != b"null"}
 
 
-def object_of(fields: Mapping[str, Raw]) -> bytes:
-    """A JSON object of these fields. An encoder would copy large values once more as it grows."""
-    pieces: list[bytes | Raw] = []
-    for name, value in fields.items():
-        pieces += (b"," if pieces else b"{", msgspec.json.encode(name), b":", value)
-    return b"".join([*pieces, b"}"] if pieces else [b"{}"])
-
-
 def is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
     """Whether the value is one of these. They are short, so a longer value is not decoded.
 
@@ -185,7 +177,7 @@ def decode_with_foreign_tools(
         foreign = [isinstance(kind, str) and kind != own_type for kind in kinds]
         if not any(foreign):
             raise
-    request = decoder.decode(object_of({**fields, "tools": Raw(b"[]")}))
+    request = decoder.decode(msgspec.json.encode({**fields, "tools": []}))
     made: list[ToolT] = []
     for index, (tool, is_foreign) in enumerate(zip(tools, foreign, strict=True)):
         try:

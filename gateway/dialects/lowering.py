@@ -38,6 +38,7 @@ from engine.protocol import (
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
+from gateway.dialects.anthropic.request import CacheControl
 from gateway.prompt.ask import Api, Ask, Principal, guarantees_calls
 from gateway.prompt.breakpoints import Layout, Slot, mark_latest
 from gateway.prompt.ignored import STRICT_REASON, Notepad
@@ -53,13 +54,6 @@ _NONCE = re.compile(
     r"(?: (?:cch|cc_[a-z_]{1,32})=[A-Za-z0-9_.-]{1,64};){1,10}"
     r"[ \t]*(?:\r?\n|\Z)"
 )
-
-
-class Marker(Protocol):
-    """A `cache_control`."""
-
-    @property
-    def ttl(self) -> Ttl: ...
 
 
 class NativeMarker(Protocol):
@@ -156,7 +150,7 @@ class Lowering:
     def mark(
         self,
         path: str,
-        *markers: Marker | None,
+        *markers: CacheControl | None,
         native: NativeMarker | None = None,
         can_carry: bool = True,
         is_absent: bool = False,

@@ -11,9 +11,8 @@ from gateway.base.bounds import RequestBounds
 from gateway.base.catalogue import Model
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
-from gateway.dialects.anthropic.batches import decode_batch
 from gateway.dialects.anthropic.lower import ask_of
-from gateway.dialects.anthropic.request import Version, decode_messages
+from gateway.dialects.anthropic.request import Version, decode_batch, decode_messages
 from gateway.dialects.lowering import Asked
 from gateway.ledger.stored import BatchItem
 from gateway.prompt.ask import Ask, Principal

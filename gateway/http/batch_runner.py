@@ -35,9 +35,15 @@ from gateway.base.errors import (
 )
 from gateway.base.logs import bind_request_id, get_logger
 from gateway.base.settings import Settings
-from gateway.dialects.anthropic.batches import BatchResult, Canceled, Errored, Expired, Succeeded
 from gateway.dialects.anthropic.request import VERSIONS
-from gateway.dialects.anthropic.response import Message
+from gateway.dialects.anthropic.response import (
+    BatchResult,
+    Canceled,
+    Errored,
+    Expired,
+    Message,
+    Succeeded,
+)
 from gateway.dialects.errors import anthropic_error
 from gateway.http.batch_rows import RowReader
 from gateway.http.model_calls import whole_message

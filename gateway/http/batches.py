@@ -16,7 +16,7 @@ from litestar.response.streaming import ASGIStreamingResponse
 from msgspec import Raw
 
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.anthropic import batches as wire
+from gateway.dialects.anthropic import response as wire
 from gateway.http.auth import KeyAuth
 from gateway.http.batch_rows import ranked
 from gateway.http.generation import KeyRequest, answered, check_media, while_present

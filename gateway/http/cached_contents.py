@@ -22,14 +22,18 @@ from engine.protocol import Started, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, InvalidRequest
 from gateway.dialects.collector import Holdfast, HoldfastBreakpoint, extension_of
-from gateway.dialects.gemini import caches
+from gateway.dialects.gemini import response as caches
 from gateway.dialects.gemini.lower import Held, ask_of
 from gateway.dialects.gemini.request import (
     Content,
+    CreateRequest,
     GenerateRequest,
     GenerationConfig,
     Part,
     Prompted,
+    decode_create,
+    decode_update,
+    expiry_of,
 )
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
@@ -39,6 +43,8 @@ from gateway.http.services import Services, services_of
 from gateway.ledger.stored import CachedContent
 from gateway.prompt.ask import Ask
 
+_PREFIX = "cachedContents/"
+_DEFAULT_SECONDS = 3600.0
 _SHORT_SECONDS = 300.0
 _MAX_PAGE = 1000
 _PAGE = 100
@@ -123,7 +129,7 @@ async def held_by(
         return None
     services = services_of(request)
     now = services.clock.wall()
-    content, packed = await _with_body(request, asked.cached_content.removeprefix(caches.PREFIX))
+    content, packed = await _with_body(request, asked.cached_content.removeprefix(_PREFIX))
     if content.model != model.id:
         raise InvalidRequest(
             f"cachedContent: is of models/{content.model}, the request asks for models/{model.id}"
@@ -138,17 +144,17 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
     services, workspace = services_of(request), request.user.workspace
     now = services.clock.wall()
 
-    def read() -> tuple[caches.CreateRequest, Prompted, bytes, int]:
-        given = caches.decode_create(body, services.bounds)
+    def read() -> tuple[CreateRequest, Prompted, bytes, int]:
+        given = decode_create(body, services.bounds)
         prompted = given.prompted
         whole = _encode(prompted)
         return given, prompted, zlib.compress(whole, _COMPRESSION), len(whole)
 
     given, prompted, packed, num_bytes = await services.workers.run(workspace, len(body), read)
     model = services.find_model(given.model)
-    expires = caches.expiry_of(given, now, services.bounds.cached_content_seconds)
+    expires = expiry_of(given, now, services.bounds.cached_content_seconds)
     if expires is None:
-        expires = now + timedelta(seconds=caches.DEFAULT_SECONDS)
+        expires = now + timedelta(seconds=_DEFAULT_SECONDS)
     async with services.reads["store"].taken(workspace):
         await services.cached_contents.check_room(workspace, num_bytes, now)
     kept = await _hold(request, services, model, prompted, num_bytes, expires - now)
@@ -173,9 +179,9 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
     """Tell an engine of a later end at once. The sweep ends the lease at an earlier one."""
     services, workspace = services_of(request), request.user.workspace
     now = services.clock.wall()
-    given = caches.decode_update(body, services.bounds)
-    expires = caches.expiry_of(given, now, services.bounds.cached_content_seconds)
-    content, packed = await _with_body(request, content_id.removeprefix(caches.PREFIX))
+    given = decode_update(body, services.bounds)
+    expires = expiry_of(given, now, services.bounds.cached_content_seconds)
+    content, packed = await _with_body(request, content_id.removeprefix(_PREFIX))
     if expires is None:
         raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")
     holdfast: Holdfast | None = None
@@ -260,7 +266,7 @@ async def _with_body(request: KeyRequest, content_id: str) -> tuple[CachedConten
 
 def _shown(content: CachedContent) -> caches.CachedContent:
     return caches.CachedContent(
-        name=f"{caches.PREFIX}{content.id}",
+        name=f"{_PREFIX}{content.id}",
         model=f"models/{content.model}",
         display_name=content.display_name or UNSET,
         create_time=content.created_at,

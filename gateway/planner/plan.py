@@ -1,19 +1,18 @@
 """A whole plan: one pass for the exact curve, and the simulated fleets."""
 
 import time
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from engine.sizing import GIB, KvSize, NotSizable, kv_size
 from gateway.admin.structs.advice import Change, KvFigures, LruPoint, Plan, Point
 from gateway.base.errors import InvalidRequest
+from gateway.planner import words
 from gateway.planner.distances import Distances, distances
-from gateway.planner.engine import STEP_TOKENS, Capacities, Costs
+from gateway.planner.engine import Capacities, Costs
 from gateway.planner.fleet import SimulatedGateway, Simulation, Tell
 from gateway.planner.parallel import points_of
 from gateway.planner.requests import (
@@ -23,7 +22,8 @@ from gateway.planner.requests import (
     exact_unit_for,
     unit_for,
 )
-from gateway.planning.asked import FAMILIES, MAX_ENGINES, PlanRequest
+from gateway.planner.sizes import GIB, Sizes, sizes_of
+from gateway.planning.asked import MAX_ENGINES
 from gateway.planning.traffic import Job, Turn, made_up, of_trace, total_tokens
 
 KNEE_SHARE = 0.95
@@ -37,18 +37,6 @@ _LRU_SIZES = 40
 _LRU_WORK = 0.15
 """The part of the work that the exact curve is, roughly."""
 _INT8_SCALES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-_KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
-_WEIGHT_BYTES = 2
-_LARGEST = 100_000_000
-_SPARED = 0.1
-"""Of a device, for activations and buffers, as engines set it aside."""
-Kind = Literal["engine", "disk", "int8", "memory"]
-_WHAT: dict[Kind, str] = {
-    "engine": "One more engine",
-    "memory": "Twice the memory for keys and values",
-    "disk": "One more terabyte of disk on each engine",
-    "int8": "Keys and values in int8",
-}
 TellShare = Callable[[float], None]
 
 
@@ -79,8 +67,8 @@ def plan(job: Job, tell: TellShare) -> Plan:
     kv = _kv(bench, sizes, base, _typical_lease(turns))
     ceiling = exact.read / max(exact.prompt, 1)
     return Plan(
-        text=_about(turns, stretch),
-        assumptions=_assumptions(job, sizes, unit),
+        text=words.about(turns, stretch),
+        assumptions=words.assumptions(job, sizes, unit),
         turns=len(turns),
         prompt_tokens=total_tokens(turns),
         distinct_tokens=distinct,
@@ -93,11 +81,11 @@ def plan(job: Job, tell: TellShare) -> Plan:
         lru=_curve(exact, unit, sizes),
         ceiling=ceiling,
         knee_gib=knee_gib,
-        knee_text=_knee(knee_gib, kv.kv_gib * asked.engines, ceiling),
+        knee_text=words.knee(knee_gib, kv.kv_gib * asked.engines, ceiling),
         buys=[
             Change(
                 kind=kind,
-                text=_changed(kind, at[base], at[fleet]),
+                text=words.change(kind, at[base], at[fleet]),
                 before=at[base],
                 after=at[fleet],
             )
@@ -143,96 +131,6 @@ def stretch_of(turns: Sequence[Turn]) -> Sequence[Turn]:
 def _typical_lease(turns: Sequence[Turn]) -> int | None:
     marked = [turn.ends[turn.marks[-1][0]] for turn in turns if turn.marks]
     return round(median(marked)) if marked else None
-
-
-# Sizes.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """`kv_bytes` of one engine's device are for keys and values."""
-
-    shape: KvSize
-    bytes_per_token: int
-    weights_gib: float
-    spared_gib: float
-    kv_bytes: int
-    is_weights_given: bool
-
-
-def sizes_of(asked: PlanRequest) -> Sizes:
-    """Raise InvalidRequest with the field that is wrong or missing."""
-    config, parameters = _shape(asked)
-    where = "config" if asked.config is not None else "model"
-    try:
-        shape = kv_size(config, "bfloat16")
-    except NotSizable as error:
-        raise InvalidRequest(f"{where}: {error}") from None
-    per_token = shape.bytes_per_token * _KV_BYTES[asked.kv_dtype] // 2
-    weights = asked.weights_gib
-    if weights is None:
-        if parameters is None:
-            parameters = _parameters(config)
-        weights = parameters * _WEIGHT_BYTES / GIB
-        spared = _SPARED * asked.device_gib
-    else:
-        spared = 0.0
-    left = asked.device_gib - weights - spared
-    if left * GIB < 64 * 16 * per_token:
-        raise InvalidRequest(
-            f"device_gib: {asked.device_gib:g} GiB leave {max(left, 0):.1f} GiB for keys and values"
-            f" beside {weights:.1f} GiB of weights and {spared:.1f} GiB of buffers; at least 64"
-            " blocks are needed"
-        )
-    return Sizes(
-        shape=shape,
-        bytes_per_token=per_token,
-        weights_gib=weights,
-        spared_gib=spared,
-        kv_bytes=int(left * GIB),
-        is_weights_given=asked.weights_gib is not None,
-    )
-
-
-def _shape(asked: PlanRequest) -> tuple[Mapping[str, Any], float | None]:
-    if asked.config is not None:
-        return asked.config, None
-    family = tomllib.loads(FAMILIES.read_text("utf-8")).get(asked.model)
-    if family is None:
-        raise InvalidRequest(
-            f"model: no family {asked.model!r} is known; paste its config.json as `config`"
-        )
-    return family, family["parameters"] * 1e9
-
-
-def _parameters(config: Mapping[str, Any]) -> float:
-    """About the number of weights of a decoder with gated MLPs and grouped heads."""
-    nested = config.get("text_config")
-    config = nested if isinstance(nested, Mapping) else config
-    hidden = _whole(config, "hidden_size")
-    heads = _whole(config, "num_attention_heads")
-    kv_heads = _whole(config, "num_key_value_heads", heads)
-    head = _whole(config, "head_dim", max(hidden // heads, 1))
-    inner = _whole(config, "intermediate_size", 4 * hidden)
-    experts = _whole(config, "num_experts", _whole(config, "num_local_experts", 1))
-    if experts > 1:
-        inner = _whole(config, "moe_intermediate_size", inner)
-    layer = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * inner * experts
-    tables = 1 if config.get("tie_word_embeddings") else 2
-    embeddings = _whole(config, "vocab_size") * hidden * tables
-    return float(_whole(config, "num_hidden_layers") * layer + embeddings)
-
-
-def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-        raise InvalidRequest(
-            f"config: {name}: a number from 1 to {_LARGEST:,} is needed for the size of the"
-            " weights; or give weights_gib"
-        )
-    return value
 
 
 # Fleets.
@@ -284,10 +182,10 @@ def _by_tiers(base: Fleet) -> list[Fleet]:
     return found
 
 
-def _buys(base: Fleet) -> dict[Kind, Fleet]:
+def _buys(base: Fleet) -> dict[words.Kind, Fleet]:
     """What may be bought next."""
     one_more = base.engines + 1
-    found: dict[Kind, Fleet] = {
+    found: dict[words.Kind, Fleet] = {
         "engine": replace(base, label=f"{one_more} engines", engines=one_more),
         "memory": replace(base, label="2 times the memory", kv_scale=2.0),
         "disk": _by_tiers(base)[-1],
@@ -446,74 +344,3 @@ def _curve(exact: Distances, unit: int, sizes: Sizes) -> list[LruPoint]:
         LruPoint(gib=count * unit * sizes.bytes_per_token / GIB, reuse_rate=share)
         for count, share in zip(counts, exact.curve(counts), strict=True)
     ]
-
-
-# Sentences.
-
-
-def _about(turns: Sequence[Turn], stretch: Sequence[Turn]) -> str:
-    hours = (turns[-1].at - turns[0].at) / 3600
-    text = (
-        f"Simulated: {len(turns):,} requests with {total_tokens(turns):,} prompt tokens over"
-        f" {hours:,.1f} hours."
-    )
-    if len(stretch) < len(turns):
-        text += (
-            f" The curves compare the busiest {len(stretch):,} requests in a row, of which the"
-            " first fifth only fills the memory."
-        )
-    return text
-
-
-def _assumptions(job: Job, sizes: Sizes, unit: int) -> list[str]:
-    asked = job.asked
-    if asked.prefill_us is not None:
-        told = "as given"
-    elif job.prefill_us is not None:
-        told = f"as the quickest quarter of {job.timed_turns:,} requests of the ledger took it"
-    else:
-        told = "assumed: give prefill_us"
-    found = [
-        f"A computed token takes {job.computed_us:,.1f} µs ({told}), a decode step"
-        f" {job.step_ms:,.3g} ms.",
-        f"Keys and values take {sizes.bytes_per_token:,} bytes a token in {asked.kv_dtype}, on a"
-        f" memory of {sizes.kv_bytes / GIB:,.1f} GiB an engine.",
-        f"Scheduler, pool, leases and placement are the product's own, with {unit} tokens a block;"
-        " model and time are simulated.",
-        "Each engine has its own host memory and disk. Copies take 10 GB/s from the host and 2 GB/s"
-        " from disk.",
-        f"An engine computes at most {STEP_TOKENS:,} tokens of prompts in a step.",
-    ]
-    if not sizes.is_weights_given:
-        found.append(
-            f"Weights take {sizes.weights_gib:,.1f} GiB in 16 bits, and buffers"
-            f" {sizes.spared_gib:,.1f} GiB; weights_gib overrides both."
-        )
-    return found
-
-
-def _knee(gib: float, here: float, ceiling: float) -> str:
-    text = (
-        f"{gib:,.2f} GiB for keys and values give 95 % of what unlimited memory would"
-        f" ({ceiling:.1%} of the prompt tokens); there are {here:,.2f} GiB."
-    )
-    if gib > here:
-        return f"{text} More memory pays."
-    return f"{text} More memory adds little."
-
-
-def _changed(kind: Kind, before: Point, after: Point) -> str:
-    return (
-        f"{_WHAT[kind]}: hit rate {before.hit_rate:.1%} → {after.hit_rate:.1%},"
-        f" first token p95 {_seconds(before.first_token_p95)} →"
-        f" {_seconds(after.first_token_p95)}, promise kept {_share(before.promise_kept)} →"
-        f" {_share(after.promise_kept)}."
-    )
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.2f} s"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"

@@ -77,3 +77,9 @@ def conversation() -> dict[str, Any]:
             ),
         ],
     )
+
+
+def told(message: Any) -> list[tuple[str, str]]:
+    """The fields that an answer of either dialect says were ignored, with the reasons."""
+    extension = message.model_extra["holdfast"]
+    return [(one["path"], one["reason"]) for one in extension.get("ignored", [])]

@@ -3,14 +3,13 @@
 import pytest
 
 from tests.doubling import GROWTH, Dimension, curve_of, row
-from tests.gateway.doubling_dialects import DIALECT_DIMENSIONS
 from tests.gateway.doubling_requests import DIMENSIONS
 from tests.gateway.doubling_state import STATE_DIMENSIONS
 
 
 @pytest.mark.parametrize(
     "dimension",
-    [*DIMENSIONS, *DIALECT_DIMENSIONS, *STATE_DIMENSIONS],
+    [*DIMENSIONS, *STATE_DIMENSIONS],
     ids=lambda one: one.name,
 )
 def test_a_doubled_dimension_costs_no_more_than_twice_as_much(dimension: Dimension) -> None:

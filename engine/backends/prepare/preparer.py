@@ -417,7 +417,7 @@ class Preparer:
         Raise SchemaRefused also where it takes long: the engine's threads compile for all scopes.
         """
         begun = time.thread_time()
-        self._renderer.parser(request)
+        self._renderer.parsers(request)
         if time.thread_time() - begun > self._grammar_seconds:
             raise SchemaRefused(
                 "the schemas are too much together: their grammar takes more than"

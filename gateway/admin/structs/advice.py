@@ -24,6 +24,8 @@ FaultKind = Literal[
     "moved_text",
     "sliding_history",
 ]
+
+
 Verdict = Literal["mark", "unmark", "leave"]
 
 

@@ -40,7 +40,11 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BreakerState = Literal["closed", "open", "half_open"]
+
+
 Source = Literal["events", "learned"]
+
+
 EngineStatus = Literal["starting", "ready", "unsure", "down"]
 
 
@@ -165,7 +169,11 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
 # `inference` calls the model APIs, `read_only` reads its own workspace in the admin API, `admin`
 # does everything, in other workspaces too. An `inference` key may read what a `read_only` one may.
 KeyScope = Literal["inference", "read_only", "admin"]
+
+
 AutoCacheMode = Literal["off", "prefix", "conversation"]
+
+
 AutoCacheTtl = Literal["5m", "1h"]
 
 

@@ -275,6 +275,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 DivergenceKind = Literal[
     "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
 ]
+
+
 Section = Literal["tools", "system", "messages"]
 
 

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from engine import protocol
@@ -20,6 +20,7 @@ from gateway.admin.structs.usage import DivergenceKind
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Event, Holdfast, Writer, extension_of, partial_json
+from gateway.dialects.errors import AnthropicError
 
 
 class CacheMissReason(msgspec.Struct, frozen=True):
@@ -288,3 +289,65 @@ def limit_headers(rates: RateStatuses, now: datetime) -> Iterator[tuple[str, str
             yield f"anthropic-ratelimit-{kind}-limit", str(rate.limit)
             yield f"anthropic-ratelimit-{kind}-remaining", str(rate.remaining)
             yield f"anthropic-ratelimit-{kind}-reset", reset.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Batches.
+
+
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    processing: int
+    succeeded: int
+    errored: int
+    canceled: int
+    expired: int
+
+
+class MessageBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """`request_counts` add up to the rows. `results_url` is there once the batch has ended."""
+
+    id: str
+    type: Literal["message_batch"] = "message_batch"
+    processing_status: str
+    request_counts: RequestCounts
+    created_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None
+    cancel_initiated_at: datetime | None
+    archived_at: None = None
+    results_url: str | None
+
+
+class MessageBatchList(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[MessageBatch]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class DeletedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["message_batch_deleted"] = "message_batch_deleted"
+
+
+class Succeeded(msgspec.Struct, frozen=True, tag="succeeded"):
+    message: Message
+
+
+class Errored(msgspec.Struct, frozen=True, tag="errored"):
+    error: AnthropicError
+
+
+class Canceled(msgspec.Struct, frozen=True, tag="canceled"): ...
+
+
+class Expired(msgspec.Struct, frozen=True, tag="expired"): ...
+
+
+BatchResult = Succeeded | Errored | Canceled | Expired
+
+
+class ResultLine(msgspec.Struct, frozen=True):
+    """One line of the results; `result` is a BatchResult."""
+
+    custom_id: str
+    result: Raw

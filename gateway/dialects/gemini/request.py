@@ -1,4 +1,4 @@
-"""Request bodies of generateContent, streamGenerateContent and countTokens, and their decoding.
+"""Request bodies of generateContent, countTokens and cachedContents, and their decoding.
 
 Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. The model is in the
 path.
@@ -9,7 +9,9 @@ an object may stand where a list of one is meant. An unknown name is an error. W
 field (a function's arguments, a schema) stays as it is. All of it is linear in the body.
 """
 
+import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -309,6 +311,86 @@ def decode(body: bytes, kind: type[ShapeT], bounds: RequestBounds) -> ShapeT:
         lambda: msgspec.convert(_named(msgspec.json.decode(body), kind), kind, strict=False),
         _explained,
     )
+
+
+# Cached contents. A lifetime comes as `ttl` (`"300s"`) or as `expireTime` (RFC 3339).
+
+_TTL = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?s", re.ASCII)
+_MAX_NAME = 128
+_Aware = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class CreateRequest(Prompted):
+    """What is only ever answered may stand in the body and is not read."""
+
+    display_name: str = ""
+    ttl: str | None = None
+    expire_time: str | None = None
+    name: Any = None
+    create_time: Any = None
+    update_time: Any = None
+    usage_metadata: Any = None
+
+    @property
+    def prompted(self) -> Prompted:
+        return Prompted(self.contents, self.system_instruction, self.tools, self.tool_config)
+
+
+class UpdateRequest(Shape):
+    """Only the lifetime may change."""
+
+    ttl: str | None = None
+    expire_time: str | None = None
+    name: Any = None
+    model: Any = None
+    display_name: Any = None
+    create_time: Any = None
+    update_time: Any = None
+    usage_metadata: Any = None
+
+
+def decode_create(body: bytes, bounds: RequestBounds) -> CreateRequest:
+    request = decode(body, CreateRequest, bounds)
+    request.model = request.model.removeprefix("models/")
+    if not request.model:
+        raise InvalidRequest("model: is required")
+    if len(request.display_name) > _MAX_NAME or "\0" in request.display_name:
+        raise InvalidRequest(f"displayName: may have at most {_MAX_NAME} characters, and no NUL")
+    FIELDS.check(msgspec.structs.replace(request.prompted, model=request.model), bounds)
+    if not (request.contents or request.system_instruction or request.tools):
+        raise InvalidRequest("contents: a cached content must have contents, tools or instructions")
+    return request
+
+
+def decode_update(body: bytes, bounds: RequestBounds) -> UpdateRequest:
+    return decode(body, UpdateRequest, bounds)
+
+
+def expiry_of(
+    request: CreateRequest | UpdateRequest, now: datetime, most_seconds: float
+) -> datetime | None:
+    """The time at which it ends, None where the body says none. Raise InvalidRequest."""
+    if request.ttl is not None and request.expire_time is not None:
+        raise InvalidRequest("ttl: excludes expireTime")
+    if request.ttl is not None:
+        field, match = "ttl", _TTL.fullmatch(request.ttl)
+        if match is None:
+            raise InvalidRequest("ttl: must be seconds, such as '300s'")
+        seconds = float(f"{match[1]}.{match[2] or 0}")
+    elif request.expire_time is not None:
+        field = "expireTime"
+        try:
+            seconds = (msgspec.convert(request.expire_time, type=_Aware) - now).total_seconds()
+        except msgspec.ValidationError:
+            message = "expireTime: must be a time as RFC 3339 writes it, with its zone"
+            raise InvalidRequest(message) from None
+    else:
+        return None
+    if seconds <= 0:
+        raise InvalidRequest(f"{field}: must be in the future")
+    if seconds > most_seconds:
+        raise InvalidRequest(f"{field}: may be at most {most_seconds:g} seconds from now")
+    return now + timedelta(seconds=seconds)
 
 
 def _explained(complaint: str) -> InvalidRequest:

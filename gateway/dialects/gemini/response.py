@@ -7,6 +7,7 @@ since clients take the last chunk for both.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -147,6 +148,32 @@ class Model(Answered, frozen=True, rename="camel", kw_only=True):
 class ModelList(Answered, frozen=True, rename="camel", kw_only=True):
     models: list[Model]
     next_page_token: str | UnsetType = UNSET
+
+
+class CacheUsage(Answered, frozen=True, rename="camel", kw_only=True):
+    total_token_count: int
+
+
+class CachedContent(Answered, frozen=True, rename="camel", kw_only=True):
+    """`holdfast` is there where the call had an engine hold it: what that engine did."""
+
+    name: str
+    model: str
+    display_name: str | UnsetType = UNSET
+    create_time: datetime
+    update_time: datetime
+    expire_time: datetime
+    usage_metadata: CacheUsage
+    holdfast: Holdfast | UnsetType = UNSET
+
+
+class CachedContentList(Answered, frozen=True, rename="camel", kw_only=True):
+    cached_contents: list[CachedContent] | UnsetType = UNSET
+    next_page_token: str | UnsetType = UNSET
+
+
+class Nothing(Answered, frozen=True, rename="camel", kw_only=True):
+    """The answer to a deletion."""
 
 
 _SAID: tuple[Literal["text", "thinking"], ...] = ("text", "thinking")

@@ -23,7 +23,6 @@ from gateway.dialects.bodies import (
     bound_output,
     decode_with_foreign_tools,
     fields_of,
-    object_of,
     read,
     split_complaint,
 )
@@ -38,12 +37,12 @@ class CacheBreakpoint(Strict):
     ttl: Literal["30m", "12h"] = "30m"
 
 
-class Marked(Strict):
+class _Marked(Strict):
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class Text(Marked, tag="text", kw_only=True):
+class Text(_Marked, tag="text", kw_only=True):
     text: str
 
 
@@ -71,23 +70,23 @@ class File(msgspec.Struct):
 # Content that is no text: see `prompt/media.py`.
 
 
-class ImagePart(Marked, tag="image_url", kw_only=True):
+class ImagePart(_Marked, tag="image_url", kw_only=True):
     image_url: Address | str
 
 
-class VideoPart(Marked, tag="video_url", kw_only=True):
+class VideoPart(_Marked, tag="video_url", kw_only=True):
     video_url: Address | str
 
 
-class AudioUrlPart(Marked, tag="audio_url", kw_only=True):
+class AudioUrlPart(_Marked, tag="audio_url", kw_only=True):
     audio_url: Address | str
 
 
-class AudioPart(Marked, tag="input_audio", kw_only=True):
+class AudioPart(_Marked, tag="input_audio", kw_only=True):
     input_audio: Sound
 
 
-class FilePart(Marked, tag="file", kw_only=True):
+class FilePart(_Marked, tag="file", kw_only=True):
     file: File
 
 
@@ -112,12 +111,12 @@ class ToolCall(Strict):
     cache_control: CacheControl | None = None
 
 
-class Said(Strict):
+class _Said(Strict):
     name: str | None = None
     cache_control: CacheControl | None = None
 
 
-class SystemMessage(Said, tag_field="role", tag="system", kw_only=True):
+class SystemMessage(_Said, tag_field="role", tag="system", kw_only=True):
     content: Annotated[str | list[Text], fields.content]
 
 
@@ -125,11 +124,11 @@ class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
     """The same by its newer name."""
 
 
-class UserMessage(Said, tag_field="role", tag="user", kw_only=True):
+class UserMessage(_Said, tag_field="role", tag="user", kw_only=True):
     content: Annotated[str | list[Part], fields.content]
 
 
-class AssistantMessage(Said, tag_field="role", tag="assistant"):
+class AssistantMessage(_Said, tag_field="role", tag="assistant"):
     """Responses and routers add the fields that have no use here."""
 
     content: Annotated[str | list[Text | Refusal] | None, fields.content] = None
@@ -144,7 +143,7 @@ class AssistantMessage(Said, tag_field="role", tag="assistant"):
     function_call: None = None
 
 
-class ToolMessage(Said, tag_field="role", tag="tool", kw_only=True):
+class ToolMessage(_Said, tag_field="role", tag="tool", kw_only=True):
     tool_call_id: fields.Name
     content: Annotated[str | list[Part], fields.content]
 
@@ -360,7 +359,7 @@ def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequ
 
 def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CompletionRequest:
     given = COMPLETIONS.part(fields_of(body, bounds), bounds, Notepad())
-    request = read(lambda: _completion.decode(object_of(given)), explained)
+    request = read(lambda: _completion.decode(msgspec.json.encode(given)), explained)
     COMPLETIONS.check(request, bounds)
     return request
 
@@ -368,7 +367,7 @@ def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Co
 def _read_chat(given: Mapping[str, Raw]) -> ChatRequest:
     try:
         return decode_with_foreign_tools(
-            _chat, object_of(given), "function", _tool.decode, _foreign
+            _chat, msgspec.json.encode(given), "function", _tool.decode, _foreign
         )
     except msgspec.ValidationError:
         bare = _without_private(given)

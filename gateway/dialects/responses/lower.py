@@ -298,7 +298,7 @@ class _ResponsesLowering(Lowering):
     def _add_call(
         self,
         path: str,
-        call: wire.Call,
+        call: wire.OwnCall,
         given: dict[str, Any],
         *,
         is_custom: bool,

@@ -60,21 +60,21 @@ class CacheBreakpoint(Strict):
     ttl: CacheTtl | None = None
 
 
-class Input(Strict):
+class _Markable(Strict):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class InputText(Input, tag="input_text", kw_only=True):
+class InputText(_Markable, tag="input_text", kw_only=True):
     text: str
 
 
-class InputImage(Input, tag="input_image"):
+class InputImage(_Markable, tag="input_image"):
     detail: str | None = None
     file_id: str | None = None
     image_url: str | None = None
 
 
-class InputFile(Input, tag="input_file"):
+class InputFile(_Markable, tag="input_file"):
     detail: str | None = None
     file_data: str | None = None
     file_id: str | None = None
@@ -100,14 +100,14 @@ InputPart = InputText | InputImage | InputFile
 Part = InputPart | OutputText | Refusal
 
 
-class Output(Strict):
+class _FromResponse(Strict):
     """What an item of a response has besides."""
 
     id: Id | None = None
     status: Status | None = None
 
 
-class Message(Output, tag="message", kw_only=True):
+class Message(_FromResponse, tag="message", kw_only=True):
     """A message of the client, or one that a response contained."""
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -115,13 +115,13 @@ class Message(Output, tag="message", kw_only=True):
     phase: str | None = None
 
 
-class Reasoning(Output, tag="reasoning"):
+class Reasoning(_FromResponse, tag="reasoning"):
     summary: list[SummaryText] | None = None
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 
 
-class Call(Output, rename={"is_async": "async"}, kw_only=True):
+class OwnCall(_FromResponse, rename={"is_async": "async"}, kw_only=True):
     call_id: fields.Name
     name: fields.Name
     caller: Any = None
@@ -129,15 +129,15 @@ class Call(Output, rename={"is_async": "async"}, kw_only=True):
     namespace: str | None = None
 
 
-class FunctionCall(Call, tag="function_call", kw_only=True):
+class FunctionCall(OwnCall, tag="function_call", kw_only=True):
     arguments: fields.Arguments
 
 
-class CustomToolCall(Call, tag="custom_tool_call", kw_only=True):
+class CustomToolCall(OwnCall, tag="custom_tool_call", kw_only=True):
     input: Annotated[str, _client_input]
 
 
-class CustomToolCallOutput(Output, tag="custom_tool_call_output", kw_only=True):
+class CustomToolCallOutput(_FromResponse, tag="custom_tool_call_output", kw_only=True):
     call_id: fields.Name
     output: Annotated[str | list[InputPart], fields.blocks]
     caller: Any = None

@@ -18,7 +18,7 @@ from engine import protocol
 from gateway.base.errors import EngineFailed, GatewayError
 from gateway.dialects.collector import Event, Holdfast, Writer, partial_json
 from gateway.dialects.errors import openai_detail
-from gateway.dialects.openai.response import TokenLogprob, logprobs_of
+from gateway.dialects.openai.response import CompletionDetails, TokenLogprob, logprobs_of
 from gateway.dialects.openai.response import usage_of as chat_usage_of
 from gateway.dialects.responses.request import ReasoningText, Status, SummaryText
 
@@ -58,36 +58,33 @@ class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
     logprobs: list[TokenLogprob] = []
 
 
-class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+class _Item(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     status: Status
+
+
+class MessageItem(_Item, frozen=True, kw_only=True, tag="message"):
     role: Literal["assistant"] = "assistant"
     content: list[OutputText] = []
 
 
-class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
-    id: str
-    status: Status
+class ReasoningItem(_Item, frozen=True, kw_only=True, tag="reasoning"):
     summary: list[SummaryText] = []
     content: list[ReasoningText] | UnsetType = UNSET
     encrypted_content: str | UnsetType = UNSET
 
 
-class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
-    id: str
-    status: Status
+class _CallItem(_Item, frozen=True, kw_only=True):
     call_id: str
     name: str
     namespace: str | UnsetType = UNSET
+
+
+class FunctionCallItem(_CallItem, frozen=True, kw_only=True, tag="function_call"):
     arguments: str = ""
 
 
-class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="custom_tool_call"):
-    id: str
-    status: Status
-    call_id: str
-    name: str
-    namespace: str | UnsetType = UNSET
+class CustomCallItem(_CallItem, frozen=True, kw_only=True, tag="custom_tool_call"):
     input: str = ""
 
 
@@ -107,15 +104,11 @@ class InputDetails(msgspec.Struct, frozen=True):
     cache_write_tokens_details: WriteDetails | UnsetType = UNSET
 
 
-class OutputDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
-
-
 class Usage(msgspec.Struct, frozen=True):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: CompletionDetails
     total_tokens: int
 
 
@@ -131,7 +124,7 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
             UNSET if usage.cache_write_5m_tokens else WriteDetails(written),
         ),
         output_tokens=counts.completion_tokens,
-        output_tokens_details=OutputDetails(thinking_tokens),
+        output_tokens_details=CompletionDetails(thinking_tokens),
         total_tokens=counts.total_tokens,
     )
 

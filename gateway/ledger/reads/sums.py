@@ -193,14 +193,14 @@ class Queries:
                 connection, await widen_to_days(connection, of), by, step_seconds
             )
 
-    async def series(self, of: Range) -> Series:
+    async def series(self, of: Range, width_seconds: int | None = None) -> Series:
         """Equal intervals, aligned to the epoch.
 
         Intervals without turns are included, with zeros.
         """
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
-            width = bucket_seconds(int(of.seconds))
+            width = width_seconds or bucket_seconds(int(of.seconds))
             found = await totals_by(connection, of, (), width)
         step = width * 1000
         buckets = [

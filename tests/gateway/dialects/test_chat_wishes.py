@@ -1,4 +1,5 @@
-"""Chat Completions: what only asks for better, media, foreign tools, prefill and penalties."""
+"""What only asks for better never fails a request and is told by name; Chat Completions' media,
+foreign tools, prefill and penalties."""
 
 from base64 import b64encode
 from pathlib import Path
@@ -8,9 +9,9 @@ import openai
 import pytest
 
 from engine.protocol import TextPart, ToolChoice, ToolResultPart
-from tests.gateway.bodies import body
+from gateway.prompt.ignored import MAX_TOLD, Ignored, Notepad
+from tests.gateway.bodies import body, told
 from tests.gateway.conftest import Stack, stacked
-from tests.gateway.dialects.test_ignored import told
 from tests.gateway.gemini_bodies import generate, post
 from tests.gateway.openai_bodies import LOOK, MODEL, chat
 from tests.gateway.prompt.test_media import jpeg
@@ -143,3 +144,24 @@ def test_what_an_engine_cannot_do_is_refused_by_name_or_told(stack: Stack, tmp_p
         for answer in (whole, first):
             assert told(answer) == [("reasoning_effort", "this model does not think")]
         assert not any(request.thinking for request in plain.engine.requests)
+
+
+def test_an_ordinary_answer_says_nothing_of_ignored_fields(stack: Stack) -> None:
+    message = stack.sdk().messages.create(**body())
+    assert message.model_extra is not None and "ignored" not in message.model_extra["holdfast"]
+    assert told(chat(stack)) == []
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
+    assert "thinking" not in dict(told(stack.sdk().messages.create(**body(**thinking))))
+    assert stack.engine.requests[-1].thinking
+
+
+def test_an_answer_names_at_most_so_many_fields_and_counts_the_others() -> None:
+    notepad = Notepad()
+    for number in range(10_000):
+        notepad.ignore(f"messages.{number}", "no")
+        notepad.wish(f"tools.{number}", "no", "thinking")
+    notes = notepad.notes()
+    assert len(notes.ignored) == len(notes.wishes) == MAX_TOLD
+    said = notes.told([])
+    assert len(said) == MAX_TOLD + 1
+    assert said[-1] == Ignored("", f"{20_000 - MAX_TOLD} more fields were ignored")

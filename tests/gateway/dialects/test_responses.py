@@ -1,4 +1,4 @@
-"""POST /v1/responses through the official SDK, over a scripted engine."""
+"""POST /v1/responses through the official SDK, over a scripted engine; caching in OpenAI's APIs."""
 
 from typing import Any
 
@@ -26,8 +26,9 @@ from engine.protocol import (
 )
 from gateway.dialects.responses.lower import seal, unseal
 from tests.gateway.conftest import Stack
-from tests.gateway.openai_bodies import MODEL, frames
+from tests.gateway.openai_bodies import LONG_TEXT, MODEL, chat, frames
 from tests.gateway.responses_bodies import EVERYTHING, LOOK, PATCH, asked, refused, streamed, user
+from tests.gateway.serving import ADMIN_KEY
 
 CALL = (
     ToolUseStart(id="call_1", name="look"),
@@ -347,3 +348,135 @@ def test_thoughts_of_another_workspace_or_server_are_not_read() -> None:
     assert unseal(sealed, "b" * 32) is None
     for damaged in ("", "gAAAA", "hf1.", "hf1.%%%", sealed[:-4] + "AAAA", sealed + "é"):
         assert unseal(damaged, "a" * 32) is None
+
+
+TALK = [user(LONG_TEXT), {"role": "assistant", "content": "Yes."}, user("And now?")]
+MARK = {"mode": "explicit"}
+
+
+def marked(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "input_text", "text": text, "prompt_cache_breakpoint": {**MARK, **more}}
+
+
+def sent(stack: Stack) -> list[tuple[int, str]]:
+    return [(point.segment, point.ttl) for point in stack.engine.requests[-1].breakpoints]
+
+
+def posted(stack: Stack, path: str, **body: Any) -> dict[str, Any]:
+    with stack.http(ADMIN_KEY) as http:
+        reply = http.post(f"/admin/v1/{path}", json=body)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def test_who_marks_nothing_reads_the_prompt_before(stack: Stack) -> None:
+    first = asked(stack, instructions="Rules.", tools=[LOOK], input=TALK[:1])
+    assert sent(stack) == [(1, "5m"), (2, "5m")]
+    details = first["usage"]["input_tokens_details"]
+    assert details["cached_tokens"] == 0
+    assert details["cache_write_tokens"] > len(LONG_TEXT) // 4
+    assert "cache_write_tokens_details" not in details, "they are held for five minutes"
+    second = asked(stack, instructions="Rules.", tools=[LOOK], input=TALK)
+    assert sent(stack) == [(1, "5m"), (2, "5m"), (4, "5m")]
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] == details["cache_write_tokens"]
+    assert second["holdfast"]["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
+    paths = [point["path"] for point in second["holdfast"]["breakpoints"]]
+    assert paths == ["instructions", "input[0].content[0]", "input[2].content[0]"]
+
+
+def test_options_are_the_clients_own(stack: Stack) -> None:
+    implicit = asked(stack, input=TALK, prompt_cache_options={})
+    assert sent(stack) == [(2, "30m")]
+    details = implicit["usage"]["input_tokens_details"]
+    written = {"ttl_30m_tokens": details["cache_write_tokens"], "ttl_12h_tokens": 0}
+    assert details["cache_write_tokens_details"] == written
+    assert implicit["prompt_cache_options"] == {"mode": "implicit", "ttl": "30m"}
+    assert "auto_cache" not in implicit["holdfast"]
+    asked(stack, input=TALK, prompt_cache_options=MARK)
+    assert sent(stack) == []
+
+
+def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
+    content = [marked(f"{LONG_TEXT} {n}") for n in range(6)]
+    talk = [{"role": "user", "content": content}]
+    asked(stack, input=talk, prompt_cache_options=MARK)
+    assert sent(stack) == [(2, "30m"), (3, "30m"), (4, "30m"), (5, "30m")]
+    asked(stack, input=[*talk, user("x")], prompt_cache_options={"mode": "implicit"})
+    assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "30m")]
+    asked(stack, input=[*talk, user("x")])
+    assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "5m")]
+    held = [{"role": "user", "content": [marked("a", ttl="12h")]}]
+    long = asked(stack, input=held, prompt_cache_options={"ttl": "12h"})
+    assert [told["path"] for told in long["holdfast"]["ignored"]] == [
+        "input[0].content[0].prompt_cache_breakpoint.ttl",
+        "prompt_cache_options.ttl",
+    ]
+    error = refused(stack, input=[{"role": "user", "content": [marked("")]}])
+    assert error["param"] == "input[0].content[0]"
+
+
+def test_prewarming_writes_and_generates_nothing(stack: Stack) -> None:
+    options = {"tool_choice": "required", "prompt_cache_options": {"prewarm": True}}
+    answer = asked(stack, input=TALK[:1], tools=[LOOK], **options)
+    (request,) = stack.engine.requests
+    assert request.sampling.max_tokens == 0
+    assert request.tool_choice.mode == "auto"
+    assert answer["status"] == "completed"
+
+
+def test_a_response_is_compared_with_an_earlier_one(stack: Stack) -> None:
+    first = asked(stack, instructions="Rules.", input=TALK[:1])
+
+    def diagnosed(response_id: str, **body: Any) -> Any:
+        options = {"comparison_response_id": response_id}
+        answer = asked(stack, **{"instructions": "Rules.", **body}, prompt_cache_options=options)
+        assert answer["prompt_cache_options"]["comparison_response_id"] == response_id
+        return answer["prompt_cache_diagnostics"]
+
+    assert diagnosed(first["id"], input=TALK) == {"type": "unavailable"}, "not a marked place"
+    asked(stack, instructions="Rules.", input=TALK)
+    assert diagnosed(first["id"], input=TALK) == {"type": "cache_hit"}
+    changed = diagnosed(first["id"], input=[user("Other.")])
+    assert (changed["type"], changed["reason"]) == ("cache_miss", "input_changed")
+    tools = diagnosed(first["id"], input=TALK, tools=[LOOK])
+    assert (tools["type"], tools["reason"]) == ("cache_miss", "tools_changed")
+    nobody = diagnosed("resp_" + "0" * 28, input=TALK)
+    assert nobody["type"] in ("comparison_response_not_found", "unavailable")
+
+
+@pytest.mark.parametrize("speaks", ["chat", "responses"])
+def test_keys_and_workspaces_have_policies(stack: Stack, speaks: str) -> None:
+    posted(stack, "workspaces", id=f"w-{speaks}", auto_cache="off")
+    made = posted(stack, "keys", workspace=f"w-{speaks}")
+    assert made["info"]["auto_cache"] is None
+
+    def ask() -> list[tuple[int, str]]:
+        client = stack.openai(made["key"])
+        says: Any = [{"role": "system", "content": LONG_TEXT}, {"role": "user", "content": "Hi"}]
+        if speaks == "chat":
+            client.chat.completions.create(model=MODEL, messages=says)
+        else:
+            client.responses.create(model=MODEL, instructions=LONG_TEXT, input="Hi")
+        return sent(stack)
+
+    assert ask() == []
+    posted(stack, f"workspaces/w-{speaks}", auto_cache="prefix", auto_cache_ttl="1h")
+    assert ask() == [(0, "1h")]
+    key = posted(stack, f"keys/{made['info']['id']}", auto_cache="conversation")
+    assert key["auto_cache"] == "conversation"
+    assert ask() == [(0, "1h"), (1, "1h")]
+    posted(stack, f"keys/{made['info']['id']}", auto_cache=None)
+    posted(stack, f"workspaces/w-{speaks}", auto_cache=None, auto_cache_ttl=None)
+    assert ask() == [(0, "5m"), (1, "5m")]
+
+
+def test_in_chat_completions_the_clients_markers_are_all(stack: Stack) -> None:
+    hi = {"role": "user", "content": "Hi"}
+    own, native = {"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": MARK}
+    for marker, expected in ((own, [(0, "5m")]), (native, [(0, "30m"), (1, "5m")])):
+        content = [{"type": "text", "text": LONG_TEXT, **marker}]
+        chat(stack, messages=[{"role": "system", "content": content}, hi])
+        assert sent(stack) == expected
+    stack.post("/v1/messages", json={"model": MODEL, "max_tokens": 5, "messages": [hi]})
+    assert sent(stack) == [], "the Messages API caches what its client marks"

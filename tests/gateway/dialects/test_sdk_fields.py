@@ -28,8 +28,8 @@ from typing_extensions import get_type_hints, is_typeddict
 from engine.protocol import Finished, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import request as messages
-from gateway.dialects.gemini import caches, response
 from gateway.dialects.gemini import request as gemini
+from gateway.dialects.gemini import response
 from gateway.dialects.responses import request as responses
 from tests.gateway.bodies import ASKED, body, lowered, tool
 from tests.gateway.conftest import Stack
@@ -106,9 +106,9 @@ ANSWERED: list[tuple[type[BaseModel], type[msgspec.Struct]]] = [
     (google.Part, response.Part),
     (google.FunctionCall, response.FunctionCall),
     (google.ModalityTokenCount, response.ModalityCount),
-    (google.CachedContent, caches.CachedContent),
-    (google.CachedContentUsageMetadata, caches.CacheUsage),
-    (google.ListCachedContentsResponse, caches.CachedContentList),
+    (google.CachedContent, response.CachedContent),
+    (google.CachedContentUsageMetadata, response.CacheUsage),
+    (google.ListCachedContentsResponse, response.CachedContentList),
 ]
 MODULES = {"beta": beta, "item": response_input_item_param, "create": response_create_params}
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from gateway.ledger.database import Ledger
 from tests.gateway.ledger.test_sums import at
 from tests.gateway.serving import make_settings
 
-pytestmark = pytest.mark.anyio
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 
 
@@ -34,40 +33,44 @@ def url(tmp_path: Path) -> str:
     return settings.ledger_url
 
 
-@pytest.fixture(params=[2.0])
-async def ledger(url: str, request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
-    """With a deadline in seconds."""
-    made = Ledger(url, request.param)
-    yield made
-    await made.close()
+def run(url: str, work: Callable[[Ledger], Any], seconds: float = 2.0) -> Any:
+    async def check() -> Any:
+        ledger = Ledger(url, seconds)
+        try:
+            return await work(ledger)
+        finally:
+            await ledger.close()
+
+    return asyncio.run(check())
 
 
-patient = pytest.mark.parametrize("ledger", [60.0], indirect=True)
-
-
-async def test_a_process_that_stood_still_does_not_take_its_database_for_one_that_is_away(
-    ledger: Ledger,
+def test_a_process_that_stood_still_does_not_take_its_database_for_one_that_is_away(
+    url: str,
 ) -> None:
-    async with ledger.transaction() as connection:
-        loop = asyncio.get_running_loop()
-        loop.call_soon(time.sleep, 4)  # twice the deadline, and nobody's fault
-        assert (await connection.execute(text("SELECT 7"))).scalar_one() == 7
+    async def work(ledger: Ledger) -> int:
+        async with ledger.transaction() as connection:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(time.sleep, 4)  # twice the deadline, and nobody's fault
+            return int((await connection.execute(text("SELECT 7"))).scalar_one())
+
+    assert run(url, work) == 7
 
 
-async def test_a_deadline_still_ends_a_wait_for_a_database_that_does_not_answer(
-    ledger: Ledger,
-) -> None:
-    async with ledger.transaction():
-        pass
-    started = time.monotonic()
-    with pytest.raises(Exception, match="not available"):
+def test_a_deadline_still_ends_a_wait_for_a_database_that_does_not_answer(url: str) -> None:
+    async def work(ledger: Ledger) -> float:
         async with ledger.transaction():
-            await asyncio.sleep(60)
-    assert 2 <= time.monotonic() - started < 30
+            pass
+        started = time.monotonic()
+        with pytest.raises(Exception, match="not available"):
+            async with ledger.transaction():
+                await asyncio.sleep(60)
+        return time.monotonic() - started
+
+    assert 2 <= run(url, work) < 30
 
 
-async def test_who_leaves_while_a_connection_is_given_back_leaves_no_broken_one(
-    ledger: Ledger, caplog: pytest.LogCaptureFixture
+def test_who_leaves_while_a_connection_is_given_back_leaves_no_broken_one(
+    url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(ledger: Ledger) -> None:
         # What the pool does when it takes a connection back takes longer than the deadline has.
@@ -86,8 +89,7 @@ async def test_who_leaves_while_a_connection_is_given_back_leaves_no_broken_one(
         await asyncio.gather(task, return_exceptions=True)
 
     with caplog.at_level(logging.WARNING):
-        await work(ledger)
-        await ledger.close()
+        run(url, work)
     assert not [record for record in caplog.records if "reset" in record.getMessage()]
 
 
@@ -100,105 +102,116 @@ async def test_who_leaves_while_a_connection_is_given_back_leaves_no_broken_one(
         {"model": None},
     ],
 )
-async def test_a_count_that_no_column_holds_is_refused_and_nothing_of_it_is_stored(
-    ledger: Ledger, changes: dict[str, Any]
+def test_a_count_that_no_column_holds_is_refused_and_nothing_of_it_is_stored(
+    url: str, changes: dict[str, Any]
 ) -> None:
-    turn = at(1, 0)
-    for name, value in changes.items():
-        setattr(turn, name, value)
-    with pytest.raises(LedgerRefused):
-        await ledger.insert_turns([turn])
-    await ledger.insert_turns([at(2, 0)])
-    assert await ledger.known(["msg_0001", "msg_0002"]) == {"msg_0002"}
+    async def work(ledger: Ledger) -> None:
+        turn = at(1, 0)
+        for name, value in changes.items():
+            setattr(turn, name, value)
+        with pytest.raises(LedgerRefused):
+            await ledger.insert_turns([turn])
+        await ledger.insert_turns([at(2, 0)])
+        assert await ledger.known(["msg_0001", "msg_0002"]) == {"msg_0002"}
+
+    run(url, work)
 
 
-async def test_sums_that_would_exceed_their_column_are_refused(ledger: Ledger) -> None:
-    big: list[TurnRecord] = [at(n, 0, output_tokens=2**62) for n in (1, 2, 3)]
-    with pytest.raises(LedgerRefused):
-        await ledger.insert_turns(big)
+def test_sums_that_would_exceed_their_column_are_refused(url: str) -> None:
+    async def work(ledger: Ledger) -> None:
+        big: list[TurnRecord] = [at(n, 0, output_tokens=2**62) for n in (1, 2, 3)]
+        with pytest.raises(LedgerRefused):
+            await ledger.insert_turns(big)
+
+    run(url, work)
 
 
-@patient
-async def test_a_key_and_its_workspace_that_are_made_between_two_reads_break_no_refresh(
-    url: str, ledger: Ledger
-) -> None:
-    path = url.removeprefix("sqlite+aiosqlite:///")
-    keys = Keys(ledger)
-    await keys.create("hf-first", "default", "first", NOW)
-    made: list[str] = []
-
-    def make_another(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "FROM workspaces" in statement and not made:
-            made.append("new")
-            with sqlite3.connect(path, timeout=10) as other:
-                other.execute("UPDATE watermarks SET value = value + 1 WHERE name = 'access'")
-                other.execute(
-                    "INSERT INTO workspaces (id, created_at) VALUES ('new', ?)",
-                    (NOW.isoformat(" "),),
-                )
-                other.execute(
-                    "INSERT INTO api_keys (id, workspace_id, name, digest, created_at)"
-                    " VALUES ('key_new', 'new', 'n', 'd', ?)",
-                    (NOW.isoformat(" "),),
-                )
-
-    event.listen(ledger.engine.sync_engine, "after_cursor_execute", make_another)
-    ring = KeyRing(keys, SecretStr("master"), Clock(), None, 3600)
-    await ring.refresh()
-    assert made and set(ring.workspaces) == {"default"}, "all of one moment"
-    await ring.poll()
-    assert set(ring.workspaces) == {"default", "new"}, "and the change is seen next"
-
-
-@patient
-async def test_ten_thousand_keys_that_did_not_change_cost_one_number_and_hold_up_nobody(
-    url: str, ledger: Ledger
+def test_a_key_and_its_workspace_that_are_made_between_two_reads_break_no_refresh(
+    url: str,
 ) -> None:
     path = url.removeprefix("sqlite+aiosqlite:///")
-    await Keys(ledger).create("hf-first", "default", "first", NOW)
-    rows = [(f"key_{n}", f"{n:064x}", NOW.isoformat(" ")) for n in range(10_000)]
-    with sqlite3.connect(path, timeout=10) as db:
-        db.executemany(
-            "INSERT INTO api_keys (id, workspace_id, name, digest, created_at)"
-            " VALUES (?, 'default', 'n', ?, ?)",
-            rows,
-        )
-    time_now = [0.0]
-    clock = Clock(monotonic=lambda: time_now[0])
-    ring = KeyRing(Keys(ledger), SecretStr("master"), clock, None, 3600)
-    statements: list[str] = []
-    event.listen(
-        ledger.engine.sync_engine,
-        "before_cursor_execute",
-        lambda _c, _cursor, statement, *_: statements.append(statement),
-    )
-    turns = 0
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
+    async def work(ledger: Ledger) -> None:
+        keys = Keys(ledger)
+        await keys.create("hf-first", "default", "first", NOW)
+        made: list[str] = []
 
-    beside = asyncio.create_task(others())
-    await ring.refresh()
-    assert turns > 20, "others ran between the pages"
-    statements.clear()
-    for _ in range(20):
-        time_now[0] += 30.0
+        def make_another(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if "FROM workspaces" in statement and not made:
+                made.append("new")
+                with sqlite3.connect(path, timeout=10) as other:
+                    other.execute("UPDATE watermarks SET value = value + 1 WHERE name = 'access'")
+                    other.execute(
+                        "INSERT INTO workspaces (id, created_at) VALUES ('new', ?)",
+                        (NOW.isoformat(" "),),
+                    )
+                    other.execute(
+                        "INSERT INTO api_keys (id, workspace_id, name, digest, created_at)"
+                        " VALUES ('key_new', 'new', 'n', 'd', ?)",
+                        (NOW.isoformat(" "),),
+                    )
+
+        event.listen(ledger.engine.sync_engine, "after_cursor_execute", make_another)
+        ring = KeyRing(keys, SecretStr("master"), Clock(), None, 3600)
+        await ring.refresh()
+        assert made and set(ring.workspaces) == {"default"}, "all of one moment"
         await ring.poll()
-    beside.cancel()
-    keys = [statement for statement in statements if "api_keys" in statement]
-    # The tables are read once in ten minutes, whatever the number of polls.
-    assert len(keys) <= 25, len(keys)
-    assert len(statements) - len(keys) <= 30
+        assert set(ring.workspaces) == {"default", "new"}, "and the change is seen next"
+
+    run(url, work, 60.0)
 
 
-async def test_a_database_without_tables_is_told_with_the_command_that_makes_them(
-    tmp_path: Path,
+def test_ten_thousand_keys_that_did_not_change_cost_one_number_and_hold_up_nobody(
+    url: str,
 ) -> None:
-    ledger = Ledger(make_settings(tmp_path).ledger_url)
-    with pytest.raises(LedgerNotMigrated, match="python -m gateway migrate"):
+    path = url.removeprefix("sqlite+aiosqlite:///")
+
+    async def work(ledger: Ledger) -> None:
+        await Keys(ledger).create("hf-first", "default", "first", NOW)
+        rows = [(f"key_{n}", f"{n:064x}", NOW.isoformat(" ")) for n in range(10_000)]
+        with sqlite3.connect(path, timeout=10) as db:
+            db.executemany(
+                "INSERT INTO api_keys (id, workspace_id, name, digest, created_at)"
+                " VALUES (?, 'default', 'n', ?, ?)",
+                rows,
+            )
+        time_now = [0.0]
+        clock = Clock(monotonic=lambda: time_now[0])
+        ring = KeyRing(Keys(ledger), SecretStr("master"), clock, None, 3600)
+        statements: list[str] = []
+        event.listen(
+            ledger.engine.sync_engine,
+            "before_cursor_execute",
+            lambda _c, _cursor, statement, *_: statements.append(statement),
+        )
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        beside = asyncio.create_task(others())
+        await ring.refresh()
+        assert turns > 20, "others ran between the pages"
+        statements.clear()
+        for _ in range(20):
+            time_now[0] += 30.0
+            await ring.poll()
+        beside.cancel()
+        keys = [statement for statement in statements if "api_keys" in statement]
+        # The tables are read once in ten minutes, whatever the number of polls.
+        assert len(keys) <= 25, len(keys)
+        assert len(statements) - len(keys) <= 30
+
+    run(url, work, 60.0)
+
+
+def test_a_database_without_tables_is_told_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
         async with ledger.transaction() as connection:
             await connection.execute(text("SELECT * FROM turns"))
-    await ledger.close()
+
+    with pytest.raises(LedgerNotMigrated, match="python -m gateway migrate"):
+        run(make_settings(tmp_path).ledger_url, work)

@@ -245,7 +245,7 @@ async def test_retention_deletes_turns_and_keeps_their_sums(ledger: Ledger) -> N
     # A range that begins within a day whose turns are gone takes the whole day.
     partial = Range(since_ms=ms(3) + 60_000, until_ms=ms(5))
     assert (await queries.totals(partial)).requests == 900
-    series = await queries.series(everything)
+    series = await queries.series(everything, 86_400)
     assert sum(bucket.totals.requests for bucket in series.buckets) == 2400
     # Rebuilding does not forget what only the sums remember.
     kept = (await rows_of(ledger))["turn_rollups"]

@@ -6,9 +6,8 @@ import httpx
 import pytest
 
 from engine.protocol import Capability, ErrorReply, ToolChoice, UnheldTool
-from tests.gateway.bodies import SHORT, body, text, tool
+from tests.gateway.bodies import SHORT, body, text, told, tool
 from tests.gateway.conftest import Stack
-from tests.gateway.dialects.test_ignored import told
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, serve, serve_gateway
