@@ -53,9 +53,6 @@ class Settings(BaseSettings):
         "kernel, in C++ on a CPU (built before, or compiled at the start), in Triton on a GPU; "
         "`auto`: the kernel where there is one",
     )
-    threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads of torch; default: its own"
-    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
     num_blocks: int | None = Field(
         None,
@@ -94,10 +91,6 @@ class Settings(BaseSettings):
     scope_lease_share: Share = Field(
         0.5, description="Part of the lease budget that a scope gets even where others have it all"
     )
-    idle_lease_share: Share = Field(
-        0.25,
-        description="Part of the lease budget for 1-hour leases that were not used for 5 minutes",
-    )
     ttl_scale: float = Field(
         1.0, gt=0, le=1, description="Multiplies every TTL; below 1 for demonstrations only"
     )
@@ -118,12 +111,6 @@ class Settings(BaseSettings):
     )
     max_waiting: int = Field(
         256, ge=1, le=2**20, description="Requests that may wait; more are refused"
-    )
-    prepare_workers: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="Processes that render and tokenize prompts; default: one a core, 2 to 4",
     )
     tool_format: str = Field(
         "auto",

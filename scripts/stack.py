@@ -275,7 +275,7 @@ def engine_environment(port: int, settings: Mapping[str, str] | None = None) -> 
     return {
         "ENGINE_SECRET": ENGINE_SECRET,
         "ENGINE_PORT": str(port),
-        "ENGINE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
         **(settings or {}),
     }
 

@@ -31,7 +31,6 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         dtype=settings.dtype,
         attention=settings.attention,
         kv_dtype=settings.kv_dtype,
-        threads=settings.threads,
         progress=lambda stage, fraction: progress(stage, 0.9 * fraction),
     )
     if loaded.why_no_kernel is not None:

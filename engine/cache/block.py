@@ -1,14 +1,11 @@
 """The block, the queue of blocks that nobody references, the entry that stands on blocks."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from engine.cache.ids import NOBODY, BlockId, Digest
+from engine.cache.order import Key, Order
 from engine.protocol import BestEffortReason, EntryState, MissReason, Tier, Ttl
-
-_SPARE = 64
 
 
 class Home(Protocol):
@@ -81,30 +78,20 @@ class Block:
 
 
 class BlockQueue:
-    """Unreferenced blocks, the least recently used first. O(log n) an operation, amortized."""
+    """Unreferenced blocks, the least recently used first, a chain's tail first."""
 
     def __init__(self) -> None:
-        # A heap of (last use, order within a chain, block), a chain's tail first. A block that left
-        # stays until it is met, and one that came back is in here twice. `queue` and `last_use`
-        # tell which items count.
-        self._heap: list[tuple[int, int, int, Block]] = []
+        self.order = Order(self._use_of)
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[Block]:
-        yield from {item[3]: None for item in self._heap if self._is_here(item)}
-
     def append(self, block: Block) -> None:
         assert block.queue is None, "the block is in a queue already"
         block.queue = self
         self._size += 1
-        if len(self._heap) > 2 * self._size + _SPARE:
-            here = {item[3]: item for item in self._heap if self._is_here(item)}
-            self._heap = list(here.values())
-            heapify(self._heap)
-        heappush(self._heap, (block.last_use, -block.index, block.block_id, block))
+        self.order.push(block)
 
     def remove(self, block: Block) -> None:
         assert block.queue is self, "the block is in another queue"
@@ -113,27 +100,21 @@ class BlockQueue:
 
     def pop(self) -> Block:
         """Take the block that is reused next. The queue must not be empty."""
-        while not self._is_here(self._heap[0]):
-            heappop(self._heap)
-        block = heappop(self._heap)[3]
+        block = self.order.pop()
+        assert block is not None, "the queue is empty"
         self.remove(block)
         return block
 
-    def _is_here(self, item: tuple[int, int, int, Block]) -> bool:
-        return item[3].queue is self and item[3].last_use == item[0]
+    def _use_of(self, block: Block) -> Key | None:
+        return (block.last_use, -block.index) if block.queue is self else None
 
 
 @dataclass(slots=True, eq=False)
 class ScopeShare:
-    """One scope's blocks: `held` counts them. Those in the queues have no reference.
-
-    `rank` is the number of held blocks in the search for the largest scope, 0 while the scope is
-    not in the search.
-    """
+    """One scope's blocks: `held` counts them. Those in the queues have no reference."""
 
     owner: Digest
     held: int = 0
-    rank: int = 0
     cached: BlockQueue = field(default_factory=BlockQueue)
     best_effort: BlockQueue = field(default_factory=BlockQueue)
 

@@ -279,7 +279,8 @@ class Leases:
         the new one, so their end may cost it some.
         """
         ends_idle = False
-        while (excess := self._excess(needy)) > 0:
+        pool = self._pool
+        while (excess := pool.num_leased + pool.num_unleased(needy.blocks) - self.max_blocks) > 0:
             if (entry := self._first_to_lower(needy.scope)) is not None:
                 self._lower(entry)
                 continue
@@ -302,11 +303,6 @@ class Leases:
     def _held(self) -> Iterator[ScopeLeases[Entry]]:
         for name, scope in self._scopes.items():
             yield ScopeLeases(scope.num_blocks, self._share_of(name), scope.by_end.first())
-
-    def _excess(self, entry: Entry) -> int:
-        """Blocks beyond the budget with this lease."""
-        new = self._pool.num_unleased(entry.blocks)
-        return self._pool.num_leased + new - self.max_blocks
 
     def _lower(self, entry: Entry) -> None:
         """The store holds the entry's copy from now on. Its names stay leased."""

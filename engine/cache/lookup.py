@@ -68,15 +68,13 @@ def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
     """
     position = 1
     for index in range(start, -1, -1):
-        if index < start and not _same_run(segments[index], segments[index + 1]):
+        one, other = segments[index], segments[min(index + 1, start)]
+        is_run = one.kind in _RUNS and one.kind == other.kind and one.turn == other.turn
+        if index < start and not is_run:
             position += 1
         if position > WINDOW:
             return
         yield index
-
-
-def _same_run(one: Segment, other: Segment) -> bool:
-    return one.kind in _RUNS and one.kind == other.kind and one.turn == other.turn
 
 
 def longest_hit(

@@ -10,15 +10,12 @@ It knows no torch, no clock and no I/O.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
 
 from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import NOBODY, BlockId, Digest
-from engine.protocol import ChainGone, ChainHeld, HeldName, Tier
-
-_SPARE = 64
+from engine.cache.order import Key, Order
+from engine.protocol import BlockCell, ChainGone, ChainHeld, HeldName, Tier
 
 
 class NoFreeBlocks(Exception):
@@ -27,18 +24,6 @@ class NoFreeBlocks(Exception):
     def __init__(self, num_needed: int = 1) -> None:
         super().__init__()
         self.num_needed = num_needed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolCounts:
-    """Blocks by what holds them; the first five add up to the pool."""
-
-    free: int
-    active: int
-    leased: int
-    best_effort: int
-    cached: int
-    shared: int
 
 
 class Changes:
@@ -85,10 +70,7 @@ class ScopeShares:
 
     def __init__(self) -> None:
         self._by_owner: dict[Digest, ScopeShare] = {}
-        # A heap of (-rank, a number that makes them differ, share). An item may be too high or
-        # superseded. It is never too low for a share with something to reclaim.
-        self._largest: list[tuple[int, int, ScopeShare]] = []
-        self._pushes = 0
+        self.largest = Order(_size_of)
 
     def __iter__(self) -> Iterator[ScopeShare]:
         return iter(self._by_owner.values())
@@ -100,8 +82,7 @@ class ScopeShares:
             share = self._by_owner[block.owner] = ScopeShare(block.owner)
         share.held += 1
         block.share = share
-        if share.rank:
-            self.rank(share)
+        self.largest.push(share)
 
     def give(self, block: Block) -> None:
         """The block has no useful content left, so no scope holds it."""
@@ -112,21 +93,9 @@ class ScopeShares:
         if not share.held:
             del self._by_owner[share.owner]
 
-    def rank(self, share: ScopeShare) -> None:
-        """The scope has something to reclaim: it must be found by what it holds now."""
-        if share.held <= share.rank:
-            return
-        share.rank = share.held
-        self._pushes += 1
-        heappush(self._largest, (-share.held, self._pushes, share))
-        if len(self._largest) > 2 * len(self._by_owner) + _SPARE:
-            ranked = [share for share in self if share.rank]
-            self._largest = [(-share.rank, i, share) for i, share in enumerate(ranked)]
-            heapify(self._largest)
-
     def pop_victim(self, owner: Digest) -> Block | None:
         """The block that is reused for this scope. None if all blocks have references."""
-        largest = self._find_largest()
+        largest = self.largest.first()
         own = self._by_owner.get(owner)
         if largest is None:
             return None
@@ -134,21 +103,9 @@ class ScopeShares:
             return own.pop()
         return largest.pop()
 
-    def _find_largest(self) -> ScopeShare | None:
-        """The scope that holds the most, of those with something to reclaim. O(log n)."""
-        while self._largest:
-            negative, number, share = self._largest[0]
-            if share.rank != -negative:
-                heappop(self._largest)
-            elif not share.is_reclaimable:
-                heappop(self._largest)
-                share.rank = 0
-            elif share.held != share.rank:
-                share.rank = share.held
-                heapreplace(self._largest, (-share.held, number, share))
-            else:
-                return share
-        return None
+
+def _size_of(share: ScopeShare) -> Key | None:
+    return (-share.held, 0) if share.is_reclaimable else None
 
 
 class BlockPool:
@@ -352,11 +309,11 @@ class BlockPool:
         broken, self._broken = self._broken, []
         return broken
 
-    def counts(self) -> PoolCounts:
+    def counts(self) -> BlockCell:
         free = len(self._empty)
         cached = sum(len(share.cached) for share in self._shares)
         best_effort = sum(len(share.best_effort) for share in self._shares)
-        return PoolCounts(
+        return BlockCell(
             free=free,
             active=self.num_blocks - free - cached - best_effort - self._num_lease_only,
             leased=self._num_lease_only,
@@ -383,7 +340,7 @@ class BlockPool:
         assert share is not None
         if block.has_content:
             (share.best_effort if block.is_spared else share.cached).append(block)
-            self._shares.rank(share)
+            self._shares.largest.push(share)
             return
         self._unname(block)
         self._shares.give(block)

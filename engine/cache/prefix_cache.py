@@ -4,6 +4,7 @@
 Sampling, scheduling and clocks are not known here; times are handed in.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from engine.cache.block import Block, Entry, Refresh
 from engine.cache.digests import ChainHasher, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
-from engine.cache.ids import TokenId
+from engine.cache.ids import Digest, TokenId
 from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.store_tier import StoreTier
@@ -98,6 +99,26 @@ class PrefixCache:
 
     def digests(self, scope: str, tokens: Sequence[TokenId]) -> PromptDigests:
         return PromptDigests(self._hasher, scope, tokens, self.pool.block_size)
+
+    def resident(
+        self, digests: PromptDigests, most: int | None = None, *, is_held: bool = False
+    ) -> int:
+        """How many full blocks of a prompt's first `most` are on the device, or have a reference.
+
+        O(log n): a chain is evicted from its tail, so bisection finds where it ends. Where a block
+        in the middle is gone, the end that is found may be before or behind it.
+        """
+
+        def is_gone(digest: Digest) -> bool:
+            block = self.pool.peek(digest)
+            return block is None or (is_held and not block.ref_count)
+
+        return bisect_left(digests.full, True, hi=most, key=is_gone)
+
+    def touch(self, digests: PromptDigests) -> None:
+        """Count the blocks that a prompt begins with as used now: a request for them has come."""
+        blocks = (self.pool.peek(digest) for digest in digests.full[: self.resident(digests)])
+        self.pool.touch([block for block in blocks if block is not None])
 
     def new_table(self, query: CacheQuery) -> BlockTable:
         return BlockTable(self.pool, self._hasher, query.digests.root)

@@ -123,7 +123,15 @@ def build_batch(
         return replace(packed, tiles=cut(runs, groups, len(token_ids), block_size, tile_rows))
     return replace(
         packed,
-        chunks=[_chunk(run, device) for run in runs],
+        chunks=[
+            TokenRun(
+                begin=run.begin,
+                end=run.begin + run.count,
+                start=run.start,
+                blocks=torch.from_numpy(run.table).to(device),
+            )
+            for run in runs
+        ],
         decode_groups=_group_decodes(decoding, device),
     )
 
@@ -132,22 +140,13 @@ def _run(item: _Decode) -> Run:
     return Run(item.row, 1, item.start, item.table)
 
 
-def _chunk(run: Run, device: torch.device) -> TokenRun:
-    blocks = torch.from_numpy(run.table).to(device)
-    return TokenRun(begin=run.begin, end=run.begin + run.count, start=run.start, blocks=blocks)
-
-
 def _table(work: Work, block_size: int) -> Table:
     if not work.token_ids:
         raise ValueError("a work has no tokens")
-    needed = _num_blocks(work, block_size)
+    needed = -(-(work.start + len(work.token_ids)) // block_size)
     if len(work.block_table) < needed:
         raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
     return np.array(work.block_table[:needed], dtype=np.int64)
-
-
-def _num_blocks(work: Work, block_size: int) -> int:
-    return -(-(work.start + len(work.token_ids)) // block_size)
 
 
 def _find_shared(

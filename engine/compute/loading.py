@@ -105,28 +105,28 @@ def load_model(
     attention: Attention = "auto",
     kv_dtype: KvDtype = "model",
     device: str | None = None,
-    threads: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load, check and return a model, on `device` or on a GPU where there is one.
 
-    `dtype` None is float32 on a CPU and bfloat16 on a GPU. `threads` bounds torch's threads on a
-    CPU. Raises ModelRefused with the reason.
+    `dtype` None is float32 on a CPU and bfloat16 on a GPU. Torch's threads on a CPU are as many as
+    `OMP_NUM_THREADS` says. Raises ModelRefused with the reason.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or ("bfloat16" if device.startswith("cuda") else "float32")
-    report = progress or _ignore
+    report = progress or (lambda _stage, _fraction: None)
     report("configuration", 0.0)
     if dtype not in DTYPES:
         raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
     _register_attention()
-    _check_place(model)
+    # A path that leads nowhere would be asked of the hub, whose answer speaks of names.
+    if model.startswith(("/", ".", "~")) and not Path(model).exists():
+        raise ModelRefused(f"`model`: there is no directory {model}")
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         check_config(config)
-        _check_files(model)
+        if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+            raise ModelRefused(f"`model`: {model} has no safetensors files")
         report("weights", 0.1)
         made: Any = AutoModelForCausalLM.from_pretrained(
             model,
@@ -182,12 +182,15 @@ def prepare_model(
     lay_out(model)
     layout = kv_layout(model.config, parameter.dtype)
     num_heads = model.config.num_attention_heads
+    max_context_tokens = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(max_context_tokens, int):
+        raise ModelRefused("the configuration does not say how long the context is")
     kernel, why_no_kernel = _paged_kernel(attention, num_heads, layout, parameter.device)
     prepared = LoadedModel(
         model=model,
         layout=layout,
         windows=layer_windows(model.config),
-        max_context_tokens=_max_context_tokens(model.config),
+        max_context_tokens=max_context_tokens,
         device=parameter.device,
         kernel=kernel,
         why_no_kernel=why_no_kernel,
@@ -268,29 +271,6 @@ def _paged_kernel(
 def _register_attention() -> None:
     # No mask function is registered, so models build no mask and pass None.
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-
-
-def _check_place(model: str) -> None:
-    """A path that leads nowhere would be asked of the hub, whose answer speaks of names."""
-    if model.startswith(("/", ".", "~")) and not Path(model).exists():
-        raise ModelRefused(f"`model`: there is no directory {model}")
-
-
-def _check_files(model: str) -> None:
-    directory = Path(model)
-    if directory.is_dir() and not any(directory.glob("*.safetensors")):
-        raise ModelRefused(f"`model`: {model} has no safetensors files")
-
-
-def _max_context_tokens(config: PretrainedConfig) -> int:
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int):
-        raise ModelRefused("the configuration does not say how long the context is")
-    return limit
-
-
-def _ignore(_stage: str, _fraction: float) -> None:
-    """Drop the progress of the load."""
 
 
 def lay_out(model: nn.Module) -> None:

@@ -48,7 +48,10 @@ class NgramDrafter:
             places, matched = longer, matched + 1
         if matched < LEAST_MATCH:
             return []
-        return _continued(known, int(places[-1]) + 1, self._length)
+        # Those behind the end repeat what was taken, as a loop does.
+        start = int(places[-1]) + 1
+        period = len(known) - start
+        return [int(known[start + index % period]) for index in range(self._length)]
 
     def verified(self, num_proposed: int, num_accepted: int) -> None:
         """Of a proposal so many were right. The next is as long as this one was right, or longer.
@@ -65,9 +68,3 @@ class NgramDrafter:
             self._tokens = room
         self._tokens[self._num : len(tokens)] = tokens[self._num :]
         self._num = len(tokens)
-
-
-def _continued(known: NDArray[np.int64], start: int, count: int) -> list[TokenId]:
-    """The tokens from `start` on. Those behind the end repeat what was taken, as a loop does."""
-    period = len(known) - start
-    return [int(known[start + index % period]) for index in range(count)]

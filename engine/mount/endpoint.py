@@ -25,7 +25,7 @@ from engine.backends.vllm.metrics import find_counts
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
-from engine.settings import Settings
+from engine.settings import Settings, problems_of
 from engine.traces import Traces, TracesError, open_traces
 
 PATH = "/holdfast"
@@ -132,11 +132,7 @@ def _settings() -> Settings:
     try:
         return Settings(backend="vllm")  # type: ignore[call-arg]
     except ValidationError as error:
-        problems = [
-            "ENGINE_" + "_".join(map(str, problem["loc"])).upper() + ": " + problem["msg"]
-            for problem in error.errors(include_input=False, include_url=False)
-        ]
-        raise Refused("holdfast: " + "; ".join(problems)) from None
+        raise Refused("holdfast: " + "; ".join(problems_of(error))) from None
 
 
 def _traces(settings: Settings) -> Traces | None:
@@ -221,6 +217,8 @@ def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
     Raises what the hub's client raises where a hub id's files are neither cached nor reachable.
     """
     model = llm.vllm_config.model_config
+    declared: Any = model.try_get_generation_config().get("eos_token_id")
+    declared = [] if declared is None else declared
     return WorkerSpec(
         kind="chat",
         model=_directory(
@@ -230,7 +228,7 @@ def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
         ),
         template=_template(args),
         # A tokenizer of another directory need not know how the model ends its turns.
-        end_token_ids=_end_token_ids(model.try_get_generation_config().get("eos_token_id")),
+        end_token_ids=declared if isinstance(declared, list) else [declared],
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
         template_date=settings.template_date,
@@ -255,12 +253,6 @@ def _template(args: Namespace) -> str | None:
     if given is None or "\n" in given or not Path(given).is_file():
         return given
     return Path(given).read_text(encoding="utf-8")
-
-
-def _end_token_ids(declared: Any) -> list[int]:
-    if declared is None:
-        return []
-    return list(declared) if isinstance(declared, list) else [declared]
 
 
 def send_logs_to_vllm() -> None:

@@ -5,14 +5,13 @@ prompt is computed (`started`), a `token` came, a choice `ended`. Nothing here d
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
 from engine.cache.ids import Digest, TokenId
-from engine.cache.leases import EndReason
 from engine.cache.lifetimes import ValueCounts
 from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock
@@ -43,10 +42,8 @@ MAX_UNACKNOWLEDGED = 65_536
 MAX_RECORDS_BYTES = 64 << 20
 
 
-class Publish(Protocol):
-    """Takes a step's events, in order, on the engine's thread. It must not block."""
-
-    def __call__(self, events: list[Event]) -> None: ...
+Publish = Callable[[list[Event]], None]
+"""Takes a step's events, in order, on the engine's thread. It must not block."""
 
 
 class Accounting:
@@ -156,10 +153,6 @@ class Accounting:
         if request.request.sampling.max_tokens == 0:
             sequence.finish = "length"
 
-    def drew(self, num_proposed: int, num_accepted: int) -> None:
-        """A step drew tokens of one choice: one, and so many that had been proposed."""
-        self.totals.drew(num_proposed, num_accepted)
-
     def token(self, sequence: SequenceState, token: TokenId) -> None:
         """Take one sampled token: parse it, emit its deltas, decide whether it was the last."""
         request = sequence.request
@@ -200,7 +193,7 @@ class Accounting:
         """Publish the changes of leases and names since the last time, and this step's writes."""
         ended = self._cache.entries.leases.take_ended()
         for lease in ended:
-            self.totals.lease_ended(lease.reason)
+            self.totals.counters[f"leases_{lease.reason}"] += 1
             self._events.append(
                 LeaseEnded(
                     seq=0, entry=lease.entry.key.hex(), names=lease.names, reason=lease.reason
@@ -312,7 +305,7 @@ class Totals:
     beyond it the oldest are dropped and their counts stay.
     """
 
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
     prefill_seconds: float = 0.0
     num_forgotten: int = 0
     input_tokens: ValueCounts = field(default_factory=lambda: ValueCounts(TOKENS_PER_REQUEST))
@@ -332,20 +325,17 @@ class Totals:
 
     def started(self, usage: InputUsage, prefill_seconds: float) -> None:
         self.prefill_seconds += prefill_seconds
-        self._add("requests", 1)
+        self.counters["requests"] += 1
         self.input_tokens.add(usage.prompt_tokens)
         for name in InputUsage.__struct_fields__:
-            self._add(name, getattr(usage, name))
+            self.counters[name] += getattr(usage, name)
 
     def drew(self, num_proposed: int, num_accepted: int) -> None:
         """A step drew tokens of one choice, `num_accepted` of the proposed ones among them."""
-        self._add("sampling_steps", 1)
+        self.counters["sampling_steps"] += 1
         if num_proposed:
-            self._add("draft_tokens", num_proposed)
-            self._add("accepted_draft_tokens", num_accepted)
-
-    def lease_ended(self, reason: EndReason) -> None:
-        self._add(f"leases_{reason}", 1)
+            self.counters["draft_tokens"] += num_proposed
+            self.counters["accepted_draft_tokens"] += num_accepted
 
     def awaits(self, request_id: str) -> None:
         """The request has ended, and `ended` is called when its counts are known."""
@@ -354,12 +344,12 @@ class Totals:
     def ended(self, counts: FinalCounts, record: str = "") -> None:
         """`record` is the gateway's, which came with the request."""
         self._awaited.discard(counts.request_id)
-        self._add("output_tokens", counts.output_tokens)
+        self.counters["output_tokens"] += counts.output_tokens
         if counts.usage is not None:
             self.output_tokens.add(counts.output_tokens)
         # A request that ended before it started has no usage, and yet computed these.
-        self._add("computed_tokens", counts.prefilled_tokens)
-        self._add("prefilled_tokens", counts.prefilled_tokens)
+        self.counters["computed_tokens"] += counts.prefilled_tokens
+        self.counters["prefilled_tokens"] += counts.prefilled_tokens
         self._unacknowledged[counts.request_id] = counts
         if len(self._unacknowledged) > MAX_UNACKNOWLEDGED:
             oldest = next(iter(self._unacknowledged))
@@ -397,9 +387,6 @@ class Totals:
 
     def _drop_record(self, request_id: str) -> None:
         self._records_bytes -= len(self._records.pop(request_id, b""))
-
-    def _add(self, name: str, amount: int) -> None:
-        self.counters[name] = self.counters.get(name, 0) + amount
 
 
 def _told(values: ValueCounts) -> Distribution:

@@ -136,7 +136,7 @@ class EngineLoop:
             if token is not None:
                 drawn = [Drawn(token, work.probs)]
                 drawn += [Drawn(d.token, d.probs) for d in work.drafts if d.token is not None]
-                self.accounting.drew(len(chunk.draft), len(drawn) - 1)
+                self.accounting.totals.drew(len(chunk.draft), len(drawn) - 1)
                 if chunk.draft and sequence.drafter is not None:
                     sequence.drafter.verified(len(chunk.draft), len(drawn) - 1)
                 self._sampled.add(sequence, drawn)
@@ -151,7 +151,7 @@ class EngineLoop:
             request.is_forked = True
             for sequence in request.sequences[1:]:
                 sequence.table = leader.table.fork(num_shared)
-                self.scheduler.add_fork(sequence)
+                self.scheduler.running.append(sequence)
 
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""

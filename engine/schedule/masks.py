@@ -8,8 +8,7 @@ The choices of one request share one state of their grammar behind a lock of the
 that the grammar takes would wait for that lock, and hold the interpreter's lock meanwhile. So the
 masks of one request are computed one after another, and its grammar takes no token meanwhile.
 
-The threads step back: a step of the model that wants the processor gets most of it. So the time of
-a mask is the processor's, which a busy machine does not lengthen.
+The threads step back. A mask's time is the processor's, which a busy machine does not lengthen.
 """
 
 import os
@@ -33,7 +32,7 @@ MASK_SECONDS = 1.0
 WAIT_SECONDS = 0.005
 """Seconds for which a step waits for masks. Most are ready by then."""
 BRIEF_SECONDS = 0.001
-"""Seconds for which a step waits for masks while other scopes wait for the step."""
+"""The same while other scopes wait for the step."""
 MAX_THREADS = 4
 NICENESS = 5
 """A thread takes a third of the processor that a step takes beside it, as preparing workers do."""

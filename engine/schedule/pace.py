@@ -16,10 +16,7 @@ SHARED_SECONDS = 0.02
 LATELY_SECONDS = 10.0
 """A scope that had a request in this time is expected to send the next one."""
 ADMITTED_BLOCKS = 4096
-"""A shared step admits prompts of about so many blocks.
-
-Each block that a prompt reuses is looked up and gets a reference, which takes some 5 µs.
-"""
+"""A shared step admits prompts of about so many blocks: to look one up takes some 5 µs."""
 FIRST_TOKENS = 3
 """A client sees its first text with one of so many tokens."""
 MAX_YIELDED = 3

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
@@ -160,8 +160,7 @@ class SequenceState:
         return len(self.tokens) - self.table.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Twin:
+class Twin(NamedTuple):
     """A running sequence that computes the first `tokens` tokens of a waiting one."""
 
     sequence: SequenceState

@@ -21,7 +21,6 @@ from typing import NamedTuple
 from engine.cache.digests import common_blocks
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.residency import MAX_OVERTAKEN, touch
 from engine.cache.store_tier import Load
 from engine.cache.table import BlockCopy
 from engine.schedule.pace import StepPace, StepRoom, Yielding
@@ -33,7 +32,13 @@ from engine.schedule.request import (
     prefill_chunks,
 )
 from engine.schedule.speculation import Speculation
-from engine.schedule.waiting import MAX_LOOKED_AT, BatchShare, ReuseOrder, WaitingClasses
+from engine.schedule.waiting import (
+    MAX_LOOKED_AT,
+    MAX_OVERTAKEN,
+    BatchShare,
+    ReuseOrder,
+    WaitingClasses,
+)
 
 MAX_TRIED = 4
 """How many requests that do not fit one step tries. Each try reads its whole prompt."""
@@ -63,7 +68,7 @@ class Scheduler:
         self.speculation = speculation
         self._pace = StepPace(max_step_tokens)
         self._yielding = Yielding(self._pace)
-        self._reuse_order = ReuseOrder(cache.pool, max_step_tokens)
+        self._reuse_order = ReuseOrder(cache, max_step_tokens)
         self._max_running = max_running
         self._batch_share = BatchShare()
         self.may_stop = False
@@ -84,12 +89,8 @@ class Scheduler:
     def add(self, sequence: SequenceState) -> None:
         if self.has_work:
             # What it reuses must outlive its wait.
-            touch(self._cache.pool, sequence.request.query.digests)
+            self._cache.touch(sequence.request.query.digests)
         self.waiting.add(sequence)
-
-    def add_fork(self, sequence: SequenceState) -> None:
-        """Add a choice that shares the leader's blocks. It runs at once."""
-        self.running.append(sequence)
 
     def has(self, sequence: SequenceState) -> bool:
         return sequence in self.running or sequence in self.waiting
@@ -106,7 +107,12 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[PrefillChunk]:
         """The next step's chunks. The copies of `take_copies` must be made before them."""
-        self._see(now)
+        waiting = self.waiting
+        seen = {one.scope for one in self.running if not one.is_batch}
+        batches = {one.scope for one in self.running if one.is_batch}
+        batches |= waiting.of(is_batch=True).scopes
+        seen |= waiting.of(is_batch=False).scopes | {f"batches of {scope}" for scope in batches}
+        self._pace.see(seen, now)
         self._look_up_again()
         chunks = self._decode(is_batch=False)
         room = self._pace.new_room(len(chunks))
@@ -124,14 +130,6 @@ class Scheduler:
         self._charge(chunks[:num_interactive], is_batch=False)
         self._charge(chunks[num_interactive:], is_batch=True)
         return chunks
-
-    def _see(self, now: float) -> None:
-        waiting = self.waiting
-        seen = {one.scope for one in self.running if not one.is_batch}
-        batches = {one.scope for one in self.running if one.is_batch}
-        batches |= waiting.of(is_batch=True).scopes
-        seen |= waiting.of(is_batch=False).scopes | {f"batches of {scope}" for scope in batches}
-        self._pace.see(seen, now)
 
     def _charge(self, chunks: Sequence[PrefillChunk], *, is_batch: bool) -> None:
         computed: Counter[str] = Counter()
@@ -164,8 +162,7 @@ class Scheduler:
         loads: list[Load] = []
         num_missed, is_first = 0, True
         for sequence in self.running:
-            table = sequence.table
-            while table.incoming:
+            while (table := sequence.table).incoming:
                 block = table.next_incoming
                 if block.tier == "host":
                     assert self._cache.host is not None
@@ -198,10 +195,7 @@ class Scheduler:
     # Inside.
 
     def _look_up_again(self) -> None:
-        """Look the next request up again if its hold was given up.
-
-        This comes before any block is prepared for writing, because a hold makes blocks shared.
-        """
+        """Look the next request up again if its hold was given up, before anything is written."""
         for is_batch in (False, True):
             sequence = self._next_waiting(is_batch)
             if sequence is not None and sequence.lacks_look_up:
@@ -242,14 +236,13 @@ class Scheduler:
         request = sequence.request
         if not sequence.is_new:
             return False
-        if request.twin is None or not self._is_computing(request.twin):
+        twin = request.twin
+        is_computing = twin is not None and twin.sequence in self.running
+        if twin is None or not is_computing or twin.sequence.table.num_tokens >= twin.tokens:
             request.twin = find_twin(request, self.running, self._cache.pool.block_size)
             if request.twin is not None:
                 request.raced = max(request.raced, request.twin.tokens)
         return request.twin is not None
-
-    def _is_computing(self, twin: Twin) -> bool:
-        return twin.sequence in self.running and twin.sequence.table.num_tokens < twin.tokens
 
     def _decode(self, *, is_batch: bool) -> list[PrefillChunk]:
         chunks = []
@@ -330,15 +323,11 @@ class Scheduler:
             for chunk in prefill_chunks(sequence, room.tokens_for(sequence)):
                 chunks.append(chunk)
                 room.take(chunk.start, chunk.count)
-            if is_admitted:
-                self._charge_admission(sequence, room)
+            # Its scope pays for the time that was spent, also where it computes next to nothing.
+            num_blocks = len(sequence.tokens) // self._cache.pool.block_size
+            if is_admitted and (tokens := room.take_admission(num_blocks)):
+                self.waiting.charge({sequence.scope: tokens}, is_batch=sequence.is_batch)
         return chunks
-
-    def _charge_admission(self, sequence: SequenceState, room: StepRoom) -> None:
-        """Its scope pays for the time that was spent, also where it computes next to nothing."""
-        num_blocks = len(sequence.tokens) // self._cache.pool.block_size
-        if tokens := room.take_admission(num_blocks):
-            self.waiting.charge({sequence.scope: tokens}, is_batch=sequence.is_batch)
 
     def _goes_on(self, running: SequenceState, candidate: SequenceState) -> bool:
         """Whether this one's prompt comes before the candidate's, by what their scopes got."""
@@ -373,18 +362,13 @@ class Scheduler:
                 if self.running:
                     return False
                 if not self._free_what_nobody_runs_on(besides=sequence):
-                    self._give_up(sequence)
-                    return False
+                    sequence.finish = "context"  # it does not fit into the whole pool
+                    break
             else:
-                self.waiting.remove(sequence)
-                self.running.append(sequence)
-                return True
-
-    def _give_up(self, sequence: SequenceState) -> None:
-        """End a sequence that does not fit into the whole pool: waiting would never end."""
-        sequence.finish = "context"
+                break
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        return sequence.finish is None
 
     def _begin(self, sequence: SequenceState, now: float) -> list[BlockCopy]:
         request = sequence.request

@@ -16,9 +16,10 @@ computes them whatever waits, and it is not stopped.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from engine.cache.pool import BlockPool
-from engine.cache.residency import MAX_COMPARED, Waiting, as_waiting, next_by_reuse
+from engine.cache.prefix_cache import PrefixCache
 from engine.schedule.pace import FIRST_TOKENS
 from engine.schedule.request import SequenceState
 
@@ -26,6 +27,11 @@ MAX_IDLE_SCOPES = 1024
 MAX_LOOKED_AT = 64
 """How many requests of the queue a step looks at for those of one scope."""
 FLOOR_SECONDS = 0.5
+MAX_OVERTAKEN = 16
+"""How many requests may be admitted before one that came earlier."""
+MAX_STEPS = 4
+MAX_COMPARED = 16
+"""How many requests a step compares."""
 
 
 class WaitingQueue:
@@ -44,7 +50,8 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[SequenceState]:
         """The requests in the order of their turns, if no tokens are computed in between."""
         yield from self._preempted
-        for scope in sorted(self._lines, key=self._turn):
+        served, at = self._served, self._served_at
+        for scope in sorted(self._lines, key=lambda one: (served[one], at.get(one, 0))):
             yield from self._lines[scope]
 
     def __contains__(self, sequence: object) -> bool:
@@ -105,9 +112,6 @@ class WaitingQueue:
                 scope: step for scope, step in self._served_at.items() if scope in self._served
             }
 
-    def _turn(self, scope: str) -> tuple[int, int]:
-        return self._served[scope], self._served_at.get(scope, 0)
-
 
 class WaitingClasses:
     """The waiting sequences: a queue with a fair order of its own for each service class."""
@@ -129,10 +133,6 @@ class WaitingClasses:
 
     def __contains__(self, sequence: object) -> bool:
         return sequence in self._interactive or sequence in self._batch
-
-    @property
-    def scopes(self) -> set[str]:
-        return self._interactive.scopes | self._batch.scopes
 
     def add(self, sequence: SequenceState) -> None:
         self.of(is_batch=sequence.is_batch).add(sequence)
@@ -171,7 +171,10 @@ class BatchShare:
             return True
         if self.is_overdue(now):
             return True
-        if waiting.of(is_batch=False) or any(_waits_for_text(one) for one in interactive):
+        if waiting.of(is_batch=False) or any(
+            one.can_sample and (one.num_pending > 1 or one.num_output < FIRST_TOKENS)
+            for one in interactive
+        ):
             return False
         self._had_turn = not self._had_turn
         return self._had_turn
@@ -185,19 +188,54 @@ class BatchShare:
         self._held_since = None
 
 
-def _waits_for_text(sequence: SequenceState) -> bool:
-    return sequence.can_sample and (sequence.num_pending > 1 or sequence.num_output < FIRST_TOKENS)
+class Waiting(NamedTuple):
+    """What a waiting request would compute now: `uncached` tokens.
+
+    `num_unheld` blocks that it would reuse have no reference. `num_overtaken` requests went before
+    it; those that passed it computed `overtaken` tokens.
+    """
+
+    uncached: int
+    num_unheld: int
+    num_overtaken: int
+    overtaken: int
+
+    def patience(self, max_tokens: int) -> int:
+        """How many tokens the next request that passes this one may compute."""
+        is_late = self.num_overtaken >= MAX_OVERTAKEN
+        return 0 if is_late else max(self.uncached, max_tokens) - self.overtaken
+
+
+def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) -> int:
+    """The index of the next request. `line` is in order of arrival and not empty.
+
+    The first goes first, unless its blocks can only be had by evicting what the others would reuse.
+    Then the one that has least to compute does, as in SGLang (Zheng et al. 2024, section 3). Nobody
+    starves: a request is passed MAX_OVERTAKEN times at most, by requests that compute no more
+    tokens than it does itself, or than MAX_STEPS steps do.
+    """
+    first, *others = line
+    spare = pool.num_reclaimable - sum(one.num_unheld for one in others)
+    if spare * pool.block_size >= first.uncached:
+        return 0
+    max_tokens = MAX_STEPS * step_tokens
+    best, patience = 0, first.patience(max_tokens)
+    for index, one in enumerate(others, 1):
+        if one.uncached < line[best].uncached and one.uncached <= patience:
+            best = index
+        patience = min(patience, one.patience(max_tokens))
+    return best
 
 
 class ReuseOrder:
     """Lets a waiting request pass others of its scope where they would evict what it reuses.
 
-    The rule is `cache/residency.py`. Scopes keep their order: only requests of one scope are
-    compared.
+    Only requests of one scope are compared. What is here is estimated from digests: what a request
+    reuses is decided at its admission.
     """
 
-    def __init__(self, pool: BlockPool, max_step_tokens: int) -> None:
-        self._pool = pool
+    def __init__(self, cache: PrefixCache, max_step_tokens: int) -> None:
+        self._cache = cache
         self._max_step_tokens = max_step_tokens
         # The request that is next, and the earlier ones that it passes.
         self._next: SequenceState | None = None
@@ -213,10 +251,16 @@ class ReuseOrder:
         self._next, self._passed = None, []
         if first is None or not _is_comparable(first):
             return first
-        line = self._line(first, queue)
+        line, pool = [first], self._cache.pool
+        if pool.num_empty * pool.block_size < first.num_pending:  # it evicts something
+            for other in islice(queue, MAX_LOOKED_AT):
+                if len(line) == MAX_COMPARED:
+                    break
+                if other.scope == first.scope and other is not first and _is_comparable(other):
+                    line.append(other)
         while len(line) > 1:
             waiting = [self._as_waiting(sequence) for sequence in line]
-            index = next_by_reuse(waiting, self._pool, self._max_step_tokens)
+            index = next_by_reuse(waiting, pool, self._max_step_tokens)
             if index == 0:
                 break
             if not awaits_twin(line[index]):
@@ -234,27 +278,15 @@ class ReuseOrder:
             other.request.overtaken_tokens += sequence.num_pending
         self._next, self._passed = None, []
 
-    def _line(self, first: SequenceState, queue: Iterable[SequenceState]) -> list[SequenceState]:
-        line = [first]
-        if self._pool.num_empty * self._pool.block_size >= first.num_pending:
-            return line  # nothing is evicted for it
-        for other in islice(queue, MAX_LOOKED_AT):
-            if len(line) == MAX_COMPARED:
-                break
-            if other.scope == first.scope and other is not first and _is_comparable(other):
-                line.append(other)
-        return line
-
     def _as_waiting(self, sequence: SequenceState) -> Waiting:
         request = sequence.request
         assert request.found is not None
-        return as_waiting(
-            self._pool,
-            request.query.digests,
-            request.found.read,
-            num_overtaken=request.num_overtaken,
-            overtaken=request.overtaken_tokens,
-        )
+        digests, here = request.query.digests, self._cache.resident(request.query.digests)
+        held = self._cache.resident(digests, here, is_held=True)
+        # The last token is always computed.
+        most = max(here * self._cache.pool.block_size, request.found.read)
+        uncached = digests.num_tokens - min(most, digests.num_tokens - 1)
+        return Waiting(uncached, here - held, request.num_overtaken, request.overtaken_tokens)
 
 
 def _is_comparable(sequence: SequenceState) -> bool:

@@ -77,9 +77,9 @@ def main() -> int:
             f" {pool:,} tokens\n",
             flush=True,
         )
+        torch.set_num_threads(options.threads)
         settings = new_settings(
             model=str(model),
-            threads=options.threads,
             num_blocks=pool // BLOCK_SIZE,
             max_running=options.clients,
         )

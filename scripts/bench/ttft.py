@@ -39,7 +39,7 @@ def main() -> int:
         settings = {
             "ENGINE_MODEL": str(model),
             "ENGINE_LOG_LEVEL": "warning",
-            "ENGINE_THREADS": str(options.threads),
+            "OMP_NUM_THREADS": str(options.threads),
         }
         render = renderer_of(model)
         with running_stack(Path(data), engine_settings=settings) as stack:

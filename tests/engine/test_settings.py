@@ -83,8 +83,8 @@ def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
 
 
 def test_a_number_has_a_bound_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1e30 blocks were an engine that loaded for ever, 1e30 threads a traceback of torch."""
-    assert len(NUMBERS) > 15 and {"threads", "num_blocks", "lease_share"} < set(NUMBERS)
+    """1e30 blocks were an engine that loaded for ever."""
+    assert len(NUMBERS) > 15 and {"max_running", "num_blocks", "lease_share"} < set(NUMBERS)
     monkeypatch.setenv("ENGINE_SECRET", SECRET["ENGINE_SECRET"])
     for name in (f"ENGINE_{number.upper()}" for number in NUMBERS):
         for wrong in ("-1", "1" + "0" * 30, "inf", "nan", "many", "٣"):

@@ -158,7 +158,7 @@ def serve(port: int, store: Path | None, log: Path, threads: int, more: Settings
         "ENGINE_BACKEND": "native",
         "ENGINE_NUM_BLOCKS": "2048",
         "ENGINE_MIN_CACHE_TOKENS": "16",
-        "ENGINE_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
         "ENGINE_GRACE_SECONDS": "1",
         **more,
     }

@@ -38,7 +38,7 @@ from engine.protocol import Description
 from engine.settings import Settings
 from engine.text.rendered import DatedBeginning, KnownDays
 
-MAX_DEFAULT_WORKERS = 4
+MAX_WORKERS = 4
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Bytes of waiting bodies, of all scopes together. One scope may have half of it."""
 PREPARE_SECONDS = 8.0
@@ -264,8 +264,7 @@ def new_pool(
         new_worker = partial(WorkerThread, Preparer(renderer, description))
     else:
         # One for each core, two at least: one scope may have all but one of them.
-        cores = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS)
-        max_workers = settings.prepare_workers or max(2, cores)
+        max_workers = max(2, min(os.cpu_count() or 1, MAX_WORKERS))
         start = Start(
             spec=spec, description=description, memory_bytes=MEMORY_BYTES, seconds=PREPARE_SECONDS
         )

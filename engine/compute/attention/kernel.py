@@ -8,13 +8,12 @@ inference (arXiv 2402.05099).
 `TRITON_INTERPRET=1`, set before this module is imported, runs the kernels on a CPU.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from subprocess import SubprocessError
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from triton.errors import TritonError
 
 from engine.compute.attention.arithmetic import Layer
@@ -38,8 +37,7 @@ _KEYS_DIM = 128
 _FOUR_WARPS_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Tiles:
+class _Tiles(NamedTuple):
     """`Tiles` on the device, and the rows' positions; shapes as there."""
 
     rows: torch.Tensor
@@ -62,18 +60,11 @@ class PagedKernel:
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
         """What attends one step; `positions` (rows) are on the device."""
 
-        def moved(array: NDArray[np.int32]) -> torch.Tensor:
-            return torch.from_numpy(array).to(positions.device, non_blocking=True)
-
-        on_device = _Tiles(
-            rows=moved(tiles.rows),
-            table=moved(tiles.table),
-            wide=moved(tiles.wide),
-            narrow=moved(tiles.narrow),
-            offsets=moved(tiles.offsets),
-            parts=moved(tiles.parts),
-            positions=positions.to(torch.int32),
-        )
+        moved = {
+            name: torch.from_numpy(getattr(tiles, name)).to(positions.device, non_blocking=True)
+            for name in ("rows", "table", "wide", "narrow", "offsets", "parts")
+        }
+        on_device = _Tiles(**moved, positions=positions.to(torch.int32))
         return partial(_attend_tiles, on_device, self.tile_rows)
 
 

@@ -65,7 +65,7 @@ async def serving(
     **given: Any,
 ) -> AsyncIterator[LoopedBackend]:
     """With worker processes, or with another `renderer` in a thread. `bounds` are the pool's."""
-    values = {"secret": "s" * 16, "model": DEMO_MODEL, "prepare_workers": 2, **given}
+    values = {"secret": "s" * 16, "model": DEMO_MODEL, **given}
     settings = Settings.model_validate(values)
     worker = chat_worker(settings) if renderer is None else None
     runner = SyntheticRunner(

@@ -1,10 +1,10 @@
 """What must hold of a cache at any time, and of a world by what its requests were told."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from engine.cache.block import Block, Entry
+from engine.cache.block import Block
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.entries import Entries
 from engine.cache.leases import Leases
@@ -15,6 +15,8 @@ from tests.engine.cache.disk import content_on_disk
 
 if TYPE_CHECKING:
     from tests.engine.cache.world import World
+
+T = TypeVar("T", bound=Hashable)
 
 
 def check(world: "World") -> None:
@@ -92,7 +94,11 @@ def check_pool(pool: BlockPool) -> None:
     """All that needs no outside knowledge."""
     shares = list(pool._shares)
     queues = [pool._empty, *(q for share in shares for q in (share.cached, share.best_effort))]
-    queued = {block.block_id: queue for queue in queues for block in queue}
+    queued = {block.block_id: block.queue for block in pool.blocks if block.queue is not None}
+    for queue in queues:
+        inside = [block for block in pool.blocks if block.queue is queue]
+        assert len(queue) == len(inside)
+        check_order(queue.order, inside)
     assert len(queued) == pool.num_reclaimable == sum(map(len, queues)), "a block is in two queues"
     for block in pool.blocks:
         assert 0 <= block.lease_count <= block.ref_count
@@ -111,10 +117,8 @@ def check_pool(pool: BlockPool) -> None:
             assert pool._index.get(block.digest) is block
             assert len(block.tokens) == pool.block_size * TOKEN_BYTES
     assert all(block.digest == digest for digest, block in pool._index.items())
-    ranked = {(-negative, id(share)) for negative, _, share in pool._shares._largest}
-    for share in shares:
-        assert share.held > 0 and (not share.is_reclaimable or share.rank >= share.held)
-        assert not share.rank or (share.rank, id(share)) in ranked, "the search misses a scope"
+    assert all(share.held > 0 for share in shares)
+    check_order(pool._shares.largest, shares)
     held = Counter(block.share.owner for block in pool.blocks if block.share is not None)
     assert held == {share.owner: share.held for share in shares}
     assert pool.num_leased == sum(b.lease_count > 0 for b in pool.blocks)
@@ -172,9 +176,9 @@ def check_leases(leases: Leases) -> None:
     assert leases._pool.num_leased <= leases.max_blocks
 
 
-def check_order(order: Order[Entry], entries: Iterable[Entry]) -> None:
-    """The first of these entries is found."""
-    keys = [key for entry in entries if (key := order._key_of(entry)) is not None]
+def check_order(order: Order[T], items: Iterable[T]) -> None:
+    """The first of these is found."""
+    keys = [key for item in items if (key := order._key_of(item)) is not None]
     first = order.first()
     assert (first is None) == (not keys)
     assert first is None or order._key_of(first) == min(keys), "the first is not found"

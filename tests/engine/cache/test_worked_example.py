@@ -1,7 +1,6 @@
 """The worked example of engine/README.md: ten blocks of four tokens, time 1 to time 7."""
 
-from engine.cache.pool import PoolCounts
-from engine.protocol import InputUsage
+from engine.protocol import BlockCell, InputUsage
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
 
@@ -19,8 +18,8 @@ def begun(world: World, tokens: list[int], *, is_marked: bool = True) -> tuple[L
     return life, world.start(life).usage
 
 
-def counts(free: int, active: int, leased: int, cached: int, shared: int = 0) -> PoolCounts:
-    return PoolCounts(
+def counts(free: int, active: int, leased: int, cached: int, shared: int = 0) -> BlockCell:
+    return BlockCell(
         free=free, active=active, leased=leased, best_effort=0, cached=cached, shared=shared
     )
 

@@ -116,7 +116,7 @@ class Answer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[Parts]:
-    settings = Settings(secret="x" * 16, num_blocks=NUM_BLOCKS, threads=1)  # type: ignore[arg-type]
+    settings = Settings(secret="x" * 16, num_blocks=NUM_BLOCKS)  # type: ignore[arg-type]
     yield load_native(settings, lambda _stage, _fraction: None)
 
 

@@ -149,7 +149,7 @@ def new_request(rng: random.Random, name: str) -> GenerateRequest:
 
 def test_a_draft_is_cut_where_the_grammar_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar, "AHEAD_SECONDS", 60.0)  # a busy machine cuts a draft too
-    settings = Settings(secret="x" * 16, num_blocks=8, threads=1)  # type: ignore[arg-type]
+    settings = Settings(secret="x" * 16, num_blocks=8)  # type: ignore[arg-type]
     renderer = load_native(settings, lambda _stage, _fraction: None).renderer
     assert isinstance(renderer, ChatRenderer)
     asked = GenerateRequest(

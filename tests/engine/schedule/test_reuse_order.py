@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.pool import BlockPool
-from engine.cache.residency import (
+from engine.schedule.waiting import (
     MAX_OVERTAKEN,
     MAX_STEPS,
     Waiting,
