@@ -58,7 +58,7 @@ from gateway.planning.asked import (
 )
 from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.planning.traffic import Job, Numbers, Turn
-from gateway.prices.sheets import PriceSheets
+from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import unpack
 
 MAX_TURNS = 60_000

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.admin.structs.fleet import Workspace
-from gateway.admission.bucket import TokenBucket
 from gateway.admission.fair_queue import MAX_TURNS
+from gateway.admission.rates import TokenBucket
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, Overloaded, RateLimited, SpendLimitReached
@@ -35,7 +35,7 @@ from gateway.ledger.access import Workspaces
 from gateway.prompt.ask import Principal
 
 MAX_IN_FLIGHT = 2000
-"""The most turns at engines. Further turns may wait in the queue (`queue.py`)."""
+"""The most turns at engines. Further turns may wait in the queue (`permit.py`)."""
 MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
 MAX_BACKLOG = 1_000_000
 MAX_ACCOUNTS = 10_000

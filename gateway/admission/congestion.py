@@ -69,11 +69,6 @@ class CongestionWindows:
         now = self._monotonic()
         return sum(one.window_at(now) is not None for one in self._accounts.values())
 
-    def window_of(self, workspace: str) -> int | None:
-        """How many unanswered turns the workspace may have at engines; None for any number."""
-        account = self._accounts.get(workspace)
-        return None if account is None else account.window_at(self._monotonic())
-
     def is_open(self, workspace: str) -> bool:
         """Whether one more turn of the workspace may go to an engine."""
         account = self._accounts.get(workspace)

@@ -93,17 +93,9 @@ class FairQueue(Generic[ItemT]):
         return self._num_tokens
 
     @property
-    def num_workspaces(self) -> int:
-        return len(self._lanes)
-
-    @property
     def workspaces(self) -> Iterable[str]:
         """Those that have a turn here."""
         return self._lanes.keys()
-
-    def turns_of(self, workspace: str) -> int:
-        lane = self._lanes.get(workspace)
-        return len(lane.turns) if lane is not None else 0
 
     def push(self, waiting: Waiting[ItemT], *, is_first: bool = False) -> list[Waiting[ItemT]]:
         """Put a turn behind its workspace's turns, or before them.

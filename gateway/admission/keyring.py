@@ -2,14 +2,15 @@
 
 A key that is not in memory is looked up once, with a deadline. A wrong key is remembered briefly,
 so that repeating it costs the database nothing. Every two seconds one number is read from the
-database. If it has changed, keys and workspaces are read again, in pages; unchanged entries are
-kept. While the database is away, the keys in memory work on for `max_stale_seconds`.
+database. If it has changed, keys and workspaces are read again, in pages. While the database is
+away, the keys in memory work on for `max_stale_seconds`.
 """
 
 import asyncio
 import hmac
+import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import NamedTuple
@@ -18,24 +19,22 @@ from uuid import UUID
 from pydantic import SecretStr
 
 from gateway.admin.structs.fleet import Workspace
-from gateway.admission.lookups import Lookups
+from gateway.admission.rates import Buckets
 from gateway.base.background import pause
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded
-from gateway.base.grants import DEFAULT_AUTO_CACHE, AutoCache, Limits, limits_of
+from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded, TooManyUnknownKeys
+from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, limits_of
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
 from gateway.ledger.access import (
     DEFAULT_WORKSPACE,
     LOOKUP_SECONDS,
     ApiKey,
-    Directory,
     Keys,
     KnownKey,
     digest_of,
 )
 from gateway.prompt.ask import Principal
-from gateway.prompt.plan import PlanMemory
 
 POLL_SECONDS = 2.0
 # The time until a change counts on every gateway whose database answers: one pause and two queries.
@@ -54,23 +53,10 @@ LOOKUPS_PER_MINUTE = 1200
 _LAST_USE_SECONDS = 60.0
 
 
-class _Grant(NamedTuple):
-    """The common part of a workspace's keys."""
-
-    workspace: str
-    scope: str
-    limits: Limits
-    lease_share: float | None
-    auto_cache: AutoCache
-    plan_memory: PlanMemory
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     principal: Principal
     digest: str
     expires_at: datetime | None
-    grant: _Grant | None = None
 
 
 class KeyRing:
@@ -94,11 +80,11 @@ class KeyRing:
         self._max_stale_seconds = max_stale_seconds
         self._known: dict[str, _Known] = {}
         self._wrong: OrderedDict[str, float] = OrderedDict()
-        self._rate = Lookups(lookups_per_minute, clock.monotonic)
+        # How often unknown keys of one address are looked up.
+        self._rate = Buckets(lookups_per_minute, clock.monotonic)
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._refreshing = asyncio.Lock()
         self._log = get_logger("keys")
-        self._plan_memory = PlanMemory()
         self._version = -1
         self._generation = 0
         self._confirmed = self._loaded = clock.monotonic()
@@ -127,14 +113,21 @@ class KeyRing:
         too many look-ups run, and TooManyUnknownKeys if this address has made too many.
         """
         digest = digest_of(key)
-        known = self._in_memory(digest) or await self._look_up(digest, address)
+        configured = self._configured
+        is_fresh = self._clock.monotonic() - self._confirmed <= self._max_stale_seconds
+        if configured is not None and configured.digest == digest:
+            known: _Known | None = configured
+        elif not is_fresh or (known := self._known.get(digest)) is None:
+            known = await self._look_up(digest, address)
         # The dictionary compares digests, which do not reveal how close a guess was. Still every
         # comparison here takes the same time for all keys.
         if known is None or not hmac.compare_digest(known.digest, digest):
             return None
         if known.expires_at is not None and known.expires_at <= self._clock.wall():
             return None
-        self._note_use(known.principal.key_id)
+        key_id, now = known.principal.key_id, self._clock.monotonic()
+        if now - self._noted.get(key_id, -math.inf) >= _LAST_USE_SECONDS:
+            self._noted[key_id], self._used[key_id] = now, self._clock.wall()
         return known.principal
 
     async def poll(self) -> None:
@@ -152,58 +145,29 @@ class KeyRing:
         One refresh at a time, so that an older read never replaces a newer one.
         """
         async with self._refreshing:
-            await self._refresh()
-
-    async def _refresh(self) -> None:
-        asked, now = self._clock.monotonic(), self._clock.wall()
-        configured = self._configured
-        digests = [] if configured is None else [configured.digest]
-        found = await self._keys.directory(_MAX_KEYS, now, digests)
-        known = await self._take_over(found)
-        # From here on, look-ups that began earlier no longer count.
-        self._generation += 1
-        self._version, self.workspaces = found.version, found.workspaces
-        self.is_sample = found.is_sample
-        self._known = known
-        self._confirmed = self._loaded = asked
-        if configured is not None:
-            # The configured key works without a database. With one, its limits and its expiry count
-            # too.
-            principal = self.principal(DEFAULT_WORKSPACE, configured.principal.key_id)
-            expired = now if configured.digest in found.has_ended else None
-            self._configured = _Known(principal, configured.digest, expired)
-
-    async def _take_over(self, found: Directory) -> dict[str, _Known]:
-        """The keys by digest. An unchanged entry is kept."""
-        known: dict[str, _Known] = {}
-        grants = {workspace.id: self._grant(workspace) for workspace in found.workspaces.values()}
-        for number, key in enumerate(found.keys):
-            if number % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
-            grant, old = grants.get(key.workspace), self._known.get(key.digest)
-            if grant is None:
-                continue
-            policy = grant.auto_cache.but(key.auto_cache, key.auto_cache_ttl)
-            if (
-                old is not None
-                and old.grant == grant
-                and old.expires_at == key.expires_at
-                and old.principal.auto_cache == policy
-            ):
-                known[key.digest] = old
-            else:
-                known[key.digest] = self._of(key, grant)
-        return known
-
-    def _grant(self, workspace: Workspace) -> _Grant:
-        return _Grant(
-            workspace.id,
-            self.scope_of(workspace.id),
-            limits_of(workspace),
-            workspace.lease_share,
-            self._auto_cache.but(workspace.auto_cache, workspace.auto_cache_ttl),
-            self._plan_memory,
-        )
+            asked, now = self._clock.monotonic(), self._clock.wall()
+            configured = self._configured
+            digests = [] if configured is None else [configured.digest]
+            found = await self._keys.directory(_MAX_KEYS, now, digests)
+            owners = {name: self._owner(name, one) for name, one in found.workspaces.items()}
+            known: dict[str, _Known] = {}
+            for number, key in enumerate(found.keys):
+                if number % _SLICE == _SLICE - 1:
+                    await asyncio.sleep(0)
+                if (owner := owners.get(key.workspace)) is not None:
+                    known[key.digest] = _entry(key, owner)
+            # From here on, look-ups that began earlier no longer count.
+            self._generation += 1
+            self._version, self.workspaces = found.version, found.workspaces
+            self.is_sample = found.is_sample
+            self._known = known
+            self._confirmed = self._loaded = asked
+            if configured is not None:
+                # The configured key works without a database. With one, its limits and its expiry
+                # count too.
+                principal = self.principal(DEFAULT_WORKSPACE, configured.principal.key_id)
+                expired = now if configured.digest in found.has_ended else None
+                self._configured = _Known(principal, configured.digest, expired)
 
     async def run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
@@ -218,17 +182,13 @@ class KeyRing:
         except GatewayError as error:
             self._log.warning("key_uses_not_written", error=str(error))
 
-    def _in_memory(self, digest: str) -> _Known | None:
-        if self._configured is not None and self._configured.digest == digest:
-            return self._configured
-        stale = self._clock.monotonic() - self._confirmed
-        return self._known.get(digest) if stale <= self._max_stale_seconds else None
-
     async def _look_up(self, digest: str, address: str) -> _Known | None:
         now = self._clock.monotonic()
         if self._wrong.get(digest, 0.0) > now:
             return None
-        self._rate.take(address)
+        if (seconds := self._rate.wait(address, 1)) > 0:
+            raise TooManyUnknownKeys(math.ceil(seconds))
+        self._rate.take(address, 1)
         if self._lookups.locked():
             raise Overloaded
         generation = self._generation
@@ -240,50 +200,29 @@ class KeyRing:
                 self._wrong.popitem(last=False)
             return None
         key, workspace = found
-        known = self._of(key, self._grant(workspace))
+        known = _entry(key, self._owner(workspace.id, workspace))
         if generation == self._generation:
             # Otherwise the key may have been revoked between the look-up and the refresh.
             self._known[digest] = known
         return known
 
-    @staticmethod
-    def _of(key: ApiKey | KnownKey, grant: _Grant) -> _Known:
-        principal = Principal(
-            grant.workspace,
-            key.id,
-            grant.scope,
-            key_scope=key.scope,
-            limits=grant.limits,
-            lease_share=grant.lease_share,
-            auto_cache=grant.auto_cache.but(key.auto_cache, key.auto_cache_ttl),
-            plan_memory=grant.plan_memory,
-        )
-        return _Known(principal, key.digest, key.expires_at, grant)
-
     def principal(self, workspace: str, key_id: str) -> Principal:
         """Who a workspace is now, without a look at the key."""
-        scope, found = self.scope_of(workspace), self.workspaces.get(workspace)
-        if found is None:
-            return Principal(
-                workspace, key_id, scope, auto_cache=self._auto_cache, plan_memory=self._plan_memory
-            )
-        grant = self._grant(found)
+        return replace(self._owner(workspace, self.workspaces.get(workspace)), key_id=key_id)
+
+    def _owner(self, workspace: str, found: Workspace | None) -> Principal:
+        """What the workspace's keys have in common; None where the database is not known yet."""
+        policy = self._auto_cache
+        if found is not None:
+            policy = policy.but(found.auto_cache, found.auto_cache_ttl)
         return Principal(
             workspace,
-            key_id,
-            scope,
-            limits=grant.limits,
-            lease_share=grant.lease_share,
-            auto_cache=grant.auto_cache,
-            plan_memory=grant.plan_memory,
+            "",
+            self.scope_of(workspace),
+            limits=NO_LIMITS if found is None else limits_of(found),
+            lease_share=None if found is None else found.lease_share,
+            auto_cache=policy,
         )
-
-    def _note_use(self, key_id: str) -> None:
-        now = self._clock.monotonic()
-        noted = self._noted.get(key_id)
-        if noted is None or now - noted >= _LAST_USE_SECONDS:
-            self._noted[key_id] = now
-            self._used[key_id] = self._clock.wall()
 
     async def _write_uses(self) -> None:
         used, self._used = self._used, {}
@@ -294,6 +233,12 @@ class KeyRing:
             raise
         known = {entry.principal.key_id for entry in self._known.values()}
         self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in known}
+
+
+def _entry(key: ApiKey | KnownKey, owner: Principal) -> _Known:
+    policy = owner.auto_cache.but(key.auto_cache, key.auto_cache_ttl)
+    principal = replace(owner, key_id=key.id, key_scope=key.scope, auto_cache=policy)
+    return _Known(principal, key.digest, key.expires_at)
 
 
 def make_keyring(keys: Keys, settings: Settings, clock: Clock) -> KeyRing:
@@ -319,15 +264,8 @@ async def look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clo
         get_logger("gateway").warning("database_not_looked_at", error=str(error))
     if keyring.is_sample:
         get_logger("gateway").warning("sample_data", serves_turns=False)
-    else:
-        await _ensure_key(keys, settings, clock)
-
-
-async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:
-    """Store the configured key. Without a database it works from memory."""
-    if (key := settings.api_key) is None:
-        return
-    try:
-        await keys.create(key.get_secret_value(), DEFAULT_WORKSPACE, "configured", clock.wall())
-    except LedgerUnavailable as error:
-        get_logger("gateway").warning("key_not_stored", error=str(error))
+    elif (key := settings.api_key) is not None:
+        try:  # without a database the configured key works from memory
+            await keys.create(key.get_secret_value(), DEFAULT_WORKSPACE, "configured", clock.wall())
+        except LedgerUnavailable as error:
+            get_logger("gateway").warning("key_not_stored", error=str(error))

@@ -1,72 +1,131 @@
-"""May this turn run now? Its workspace's limits, then the queue. The answer is one permit."""
+"""May this turn run now? Its workspace's limits, then the queue. The answer is one permit.
 
-from collections.abc import Callable
+A turn that waits at an engine can't move to another engine that has room first. Engines like vLLM
+also serve in the order of arrival, without fairness between workspaces. So the engines' own queues
+are kept short. Each engine gets as many turns as it computes together and a few more, and at most
+`queue_tokens` of waiting prefill. Further turns wait here, in fair order. The bound on prefill does
+not hold back a workspace's first unanswered turn: it never waits for others' prompts.
+
+An engine may be full all the same: other gateways send to it too, or it does not say how many turns
+it takes. Its refusal counts until one of our turns moves on there, or for a second.
+
+A workspace whose clients keep leaving before the first token has fewer turns at engines at one time
+while others have some (`congestion.py`). Its further turns are *held* here, though engines have
+room. Being held is no reason to refuse a turn: where its time is over and its workspace's window
+alone holds it, it waits on, HELD_SECONDS in all. Turns of other workspaces pass held ones.
+
+**Rows of batches** have a queue of their own, and what room other turns leave. A row is let in
+where no other turn waits here or for its first token, and an engine computes fewer than half of the
+turns that it computes together. An engine with the capability `service_class` computes rows behind
+its other turns by itself. Any other engine gets FEW rows while it has other turns, or had some in
+the last LATELY_SECONDS. Rows that end together would begin together, and a turn that comes then
+would wait for all of them. So one is let in every ROW_SECONDS. Where none was let in for
+FLOOR_SECONDS, a free place is enough for one.
+
+Each gateway has its own queue: an engine behind n gateways may get n times as much.
+"""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
 from types import TracebackType
 from typing import Self
 
-from gateway.admission.accounts import Wanted, WorkspaceLimits
-from gateway.admission.queue import EngineQueue, Passage
+from gateway.admission.accounts import MAX_IN_FLIGHT, Wanted, WorkspaceLimits
+from gateway.admission.congestion import CongestionWindows
+from gateway.admission.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.admission.shared import SharedLimits
+from gateway.base.catalogue import is_served
+from gateway.base.errors import Overloaded
 from gateway.base.grants import RateStatuses
+from gateway.base.metrics import Metrics
 from gateway.prompt.ask import Ask, Principal
+from gateway.routing.engine import Engine
+
+HELD_SECONDS = 300.0
+"""Seconds from its arrival that a turn may be held by its workspace's window."""
+FEW = 1
+LATELY_SECONDS = 0.5
+ROW_SECONDS = 0.01
+FLOOR_SECONDS = 2.0
+_IDLE_SHARE = 0.5
+_UNTOLD_RUNNING = 32
+_LEAST_SECONDS = 1.0
+_TICK_SECONDS = 0.2
+_CLOSED_SECONDS = 1.0
+_MIN_NOT_BEGUN = 2
+_LEARNING = 0.1
+_PACE_SECONDS = 10.0
+_MAX_RETRY_SECONDS = 60
+_STANDS_STILL = 0.05
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """What admission gives a turn. Its context is the turn: leaving it gives everything back.
 
-    `is_open`: the turn is in the journal, so its close counts what it used. `passage` is its way
-    to an engine and its place in its workspace's window.
+    `is_open`: the turn is in the journal, so its close counts what it used. `is_limited`: it has a
+    place in its workspace's limits. `is_between`: it was let in and is no engine's load yet;
+    `tokens` is what it will compute. `is_counted`: it is in its workspace's window, until its first
+    token or its end. `is_left`: its client left, and an engine may still work on it. `is_again`: it
+    was let in before, and an engine refused it. `is_charged`: the queue counted it as served to its
+    workspace.
     """
 
-    def __init__(self, turn_id: str, ask: Ask, admission: "Admission") -> None:
-        self.is_open = False
-        self.passage = Passage(ask, admission.queue)
-        self._turn_id = turn_id
-        self._admission = admission
-        self._is_limited = False
+    turn_id: str
+    ask: Ask
+    admission: "Admission"
+    is_open: bool = False
+    is_limited: bool = False
+    is_between: bool = False
+    tokens: float = 0.0
+    is_counted: bool = False
+    is_left: bool = False
+    is_again: bool = False
+    is_charged: bool = False
 
-    async def take_limits(self, backlog: int) -> None:
-        ask, admission = self.passage.ask, self._admission
-        is_spending = ask.principal.limits.monthly_spend is not None
-        wanted = Wanted(
-            turn_id=self._turn_id,
-            principal=ask.principal,
-            estimate=ask.estimated_tokens,
-            backlog=backlog,
-            most_cost=admission.most_cost(ask) if is_spending else 0,
-        )
-        if admission.shared is None:
-            admission.limits.take(wanted)
-        else:
-            await admission.shared.take(wanted)
-        self._is_limited = True
-
-    def _leave_limits(self) -> None:
-        if self._is_limited:
-            self._is_limited = False
-            workspace = self.passage.workspace
-            self._admission.limits.leave(self._turn_id, workspace, is_open=self.is_open)
+    @property
+    def workspace(self) -> str:
+        return self.ask.principal.workspace
 
     async def wait_again(self) -> None:
-        """Go back to the queue, before the other turns of the workspace: an engine refused it."""
-        self._admission.queue.leave(self.passage)
-        self.passage.is_again = True
-        await self._admission.enter(self.passage)
+        """Go back to the queue, in front of the workspace's other turns: an engine refused it."""
+        self.admission.queue.leave(self)
+        self.is_again = True
+        await self.admission.enter(self)
 
-    def crowded(self) -> list[str]:
-        """URLs of engines that have enough turns, so that others are preferred."""
-        return self._admission.crowded()
+    def answered(self) -> None:
+        """The turn has its first token."""
+        if self.is_counted:
+            self.is_counted = False
+            self.admission.queue.windows.answered(self.workspace)
 
-    def sent(self, to_prefill: int, tokens: int) -> None:
-        """An engine has the turn now and must compute `to_prefill` of its `tokens`."""
-        self._admission.queue.sent(self.passage, to_prefill, tokens)
+    def left(self) -> None:
+        """Its client left, and an engine may still work on it. An answered turn counts no more."""
+        if self.is_counted and not self.is_left:
+            self.is_left = True
+            self.admission.queue.windows.halve(self.workspace)
+
+    def ended(self) -> None:
+        """No engine works on it. A second call does nothing."""
+        if self.is_counted:
+            self.is_counted = False
+            self.admission.queue.windows.take_out(self.workspace)
 
     async def give_back(self) -> None:
         """Give the workspace's place back before the client has its whole answer."""
         self._leave_limits()
-        if self._admission.shared is not None:
-            await self._admission.shared.told(self.passage.workspace)
+        if self.admission.shared is not None:
+            await self.admission.shared.told(self.workspace)
+
+    def _leave_limits(self) -> None:
+        if self.is_limited:
+            self.is_limited = False
+            self.admission.limits.leave(self.turn_id, self.workspace, is_open=self.is_open)
 
     def __enter__(self) -> Self:
         return self
@@ -77,15 +136,376 @@ class Permit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        queue, passage = self._admission.queue, self.passage
-        was_between = passage.is_between
-        queue.leave(passage)
+        queue, was_between = self.admission.queue, self.is_between
+        queue.leave(self)
         # One whose client left counts in the window until its engine has been told to end it.
-        if not passage.is_left:
-            passage.ended()
+        if not self.is_left:
+            self.ended()
         self._leave_limits()
         if was_between:
             queue.changed()
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A turn that waits. The future is done when it is let in, or refused."""
+
+    future: asyncio.Future[None]
+    permit: Permit
+
+
+class EngineQueue:
+    """`wait_seconds` is how long a turn may wait for an engine with room."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        metrics: Metrics,
+        monotonic: Callable[[], float],
+        in_flight: Callable[[], int],
+        *,
+        wait_seconds: float,
+        queue_tokens: int,
+        num_rows: int,
+    ) -> None:
+        """At most `num_rows` rows of batches are at engines at one time."""
+        self.wait_seconds = wait_seconds
+        self.windows = CongestionWindows(monotonic, self.changed, lambda: len(engines) // 2)
+        self._engines = engines
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._in_flight = in_flight
+        self._queue_tokens = queue_tokens
+        self._max_rows = num_rows
+        self._queue: FairQueue[_Item] = FairQueue()
+        self._rows: FairQueue[_Item] = FairQueue()
+        # Turns between this queue and an engine: all, rows of batches, prefill, workspaces.
+        self._num_between = self._rows_between = 0
+        self._tokens_between = 0.0
+        self._workspaces_between: Counter[str] = Counter()
+        self._computed_share = 1.0
+        self._row_at = monotonic()
+        self._closed: dict[str, float] = {}
+        self._pace = Pace(_PACE_SECONDS)
+        self._timer: asyncio.TimerHandle | None = None
+        metrics.watch(
+            waiting_turns=lambda: len(self._queue),
+            waiting_tokens=lambda: self._queue.num_tokens,
+            bounded_workspaces=lambda: self.windows.num_bounded,
+        )
+
+    async def enter(self, permit: Permit) -> None:
+        """Return at once if there is room and the workspace's window is open, else wait.
+
+        A turn that is here again goes before its workspace's other turns, and keeps its place in
+        the window. Raise Overloaded if the queue is full or the turn's time is over.
+        """
+        workspace, model = permit.workspace, permit.ask.model.engine_model
+        if not (permit.is_again or self._is_awaited) and self.windows.is_open(workspace):
+            has_place = self._has_room(model, counts_prefill=False)
+            if self._has_room(model) or (has_place and self._is_first(workspace)):
+                self._let_in(permit)
+                return
+        began = self._monotonic()
+        waiting = self._waiting(permit)
+        seconds = permit.ask.arrived + self.wait_seconds - began
+        if seconds <= 0:
+            seconds = self._more_seconds(waiting)
+        try:
+            victims = self._queue.push(waiting, is_first=permit.is_again)
+        except QueueFull as full:
+            raise self._refusal(full.reason) from None
+        for victim in victims:
+            if not victim.item.future.done():
+                victim.item.future.set_exception(self._refusal("made_way"))
+        try:
+            await self._entered(waiting, self._queue, seconds)
+        finally:
+            self._metrics.observe("waited_seconds", self._monotonic() - began)
+
+    async def enter_row(self, permit: Permit) -> None:
+        """Wait until an engine has idle room and it is this row's turn.
+
+        A row has no deadline here; its batch has one.
+        """
+        waiting = self._waiting(permit)
+        try:
+            self._rows.push(waiting)
+        except QueueFull as full:
+            raise self._refusal(full.reason) from None
+        await self._entered(waiting, self._rows, None)
+
+    def sent(self, permit: Permit, to_prefill: int, tokens: int) -> None:
+        """An engine has the turn now and must compute `to_prefill` of its `tokens`."""
+        share = min(to_prefill / tokens, 1.0) if tokens else 1.0
+        self._computed_share += _LEARNING * (share - self._computed_share)
+        self.leave(permit)
+        self.changed()
+
+    def leave(self, permit: Permit) -> None:
+        """The turn is an engine's load now, or over."""
+        if not permit.is_between:
+            return
+        permit.is_between, is_row = False, permit.ask.is_batch
+        self._num_between -= 1
+        self._rows_between -= is_row
+        workspaces = self._workspaces_between
+        workspaces[permit.workspace] -= not is_row
+        if not workspaces[permit.workspace]:
+            del workspaces[permit.workspace]
+        # With no turn between the sum is 0, without the remainder of rounding.
+        self._tokens_between -= permit.tokens if self._num_between else self._tokens_between
+
+    def changed(self) -> None:
+        """A turn has begun to answer or is over, so there may be room for another."""
+        if self._queue or self._rows:
+            self._admit()
+
+    def moved(self, engine: Engine) -> None:
+        """A turn on this engine has begun to answer or is over."""
+        self._closed.pop(engine.url, None)
+        self.changed()
+
+    def closed(self, engine: Engine) -> bool:
+        """The engine refused a turn: it is full. Return whether the turn may wait for it."""
+        if not self.wait_seconds:
+            return False
+        self._closed = {url: self._closed[url] for url in self.refusing}
+        self._closed[engine.url] = self._monotonic() + _CLOSED_SECONDS
+        return True
+
+    @property
+    def refusing(self) -> list[str]:
+        """URLs of engines that said they are full."""
+        now = self._monotonic()
+        return [url for url, until in self._closed.items() if until > now]
+
+    def crowded(self) -> list[str]:
+        """URLs of engines that have a quarter more turns than they compute together.
+
+        Other engines are preferred, whatever prefixes these hold. Below that a held prefix is worth
+        a short wait.
+        """
+        return [
+            engine.url
+            for engine in self._engines
+            if engine.description is not None
+            and (most := engine.description.max_running)
+            and engine.load.num_running >= most + max(4, most // 4)
+        ]
+
+    def without_idle_room(self) -> list[str]:
+        """URLs of engines without room for a row."""
+        return [engine.url for engine in self._engines if self._room_for_rows(engine) <= 0]
+
+    def is_unsure(self, model: str | None) -> bool:
+        """Whether an engine that serves the model is unsure."""
+        return any(
+            engine.status == "unsure"
+            and engine.description is not None
+            and not engine.is_draining
+            and is_served(model, engine.description.model)
+            for engine in self._engines
+        )
+
+    def _waiting(self, permit: Permit) -> Waiting[_Item]:
+        ask = permit.ask
+        item = _Item(asyncio.get_running_loop().create_future(), permit)
+        model, tokens = ask.model.engine_model, ask.estimated_tokens
+        return Waiting(permit.workspace, model, tokens, item, permit.is_charged)
+
+    async def _entered(
+        self, waiting: Waiting[_Item], queue: FairQueue[_Item], seconds: float | None
+    ) -> None:
+        """Wait in the queue for so long, longer where the turn is held. Then raise Overloaded."""
+        future = waiting.item.future
+        self._admit()
+        try:
+            while not (await asyncio.wait([future], timeout=seconds))[0]:
+                seconds = self._more_seconds(waiting)
+            future.result()
+        finally:
+            queue.remove(waiting)
+        waiting.item.permit.is_charged = waiting.is_charged
+
+    def _more_seconds(self, waiting: Waiting[_Item]) -> float:
+        """How much longer a turn whose time is over may wait.
+
+        Raise Overloaded unless its workspace's window alone holds it.
+        """
+        seconds = waiting.item.permit.ask.arrived + HELD_SECONDS - self._monotonic()
+        if seconds <= 0 or not self._is_held(waiting):
+            raise self._refusal("deadline")
+        return min(seconds, max(self.wait_seconds, _LEAST_SECONDS))
+
+    def _is_held(self, waiting: Waiting[_Item]) -> bool:
+        """Whether the turn waits for its workspace's window."""
+        return not (waiting.item.permit.is_again or self.windows.is_open(waiting.workspace))
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a turn waits here for an engine, and not for its workspace's window."""
+        return any(map(self.windows.is_open, self._queue.workspaces))
+
+    def _admit(self) -> None:
+        """Let in the turns that have room. Look again soon: engines come back by themselves."""
+        now = self._monotonic()
+        if not self._rows:
+            self._row_at = now
+        elif now - self._row_at > FLOOR_SECONDS and self._has_row_left:
+            self._let_in_row(self._has_room)
+        while (waiting := self._pop()) is not None:
+            if not waiting.item.future.done():
+                self._pace.count(now)
+                self._let_in(waiting.item.permit)
+                waiting.item.future.set_result(None)
+        if self._rows and not self._is_awaited and now - self._row_at >= ROW_SECONDS:
+            self._let_in_row(self._has_idle_room)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._queue or self._rows:
+            is_row_due_soon = bool(self._rows) and now - self._row_at < ROW_SECONDS
+            seconds = ROW_SECONDS if is_row_due_soon else _TICK_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._admit)
+
+    def _pop(self) -> Waiting[_Item] | None:
+        """The next turn that has room, or that is its workspace's first and has a place."""
+        has_place = cache(partial(self._has_room, counts_prefill=False))
+        return self._queue.pop(
+            self._has_room,
+            lambda one: has_place(one.kind) and self._is_first(one.workspace),
+            self._is_held,
+        )
+
+    def _let_in_row(self, has_room: Callable[[str | None], bool]) -> None:
+        """Let in the next row that has room."""
+        waiting = self._rows.pop(has_room)
+        if waiting is not None and not waiting.item.future.done():
+            self._row_at = self._monotonic()
+            self._let_in(waiting.item.permit)
+            waiting.item.future.set_result(None)
+
+    def _let_in(self, permit: Permit) -> None:
+        is_row, workspace = permit.ask.is_batch, permit.workspace
+        permit.is_between = True
+        permit.tokens = permit.ask.prompt_tokens * self._computed_share
+        self._num_between += 1
+        self._rows_between += is_row
+        self._workspaces_between[workspace] += not is_row
+        self._tokens_between += permit.tokens
+        if not (is_row or permit.is_again):
+            permit.is_counted = True
+            self.windows.enter(workspace)
+
+    def _is_first(self, workspace: str) -> bool:
+        """Whether the workspace has no unanswered turn: then a place is enough for one."""
+        return workspace not in self._workspaces_between and not any(
+            engine.load.has_unanswered(workspace) for engine in self._engines
+        )
+
+    def _has_room(self, model: str | None, *, counts_prefill: bool = True) -> bool:
+        """Whether an engine that serves the model has room.
+
+        True also if no engine serves it, so that routing refuses at once. False if its only engine
+        is unsure: turns wait for that one. Prefill that waits at engines takes room if
+        `counts_prefill`.
+        """
+        if self._in_flight() - len(self._queue) > MAX_IN_FLIGHT:
+            return False
+        now, is_any = self._monotonic(), False
+        num_places = num_idle = -self._num_between
+        tokens = -self._tokens_between
+        for engine in self._engines:
+            description, load = engine.description, engine.load
+            if description is None or engine.is_draining:
+                continue
+            if not is_served(model, description.model):
+                continue
+            is_any = is_any or engine.status == "unsure"
+            if not (engine.is_ready and engine.breaker.allows(now)):
+                continue
+            is_any = True
+            if self._closed.get(engine.url, now) > now:
+                continue
+            places, most = MAX_IN_FLIGHT, description.max_running
+            if most:
+                # A few turns wait at the engine, so that it never waits for us.
+                places = most + max(1, most // 16) - load.num_running
+            if places <= 0:
+                continue
+            num_places += places
+            tokens += max(self._queue_tokens - load.num_waiting_tokens, 0)
+            num_idle += max(_MIN_NOT_BEGUN - (load.num_running - load.num_decoding), 0)
+            if num_places > 0 and (tokens > 0 or num_idle > 0 or not counts_prefill):
+                return True
+        return not is_any
+
+    @property
+    def _has_row_left(self) -> bool:
+        """Whether this gateway has fewer rows at engines than it may have."""
+        num_there = sum(engine.load.num_rows for engine in self._engines)
+        return self._rows_between + num_there < self._max_rows
+
+    def _has_idle_room(self, model: str | None) -> bool:
+        """Whether an engine that serves the model has room for one more row.
+
+        True also if no engine is ready, so that routing refuses.
+        """
+        ready = [
+            engine
+            for engine in self._engines
+            if engine.is_ready
+            and engine.description is not None
+            and is_served(model, engine.description.model)
+        ]
+        refusing = self.refusing
+        spare = sum(max(self._room_for_rows(e), 0) for e in ready if e.url not in refusing)
+        return self._has_row_left and (not ready or spare > self._num_between)
+
+    def _room_for_rows(self, engine: Engine) -> int:
+        """How many more rows the engine may get."""
+        load, description = engine.load, engine.description
+        if description is None or load.num_unanswered:
+            return 0
+        most = max(int((description.max_running or _UNTOLD_RUNNING) * _IDLE_SHARE), 1)
+        room = most - load.num_running
+        if "service_class" in description.capabilities:
+            return room
+        if load.seconds_without_turns(self._monotonic()) < LATELY_SECONDS:
+            room = min(room, FEW - load.num_rows)
+        # One prompt at a time: such an engine computes it before whatever comes later.
+        return 0 if load.num_waiting_tokens else room
+
+    def _refusal(self, reason: str) -> Overloaded:
+        self._metrics.count("refused_turns", reason)
+        seconds = self._pace.seconds(len(self._queue) + 1, self._monotonic())
+        return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
+
+
+class Pace:
+    """How fast the queue moved lately, counted in events that fade. Pure."""
+
+    def __init__(self, fade_seconds: float) -> None:
+        self._fade_seconds = fade_seconds
+        self._count = 0.0
+        self._at = self._since = 0.0
+
+    def count(self, now: float) -> None:
+        before = self._faded(now)
+        if before < 1:
+            self._since = now
+        self._count, self._at = before + 1, now
+
+    def seconds(self, number: int, now: float) -> float:
+        """The expected seconds for `number` more events. Infinite if nothing moves."""
+        # The faded seconds since the beginning: an even flow would have this weight.
+        seen = self._fade_seconds * -math.expm1(-(now - self._since) / self._fade_seconds)
+        count = self._faded(now)
+        return number * max(seen, 1.0) / count if count > _STANDS_STILL else math.inf
+
+    def _faded(self, now: float) -> float:
+        return self._count * math.exp(-max(now - self._at, 0.0) / self._fade_seconds)
 
 
 class Admission:
@@ -95,7 +515,7 @@ class Admission:
         self,
         limits: WorkspaceLimits,
         queue: EngineQueue,
-        most_cost: Callable[[Ask], int] = lambda ask: 0,
+        most_cost: Callable[[Ask], int],
         shared: SharedLimits | None = None,
     ) -> None:
         """`most_cost` says what a turn can cost at most, in nano-dollars.
@@ -104,7 +524,7 @@ class Admission:
         """
         self.limits = limits
         self.queue = queue
-        self.most_cost = most_cost
+        self._most_cost = most_cost
         self.shared = shared
 
     async def admit(self, turn_id: str, ask: Ask, backlog: int) -> Permit:
@@ -114,15 +534,32 @@ class Admission:
         """
         with ExitStack() as undoing:
             permit = undoing.enter_context(Permit(turn_id, ask, self))
-            await permit.take_limits(backlog)
-            await self.enter(permit.passage)
+            await self._take_limits(permit, backlog)
+            await self.enter(permit)
             undoing.pop_all()
         return permit
 
-    async def enter(self, passage: Passage) -> None:
-        await self.queue.enter(passage)
+    async def _take_limits(self, permit: Permit, backlog: int) -> None:
+        ask = permit.ask
+        is_spending = ask.principal.limits.monthly_spend is not None
+        wanted = Wanted(
+            turn_id=permit.turn_id,
+            principal=ask.principal,
+            estimate=ask.estimated_tokens,
+            backlog=backlog,
+            most_cost=self._most_cost(ask) if is_spending else 0,
+        )
+        if self.shared is None:
+            self.limits.take(wanted)
+        else:
+            await self.shared.take(wanted)
+        permit.is_limited = True
+
+    async def enter(self, permit: Permit) -> None:
+        await self.queue.enter(permit)
 
     def crowded(self) -> list[str]:
+        """URLs of engines that have enough turns, so that others are preferred."""
         return self.queue.crowded()
 
     def rates(self, principal: Principal) -> RateStatuses:
@@ -139,13 +576,13 @@ class RowAdmission(Admission):
     async def admit(self, turn_id: str, ask: Ask, backlog: int) -> Permit:
         with ExitStack() as undoing:
             permit = undoing.enter_context(Permit(turn_id, ask, self))
-            await self.enter(permit.passage)
-            await permit.take_limits(backlog)
+            await self.enter(permit)
+            await self._take_limits(permit, backlog)
             undoing.pop_all()
         return permit
 
-    async def enter(self, passage: Passage) -> None:
-        await self.queue.enter_row(passage)
+    async def enter(self, permit: Permit) -> None:
+        await self.queue.enter_row(permit)
 
     def crowded(self) -> list[str]:
         return self.queue.without_idle_room()

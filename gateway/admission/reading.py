@@ -12,8 +12,8 @@ place only if all places of its key read or rest.
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from gateway.base.errors import RateLimited
 
@@ -33,12 +33,6 @@ WAIT_SECONDS = 10.0
 PLANNER_WAIT_SECONDS = 60.0
 
 
-@dataclass(slots=True)
-class _Places:
-    free: asyncio.Semaphore
-    num_users: int = 0
-
-
 class ReadLimit:
     """`rest` times the time that a read took, its place is not given to another one."""
 
@@ -54,35 +48,25 @@ class ReadLimit:
         self._per_key = per_key
         self._rest = rest
         self._what = what
-        self._places: dict[str, _Places] = {}
+        # A key's semaphore lives while a read holds it, waits for it, or rests.
+        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def taken(self, key: str) -> AsyncIterator[None]:
         """Hold one of the key's places. Raise RateLimited if none is free in time."""
-        places = self._places.get(key)
-        if places is None:
-            places = self._places[key] = _Places(asyncio.Semaphore(self._per_key))
-        places.num_users += 1
-        loop, rest = asyncio.get_running_loop(), 0.0
+        free = self._places.setdefault(key, asyncio.Semaphore(self._per_key))
         try:
-            try:
-                async with asyncio.timeout(self.wait_seconds):
-                    await places.free.acquire()
-            except TimeoutError:
-                raise RateLimited(self._what, self._per_key, 5) from None
-            begun = loop.time()
-            try:
-                yield
-            finally:
-                rest = min(self._rest * (loop.time() - begun), MAX_REST_SECONDS)
-                loop.call_later(rest, places.free.release)
+            async with asyncio.timeout(self.wait_seconds):
+                await free.acquire()
+        except TimeoutError:
+            raise RateLimited(self._what, self._per_key, 5) from None
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            yield
         finally:
-            loop.call_later(rest, self._left, key, places)
-
-    def _left(self, key: str, places: _Places) -> None:
-        places.num_users -= 1
-        if not places.num_users:
-            self._places.pop(key, None)
+            rest = min(self._rest * (loop.time() - begun), MAX_REST_SECONDS)
+            loop.call_later(rest, free.release)
 
 
 def read_limits() -> Mapping[ReadKind, ReadLimit]:

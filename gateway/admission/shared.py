@@ -15,9 +15,9 @@ when it is back.
 """
 
 import asyncio
-from asyncio import FIRST_COMPLETED
+import math
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -32,7 +32,7 @@ from gateway.admission.accounts import (
     Wanted,
     WorkspaceLimits,
 )
-from gateway.admission.bucket import TokenBucket
+from gateway.admission.rates import TokenBucket
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, RateLimited, SpendLimitReached
@@ -166,22 +166,21 @@ class SharedLimits:
     async def run(self, stopping: asyncio.Event) -> None:
         """Exchange whenever a turn waits or something has changed, else every few seconds."""
         ended = asyncio.create_task(stopping.wait())
+        ended.add_done_callback(lambda _: self._wake.set())
+        due = -math.inf
         try:
             while not stopping.is_set():
-                self._changed |= self._known
+                now = self._clock.monotonic()
+                if now >= due:
+                    self._changed |= self._known
+                    due = now + _TICK_SECONDS
+                elif not (self._waiting or self._changed):
+                    self._wake.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), due - now)
+                    continue
                 if not await self._exchange():
                     await pause(stopping, _RETRY_SECONDS)
-                until = self._clock.monotonic() + _TICK_SECONDS
-                while not stopping.is_set() and (left := until - self._clock.monotonic()) > 0:
-                    if not self._waiting and not self._changed:
-                        self._wake.clear()
-                        woken = asyncio.create_task(self._wake.wait())
-                        await asyncio.wait(
-                            {ended, woken}, timeout=left, return_when=FIRST_COMPLETED
-                        )
-                        woken.cancel()
-                    elif not await self._exchange():
-                        await pause(stopping, _RETRY_SECONDS)
         finally:
             ended.cancel()
             # Nobody may wait for an exchange that does not come.

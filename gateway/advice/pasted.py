@@ -31,10 +31,9 @@ from gateway.dialects.responses.lower import prepare
 from gateway.dialects.responses.request import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
-from gateway.prompt.breakpoints import MarkersBroken
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, points_of
 from gateway.prompt.names import NAMES_RULE, SYSTEM, TOOL
-from gateway.prompt.plan import Plan
+from gateway.prompt.plan import MarkersBroken, Plan
 
 PastedDialect = Literal["messages", "chat", "completions", "responses", "gemini"]
 DIALECTS: tuple[PastedDialect, ...] = get_args(PastedDialect)

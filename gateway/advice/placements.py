@@ -2,7 +2,7 @@
 
 A way says where by the request's own structure, as a client can follow it: behind the tools, behind
 a system block, behind a message block, behind the prompt before the last answer, behind the last
-block. The ways of a conversation are those of automatic caching (`prompt/breakpoints.py`).
+block. The ways of a conversation are those of automatic caching (`prompt/plan.py`).
 """
 
 from collections import Counter

@@ -89,7 +89,7 @@ class Tuning(RequestBounds):
     routing_events: bool = True
     """Whether routing follows the engines' events. Otherwise it learns from their answers alone."""
     routing_fade_seconds: Seconds = 600.0
-    """The time constant with which load fades. The weights are those of `routing/cost.py`."""
+    """The time constant with which load fades. The weights are those of `routing/router.py`."""
     routing_host_cost: Annotated[float, Field(ge=0, le=1)] = 0.1
     routing_delay_cost: Annotated[float, Field(ge=0, le=1000)] = 0.25
 

@@ -17,10 +17,7 @@ class CatalogueError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One id.
-
-    `engine_model` None means any model that the engines serve; `price` None means no price.
-    """
+    """`engine_model` None means any model that engines serve; `price` None means no price."""
 
     id: str
     display_name: str

@@ -31,7 +31,7 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal, has_journal
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.prices.book import PriceBook
+from gateway.prices.files import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet

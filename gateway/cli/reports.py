@@ -39,7 +39,7 @@ from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.planning.process import Planners
 from gateway.planning.traffic import Job
 from gateway.prices.files import SHIPPED, load_prices
-from gateway.prices.sheets import PriceSheets
+from gateway.prices.price import PriceSheets
 
 G = TypeVar("G", Gathering, TrafficGathering)
 _MAX_CONFIG_BYTES = 4 * 2**20

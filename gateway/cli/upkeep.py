@@ -34,7 +34,7 @@ from gateway.ledger.reads.sums import Range
 from gateway.ledger.upkeep import EXPORT_SECONDS, problems, rebuild, retain, turn_lines, usage_lines
 from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
 from gateway.prices.money import per_million
-from gateway.prices.sheets import PriceSheets
+from gateway.prices.price import PriceSheets
 
 Result = TypeVar("Result")
 _STEPS = {"hours": 3600, "days": 86_400}

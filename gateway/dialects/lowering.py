@@ -40,10 +40,9 @@ from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CacheControl
 from gateway.prompt.ask import Api, Ask, Principal, guarantees_calls
-from gateway.prompt.breakpoints import Layout, Slot, mark_latest
 from gateway.prompt.ignored import STRICT_REASON, Notepad
 from gateway.prompt.media import Media, Unreadable, stand_in
-from gateway.prompt.plan import Plan, make_plan
+from gateway.prompt.plan import Layout, Plan, Slot, make_plan, mark_latest
 from gateway.prompt.schemas import check_json
 
 NATIVE_TTL: Ttl = "30m"
@@ -107,7 +106,7 @@ class Lowering:
         slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)
         prompt = Prompt(self.messages, self.tools, self.system, named_tools=list(named))
         who = self.asked.principal
-        return make_plan(Layout(prompt, slots), automatic, who.scope, policy, who.plan_memory)
+        return make_plan(Layout(prompt, slots), automatic, who.scope, policy)
 
     def ask(self, dialect: Api, plan: Plan, sampling: Sampling, **more: Any) -> Ask:
         """`more` are the other fields of the Ask."""

@@ -5,23 +5,23 @@ Rows whose result is not kept yet then run again; their first turn is in the led
 The first row of a prefix runs alone: it writes what the others read.
 
 A gateway works on WORKING batches of a workspace at one time; the others stay free for other
-gateways. Of each workspace it brings as many rows to the queue (`admission/queue.py`) as it may
+gateways. Of each workspace it brings as many rows to the queue (`admission/permit.py`) as it may
 have at engines in all. They are let in when engines have idle room, and workspaces take turns
 there. A row that is refused for now keeps no place while it waits to be tried again.
 """
 
 import asyncio
+import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 
 import msgspec
 
-from gateway.admission.keyring import KeyRing
-from gateway.admission.workers import INLINE_BYTES, Workers
+from gateway.admission.workers import INLINE_BYTES
 from gateway.base.background import pause
-from gateway.base.catalogue import Catalogue
 from gateway.base.errors import (
     EngineFailed,
     EngineLost,
@@ -34,8 +34,8 @@ from gateway.base.errors import (
     RateLimited,
 )
 from gateway.base.logs import bind_request_id, get_logger
-from gateway.base.settings import Settings
-from gateway.dialects.anthropic.request import VERSIONS
+from gateway.dialects.anthropic.lower import ask_of
+from gateway.dialects.anthropic.request import VERSIONS, Version, decode_batch, decode_messages
 from gateway.dialects.anthropic.response import (
     BatchResult,
     Canceled,
@@ -45,14 +45,21 @@ from gateway.dialects.anthropic.response import (
     Succeeded,
 )
 from gateway.dialects.errors import anthropic_error
-from gateway.http.batch_rows import RowReader
 from gateway.http.model_calls import whole_message
-from gateway.ledger.database import Ledger
-from gateway.ledger.stored import Batch, Batches, BatchItem, Result
-from gateway.prompt.ask import TurnId
+from gateway.http.services import Services
+from gateway.ledger.stored import Batch, BatchItem, Result
+from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.prompt.origin import Origin
 from gateway.turn.turn import TurnService
 
+ROW_BYTES, BATCH_BYTES = 512, 16_384
+"""What a row and a batch count besides the rows' bodies, for their places in the database.
+
+So a workspace can't fill the database with millions of rows of a few bytes each.
+"""
+_COMPRESSION = 1
+_MAX_NAMES = 64
+_PIECE_SECONDS = 0.02
 _TICK_SECONDS = 0.5
 _TICKS = 10
 _OWNED_SECONDS = 15.0
@@ -72,23 +79,67 @@ _BROKEN = EngineFailed, NotServed, EngineLost, EngineTimeout
 _encode = msgspec.json.Encoder().encode
 
 
+def row_ask(services: Services, body: bytes, principal: Principal, version: Version) -> Ask:
+    """The Ask of a row's body, as the Messages API makes it of a request's.
+
+    Raise the error that a request with this body would be answered with.
+    """
+    decoded = decode_messages(body, services.bounds)
+    model = services.find_model(decoded.model)
+    asked = services.asked(principal, model, services.clock.monotonic())
+    ask = ask_of(decoded, asked, version, marks_for_client=services.auto_cache_messages)
+    return msgspec.structs.replace(ask, stream=False, is_batch=True)
+
+
+def ranked(
+    services: Services, body: bytes, principal: Principal, version: Version
+) -> tuple[list[BatchItem], int]:
+    """The rows of a batch's body, and the bytes that it counts. Rows that begin alike have
+    neighbouring ranks.
+
+    A row that can't be read is no error of the batch: it is answered with its own. A thread does
+    this for seconds, and rests as long as it works, so that turns have the processor meanwhile.
+    """
+    given = decode_batch(body, services.bounds, services.bounds.batch_rows)
+    # The sort key of each row (model and names of prefixes), and the name of its shared prefix.
+    found: list[tuple[list[str], str]] = []
+    begun = time.monotonic()
+    for item in given:
+        names, shared = list[str](), ""
+        with suppress(GatewayError):
+            ask = row_ask(services, bytes(item.params), principal, version)
+            marked = ask.plan.deepest_marked()
+            names = [prefix.name.digest for prefix in ask.plan.prefixes[:_MAX_NAMES]]
+            shared = marked[0] if marked is not None else (names[0] if names else "")
+            names.insert(0, ask.model.id)
+        found.append((names, shared))
+        if (worked := time.monotonic() - begun) > _PIECE_SECONDS:
+            time.sleep(worked)
+            begun = time.monotonic()
+    order = sorted(range(len(given)), key=lambda position: (found[position][0], position))
+    ranks = {position: rank for rank, position in enumerate(order)}
+    items = [
+        BatchItem(
+            position=position,
+            custom_id=item.custom_id,
+            rank=ranks[position],
+            prefix=found[position][1],
+            params=zlib.compress(bytes(item.params), _COMPRESSION),
+        )
+        for position, item in enumerate(given)
+    ]
+    return items, BATCH_BYTES + sum(ROW_BYTES + len(item.params) for item in given)
+
+
 class BatchRunner:
-    def __init__(
-        self,
-        store: Batches,
-        turns: TurnService,
-        reader: RowReader,
-        keyring: KeyRing,
-        workers: Workers,
-        concurrency: int,
-    ) -> None:
-        """At most `concurrency` rows of a workspace wait at the gate or are at engines."""
-        self.store = store
+    """`turns` admits rows. At most `concurrency` rows of a workspace wait for room or are at
+    engines."""
+
+    def __init__(self, services: Services, turns: TurnService, concurrency: int) -> None:
+        self._services = services
+        self._store = services.batches
         self._turns = turns
-        self.reader = reader
-        self._keyring = keyring
-        self.workers = workers
-        self._clock = turns.clock
+        self._clock = services.clock
         self._concurrency = concurrency
         self._places: dict[str, asyncio.Semaphore] = {}
         self._forget_at = self._clock.wall()
@@ -102,26 +153,20 @@ class BatchRunner:
         try:
             while not stopping.is_set():
                 try:
-                    if not self._keyring.is_sample:
+                    if not self._services.keyring.is_sample:
                         await self._step()
                 except GatewayError as error:
                     log.warning("batches_wait", error=str(error))
-                await self._rest(stopping)
+                # Until the next tick, or until a batch ends and leaves its place to another.
+                for _ in range(_TICKS):
+                    await pause(stopping, _TICK_SECONDS / _TICKS)
+                    if any(task.done() for task in self._running.values()):
+                        break
         finally:
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
             self._running.clear()
-
-    async def _rest(self, stopping: asyncio.Event) -> None:
-        """Until the next tick, or until a batch ends and leaves its place to another."""
-        if not self._running:
-            await pause(stopping, _TICK_SECONDS)
-            return
-        for _ in range(_TICKS):
-            await pause(stopping, _TICK_SECONDS / _TICKS)
-            if stopping.is_set() or any(task.done() for task in self._running.values()):
-                return
 
     async def _step(self) -> None:
         ended = [name for name, task in self._running.items() if task.done()]
@@ -134,7 +179,7 @@ class BatchRunner:
         now = self._clock.wall()
         until = now + timedelta(seconds=_OWNED_SECONDS)
         owner = self._turns.journal.instance
-        owned = await self.store.claim(owner, now, until, working=self._running, most=WORKING)
+        owned = await self._store.claim(owner, now, until, working=self._running, most=WORKING)
         for batch in owned:
             self._statuses[batch.id] = batch.status
             if batch.id not in self._running:
@@ -143,7 +188,7 @@ class BatchRunner:
                 self._running[batch.id] = asyncio.create_task(self._work(batch), name="batch")
         if now >= self._forget_at:
             self._forget_at = now + timedelta(seconds=_FORGET_SECONDS)
-            await self.store.forget(now - _KEPT)
+            await self._store.forget(now - _KEPT)
 
     async def _work(self, batch: Batch) -> None:
         """Run the batch to its end, or until the database is away: then it is claimed again."""
@@ -152,12 +197,12 @@ class BatchRunner:
         pause_seconds = _RETRY_SECONDS
         while True:
             now = self._clock.wall()
-            status, rows = await self.store.pending(batch.id, _WINDOW)
+            status, rows = await self._store.pending(batch.id, _WINDOW)
             if not rows or status != "in_progress" or now >= batch.expires_at:
                 if status != "ended":
                     left: BatchResult = Canceled() if status == "canceling" else Expired()
                     name = str(left.__struct_config__.tag)
-                    await self.store.end(batch.id, name, _compressed(left), now)
+                    await self._store.end(batch.id, name, _compressed(left), now)
                 return
             if await self._run_rows(batch, rows, warm, attempts):
                 pause_seconds = _RETRY_SECONDS
@@ -177,7 +222,8 @@ class BatchRunner:
         async def one(row: BatchItem) -> None:
             nonlocal num_ended
             async with places:
-                if self._is_over(batch):
+                status = self._statuses.get(batch.id, "in_progress")
+                if status != "in_progress" or self._clock.wall() >= batch.expires_at:
                     return
                 result = await self._result(batch, row, attempts)
             if result is None:
@@ -195,7 +241,7 @@ class BatchRunner:
                     taken = finished.copy()
                     finished.clear()
                     if taken:
-                        await self.store.finish(batch.id, taken)
+                        await self._store.finish(batch.id, taken)
 
         async def group(prefix: str, members: list[BatchItem]) -> None:
             if prefix not in warm:
@@ -212,11 +258,6 @@ class BatchRunner:
         except* GatewayError as errors:
             raise LedgerUnavailable from errors
         return num_ended > 0
-
-    def _is_over(self, batch: Batch) -> bool:
-        """Whether rows that have not begun are not to run any more."""
-        status = self._statuses.get(batch.id, "in_progress")
-        return status != "in_progress" or self._clock.wall() >= batch.expires_at
 
     async def _result(
         self, batch: Batch, row: BatchItem, attempts: dict[int, int]
@@ -252,15 +293,12 @@ class BatchRunner:
         self, batch: Batch, row: BatchItem, turn_id: TurnId, origin: Origin
     ) -> Message:
         """Run the row's turn, for the workspace as it is now."""
-        principal = self._keyring.principal(batch.workspace_id, batch.key_id)
+        principal = self._services.keyring.principal(batch.workspace_id, batch.key_id)
         version = next(known for known in VERSIONS if known == batch.version)
-        ask = await self.workers.run(
+        ask = await self._services.workers.run(
             batch.workspace_id,
             INLINE_BYTES + len(row.params),  # never inline
-            self.reader.kept,
-            row.params,
-            principal,
-            version,
+            lambda: row_ask(self._services, zlib.decompress(row.params), principal, version),
             line="rows of batches",
         )
         return await whole_message(self._turns.run(ask, turn_id, origin), ask, turn_id)
@@ -268,26 +306,3 @@ class BatchRunner:
 
 def _compressed(result: BatchResult) -> bytes:
     return zlib.compress(_encode(result))
-
-
-def make_runner(
-    settings: Settings,
-    ledger: Ledger,
-    turns: TurnService,
-    keyring: KeyRing,
-    workers: Workers,
-    catalogue: Catalogue,
-) -> BatchRunner:
-    fleet = turns.dispatcher.fleet
-    reader = RowReader(
-        bounds=settings.tuning,
-        find_model=lambda requested: catalogue.find(requested, fleet.served),
-        removes_nonces=settings.remove_nonces,
-        unreadable=settings.unreadable,
-        auto_cache_messages=settings.auto_cache_messages,
-        most_rows=settings.tuning.batch_rows,
-        clock=turns.clock,
-    )
-    tuning = settings.tuning
-    store = Batches(ledger, most_running=tuning.batches, most_bytes=tuning.batch_bytes)
-    return BatchRunner(store, turns, reader, keyring, workers, settings.batch_concurrency)

@@ -18,7 +18,7 @@ from msgspec import Raw
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import response as wire
 from gateway.http.auth import KeyAuth
-from gateway.http.batch_rows import ranked
+from gateway.http.batch_runner import ranked
 from gateway.http.generation import KeyRequest, answered, check_media, while_present
 from gateway.http.model_calls import check_attribution, check_version
 from gateway.http.query import check_query
@@ -112,7 +112,7 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
         principal.workspace,
         len(body),
         ranked,
-        services.row_reader,
+        services,
         body,
         principal,
         version,

@@ -9,8 +9,7 @@ from typing import Any
 
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.admission.bodies import BodyBytes
-from gateway.admission.large_bodies import LARGE_BYTES, NO_WAIT, LargeBodies, Wait
+from gateway.admission.rates import LARGE_BYTES, BodyBytes, LargeBodies
 from gateway.base.errors import BodyTimeout, ClientGone
 
 BODY_BYTES_PER_SECOND = 16 * 1024
@@ -92,26 +91,24 @@ class _Body:
 
         Raise RateLimited or Overloaded.
         """
-        wait = self._take(num_bytes, declared)
-        if wait.seconds:
-            await asyncio.sleep(wait.seconds)
-        if wait.refusal is not None:
-            raise wait.refusal
-        return wait.seconds
-
-    def _take(self, num_bytes: int, declared: int) -> Wait:
         self._num_read += num_bytes
         before = self._num_bytes
         more = max(declared, self._num_read) - before
         if more <= 0:
-            return NO_WAIT
+            return 0.0
         workspace = getattr(self._scope.get("user"), "workspace", None) or ""
         self._bodies.take(workspace, more)
         self._workspace = workspace
         self._num_bytes += more
         if self._num_bytes <= LARGE_BYTES:
-            return NO_WAIT
-        return self._large.take(workspace, more if before > LARGE_BYTES else self._num_bytes)
+            return 0.0
+        seconds, refusal = self._large.take(
+            workspace, more if before > LARGE_BYTES else self._num_bytes
+        )
+        await asyncio.sleep(seconds)
+        if refusal is not None:
+            raise refusal
+        return seconds
 
     def give_back(self) -> None:
         if self._num_bytes:

@@ -230,7 +230,7 @@ async def _hold(
     marked = ask.plan.deepest_marked()
     if started is None or marked is None:
         raise EngineFailed
-    holdfast = extension_of(started, taken.findings, [slot.path for slot in ask.plan.slots])
+    holdfast = extension_of(started, taken.findings, ask.plan.paths)
     [report] = holdfast.breakpoints
     if report.state == "none":
         tokens = report.tokens or 0

@@ -10,9 +10,9 @@ import ipaddress
 import re
 import resource
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -31,30 +31,22 @@ SERVER = "*"
 """The target of an OPTIONS that asks of no path, but of the server."""
 
 
-class Target(NamedTuple):
-    """`path` has the query, and is SERVER for an OPTIONS without a path. `host` is None where the
-    target names none.
-    """
+def check_head(
+    method: bytes, version: str, target: bytes, headers: list[tuple[bytes, bytes]]
+) -> bytes:
+    """The path that a head asks for, with its query. Raise InvalidRequest for a head that must not
+    be served.
 
-    path: bytes
-    host: bytes | None = None
-
-
-def check_head(method: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise InvalidRequest for a head that must not be served. Names of headers are in lower case.
-
-    `version` is that of HTTP, such as `1.1`.
+    The target is a path, or a URL whose host replaces the header (RFC 9112, 3.2.2). A URL without a
+    path has the path `/`, but for OPTIONS, which asks of the SERVER then (3.2.4). Names of headers
+    are in lower case; `version` is that of HTTP, such as `1.1`.
     """
     if version not in ("1.0", "1.1"):
         raise InvalidRequest("HTTP/1.1 and HTTP/1.0 are served, and no other version")
     if method == b"CONNECT":
         raise InvalidRequest("CONNECT: this is no proxy")
-    hosts, codings = [], []
-    for name, value in headers:
-        if name == b"host":
-            hosts.append(value)
-        elif name == b"transfer-encoding":
-            codings.append(value.strip().lower())
+    hosts = [value for name, value in headers if name == b"host"]
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if len(hosts) > 1:
         raise InvalidRequest("host: must be there once")
     if not hosts and version != "1.0":
@@ -65,27 +57,18 @@ def check_head(method: bytes, version: str, headers: Iterable[tuple[bytes, bytes
         raise InvalidRequest("transfer-encoding: HTTP/1.0 has none")
     if codings and codings != [b"chunked"]:
         raise InvalidRequest("transfer-encoding: must be chunked, once, and nothing else")
-
-
-def target_of(method: bytes, target: bytes) -> Target:
-    """What a request line asks for (RFC 9112, 3.2). Raise InvalidRequest for what has no meaning.
-
-    A URL's host counts, and not the header (3.2.2). A URL without a path has the path `/`, but for
-    OPTIONS, which asks of the server then (3.2.4).
-    """
     if target.startswith(b"/"):
-        return Target(target)
+        return target
     if target == SERVER.encode():
         if method != b"OPTIONS":
             raise InvalidRequest("*: only OPTIONS may ask for it")
-        return Target(SERVER.encode())
+        return target
     absolute = _ABSOLUTE.match(target)
     if absolute is None or not absolute[1] or not _HOST.match(absolute[1]):
         raise InvalidRequest("the request target must be a path, or an http(s) URL without a user")
     host, slash, rest = absolute.groups()
-    if method == b"OPTIONS" and not (slash or rest):
-        return Target(SERVER.encode(), host)
-    return Target(b"/" + rest, host)
+    headers[:] = [(b"host", host), *(header for header in headers if header[0] != b"host")]
+    return SERVER.encode() if method == b"OPTIONS" and not (slash or rest) else b"/" + rest
 
 
 MAX_CONNECTIONS = 16_384
@@ -201,10 +184,6 @@ _REASONS: dict[type[GatewayError], str] = {
 }
 
 
-class NoteRefusal(Protocol):
-    def __call__(self, reason: str, request_id: str | None = None) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """The limits of a connection.
@@ -216,7 +195,7 @@ class ConnectionLimits:
 
     request_seconds: float
     stall_seconds: float
-    refused: NoteRefusal
+    refused: Callable[[str, str | None], None]
     connections: Connections
 
 
@@ -257,7 +236,7 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def evict(self) -> None:
         """Another connection needs its place."""
-        self.bounds.refused("made_way")
+        self.bounds.refused("made_way", None)
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -310,7 +289,10 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
-        self.scope["state"]["show_key"] = self._show_key
+        connections = self.bounds.connections
+        self.scope["state"]["show_key"] = lambda is_valid: (
+            connections.prove(self) if is_valid else connections.doubt(self)
+        )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -326,12 +308,9 @@ class _GuardedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fail(Overloaded("too much is sent at once on a connection"))
         try:
-            check_head(method, version, self.headers)
-            self.url, host = target_of(method, self.url)
+            self.url = check_head(method, version, self.url, self.headers)
         except InvalidRequest as refusal:
             self._fail(refusal)
-        if host is not None:
-            self.headers[:] = [(b"host", host), *(h for h in self.headers if h[0] != b"host")]
         self._disarm()
         super().on_headers_complete()
         self._is_in_body, self._head_bytes = True, 0
@@ -381,10 +360,6 @@ class _GuardedProtocol(HttpToolsProtocol):
     def _is_upgrade(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-    def _show_key(self, is_valid: bool) -> None:
-        connections = self.bounds.connections
-        (connections.prove if is_valid else connections.doubt)(self)
-
     def _arm(self) -> None:
         self._deadline = self.loop.call_later(self.bounds.request_seconds, self._is_late)
 
@@ -402,7 +377,7 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def _reader_is_late(self) -> None:
         """The client does not read, so the turn ends as if the client had hung up."""
-        self.bounds.refused("stalled_reader")
+        self.bounds.refused("stalled_reader", None)
         self.transport.abort()
 
     def _fail(self, failure: GatewayError) -> NoReturn:

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from difflib import get_close_matches
 from heapq import merge
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 from litestar import Request, Response
@@ -62,11 +62,8 @@ def request_id(scope: Scope) -> str:
 def origin_of(request: Request[Any, Any, Any]) -> Origin:
     """What the ledger keeps of the HTTP request of a turn."""
     scope = request.scope
-    return Origin(request_id(scope), agent_of(_user_agent(scope)), scope["headers"])
-
-
-def _user_agent(scope: Scope) -> str:
-    return header_of(scope, b"user-agent") or ""
+    agent = agent_of(header_of(scope, b"user-agent") or "")
+    return Origin(request_id(scope), agent, scope["headers"])
 
 
 async def before_send(message: Message, scope: Scope) -> None:
@@ -89,15 +86,12 @@ async def before_send(message: Message, scope: Scope) -> None:
                 (b"anthropic-workspace-id", principal.workspace.encode()),
             ]
         route = str(scope.get("path_template") or "unknown")
-        if _is_limited(principal) and route in _LIMITED:
+        is_limited = isinstance(principal, Principal) and principal.limits != NO_LIMITS
+        if is_limited and route in _LIMITED:
             rates, now = services.turns.admission.rates(principal), services.clock.wall()
             found = openai_limits(rates) if dialect == "openai" else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
         services.metrics.count("requests", route, str(message["status"]))
-
-
-def _is_limited(principal: object) -> TypeGuard[Principal]:
-    return isinstance(principal, Principal) and principal.limits != NO_LIMITS
 
 
 async def after_exception(error: Exception, scope: Scope) -> None:
@@ -129,38 +123,36 @@ def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayErr
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    failure, scope = _failure_of(request, error), request.scope
-    dialect = dialect_of(scope)
-    status, envelope = status_of(failure, dialect), body_of(failure, request_id(scope), dialect)
-    _remember(scope, failure, status, envelope.error.message)
+    failure, scope, made = _failure_of(request, error), request.scope, request_id(request.scope)
+    dialect, path, state = dialect_of(scope), str(scope["path"]), request.app.state
+    status, envelope = status_of(failure, dialect), body_of(failure, made, dialect)
+    # An error answer of the model APIs is kept, so that its request id leads to it.
+    if path.startswith("/v1") and (services := getattr(state, "services", None)) is not None:
+        user = scope.get("user")
+        state.refusals.keep(
+            Refusal(
+                at_ms=int(services.clock.wall().timestamp() * 1000),
+                request_id=made,
+                workspace=user.workspace if isinstance(user, Principal) else None,
+                status=status,
+                type=failure.type,
+                message=envelope.error.message[:MESSAGE_CHARACTERS],
+                path=path[:PATH_CHARACTERS],
+                user_agent=agent_of(header_of(scope, b"user-agent") or ""),
+            )
+        )
     # The methods of the path: RFC 9110 asks for `Allow` with a 405.
     given: dict[str, str] = getattr(error, "headers", None) or {}
-    allowed = {name: value for name, value in given.items() if name.lower() == "allow"}
-    headers = {**allowed, **_advice(failure, status)}
+    headers = {name: value for name, value in given.items() if name.lower() == "allow"}
+    match failure:
+        case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
+            headers["retry-after"] = str(seconds)
+        case RequestTimeout():
+            headers["connection"] = "close"
+        case SpendLimitReached() if status == 429:
+            # SDKs retry each 429 by themselves, but a month is not over in seconds.
+            headers["x-should-retry"] = "false"
     return Response(envelope, status_code=status, media_type="application/json", headers=headers)
-
-
-def _remember(scope: Scope, failure: GatewayError, status: int, message: str) -> None:
-    """Keep an error answer of the model APIs, so that its request id leads to it."""
-    path = str(scope["path"])
-    if not path.startswith("/v1"):
-        return
-    state = scope["litestar_app"].state
-    if (services := getattr(state, "services", None)) is None:
-        return
-    user = scope.get("user")
-    state.refusals.keep(
-        Refusal(
-            at_ms=int(services.clock.wall().timestamp() * 1000),
-            request_id=request_id(scope),
-            workspace=user.workspace if isinstance(user, Principal) else None,
-            status=status,
-            type=failure.type,
-            message=message[:MESSAGE_CHARACTERS],
-            path=path[:PATH_CHARACTERS],
-            user_agent=agent_of(_user_agent(scope)),
-        )
-    )
 
 
 def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str, str], bytes]:
@@ -175,19 +167,6 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str,
         "connection": "close",
     }
     return made, headers, body
-
-
-def _advice(failure: GatewayError, status: int) -> dict[str, str]:
-    """When to retry. SDKs retry each 429 by themselves, but a month is not over in seconds."""
-    match failure:
-        case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
-            return {"retry-after": str(seconds)}
-        case RequestTimeout():
-            return {"connection": "close"}
-        case SpendLimitReached() if status == 429:
-            return {"x-should-retry": "false"}
-        case _:
-            return {}
 
 
 handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}

@@ -1,6 +1,5 @@
 """Probes and metrics. They name no tenant and no content, so they need no key."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -86,65 +85,52 @@ class HealthController(Controller):
 
         `/health` is vLLM's name, which GuideLLM asks for.
         """
-        body = readiness_of(services, state.stopping)
+        journal, shared = services.journal, services.shared_limits
+        loops, ledger = services.supervisor.failing, services.ledger.problem
+        is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)
+        body = Readiness(
+            ready=is_able and not state.stopping.is_set(),
+            stopping=state.stopping.is_set(),
+            engines=[
+                EngineHealth(
+                    name=engine.name,
+                    status=engine.status,
+                    model=engine.description.model if engine.description else None,
+                    detail=engine.readiness,
+                )
+                for engine in services.fleet.engines
+            ],
+            journal_backlog=journal.backlog,
+            journal=JournalHealth(
+                backlog=journal.backlog,
+                bytes=journal.num_bytes,
+                max_bytes=journal.max_bytes,
+                has_room=journal.has_room,
+                set_aside=journal.num_set_aside,
+                damaged=journal.damaged,
+            ),
+            loops=loops,
+            ledger=ledger,
+            limits_hold="all_gateways" if shared and shared.is_shared else "this_gateway",
+        )
         return Response(body, status_code=200 if body.ready else 503)
 
     @get(
         "/metrics", operation_id="getMetrics", summary="Prometheus metrics.", media_type=_EXPOSITION
     )
     async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
-        return Response(exposition_of(services), media_type=_EXPOSITION)
-
-
-def exposition_of(services: Services) -> bytes:
-    """This process's metrics."""
-    services.metrics.show_engines(
-        {
-            engine.name: EngineState(
-                is_ready=engine.is_ready,
-                is_draining=engine.is_draining,
-                breaker=engine.breaker.state(engine.monotonic()),
-                num_names=len(engine.holdings),
-                model=engine.description.model if engine.description else None,
-            )
-            for engine in services.fleet.engines
-        }
-    )
-    services.metrics.set("loops_failing", len(services.supervisor.failing))
-    return services.metrics.exposition()
-
-
-def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
-    """This process's readiness."""
-    engines = [
-        EngineHealth(
-            name=engine.name,
-            status=engine.status,
-            model=engine.description.model if engine.description else None,
-            detail=engine.readiness,
+        metrics = services.metrics
+        metrics.show_engines(
+            {
+                engine.name: EngineState(
+                    is_ready=engine.is_ready,
+                    is_draining=engine.is_draining,
+                    breaker=engine.breaker.state(engine.monotonic()),
+                    num_names=len(engine.holdings),
+                    model=engine.description.model if engine.description else None,
+                )
+                for engine in services.fleet.engines
+            }
         )
-        for engine in services.fleet.engines
-    ]
-    journal = JournalHealth(
-        backlog=services.journal.backlog,
-        bytes=services.journal.num_bytes,
-        max_bytes=services.journal.max_bytes,
-        has_room=services.journal.has_room,
-        set_aside=services.journal.num_set_aside,
-        damaged=services.journal.damaged,
-    )
-    shared = services.shared_limits
-    is_stopping = stopping.is_set()
-    loops, ledger = services.supervisor.failing, services.ledger.problem
-    is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)
-    is_ready = is_able and not is_stopping
-    return Readiness(
-        ready=is_ready,
-        stopping=is_stopping,
-        engines=engines,
-        journal_backlog=journal.backlog,
-        journal=journal,
-        loops=loops,
-        ledger=ledger,
-        limits_hold="all_gateways" if shared and shared.is_shared else "this_gateway",
-    )
+        metrics.set("loops_failing", len(services.supervisor.failing))
+        return Response(metrics.exposition(), media_type=_EXPOSITION)

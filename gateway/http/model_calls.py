@@ -56,10 +56,6 @@ VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
 _encode = msgspec.json.Encoder().encode
 
 
-def _paths(ask: Ask) -> list[str]:
-    return [slot.path for slot in ask.plan.slots]
-
-
 # Messages.
 
 
@@ -143,7 +139,7 @@ def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> answers.Me
     return answers.MessageWriter(
         id=turn_id,
         model=ask.model.id,
-        paths=_paths(ask),
+        paths=ask.plan.paths,
         found=findings,
         diagnose=partial(_message_diagnostics, findings),
         omits_thinking=ask.omit_thinking,
@@ -223,7 +219,7 @@ async def _complete(
         model=ask.model.id,
         created=int(services_of(request).clock.wall().timestamp()),
         found=findings,
-        paths=_paths(ask),
+        paths=ask.plan.paths,
         num_choices=ask.sampling.num_choices,
         include_usage=not ask.stream or ask.include_usage,
     )
@@ -263,7 +259,7 @@ class ResponsesController(Controller):
             )
             return await answer(request, items, writer, stream if ask.stream else None)
         except (PromptTooLong, DemandRefused) as error:
-            raise in_responses_names(error, _paths(ask)) from None
+            raise in_responses_names(error, ask.plan.paths) from None
 
     @post("/input_tokens", status_code=200)
     async def count(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
@@ -275,7 +271,7 @@ class ResponsesController(Controller):
             try:
                 tokens = await while_present(request, services.turns.count(made.ask))
             except PromptTooLong as error:
-                raise in_responses_names(error, _paths(made.ask)) from None
+                raise in_responses_names(error, made.ask.plan.paths) from None
         return answered(responses.InputTokens(tokens))
 
     @get("/{response_id:str}")
@@ -312,7 +308,7 @@ def _response_writer(
         model=response.model,
         response=response,
         found=findings,
-        paths=_paths(ask),
+        paths=ask.plan.paths,
         diagnose=partial(_response_diagnostics, findings),
         origins=made.origins,
         summarizes=bool(request.reasoning and request.reasoning.wants_summary),
@@ -373,7 +369,7 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
         id=turn_id,
         model=ask.model.id,
         found=findings,
-        paths=_paths(ask),
+        paths=ask.plan.paths,
         num_choices=ask.sampling.num_choices,
         hides_thinking=ask.omit_thinking,
         is_enum=is_enum,

@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         self._drain_seconds = settings.drain_seconds
         self._stop_at: float | None = None
 
-        def refused(reason: str, request_id: str | None = None) -> None:
+        def refused(reason: str, request_id: str | None) -> None:
             app.state.services.metrics.count("refused_connections", reason)
             if settings.access_log:
                 log = get_logger("access")

@@ -6,8 +6,8 @@ from typing import Any
 
 import litestar
 
-from gateway.admission.counting import Counting
 from gateway.admission.keyring import KeyRing
+from gateway.admission.rates import Counting
 from gateway.admission.reading import ReadKind, ReadLimit
 from gateway.admission.shared import SharedLimits
 from gateway.admission.workers import Workers
@@ -19,14 +19,13 @@ from gateway.base.metrics import Metrics
 from gateway.base.supervisor import Supervisor
 from gateway.dialects.lowering import Asked
 from gateway.http.auth import AdminGate
-from gateway.http.batch_rows import RowReader
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.identity import Identity
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
-from gateway.prices.book import PriceBook
+from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Principal
 from gateway.prompt.media import Unreadable
 from gateway.routing.fleet import Fleet
@@ -63,7 +62,6 @@ class Services:
     cached_contents: CachedContents
     sweep: Sweep
     batches: Batches
-    row_reader: RowReader
     removes_nonces: bool
     unreadable: Unreadable
     auto_cache_messages: bool

@@ -5,10 +5,9 @@ from datetime import date
 
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.prices.book import PriceBook
+from gateway.prices.files import PriceBook
 from gateway.prices.money import NanoDollars
-from gateway.prices.price import Price
-from gateway.prices.sheets import PriceSheets
+from gateway.prices.price import Price, PriceSheets
 from gateway.prompt.ask import Ask
 
 
@@ -40,7 +39,9 @@ class Billing:
     def charge(self, record: TurnRecord) -> None:
         if record.first_leg is not None and record.epoch is None:
             record.take_prefill(0)  # the engine that was to answer told nothing
-        charge(record, self._price(record))
+        # The record is opened with the model whose price applies. Pricing replaces it by the id.
+        model = (record.price or record.model).split("@")[0]
+        charge(record, self._prices.find(model, record.opened_at.date()))
         self._metrics.count_turn(record)
         if record.num_removed:
             self._metrics.count("removed_nonces", amount=record.num_removed)
@@ -53,11 +54,3 @@ class Billing:
         """
         price = self._prices.find((ask.model.price or ask.model.id).split("@")[0], on)
         return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.most_output)
-
-    def _price(self, record: TurnRecord) -> Price | None:
-        """The record is opened with the model whose price applies.
-
-        Pricing replaces it by the price's id.
-        """
-        model = (record.price or record.model).split("@")[0]
-        return self._prices.find(model, record.opened_at.date())

@@ -68,21 +68,26 @@ class Drain:
     async def step(self) -> int:
         """Move one batch; return how many turns it held."""
         if not self._has_looked:
-            await self._look_for_lost()
+            # Let go of lost turns that the ledger has by now: `recover --instance` made their rows.
+            lost = await self._journal.set_aside_turns(LOST)
+            if lost and self._known is not None:
+                await self._journal.found(sorted(await self._known(lost)))
+            self._has_looked = True
         turns = await self._journal.closed_turns(_BATCH)
         if not turns:
             return 0
         stored = await self._store(turns)
-        await self._acknowledge(stored)
+        by_engine: dict[str, list[str]] = {}
+        for turn in stored:
+            if turn.engine:
+                by_engine.setdefault(turn.engine, []).append(turn.request_id)
+        for name, request_ids in by_engine.items():
+            try:
+                await self._tell(name, request_ids)
+            except GatewayError as error:  # the reconciler does it later
+                self._log.warning("ack_failed", engine=name, error=str(error))
         await self._journal.forget([turn.id for turn in stored])
         return len(turns)
-
-    async def _look_for_lost(self) -> None:
-        """Let go of lost turns that the ledger has by now: `recover --instance` made their rows."""
-        lost = await self._journal.set_aside_turns(LOST)
-        if lost and self._known is not None:
-            await self._journal.found(sorted(await self._known(lost)))
-        self._has_looked = True
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
         """Insert the turns; return those that are in the ledger now.
@@ -105,18 +110,3 @@ class Drain:
             self._metrics.count("turns_set_aside")
             return []
         return turns
-
-    async def _acknowledge(self, turns: list[TurnRecord]) -> None:
-        """Acknowledge the turns, as far as engines can be reached.
-
-        The reconciler does the rest later.
-        """
-        by_engine: dict[str, list[str]] = {}
-        for turn in turns:
-            if turn.engine:
-                by_engine.setdefault(turn.engine, []).append(turn.request_id)
-        for name, request_ids in by_engine.items():
-            try:
-                await self._tell(name, request_ids)
-            except GatewayError as error:
-                self._log.warning("ack_failed", engine=name, error=str(error))

@@ -124,12 +124,8 @@ class Reconciler:
         return {engine.name: engine for engine in self._witnesses}
 
     @property
-    def pending(self) -> list[str]:
-        """The ids of the turns that are to be closed."""
-        return list(self._pending)
-
-    @property
     def num_pending(self) -> int:
+        """How many turns are to be closed."""
         return len(self._pending)
 
     async def recover(self) -> int:
@@ -163,25 +159,23 @@ class Reconciler:
     async def step(self, *, is_sweep: bool = False) -> None:
         """Ask every ready engine for its counts, and close the turns that can be closed."""
         async with self._stepping:
-            await self._step(is_sweep)
-
-    async def _step(self, is_sweep: bool) -> None:
-        self._num_counts = 0
-        heard: set[str] = set()
-        for engine in [engine for engine in self._engines.values() if engine.is_ready]:
-            try:
-                await self._cancel(engine)
-                counts = await engine.unacknowledged()
-            except GatewayError as error:
-                self._log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
-                continue
-            heard.add(engine.name)
-            self._num_counts += len(counts)
-            await self._match(engine, counts)
-            done = await self._close_retired(engine, counts)
-            if is_sweep:
-                await self._sweep(engine, [each for each in counts if each.request_id not in done])
-        await self._give_up(heard)
+            self._num_counts = 0
+            heard: set[str] = set()
+            for engine in [engine for engine in self._engines.values() if engine.is_ready]:
+                try:
+                    await self._cancel(engine)
+                    counts = await engine.unacknowledged()
+                except GatewayError as error:
+                    self._log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
+                    continue
+                heard.add(engine.name)
+                self._num_counts += len(counts)
+                await self._match(engine, counts)
+                done = await self._close_retired(engine, counts)
+                if is_sweep:
+                    left = [each for each in counts if each.request_id not in done]
+                    await self._sweep(engine, left)
+            await self._give_up(heard)
 
     async def finish(self, deadline_seconds: float) -> None:
         """At shutdown, close the turns that can be closed soon.
@@ -288,7 +282,8 @@ class Reconciler:
         self._metrics.count("reconciled_turns", result)
 
     async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
-        mine = [final for final in counts if self._is_mine(final.request_id)]
+        own = tuple(f"msg_{each}" for each in self._journal.instances)
+        mine = [final for final in counts if final.request_id.startswith(own)]
         for start in range(0, len(mine), _SWEEP_COUNTS):
             try:
                 await self._sweep_some(engine, mine[start : start + _SWEEP_COUNTS])
@@ -319,6 +314,3 @@ class Reconciler:
         self._metrics.count("turns_set_aside", amount=len(lost))
         for turn_id in sorted(lost):
             self._log.error("turn_lost", turn=turn_id, engine=engine.name)
-
-    def _is_mine(self, turn_id: str) -> bool:
-        return turn_id.startswith(tuple(f"msg_{each}" for each in self._journal.instances))

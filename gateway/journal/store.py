@@ -218,7 +218,6 @@ class Journal:
         self._guard = guard
         self._log = get_logger("journal")
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._gathered: list[_Job] = []
         self._unfinished: list[_Job] = []
         # A commit failed. No new turns until one has worked.
         self._is_failing = False
@@ -241,7 +240,6 @@ class Journal:
 
     async def stop(self) -> None:
         """Finish what was handed over and close the file."""
-        self._hand_over()
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
         self._close()
@@ -362,20 +360,12 @@ class Journal:
             raise JournalUnavailable from None
 
     def _submit(self, work: Work, *, must: bool = False) -> asyncio.Future[Any]:
-        """What is submitted in one round of the event loop is handed over together."""
         self._loop = asyncio.get_running_loop()
         future = self._loop.create_future()
         # Nobody need ask for the outcome.
         future.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._gathered.append(_Job(work, must, future))
-        if len(self._gathered) == 1:
-            self._loop.call_soon(self._hand_over)
+        self._jobs.put(_Job(work, must, future))
         return future
-
-    def _hand_over(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        for job in gathered:
-            self._jobs.put(job)
 
     # The thread.
 

@@ -13,8 +13,8 @@ import msgspec
 from engine.protocol import Event, InputUsage, Started
 from gateway.planner.engine import Capacities, Costs, SimulatedEngine
 from gateway.planner.requests import PlannedRequest
-from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
+from gateway.routing.router import Candidate, Load, PromptSizes, Weights, place
 
 EVENT_SECONDS = 0.02
 """From an engine's event to a gateway that knows it."""

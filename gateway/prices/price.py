@@ -3,15 +3,17 @@
 A model without a price has no cost: None, never 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 
 from engine.protocol import TTLS, InputUsage, Ttl
 from gateway.prices.money import NanoDollars
 
+_MAX_REMEMBERED = 1024
 PROMPT_BANDS = (32_000, 64_000, 100_000, 128_000, 200_000, 256_000, 272_000, 512_000)
 """Prompt lengths, in tokens, above which a price may change.
 
@@ -107,3 +109,39 @@ def cost_at(rates: TokenPrices, usage: InputUsage, output_tokens: int) -> Cost:
 def cost_with_ttl(rates: TokenPrices, ttl: Ttl, tokens: int, requests: int, in_time: int) -> int:
     """The cost of so many tokens in each request; those that come `in_time` read them."""
     return tokens * (rates.write(ttl) * (requests - in_time) + rates.read * in_time)
+
+
+class PriceSheets:
+    """All prices of a file. `source` and `as_of` say where and when published prices were read."""
+
+    def __init__(
+        self, prices: Iterable[Price], source: str | None = None, as_of: date | None = None
+    ) -> None:
+        self.source, self.as_of = source, as_of
+        self.all = sorted(prices, key=lambda price: (price.model, price.valid_from))
+        # Turns of an earlier version have ids without a digest.
+        self._of_id = {price.id.partition("#")[0]: price for price in self.all}
+        self._of_id |= {price.id: price for price in self.all}
+        # Every turn looks up its model. Clients choose the ids, so the number of remembered ids is
+        # bounded.
+        self.find = lru_cache(maxsize=_MAX_REMEMBERED)(self._find)
+
+    def _find(self, model: str, on: date) -> Price | None:
+        """The model's price on that day.
+
+        If several models' aliases match, the first model by name counts.
+        """
+        valid = [price for price in self.all if price.valid_from <= on]
+        named = [price for price in valid if price.model == model]
+        if not named:
+            aliased = [p for p in valid if any(fnmatchcase(model, glob) for glob in p.aliases)]
+            named = [price for price in aliased if price.model == aliased[0].model]
+        return named[-1] if named else None
+
+    def with_id(self, price_id: str) -> Price | None:
+        """The price with this id, if it is still in the file."""
+        return self._of_id.get(price_id)
+
+    def current(self, on: date) -> list[Price]:
+        """Each model's price on that day."""
+        return list({price.model: price for price in self.all if price.valid_from <= on}.values())

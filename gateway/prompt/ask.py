@@ -1,7 +1,7 @@
 """One turn as the gateway understands it, whatever dialect it came in."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NewType
 
 import msgspec
@@ -10,9 +10,7 @@ from engine.protocol import (
     Capability,
     CountRequest,
     GenerateRequest,
-    Name,
     Sampling,
-    ServiceClass,
     ToolChoice,
 )
 from gateway.admin.structs.fleet import KeyScope
@@ -27,7 +25,7 @@ from gateway.prompt.fingerprint import (
 )
 from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.names import NAMES_RULE
-from gateway.prompt.plan import Plan, PlanMemory
+from gateway.prompt.plan import Plan
 
 TurnId = NewType("TurnId", str)
 Dialect = Literal["anthropic", "openai", "gemini"]
@@ -43,8 +41,7 @@ class Principal:
     """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
 
     `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
-    None is no bound of its own. `auto_cache` is for requests without markers. `plan_memory` is
-    the same for all who ask.
+    None is no bound of its own. `auto_cache` is for requests without markers.
     """
 
     workspace: str
@@ -54,7 +51,6 @@ class Principal:
     limits: Limits = NO_LIMITS
     lease_share: float | None = None
     auto_cache: AutoCache = DEFAULT_AUTO_CACHE
-    plan_memory: PlanMemory | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         if not self.comparison.is_wanted:
             prefixes = few_of(prefixes, num_tools, num_system)
         points = points_of(prefixes)
-        told = dict(zip(map(_place, plan.names), name_tokens, strict=False))
+        places = ((name.segment, name.characters) for name in plan.names)
+        told = dict(zip(places, name_tokens, strict=False))
         return Fingerprint(
             model=self.model.id,
             parameters=digest_parameters(self.comparison.parameters, self.principal.scope),
@@ -159,11 +156,15 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         self, request_id: str, now: float, capabilities: Collection[Capability]
     ) -> GenerateRequest:
         """The request for an engine with these capabilities, at `now` on the monotonic clock."""
+        sampling, can_wait = self.sampling, "service_class" in capabilities
+        if sampling.logprobs is not None and "logprobs" not in capabilities:
+            # Where that is an error, routing has refused the turn.
+            sampling = msgspec.structs.replace(sampling, logprobs=None)
         return GenerateRequest(
             request_id=request_id,
             scope=self.principal.scope,
             prompt=self.plan.prompt,
-            sampling=self._sampling(capabilities),
+            sampling=sampling,
             breakpoints=self.plan.breakpoints,
             names=self.plan.names,
             # A manual clock stands still while this one goes on: no time has passed on it.
@@ -173,27 +174,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             thinking=self._thinks(capabilities),
             output_schema=self.output_schema,
             lease_share=self.principal.lease_share,
-            service_class=self._class(capabilities),
+            service_class="batch" if self.is_batch and can_wait else "interactive",
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
         return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))
 
-    def _sampling(self, capabilities: Collection[Capability]) -> Sampling:
-        """The sampling, without `logprobs` if the engine lacks them.
-
-        Where that is an error, routing has refused the turn.
-        """
-        if self.sampling.logprobs is None or "logprobs" in capabilities:
-            return self.sampling
-        return msgspec.structs.replace(self.sampling, logprobs=None)
-
-    def _class(self, capabilities: Collection[Capability]) -> ServiceClass:
-        return "batch" if self.is_batch and "service_class" in capabilities else "interactive"
-
     def _thinks(self, capabilities: Collection[Capability]) -> bool:
         return self.thinking and "thinking" in capabilities
-
-
-def _place(name: Name) -> tuple[int, int | None]:
-    return name.segment, name.characters

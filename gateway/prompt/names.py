@@ -17,10 +17,10 @@ secret, can't tell a text by its name.
 
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
-from xxhash import xxh3_128_digest, xxh3_128_hexdigest
+from xxhash import xxh3_128_digest
 
 from engine.protocol import (
     MAX_NAMES,
@@ -51,42 +51,8 @@ _LEAST_STEP = 1024
 _STEPS = ((16_384, _LEAST_STEP), (32_768, 2048), (65_536, 4096))
 _FRONT_NAMES = 64
 _DIGEST_BYTES = 8
-# hashlib gives up the interpreter's lock for longer ones, and getting it back from another thread
-# takes longer than hashing them.
-_UPDATE_BYTES = 2047
 _SEGMENT_END = b"\x02"
-# Shorter texts are named as fast as they are found again. Longer ones are not read whole at once.
-_LEAST_KNOWN, _MOST_KNOWN = 2048, 1 << 18
 _encode = msgspec.json.Encoder().encode
-ValueT = TypeVar("ValueT")
-
-
-class Recent(Generic[ValueT]):
-    """What was made lately, by key, so that it is not made again: at least the last `most` that
-    were used, and at most twice as many.
-
-    There are two generations, and the older one is forgotten as a whole. Threads may share it,
-    since each step is one operation on a dictionary; at worst a value is made twice.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._young: dict[str, ValueT] = {}
-        self._old: dict[str, ValueT] = {}
-
-    def get(self, key: str) -> ValueT | None:
-        found = self._young.get(key)
-        if found is None and (found := self._old.get(key)) is not None:
-            self.put(key, found)
-        return found
-
-    def put(self, key: str, value: ValueT) -> None:
-        if len(self._young) >= self._most:
-            self._old, self._young = self._young, {}
-        self._young[key] = value
-
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old)
 
 
 class Segment(NamedTuple):
@@ -100,13 +66,6 @@ class Segment(NamedTuple):
     text: str
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-    def digest(self) -> bytes: ...
-    def hexdigest(self) -> str: ...
-    def copy(self) -> Self: ...
-
-
 class Prefix(NamedTuple):
     """One prefix of a prompt: its name, and how many bytes of content it has."""
 
@@ -114,24 +73,9 @@ class Prefix(NamedTuple):
     num_bytes: int
 
 
-class NamedText(NamedTuple):
-    """The prefixes that end in one long text, and what is true behind it: the chain, the bytes of
-    content and the characters of text."""
-
-    prefixes: list[Prefix]
-    chain: _Hash
-    num_bytes: int
-    depth: int
-
-
-def find_prefixes(
-    prompt: Prompt, scope: str, known: Recent[NamedText] | None = None
-) -> list[Prefix]:
-    """All prefixes of the prompt that have a name, shallowest first.
-
-    `known` has what was made of long texts, by the scope and all content up to their ends.
-    """
-    chain: _Hash = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
+def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
+    """All prefixes of the prompt that have a name, shallowest first."""
+    chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
     prefixes: list[Prefix] = []
     num_bytes = depth = 0
@@ -139,15 +83,6 @@ def find_prefixes(
         header = begin + _HEADERS.get(letter, b"text")
         if values is not None:
             header += _encode(values)
-        key, first = None, len(prefixes)
-        if known is not None and _LEAST_KNOWN <= len(text) <= _MOST_KNOWN:
-            # The chain stands for the scope and all content before.
-            content = b"%d:%b%b" % (len(header), header, text.encode())
-            key = chain.hexdigest() + xxh3_128_hexdigest(content, seed)
-            if (found := known.get(key)) is not None:
-                prefixes += found.prefixes
-                chain, num_bytes, depth = found.chain.copy(), found.num_bytes, found.depth
-                continue
         # What the chain takes in next. Of a short text all goes in with one call.
         taken = b"\x01%d:%b" % (len(header), header)
         num_bytes += len(header)
@@ -160,15 +95,13 @@ def find_prefixes(
             num_bytes += len(data)
             taken += b"\x03" + xxh3_128_digest(data, seed)
             if end < length:
-                _update(chain, taken)
+                chain.update(taken)
                 taken = b""
                 prefixes.append(Prefix(Name(chain.hexdigest(), segment, end), num_bytes))
             start = end
         depth += length
-        _update(chain, taken + _SEGMENT_END)
+        chain.update(taken + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
-        if known is not None and key is not None:
-            known.put(key, NamedText(prefixes[first:], chain.copy(), num_bytes, depth))
     return prefixes
 
 
@@ -200,14 +133,6 @@ def step_at(depth: int) -> int:
         if depth < below:
             return step
     return MAX_STEP
-
-
-def _update(chain: _Hash, data: bytes) -> None:
-    if len(data) <= _UPDATE_BYTES:
-        chain.update(data)
-        return
-    for offset in range(0, len(data), _UPDATE_BYTES):
-        chain.update(data[offset : offset + _UPDATE_BYTES])
 
 
 def segments_of(prompt: Prompt) -> Iterator[Segment]:

@@ -1,41 +1,69 @@
-"""The plan of a request: its prompt, breakpoints and names."""
+"""The plan of a request: its prompt's segments, names, and where a prefix is held. Pure.
+
+Held is what the client marks, what the automatic marker marks, and what a key's policy adds. Broken
+rules are reported in the order count, explicit TTL order, automatic against explicit, automatic TTL
+order.
+"""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
+from msgspec.structs import replace
 
-from engine.protocol import Breakpoint, Name, Prompt, TextPart, ToolResultPart, Ttl
+from engine.protocol import (
+    MAX_BREAKPOINTS,
+    Breakpoint,
+    Name,
+    Prompt,
+    TextPart,
+    ToolResultPart,
+    Ttl,
+    outlives,
+)
+from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.prompt.breakpoints import Layout, Slot, add_automatic, find_breakpoints, leave_out
-from gateway.prompt.names import CALL, RESULT, NamedText, Prefix, Recent, find_prefixes, trim_names
-from gateway.prompt.sketch import Sketch, Sketched, kinds_of, sketch_of
+from gateway.prompt.names import CALL, RESULT, Prefix, find_prefixes, trim_names
+from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
 
+_ORDER = (
+    "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
+    " blocks are processed in the following order: `tools`, `system`, `messages`."
+)
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
-_END_CHARACTERS = 1024
-_PIECE_CHARACTERS = 1 << 16
-_SURE = (TextPart, ToolResultPart)
-_MAX_SKETCHED = 10_000
-"""At some 500 bytes each."""
-_MAX_TEXTS = 1024
-"""At 2 to 15 KB each."""
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment's place in the request, and the marker on it.
+
+    `is_absent`: the block is kept out of the prompt and makes no segment.
+    """
+
+    path: str
+    marker: Ttl | None = None
+    num_markers: int = 0
+    can_carry: bool = True
+    is_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class PlanMemory:
-    """The same for all workspaces, each of which finds its own: the keys depend on its scope."""
+class Layout:
+    prompt: Prompt
+    slots: list[Slot]
 
-    sketched: Recent[Sketched] = field(default_factory=lambda: Recent(_MAX_SKETCHED))
-    texts: Recent[NamedText] = field(default_factory=lambda: Recent(_MAX_TEXTS))
+
+class MarkersBroken(InvalidRequest):
+    """There are too many markers, or they stand in a wrong order."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
     `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
-    are the client's. `sure_bytes`: see the function. `kinds` and `sketch`: see `sketch.py`."""
+    are the client's. `kinds` and `sketch`: see `sketch.py`."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -43,10 +71,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     names: list[Name]
     name_bytes: list[int]
     prefixes: list[Prefix]
-    sure_bytes: int
     automatic: AutoCache | None = None
     kinds: str = ""
     sketch: Sketch | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """Where each segment stands in the request."""
+        return [slot.path for slot in self.slots]
 
     @property
     def has_calls(self) -> bool:
@@ -57,6 +89,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def num_bytes(self) -> int:
         """All content of the prompt, in UTF-8 and JSON."""
         return self.prefixes[-1].num_bytes if self.prefixes else 0
+
+    @property
+    def sure_bytes(self) -> int:
+        """How many UTF-8 bytes of texts and tool results become tokens with every template.
+
+        A template may strip blanks, leave thinking out, and write tools in another way.
+        """
+        prompt = self.prompt
+        if prompt.text is not None:
+            return len(prompt.text.encode())
+        texts = [block.text for block in prompt.system]
+        for message in prompt.messages:
+            texts += [p.text for p in message.parts if isinstance(p, TextPart | ToolResultPart)]
+        return sum(len(text.strip().encode()) for text in texts)
 
     def in_request(self, message: str) -> str:
         """An engine's message about a tool, by the tool's number in the client's list.
@@ -92,22 +138,18 @@ def make_plan(
     automatic: Ttl | None,
     scope: str,
     policy: AutoCache | None = None,
-    memory: PlanMemory | None = None,
 ) -> Plan:
     """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot.
 
-    `memory` has what earlier plans made of the same prefixes.
-
-    With a `policy` there may be more breakpoints than the client's (`breakpoints.py`).
+    With a `policy` there may be more breakpoints than the client's (`add_automatic`).
     """
     slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
-    prefixes = find_prefixes(layout.prompt, scope, memory.texts if memory else None)
+    prefixes = find_prefixes(layout.prompt, scope)
     named = trim_names(prefixes, marked)
-    ends = [name.digest for name, _ in prefixes if name.characters is None]
     return Plan(
         prompt=layout.prompt,
         slots=slots,
@@ -116,43 +158,115 @@ def make_plan(
         name_bytes=[prefix.num_bytes for prefix in named],
         prefixes=prefixes,
         automatic=policy if len(breakpoints) > num_given else None,
-        sure_bytes=sure_bytes(layout.prompt),
         kinds=kinds_of(layout.prompt),
-        sketch=sketch_of(layout.prompt, scope, ends, memory.sketched if memory else None),
+        sketch=sketch_of(layout.prompt, scope),
     )
 
 
-def sure_bytes(prompt: Prompt) -> int:
-    """How many UTF-8 bytes of texts and tool results become tokens with every template.
+def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
+    """Return the breakpoints in prompt order, or raise for the first broken rule."""
+    found = sum(slot.num_markers for slot in slots) + (automatic is not None)
+    if found > MAX_BREAKPOINTS:
+        raise MarkersBroken(
+            f"A maximum of {MAX_BREAKPOINTS} blocks with cache_control may be provided."
+            f" Found {found}."
+        )
+    marked = [(index, slot, slot.marker) for index, slot in enumerate(slots) if slot.marker]
+    for (_, _, before), (_, slot, ttl) in pairwise(marked):
+        if outlives(ttl, before):
+            raise MarkersBroken(f"{slot.path}.cache_control.ttl: {_ORDER}")
+    breakpoints = [Breakpoint(index, ttl) for index, _, ttl in marked]
+    if automatic is None:
+        return breakpoints
+    target = find_target(slots)
+    if target is None:
+        return breakpoints
+    already = slots[target].marker
+    if already is not None:
+        if already != automatic:
+            raise InvalidRequest(
+                f"Top-level cache_control has ttl='{automatic}' but the target block already has"
+                f" cache_control with ttl='{already}'. When both are specified on the same block,"
+                " they must have matching TTLs."
+            )
+        return breakpoints
+    # A marker cannot sit after the last slot that can carry one, so the target is the last.
+    if any(outlives(automatic, ttl) for _, _, ttl in marked):
+        raise MarkersBroken(f"cache_control: {_ORDER}")
+    return [*breakpoints, Breakpoint(target, automatic)]
 
-    A template may strip blanks, leave thinking out, and write tools in another way.
+
+def leave_out(
+    slots: Sequence[Slot], breakpoints: Sequence[Breakpoint]
+) -> tuple[list[Slot], list[Breakpoint]]:
+    """Leave out the absent slots: those that stay are the prompt's segments.
+
+    The breakpoints then name segments. A breakpoint on an absent slot moves to the segment before,
+    which has the same prefix. If that segment has a breakpoint, that one stays; its TTL is not
+    shorter. If there is no segment before, the breakpoint is dropped.
     """
-    if prompt.text is not None:
-        return _num_bytes(prompt.text)
-    texts = [block.text for block in prompt.system]
-    for message in prompt.messages:
-        texts += [p.text for p in message.parts if isinstance(p, _SURE)]
-    return sum(len(text) if _is_plain(text) else _num_kept(text) for text in texts)
+    segments: list[int] = []
+    for slot in slots:
+        segments.append((segments[-1] if segments else -1) + (not slot.is_absent))
+    moved: dict[int, Breakpoint] = {}
+    for point in breakpoints:
+        segment = segments[point.segment]
+        if segment >= 0:
+            moved.setdefault(segment, Breakpoint(segment, point.ttl))
+    return [slot for slot in slots if not slot.is_absent], list(moved.values())
 
 
-def _is_plain(text: str) -> bool:
-    """Whether each character is a byte, and none of them a blank at an end."""
-    return text.isascii() and not (text[:1].isspace() or text[-1:].isspace())
+def mark_latest(slots: Sequence[Slot], wanted: Sequence[int], ttl: Ttl, *, room: int) -> list[Slot]:
+    """The slots with markers on the last of `wanted`.
+
+    The markers that are there already count: in all there are at most `room` of them.
+    """
+    room -= sum(slot.num_markers for slot in slots)
+    marked = list(slots)
+    for index in wanted[max(len(wanted) - max(room, 0), 0) :]:
+        marked[index] = replace(marked[index], marker=ttl, num_markers=1)
+    return marked
 
 
-def _num_kept(text: str) -> int:
-    """The bytes without blanks at the ends. A long text is not copied for that, since a copy of
-    many megabytes holds the interpreter's lock."""
-    if len(text) > 2 * _END_CHARACTERS:
-        head, tail = text[:_END_CHARACTERS], text[-_END_CHARACTERS:]
-        if not (head.isspace() or tail.isspace()):
-            kept = _num_bytes(head.lstrip()) + _num_bytes(tail.rstrip())
-            return _num_bytes(text) - _num_bytes(head) - _num_bytes(tail) + kept
-    return _num_bytes(text.strip())
+def find_target(slots: Sequence[Slot]) -> int | None:
+    """The last slot that can carry a marker; ineligible ones are passed over silently."""
+    for index in range(len(slots) - 1, -1, -1):
+        if slots[index].can_carry:
+            return index
+    return None
 
 
-def _num_bytes(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    starts = range(0, len(text), _PIECE_CHARACTERS)
-    return sum(len(text[start : start + _PIECE_CHARACTERS].encode()) for start in starts)
+def add_automatic(
+    prompt: Prompt, slots: Sequence[Slot], given: Sequence[Breakpoint], policy: AutoCache
+) -> list[Breakpoint]:
+    """The client's breakpoints with those of the policy, in prompt order.
+
+    `slots` are the prompt's segments. If the client set breakpoints, only the one behind the last
+    turn is added, because a shorter TTL may not come before a longer one.
+    """
+    if policy.mode == "off" or len(given) >= MAX_BREAKPOINTS:
+        return list(given)
+    found = {point.segment: point for point in given}
+    targets = _targets(prompt, slots, policy)
+    if given:
+        targets = targets[-1:] if policy.mode == "conversation" else []
+    for segment in targets:
+        found.setdefault(segment, Breakpoint(segment, policy.ttl))
+    points = [found[segment] for segment in sorted(found)]
+    if any(outlives(later.ttl, earlier.ttl) for earlier, later in pairwise(points)):
+        return list(given)
+    return points
+
+
+def _targets(prompt: Prompt, slots: Sequence[Slot], policy: AutoCache) -> list[int]:
+    head = len(prompt.tools) + len(prompt.system)
+    ends = [head - 1]
+    if policy.mode == "conversation":
+        # Also the last segment before the last answer of the model, and the last one.
+        end, before_answer = head - 1, -1
+        for message in prompt.messages:
+            if message.role == "assistant":
+                before_answer = end
+            end += len(message.parts)
+        ends += [before_answer, len(slots) - 1]
+    return [end for end in (find_target(slots[: end + 1]) for end in ends) if end is not None]

@@ -9,9 +9,8 @@ The sizes are bounded: MAX_SEGMENTS segments, SKETCHED_BYTES of content, PIECES 
 MAX_TEXTS texts.
 """
 
-from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from itertools import islice
 from zlib import crc32
 
 import msgspec
@@ -24,8 +23,6 @@ from gateway.prompt.names import (
     RESULT,
     THINKING,
     TOOL,
-    Recent,
-    Segment,
     segments_of,
 )
 
@@ -39,7 +36,7 @@ _CHECKSUMS = 1 << 32
 # A shorter text is compared as a whole.
 _PIECED_CHARACTERS = 160
 _PIECED_BYTES = 32 * 1024
-_UPDATE_BYTES = 2047
+_LINE_BYTES = 2047
 # A text has the same digest whoever says it, so that one that moves is known again.
 _TEXT_HEADER = b"x"
 _encode = msgspec.json.Encoder().encode
@@ -72,82 +69,32 @@ def kinds_of(prompt: Prompt) -> str:
     )
 
 
-class Sketched(NamedTuple):
-    """What a sketch has of one segment. `pieces` is None where the segment has none."""
-
-    letter: str
-    own: bytes
-    size: int
-    unordered: bytes | None
-    pieces: bytes | None
-
-
-def sketch_of(
-    prompt: Prompt, scope: str, ends: Sequence[str] = (), known: Recent[Sketched] | None = None
-) -> Sketch:
-    """The sketch of the prompt's first segments.
-
-    `ends` are the names of the segments' ends (`names.py`). A name stands for the scope and for all
-    content before it, so what is `known` by it is not made again.
-    """
+def sketch_of(prompt: Prompt, scope: str) -> Sketch:
+    """The sketch of the prompt's first segments."""
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
-    made: list[Sketched] = []
-    num_pieced, room, is_first_message = 0, SKETCHED_BYTES, True
-    for index, segment in enumerate(segments_of(prompt)):
-        if index >= MAX_SEGMENTS:
-            break
-        one = known.get(ends[index]) if known is not None else None
-        if one is None:
-            has_pieces = is_first_message and num_pieced < MAX_TEXTS
-            one = _sketched(base, segment, room, has_pieces=has_pieces)
-            if one is None:
-                break
-            if known is not None:
-                known.put(ends[index], one)
-        room -= one.size
+    own, sketch = [], Sketch()
+    room, is_first_message = SKETCHED_BYTES, True
+    for index, segment in enumerate(islice(segments_of(prompt), MAX_SEGMENTS)):
+        letter, _, _, values, text = segment
+        kind, content = _HEADERS.get(letter, _TEXT_HEADER), text.encode()
+        header = kind if values is None else kind + _encode(values)
+        room -= len(header) + len(content)
         if room < 0:
             break
-        made.append(one)
-        is_first_message = is_first_message and one.letter not in _OF_THE_MODEL
-        num_pieced += one.pieces is not None
-    return Sketch(
-        b"".join(one.own for one in made),
-        [one.size for one in made],
-        [(index, one.unordered) for index, one in enumerate(made) if one.unordered is not None],
-        [(index, one.pieces) for index, one in enumerate(made) if one.pieces is not None],
-    )
-
-
-def _sketched(base: blake2b, segment: Segment, room: int, *, has_pieces: bool) -> Sketched | None:
-    """What a sketch has of one segment; None where that has more content than `room`."""
-    letter, values, text = segment.letter, segment.values, segment.text
-    header = _HEADERS.get(letter, _TEXT_HEADER)
-    kind, content = header, text.encode()
-    if values is not None:
-        header += _encode(values)
-    size = len(header) + len(content)
-    if size > room:
-        return None
-    is_pieced = has_pieces and letter not in _OF_THE_MODEL and len(text) >= _PIECED_CHARACTERS
-    return Sketched(
-        letter,
-        _digest(base, header, content),
-        size,
-        _digest(base, kind, _encode_sorted(values)) if letter in (TOOL, CALL) else None,
-        _pieces(base, content) if is_pieced else None,
-    )
+        own.append(_digest(base, header, content))
+        sketch.sizes.append(len(header) + len(content))
+        if letter in (TOOL, CALL):
+            sketch.unordered.append((index, _digest(base, kind, _encode_sorted(values))))
+        is_first_message = is_first_message and letter not in _OF_THE_MODEL
+        has_pieces = is_first_message and len(sketch.pieces) < MAX_TEXTS
+        if has_pieces and len(text) >= _PIECED_CHARACTERS:
+            sketch.pieces.append((index, _pieces(base, content)))
+    return msgspec.structs.replace(sketch, own=b"".join(own))
 
 
 def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:
     made = base.copy()
-    made.update(b"%d:" % len(header))
-    # hashlib gives up the interpreter's lock for longer ones: see `names.py`.
-    for data in (header, content):
-        if len(data) <= _UPDATE_BYTES:
-            made.update(data)
-            continue
-        for offset in range(0, len(data), _UPDATE_BYTES):
-            made.update(data[offset : offset + _UPDATE_BYTES])
+    made.update(b"%d:%b%b" % (len(header), header, content))
     return made.digest()
 
 
@@ -163,7 +110,7 @@ def _pieces(base: blake2b, content: bytes) -> bytes:
     made = []
     for place in (0, *sorted(chosen), len(found) - 1):
         digest = base.copy()
-        digest.update(found[place][:_UPDATE_BYTES])
+        digest.update(found[place][:_LINE_BYTES])
         made.append(digest.digest()[:PIECE_BYTES])
     return b"".join(made)
 

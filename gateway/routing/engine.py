@@ -45,10 +45,17 @@ from gateway.base.errors import (
 )
 from gateway.base.logs import bound_request_id, get_logger
 from gateway.routing.breaker import Breaker
-from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
-from gateway.routing.cost import Load, Weights
-from gateway.routing.generation import Generation, are_sane, refusal
+from gateway.routing.client import (
+    CannotConnect,
+    EngineHttp,
+    EngineResponse,
+    Generation,
+    are_sane,
+    refusal,
+    timeouts,
+)
 from gateway.routing.held import MAX_NAMES, PrefixEnd, ResidencyIndex, SnapshotPart, frames_of
+from gateway.routing.router import Load, Weights
 
 """`unsure`: the engine was ready and does not answer now. Turns wait for it; none is sent."""
 Reply = TypeVar("Reply")
@@ -145,7 +152,10 @@ class Engine:
         return (await self._call("POST", "/v1/cancel", CancelReply, body)).cancelled
 
     async def ack(self, request_ids: list[str]) -> None:
-        await self._discard("/v1/ack", _encode(AckRequest(request_ids)))
+        response = await self._send("POST", "/v1/ack", _encode(AckRequest(request_ids)), _CONTROL)
+        if response.status not in (200, 204):
+            await self._refuse(response)
+        await response.read()
 
     async def unacknowledged(self) -> list[FinalCounts]:
         """The final counts that are not acknowledged.
@@ -269,7 +279,11 @@ class Engine:
 
     async def _look(self) -> None:
         response = await self._send("GET", "/readyz", None, _CONTROL)
-        self.readiness = _readiness(await response.read())
+        body = await response.read()
+        try:
+            self.readiness = msgspec.json.decode(body, type=dict[str, object])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self.readiness = {}
         if response.status == 404:
             raise NoEngineThere
         if response.status == 200:
@@ -361,12 +375,6 @@ class Engine:
         except msgspec.MsgspecError:
             raise EngineFailed("the engine broke the protocol") from None
 
-    async def _discard(self, path: str, body: bytes) -> None:
-        response = await self._send("POST", path, body, _CONTROL)
-        if response.status not in (200, 204):
-            await self._refuse(response)
-        await response.read()
-
     async def _send(
         self,
         method: str,
@@ -407,10 +415,3 @@ async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:
         size += len(rest)
         if size > _MAX_EVENT_BYTES:
             raise EngineFailed("the engine broke the protocol")
-
-
-def _readiness(body: bytes) -> dict[str, object]:
-    try:
-        return msgspec.json.decode(body, type=dict[str, object])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return {}

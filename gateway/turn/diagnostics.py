@@ -1,4 +1,4 @@
-"""Cache diagnostics: how a turn's prompt differs from the prompt of an earlier turn.
+"""Why a turn missed: how its prompt differs from an earlier turn's, and who held its prefix.
 
 The client names the earlier turn. Fingerprints of recent turns are in memory. Those of older turns,
 of an earlier run or of another gateway are fetched from the ledger while the engine works. The
@@ -9,22 +9,26 @@ another workspace are not found, nor are turns whose client did not ask for diag
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from engine.protocol import TTLS, Name, Started
 from gateway.base.background import Background
 from gateway.base.errors import Overloaded
 from gateway.prompt.ask import Ask
 from gateway.prompt.fingerprint import Divergence, Fingerprint, compare, pack, unpack
 
 MAX_TURNS = 10_000
+MAX_NAMES_KNOWN = 100_000
 # A turn reaches the ledger a moment after its close, so a missing one is looked up once more.
 _SETTLE_SECONDS = 1.0
 _MAX_FETCHES = 32
 _TURN_ID = re.compile(r"msg_[0-9a-f]{28}")
 
 Find = Callable[[str, str], Awaitable[bytes | None]]
+Explanation = Literal["engine_restart", "routed_elsewhere", "ttl_expired"]
+EpochOf = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +107,60 @@ class PromptComparer:
             return found
         finally:
             self._num_fetches -= 1
+
+
+class _Holder(NamedTuple):
+    """An entry on `engine` in one epoch, and its end on the monotonic clock."""
+
+    engine: str
+    epoch: str
+    until: float
+
+
+class LastHolders:
+    """Which engines were last known to hold prefixes: why a turn missed.
+
+    The source is this gateway's own responses, at breakpoints, until an entry's TTL is over.
+    Entries that other gateways placed are unknown. Routing does not use it. `epoch_of` gives an
+    engine's epoch by its name, None if unknown.
+    """
+
+    def __init__(self, epoch_of: EpochOf, max_names: int = MAX_NAMES_KNOWN) -> None:
+        self._epoch_of = epoch_of
+        self._max_names = max_names
+        self._holders: OrderedDict[str, _Holder] = OrderedDict()
+
+    def learn(self, engine: str, started: Started, names: Iterable[Name], now: float) -> None:
+        """Remember the entries of a response."""
+        digests = {name.segment: name.digest for name in names if name.characters is None}
+        for report in started.breakpoints:
+            digest = digests.get(report.segment)
+            if digest is None or report.state == "none":
+                continue
+            # An entry without a lease has no promised end. By this time it has expired in any case.
+            seconds = report.expires_in_seconds or TTLS[report.ttl or "5m"].seconds
+            self._holders[digest] = _Holder(engine, started.epoch, now + seconds)
+            self._holders.move_to_end(digest)
+        while len(self._holders) > self._max_names:
+            self._holders.popitem(last=False)
+
+    def explain(
+        self, engine: str, epoch: str, digests: Iterable[str], now: float
+    ) -> Explanation | None:
+        """Why `engine`, in this epoch, may not hold these prefixes. They are given deepest first.
+
+        None if this gateway has no better reason than the engine.
+        """
+        for digest in digests:
+            holder = self._holders.get(digest)
+            if holder is None:
+                continue
+            current = epoch if holder.engine == engine else self._epoch_of(holder.engine)
+            if holder.engine == engine and holder.epoch == current:
+                return None
+            if holder.until <= now:
+                return "ttl_expired"
+            if current is not None and holder.epoch != current:
+                return "engine_restart"
+            return "routed_elsewhere"
+        return None

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Frame, Started
-from gateway.admission.queue import EngineQueue
+from gateway.admission.permit import EngineQueue
 from gateway.base.clock import Clock
 from gateway.base.errors import (
     DemandRefused,
@@ -39,16 +39,16 @@ from gateway.routing.client import CannotConnect
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.router import Route, Router
-from gateway.turn.attempts import (
+from gateway.turn.first_leg import FirstLeg, FirstLegs, over_legs, prefill_only
+from gateway.turn.state import (
     Attempts,
+    Turn,
     is_breakdown,
     is_retried,
     is_unsure,
     reason_of,
     told,
 )
-from gateway.turn.first_leg import FirstLeg, FirstLegs, over_legs, prefill_only
-from gateway.turn.state import Turn
 
 RETRY_SECONDS = 300.0
 """Seconds from the turn's arrival. A later failure is the answer."""
@@ -211,7 +211,7 @@ class Dispatcher:
             is_batch=turn.ask.is_batch,
             workspace=record.workspace,
         )
-        turn.permit.sent(choice.to_prefill, choice.tokens)
+        self.queue.sent(turn.permit, choice.to_prefill, choice.tokens)
         if record.attempt > 1:
             # The journal has the attempt first: after a kill this attempt's counts are the turn's.
             try:
@@ -228,14 +228,14 @@ class Dispatcher:
         """
         while True:
             refusing = self.queue.refusing
-            busy = [*refusing, *turn.permit.crowded()]
+            busy = [*refusing, *turn.permit.admission.crowded()]
             for avoided in (busy, refusing) if busy else (busy,):
                 try:
                     return self._cheapest(turn, avoided)
                 except GatewayError as error:
                     failure = turn.failure or error
             # While it waits for an engine it takes no room from others.
-            self.queue.leave(turn.permit.passage)
+            self.queue.leave(turn.permit)
             if self._may_return(turn.attempts):
                 await asyncio.sleep(_RETURN_SECONDS)
                 continue
@@ -272,7 +272,7 @@ class Dispatcher:
         turn.has_started = True
         turn.trace.started(started)
         engine.started(record.request_id, started, [name.digest for name in ask.plan.names])
-        turn.permit.passage.answered()
+        turn.permit.answered()
         self.queue.moved(engine)
         if record.engine_model is not None and ask.plan.prefixes:
             num_bytes = ask.plan.num_bytes

@@ -3,7 +3,7 @@
 The first leg is a request with `max_tokens` 0. Its frames are not passed on; the client gets
 heartbeats. When it has ended, and an engine that may answer has told that it can read the prefix,
 the turn goes on as at every next attempt. A first leg that fails, or takes too long, is given up,
-and the turn goes on without it. `routing/roles.py` says which turns have one.
+and the turn goes on without it. `routing/router.py` says which turns have one.
 
 The turn's usage is that of the first leg: the tokens that it wrote count as written, although the
 answering engine read them.
@@ -20,8 +20,7 @@ from gateway.base.errors import EngineTimeout
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
-from gateway.routing.roles import marked_tokens, prefill_elsewhere
-from gateway.routing.router import Route, Router
+from gateway.routing.router import Route, Router, marked_tokens, prefill_elsewhere
 
 LEG_SECONDS = 60.0
 """Seconds that a first leg may take."""
@@ -113,17 +112,17 @@ def over_legs(frames: list[Frame], first: Started | None) -> list[Frame]:
     """The answering engine's frames, with the first leg's usage and times in Started."""
     if first is None:
         return frames
-    return [_joined(frame, first) if isinstance(frame, Started) else frame for frame in frames]
-
-
-def _joined(frame: Started, first: Started) -> Started:
-    computed = first.usage.computed_tokens + frame.usage.computed_tokens
-    return msgspec.structs.replace(
-        frame,
-        usage=msgspec.structs.replace(first.usage, computed_tokens=computed),
-        miss_reason=first.miss_reason,
-        read_tier=first.read_tier,
-        bring_back_seconds=first.bring_back_seconds,
-        queue_seconds=first.queue_seconds + frame.queue_seconds,
-        prefill_seconds=first.prefill_seconds + frame.prefill_seconds,
-    )
+    joined = list(frames)
+    for index, frame in enumerate(frames):
+        if isinstance(frame, Started):
+            computed = first.usage.computed_tokens + frame.usage.computed_tokens
+            joined[index] = msgspec.structs.replace(
+                frame,
+                usage=msgspec.structs.replace(first.usage, computed_tokens=computed),
+                miss_reason=first.miss_reason,
+                read_tier=first.read_tier,
+                bring_back_seconds=first.bring_back_seconds,
+                queue_seconds=first.queue_seconds + frame.queue_seconds,
+                prefill_seconds=first.prefill_seconds + frame.prefill_seconds,
+            )
+    return joined

@@ -53,22 +53,17 @@ class Sweep:
         held = {content.prefix for content in contents if content.held_until > now}
         live = await self.contents.named(held, now)
         for content in contents:
-            key = content.workspace_id, content.prefix
-            if content.prefix in held and key not in live:
-                for engine in self._fleet.ready:
+            is_live = (content.workspace_id, content.prefix) in live
+            for engine in self._fleet.ready if content.prefix in held and not is_live else ():
+                # An engine that is away has lost the lease, or ends it at the end that it was told.
+                with suppress(GatewayError):
                     await self._drop(engine, content)
         await self.contents.remove([content.id for content in contents])
 
     async def _drop(self, engine: Engine, content: CachedContent) -> None:
-        description = engine.description
-        if description is None:
-            return
-        scope = self._keyring.scope_of(content.workspace_id)
-        # An engine that is away has lost the lease, or ends it at the end that it was told.
-        with suppress(GatewayError):
-            model = self._catalogue.find(content.model, self._fleet.served)
-            if not model.is_served_by(description.model):
-                return
+        scope, description = self._keyring.scope_of(content.workspace_id), engine.description
+        model = self._catalogue.find(content.model, self._fleet.served)
+        if description is not None and model.is_served_by(description.model):
             for entry in await engine.entries(scope):
                 if entry.scope == scope and entry.name == content.prefix:
                     await engine.drop(scope, entry.entry)

@@ -28,14 +28,18 @@ class TurnTrace:
     def ended(self, error: GatewayError | None) -> None: ...
 
 
-NO_TRACE = TurnTrace()
 BeginTrace = Callable[[Ask, str, Origin], TurnTrace]
+_NO_TRACE = TurnTrace()
 
 
-def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> BeginTrace | None:
+def untraced(ask: Ask, turn_id: str, origin: Origin) -> TurnTrace:
+    return _NO_TRACE
+
+
+def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> BeginTrace:
     """What begins the trace of a turn. OpenTelemetry is imported only where there are traces."""
     if traces is None:
-        return None
+        return untraced
     from gateway.turn.spans import Spans
 
     return Spans(traces, monotonic).begin

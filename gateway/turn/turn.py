@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from engine.protocol import Done, Frame, Started
 from gateway.admission.permit import Admission, Permit
-from gateway.admission.queue import Passage
 from gateway.base.background import Background
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
@@ -24,12 +23,10 @@ from gateway.journal.store import Journal
 from gateway.prompt.ask import Ask, TurnId
 from gateway.prompt.origin import NO_ORIGIN, Origin
 from gateway.routing.engine import Engine
-from gateway.turn.attempts import is_unsure
-from gateway.turn.diagnostics import PromptComparer
+from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
-from gateway.turn.state import OK, Findings, Turn
-from gateway.turn.tracing import NO_TRACE, BeginTrace, TurnTrace
-from gateway.turn.why_missed import LastHolders
+from gateway.turn.state import OK, Findings, Turn, is_unsure
+from gateway.turn.tracing import BeginTrace, TurnTrace, untraced
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +51,27 @@ class TurnService:
     diagnostics: PromptComparer
     residency: LastHolders
     clock: Clock
-    begin_trace: BeginTrace | None = None
+    begin_trace: BeginTrace = untraced
 
     def new_id(self) -> TurnId:
         """A new id. It begins with this journal's id: each gateway recognizes its own turns."""
         return TurnId(f"msg_{self.journal.instance}{os.urandom(10).hex()}")
 
-    def run(
+    async def run(
         self, ask: Ask, turn_id: TurnId, origin: Origin = NO_ORIGIN
     ) -> AsyncGenerator[Taken | list[Frame], None]:
-        """As `serve`, in a trace where there are traces."""
-        if self.begin_trace is None:
-            return self.serve(ask, turn_id, origin, NO_TRACE)
-        return self._traced(ask, turn_id, origin, self.begin_trace(ask, turn_id, origin))
+        """As `serve`, in a trace that ends when the turn does, in whatever way."""
+        trace, failure = self.begin_trace(ask, turn_id, origin), None
+        items = self.serve(ask, turn_id, origin, trace)
+        try:
+            async for item in items:
+                yield item
+        except GatewayError as error:
+            failure = error
+            raise
+        finally:
+            await items.aclose()
+            trace.ended(failure)
 
     async def serve(
         self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
@@ -108,22 +113,6 @@ class TurnService:
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
         return await self.dispatcher.count(ask)
-
-    async def _traced(
-        self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
-    ) -> AsyncGenerator[Taken | list[Frame], None]:
-        """The trace ends when the turn does, in whatever way."""
-        failure: GatewayError | None = None
-        items = self.serve(ask, turn_id, origin, trace)
-        try:
-            async for item in items:
-                yield item
-        except GatewayError as error:
-            failure = error
-            raise
-        finally:
-            await items.aclose()
-            trace.ended(failure)
 
     async def _open(
         self, ask: Ask, turn_id: TurnId, origin: Origin, permit: Permit, trace: TurnTrace
@@ -200,7 +189,7 @@ class TurnService:
         self.dispatcher.leave(turn)
         if turn.is_closed:
             return
-        record, passage = turn.record, turn.permit.passage
+        record, permit = turn.record, turn.permit
         record.outcome = turn.outcome
         if record.status is None and turn.is_streaming:
             record.status = OK
@@ -210,19 +199,19 @@ class TurnService:
             self.journal.close_soon(record)
             return
         if record.outcome == CLIENT_LEFT:
-            passage.left()
-        self.background.spawn(_cancel(turn.engine, record.request_id, passage), "cancel")
+            permit.left()
+        self.background.spawn(_cancel(turn.engine, record.request_id, permit), "cancel")
         self.reconciler.take_over(record)
 
     def _seconds(self, turn: Turn) -> float:
         return self.clock.monotonic() - turn.ask.arrived
 
 
-async def _cancel(engine: Engine, request_id: str, passage: Passage) -> None:
+async def _cancel(engine: Engine, request_id: str, permit: Permit) -> None:
     try:
         await engine.cancel(request_id)
     except GatewayError as error:
         if not is_unsure(error):
             raise
     finally:
-        passage.ended()
+        permit.ended()

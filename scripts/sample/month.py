@@ -26,8 +26,8 @@ from engine.protocol import (
 )
 from gateway.base.record import TurnRecord
 from gateway.journal.charge import charge
-from gateway.prices.book import PriceBook
-from gateway.prices.sheets import PriceSheets
+from gateway.prices.files import PriceBook
+from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters, kinds_at, pack, points_of
 from gateway.prompt.names import NAMES_RULE, find_prefixes
 from gateway.prompt.sketch import kinds_of, sketch_of

@@ -14,7 +14,7 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import rebuild
-from gateway.prices.book import PriceBook
+from gateway.prices.files import PriceBook
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
 NUM_MANY = 20_000

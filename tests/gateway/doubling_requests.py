@@ -3,6 +3,7 @@ bound."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from gateway.advice import pasted
 from gateway.advice.pasted import advise_request
 from gateway.advice.stream import advise_stream
 from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
+from gateway.base.bounds import Tuning
 from gateway.base.catalogue import Model
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
@@ -41,7 +43,7 @@ from gateway.dialects.openai.response import ChatWriter
 from gateway.dialects.responses.lower import prepare
 from gateway.dialects.responses.request import decode_responses
 from gateway.dialects.responses.response import echo_of
-from gateway.http.batch_rows import RowReader, ranked
+from gateway.http.batch_runner import ranked
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.prompt.fingerprint import compare, pack, unpack
 from tests.doubling import Dimension, Work
@@ -409,18 +411,16 @@ def _gemini(body: Json) -> Work:
 
 
 def _batch(rows: list[Json]) -> Work:
-    reader = RowReader(
-        bounds=BOUNDS,
+    services: Any = SimpleNamespace(
+        bounds=Tuning(),
         find_model=lambda _: MODEL,
-        removes_nonces=True,
-        unreadable="placeholder",
+        asked=lambda who, model, arrived: ASKED,
         auto_cache_messages=False,
-        most_rows=len(rows),
         clock=Clock(),
     )
     given = [{"custom_id": str(n), "params": row} for n, row in enumerate(rows)]
     raw = msgspec.json.encode({"requests": given})
-    return lambda: ranked(reader, raw, PRINCIPAL, "2023-06-01")
+    return lambda: ranked(services, raw, PRINCIPAL, "2023-06-01")
 
 
 def _advice(requests: list[Any]) -> Work:

@@ -27,7 +27,7 @@ from gateway.ledger.reads import turns as queries_samples
 from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.schema import ApiKeyRow, PrefixRow, TurnRow
 from gateway.ledger.upkeep import rebuild
-from gateway.prices.book import PriceBook
+from gateway.prices.files import PriceBook
 from scripts.sample.__main__ import fill_sample
 from scripts.sample.__main__ import main as make_sample
 from scripts.sample.cast import APPS, MACHINES

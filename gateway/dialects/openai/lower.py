@@ -34,11 +34,10 @@ from gateway.dialects.lowering import (
 )
 from gateway.dialects.openai import request as wire
 from gateway.prompt.ask import Ask
-from gateway.prompt.breakpoints import Layout, Slot
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.origin import name_of
-from gateway.prompt.plan import Plan, make_plan
+from gateway.prompt.plan import Layout, Plan, Slot, make_plan
 
 _MAX_TOKEN_DIGITS = 9
 _RENAMED = {"num_choices": "n", "stop_sequences": "stop"}
@@ -103,7 +102,7 @@ def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
     if not prompt:
         raise InvalidRequest("prompt: must not be empty")
     layout, who = Layout(Prompt([], text=prompt), [Slot(path="prompt")]), asked.principal
-    plan = make_plan(layout, None, who.scope, None, who.plan_memory)
+    plan = make_plan(layout, None, who.scope)
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     return _ask(Lowering(asked), request, plan, _sampling(request, max_tokens, None))
 

@@ -13,8 +13,7 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import written_tokens
 from gateway.ledger.schema import PrefixRow, TurnRow
-from gateway.prices.price import TokenPrices, cost_with_ttl
-from gateway.prices.sheets import PriceSheets
+from gateway.prices.price import PriceSheets, TokenPrices, cost_with_ttl
 from gateway.prompt.fingerprint import unpack
 
 # Parts of one statement.

@@ -39,8 +39,7 @@ from gateway.ledger.rollups import (
     ttft_bin,
 )
 from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
-from gateway.prices.price import TokenPrices, cost_at
-from gateway.prices.sheets import PriceSheets
+from gateway.prices.price import PriceSheets, TokenPrices, cost_at
 
 _HOUR_MS = HOUR_SECONDS * 1000
 _DAY_MS = DAY_SECONDS * 1000

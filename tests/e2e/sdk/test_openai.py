@@ -50,7 +50,7 @@ def test_marked_parts_are_written_once_and_then_read(openai: OpenAI, client: Ant
 
 
 def test_without_markers_the_keys_policy_leases_the_conversation(openai: OpenAI) -> None:
-    """The default is `conversation` for five minutes (`gateway/prompt/breakpoints.py`)."""
+    """The default is `conversation` for five minutes (`gateway/prompt/plan.py`)."""
     system = {"role": "system", "content": handbook(60)}
     first, second = chat(openai, system), chat(openai, system)
     read, written = cached(first.usage)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.admission import accounts as module
 from gateway.admission.accounts import Wanted, WorkspaceLimits
-from gateway.admission.bucket import TokenBucket
+from gateway.admission.rates import TokenBucket
 from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
@@ -15,19 +15,20 @@ from gateway.admission.congestion import (
     NEIGHBOUR_SECONDS,
     CongestionWindows,
 )
-from gateway.admission.queue import Passage
+from gateway.admission.permit import Permit
 
 
-class Turn(Passage):
+class Turn(Permit):
     """One turn in its workspace's window. Its context is its time at engines."""
 
     def __init__(self, windows: CongestionWindows, workspace: str) -> None:
         ask: Any = SimpleNamespace(principal=SimpleNamespace(workspace=workspace))
-        queue: Any = SimpleNamespace(windows=windows)
-        super().__init__(ask, queue, is_counted=True)
+        admission: Any = SimpleNamespace(queue=SimpleNamespace(windows=windows))
+        super().__init__("turn", ask, admission, is_counted=True)
         windows.enter(workspace)
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         if not self.is_left:
@@ -69,7 +70,13 @@ class Case:
 
     @property
     def window(self) -> int | None:
-        return self.windows.window_of("w")
+        return window_of(self.windows, "w")
+
+
+def window_of(windows: CongestionWindows, workspace: str) -> int | None:
+    """How many unanswered turns it may have at engines; None for any number."""
+    account = windows._accounts.get(workspace)
+    return None if account is None else account.window_at(windows._monotonic())
 
 
 def test_each_turn_that_is_left_halves_the_window_down_to_one() -> None:
@@ -82,7 +89,7 @@ def test_each_turn_that_is_left_halves_the_window_down_to_one() -> None:
     windows = CongestionWindows(lambda: 0.0, least=lambda: 7 // 2)
     for turn in [Turn(windows, "w") for _ in range(40)]:
         turn.left()
-    assert windows.window_of("w") == 3, "half of the engines, and no smaller"
+    assert window_of(windows, "w") == 3, "half of the engines, and no smaller"
 
 
 def test_each_answered_turn_widens_the_window_by_one_until_there_is_none() -> None:
@@ -178,7 +185,7 @@ def test_windows_count_exactly_what_is_at_engines(steps: list[tuple[str, int, st
     for step, number, workspace in steps:
         case.meet_neighbour()
         turns = at_engines[workspace]
-        window = case.windows.window_of(workspace)
+        window = window_of(case.windows, workspace)
         assert window is None or 1 <= window < MOST
         assert case.windows.is_open(workspace) == (window is None or len(turns) < window)
         if step == "wait":

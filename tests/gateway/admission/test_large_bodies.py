@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.admission.large_bodies import MAX_WAIT_SECONDS, LargeBodies
+from gateway.admission.rates import MAX_WAIT_SECONDS, LargeBodies
 from gateway.admission.reading import ReadLimit
 from gateway.base.errors import RateLimited
 

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admission import congestion, queue
-from gateway.admission.queue import Pace
+from gateway.admission import congestion, permit
+from gateway.admission.permit import Pace
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -224,7 +224,7 @@ def test_a_turn_that_its_window_alone_holds_waits_on_but_not_for_ever(
         time.sleep(1.0)
         assert one.num_waiting == 1, "its time to wait is over, and it waits on"
         assert one.metric("holdfast_gateway_refused_turns_total") == 0
-        monkeypatch.setattr(queue, "HELD_SECONDS", 1.0)
+        monkeypatch.setattr(permit, "HELD_SECONDS", 1.0)
         assert one.ask("second").status_code == 529
         assert one.metric('holdfast_gateway_refused_turns_total{reason="deadline"}') >= 1
         engine.holds = False

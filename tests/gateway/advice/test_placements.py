@@ -8,8 +8,8 @@ from engine.protocol import Message, Prompt, TextPart
 from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
 from gateway.advice.placements import Place, Placement, placements_for
 from gateway.base.grants import AutoCache
-from gateway.prompt.breakpoints import Slot, add_automatic
 from gateway.prompt.names import THINKING
+from gateway.prompt.plan import Slot, add_automatic
 from gateway.prompt.sketch import kinds_of
 from tests.gateway.advice.shapes import Sent, random_prompt, turns_of
 

@@ -1,6 +1,6 @@
 """Every background loop of a gateway is killed once: logged, counted, started again, and at work.
 
-What stays down is said by `/readyz`. The loops are killed through `create_app`'s `make_supervisor`.
+What stays down is said by `/readyz`. Another supervisor stands in, whose loops can be killed.
 """
 
 import asyncio
@@ -11,15 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.app import create_app
+from gateway import app
 from gateway.base import supervisor as supervision
 from gateway.base.supervisor import CountEnd, Supervisor
-from gateway.cli.migrate import migrate
 from tests.gateway.admin_client import Admin
 from tests.gateway.base.faults import FaultySupervisor
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, make_settings, serve, serve_app
+from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
 
 HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 
@@ -46,20 +45,18 @@ class Gateway:
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    engine, made = ScriptedEngine(), []
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    engine, made = ScriptedEngine(), list[FaultySupervisor]()
 
     def make(monotonic: Callable[[], float], count_end: CountEnd) -> Supervisor:
         made.append(FaultySupervisor(monotonic, count_end))
         return made[0]
 
-    with serve(engine) as engine_url:
-        settings = make_settings(tmp_path, engine_url)
-        migrate(settings)
-        with serve_app(create_app(settings, make_supervisor=make), settings) as url:
-            found = Gateway(url, made[0], engine)
-            eventually(lambda: found.health()[0] == 200)
-            yield found
+    monkeypatch.setattr(app, "Supervisor", make)
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        found = Gateway(url, made[0], engine)
+        eventually(lambda: found.health()[0] == 200)
+        yield found
 
 
 def test_every_loop_that_is_killed_is_started_again_and_does_its_work(gateway: Gateway) -> None:

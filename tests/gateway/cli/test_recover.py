@@ -18,8 +18,7 @@ from gateway.cli.recover import count_open_turns, recover_instance, recover_jour
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.prices.book import PriceBook
-from gateway.prices.files import SHIPPED, load_prices
+from gateway.prices.files import SHIPPED, PriceBook, load_prices
 from tests.gateway.journal.test_journal import record
 from tests.gateway.records import counts_of
 from tests.gateway.scripted_engine import ScriptedEngine

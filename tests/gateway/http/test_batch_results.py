@@ -62,8 +62,9 @@ class BrokenRunner(BatchRunner):
 
 
 def running(kept: Any, kind: type[BatchRunner]) -> Coroutine[Any, Any, bool]:
-    stand_in: Any = SimpleNamespace(clock=Clock(), new_id=lambda: "msg_1")
-    runner = kind(kept, stand_in, stand_in, stand_in, stand_in, NUM_ROWS)
+    services: Any = SimpleNamespace(clock=Clock(), batches=kept)
+    turns: Any = SimpleNamespace(new_id=lambda: "msg_1")
+    runner = kind(services, turns, NUM_ROWS)
     runner._places[BATCH.workspace_id] = asyncio.Semaphore(NUM_ROWS)
     return runner._run_rows(BATCH, ROWS, {"p"}, {})
 

@@ -14,12 +14,11 @@ import anthropic
 import httpx
 import pytest
 
-from gateway.admission import large_bodies
-from gateway.admission.bodies import BodyBytes
-from gateway.admission.counting import Counting
+from gateway.admission import rates
+from gateway.admission.rates import BodyBytes, Counting
 from gateway.base.bounds import Tuning
 from gateway.base.errors import Overloaded, RateLimited
-from gateway.http.batch_rows import BATCH_BYTES, ROW_BYTES
+from gateway.http.batch_runner import BATCH_BYTES, ROW_BYTES
 from gateway.http.connections import Connections, backlog_for, group_of, most_connections
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
@@ -335,7 +334,7 @@ def test_a_large_cached_content_counts_against_the_rate_of_large_bodies_at_each_
     strict: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request of 100 bytes that names it costs as much as one that sends it."""
-    monkeypatch.setattr(large_bodies, "MAX_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(rates, "MAX_WAIT_SECONDS", 0.1)
     data = base64.b64encode(os.urandom(NUM_KEPT_BYTES * 3 // 4)).decode()
     image = {"inlineData": {"mimeType": "image/png", "data": data}}
     parts = [{"text": "Rules. " * 400}, image]

@@ -5,8 +5,7 @@ import pytest
 
 from engine.protocol import InputUsage
 from gateway.cli.main import main
-from gateway.prices.book import PriceBook
-from gateway.prices.files import HOSTED, PriceError, load_prices
+from gateway.prices.files import HOSTED, PriceBook, PriceError, load_prices
 from gateway.prices.money import NanoDollars, dollars, per_token
 
 TODAY = date(2026, 11, 21)

@@ -16,7 +16,7 @@ from engine.protocol import (
 )
 from gateway.admin.structs.fleet import AutoCacheMode
 from gateway.base.grants import AutoCache
-from gateway.prompt.breakpoints import Slot, add_automatic, find_breakpoints, find_target
+from gateway.prompt.plan import Slot, add_automatic, find_breakpoints, find_target
 from tests.gateway.bodies import LONG, SHORT, body, lowered, text, tool
 
 ORDER = (

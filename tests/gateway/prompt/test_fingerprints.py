@@ -1,6 +1,5 @@
 """How earlier prompts are kept, and what can be told from two of them."""
 
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,7 @@ from gateway.prompt.fingerprint import (
     shared_bytes,
     unpack,
 )
-from gateway.prompt.names import Recent, find_prefixes
+from gateway.prompt.names import find_prefixes
 from gateway.prompt.sketch import (
     DIGEST_BYTES,
     MAX_SEGMENTS,
@@ -37,12 +36,10 @@ from gateway.prompt.sketch import (
     PIECES,
     SKETCHED_BYTES,
     Sketch,
-    Sketched,
     kinds_of,
     sketch_of,
 )
 from tests.gateway.bodies import ASKED, LONG, WHO, body, conversation, text, tool
-from tests.gateway.prompt.test_names import drawn
 
 TOKENS = 1000
 
@@ -209,15 +206,3 @@ def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> 
     assert [point.segment for point in found.points[-20:]] == list(range(880, 900))
     assert found.tokens == [10 * (point.segment + 1) for point in found.points]
     assert found.marks == [(899, "5m")]
-
-
-def test_what_is_known_of_a_prefix_gives_the_sketch_that_would_be_made_anew() -> None:
-    """Conversations that grow, are edited in the middle and share beginnings, in two scopes."""
-    chance, known = random.Random(7), Recent[Sketched](40)
-    texts = ["a short one", "\n".join(LINES), "word " * 300, "x" * 200, "x" * SKETCHED_BYTES]
-    for _ in range(100):
-        scope, prompt = chance.choice(["one", "another"]), drawn(chance, texts, most=12)
-        names = [name for name, _ in find_prefixes(prompt, scope)]
-        ends = [name.digest for name in names if name.characters is None]
-        assert sketch_of(prompt, scope, ends, known) == sketch_of(prompt, scope)
-        assert len(known) <= 80

@@ -1,15 +1,12 @@
-import random
 from collections.abc import Collection
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import MAX_NAMES, Message, Name, Prompt, Role, TextPart, Tool, ToolUsePart
+from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart, Tool, ToolUsePart
 from gateway.prompt.names import (
     MAX_STEP,
     NAMES_RULE,
-    NamedText,
-    Recent,
     find_prefixes,
     trim_names,
 )
@@ -93,34 +90,3 @@ def test_where_blocks_divide_is_part_of_the_name(texts: list[str]) -> None:
     joined = name_prefixes(prompt("".join(texts)), "s")
     apart = name_prefixes(prompt(*texts), "s")
     assert joined[-1].digest != apart[-1].digest
-
-
-def drawn(chance: random.Random, texts: list[str], most: int = 6) -> Prompt:
-    """A conversation of these texts."""
-    roles: list[Role] = ["user", "assistant", "system"]
-    messages = [
-        Message(
-            chance.choice(roles),
-            [TextPart(chance.choice(texts)) for _ in range(chance.randrange(1, 4))],
-        )
-        for _ in range(chance.randrange(1, most))
-    ]
-    system = [TextPart(chance.choice(texts)) for _ in range(chance.randrange(3))]
-    return Prompt(messages, [Tool("look", {"b": 1, "a": chance.randrange(2)})], system)
-
-
-def test_a_long_text_that_is_known_has_the_names_that_would_be_made_anew() -> None:
-    """Conversations that grow, are edited in the middle and share texts, in two scopes."""
-    chance, known = random.Random(7), Recent[NamedText](40)
-    texts = ["short", "é" * 2047, "é" * 2048, "x" * 2500, "word " * 9000, "y" * (1 << 18), ""]
-    num_found = 0
-    for _ in range(100):
-        scope = chance.choice(["one", "another"])
-        said = drawn(chance, texts)
-        before = len(known)
-        found = find_prefixes(said, scope, known)
-        assert found == find_prefixes(said, scope)
-        assert found == find_prefixes(said, scope, known)
-        num_found += len(known) == before
-        assert len(known) <= 80
-    assert 0 < num_found < 100

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import ChainHeld, HeldName, Snapshot, Tier
-from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
+from gateway.routing.router import Candidate, Load, PromptSizes, Weights, place
 
 WEIGHTS = Weights()
 NOW = 10.0

@@ -5,10 +5,15 @@ import pytest
 
 from engine.protocol import EngineRole
 from gateway.prompt.ask import Ask
-from gateway.routing.cost import Weights
 from gateway.routing.held import ResidencyIndex
-from gateway.routing.roles import MIN_TOKENS, marked_tokens, prefill_elsewhere
-from gateway.routing.router import Route, Router
+from gateway.routing.router import (
+    MIN_TOKENS,
+    Route,
+    Router,
+    Weights,
+    marked_tokens,
+    prefill_elsewhere,
+)
 from tests.gateway.routing.test_routing import NOW, Candidate, ask, candidate
 
 LONG = "word " * 8 * MIN_TOKENS

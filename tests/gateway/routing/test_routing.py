@@ -22,9 +22,8 @@ from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.routing.breaker import FAILURES, Breaker
-from gateway.routing.cost import Load
 from gateway.routing.held import ResidencyIndex
-from gateway.routing.router import Router, TokenRates
+from gateway.routing.router import Load, Router, TokenRates
 
 NOW = 100.0
 

@@ -1,5 +1,5 @@
 from engine.protocol import BreakpointReport, EntryState, InputUsage, Name, Receipt, Started
-from gateway.turn.why_missed import LastHolders
+from gateway.turn.diagnostics import LastHolders
 
 A, B = "a" * 16, "b" * 16
 

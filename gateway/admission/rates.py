@@ -1,0 +1,207 @@
+"""What a workspace or an address may do in a minute, and hold at one time. Pure, on a clock that is
+handed in.
+
+Buckets are own code because a turn's use is known only when it ends: a bucket takes an estimate and
+is corrected later, upwards or into debt. throttled-py (3.5) has neither refunds nor debt. It counts
+whole seconds of its own clock and loses the fractions of slow refills. `limits` has windows only.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.base.bounds import Tuning
+from gateway.base.errors import Overloaded, RateLimited
+
+LARGE_BYTES = 1 << 20
+MAX_WAIT_SECONDS = 10.0
+_MINUTE_SECONDS = 60.0
+# Refilling in many small steps rounds. A client that waited the announced time must not fail by
+# that.
+_ROUNDING = 1e-6
+_MAX_KEYS = 10_000
+_RETRY_SECONDS = 2
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """A bucket that is refilled evenly, `per_minute` in a minute, and holds at most that.
+
+    Every `now` is in seconds on one monotonic clock. An earlier `now` counts as no time.
+    """
+
+    per_minute: int
+    level: float
+    at: float
+
+    @classmethod
+    def full(cls, per_minute: int, now: float) -> "TokenBucket":
+        return cls(per_minute, float(per_minute), now)
+
+    def wait(self, amount: float, now: float) -> float:
+        """Seconds until `amount` can be taken; 0 if it can be now.
+
+        An amount above `per_minute` counts as `per_minute`.
+        """
+        self._refill(now)
+        missing = min(amount, self.per_minute) - self.level
+        return missing * _MINUTE_SECONDS / self.per_minute if missing > _ROUNDING else 0.0
+
+    def take(self, amount: float, now: float) -> None:
+        """Take `amount`, into debt if necessary. A negative amount gives back."""
+        self._refill(now)
+        self.level = min(self.level - amount, float(self.per_minute))
+
+    def remaining(self, now: float) -> int:
+        self._refill(now)
+        return max(0, int(self.level + _ROUNDING))
+
+    def full_in(self, now: float) -> float:
+        """Seconds until the bucket is full, if nothing more is taken."""
+        return self.wait(self.per_minute, now)
+
+    def resize(self, per_minute: int, now: float) -> None:
+        """Set another limit. The used part of the old one stays used, as far as there is a new one.
+
+        A lower limit makes no debt: what was within the old limit would be waited for at the new
+        rate, for hours. A debt that there is stays.
+        """
+        self._refill(now)
+        self.level = max(self.level + per_minute - self.per_minute, min(self.level, 0.0))
+        self.per_minute = per_minute
+
+    def _refill(self, now: float) -> None:
+        elapsed = max(0.0, now - self.at)
+        refilled = self.level + elapsed * self.per_minute / _MINUTE_SECONDS
+        self.level = min(refilled, float(self.per_minute))
+        self.at = max(now, self.at)
+
+
+class Buckets:
+    """Buckets of one size, by key. The one unused for longest is forgotten beyond _MAX_KEYS."""
+
+    def __init__(self, per_minute: int, monotonic: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._monotonic = monotonic
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def wait(self, key: str, amount: int) -> float:
+        """Seconds until the key may take so much."""
+        return self._of(key).wait(amount, self._monotonic())
+
+    def take(self, key: str, amount: int) -> None:
+        self._of(key).take(amount, self._monotonic())
+
+    def _of(self, key: str) -> TokenBucket:
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket.full(self.per_minute, self._monotonic())
+            if len(self._buckets) > _MAX_KEYS:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(key)
+        return bucket
+
+
+class Counting:
+    """The limits of `count_tokens` for each workspace: requests and bytes a minute, calls at one
+    time. A count makes no turn, so no limit of turns bounds it."""
+
+    def __init__(self, bounds: Tuning, monotonic: Callable[[], float]) -> None:
+        self._most = bounds.count_concurrency
+        self._requests = Buckets(bounds.count_requests_per_minute, monotonic)
+        self._num_bytes = Buckets(bounds.count_bytes_per_minute, monotonic)
+        self._running: Counter[str] = Counter()
+
+    @contextmanager
+    def admitted(self, workspace: str, num_bytes: int) -> Iterator[None]:
+        """Hold a place for one call with a body of `num_bytes`, or raise RateLimited.
+
+        A refused call takes nothing. An admitted call gives no requests and bytes back, because it
+        costs as much when nobody waits for it any more.
+        """
+        if self._running[workspace] >= self._most:
+            raise RateLimited("concurrent calls of count_tokens", self._most, 1)
+        wanted = (
+            (self._requests, 1, "calls of count_tokens per minute"),
+            (self._num_bytes, num_bytes, "bytes in count_tokens per minute"),
+        )
+        for buckets, amount, what in wanted:
+            if (seconds := buckets.wait(workspace, amount)) > 0:
+                raise RateLimited(what, buckets.per_minute, math.ceil(seconds))
+        for buckets, amount, _ in wanted:
+            buckets.take(workspace, amount)
+        self._running[workspace] += 1
+        try:
+            yield
+        finally:
+            self._running[workspace] -= 1
+            if not self._running[workspace]:
+                del self._running[workspace]
+
+
+class Wait(NamedTuple):
+    """How long a body is left in the socket. `refusal` is the end of a wait that is too long."""
+
+    seconds: float
+    refusal: RateLimited | None = None
+
+
+class LargeBodies:
+    """How fast one workspace may send large bodies.
+
+    A large body takes tens of milliseconds of the interpreter's lock, whatever comes of it. A body
+    beyond the rate is not refused at once, since its client would send it again at once. It is left
+    in the socket until the rate has room, and only a long wait is refused.
+    """
+
+    def __init__(self, bytes_per_minute: int, monotonic: Callable[[], float]) -> None:
+        self._rate = Buckets(bytes_per_minute, monotonic)
+
+    def take(self, workspace: str, num_bytes: int) -> Wait:
+        """Count a large body, and say how long to leave it. A refused one is not counted."""
+        seconds = self._rate.wait(workspace, num_bytes)
+        if seconds > MAX_WAIT_SECONDS:
+            what, late = (
+                f"bytes of bodies above {LARGE_BYTES} per minute",
+                seconds - MAX_WAIT_SECONDS,
+            )
+            refusal = RateLimited(what, self._rate.per_minute, math.ceil(late))
+            return Wait(MAX_WAIT_SECONDS, refusal)
+        self._rate.take(workspace, num_bytes)
+        return Wait(seconds)
+
+
+class BodyBytes:
+    """How many bytes of request bodies may be read and held at one time.
+
+    A workspace may hold at most as many bytes as are left for all (dynamic thresholds, Choudhury
+    and Hahne 1998). One workspace alone gets half. If n workspaces want all that they can get, each
+    gets 1 / (n + 1), and 1 / (n + 1) stays free for the next workspace.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.total = 0
+        self._most = most
+        self._held: Counter[str] = Counter()
+
+    def take(self, workspace: str, num_bytes: int) -> None:
+        """Hold the bytes, or raise with nothing taken.
+
+        Overloaded: all bytes are held. RateLimited: the workspace's part is held.
+        """
+        left, held = self._most - self.total, self._held[workspace]
+        if num_bytes > left:
+            raise Overloaded("too many bytes of requests are held", _RETRY_SECONDS)
+        if held and held + num_bytes > left:
+            raise RateLimited("bytes of requests held at one time", left, _RETRY_SECONDS)
+        self._held[workspace] = held + num_bytes
+        self.total += num_bytes
+
+    def give_back(self, workspace: str, num_bytes: int) -> None:
+        self.total -= num_bytes
+        self._held[workspace] -= num_bytes
+        if not self._held[workspace]:
+            del self._held[workspace]
