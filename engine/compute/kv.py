@@ -4,7 +4,7 @@ A pool has `num_blocks` blocks of `block_size` token slots. Block b's slot i is 
 + i` of the flat view. Owners of blocks are not known here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -118,7 +118,13 @@ PIECE_BYTES = 2**30
 class KvLayout:
     """The shape of one token's keys and values in all layers.
 
-    `dtype` is what the model computes in, `kv_dtype` what they are kept in.
+    `dtype` is what the model computes in, `kv_dtype` what they are kept in. `num_layers` have keys
+    and values of their own. `head_dim` and `num_kv_heads` are the most of any layer's keys or
+    values. `plane_of` an attention layer's index is its place among them; layers that share keys
+    and values have one place.
+
+    With multi-head latent attention `latent_rank` is the latents' width. A token's one head is the
+    latent with the rotated part of the key behind it, `head_dim` together, and there are no values.
     """
 
     num_layers: int
@@ -126,6 +132,17 @@ class KvLayout:
     head_dim: int
     dtype: torch.dtype
     kv_dtype: KvDtype = "model"
+    latent_rank: int | None = None
+    places: Mapping[int, int] | None = None
+
+    @property
+    def plane_of(self) -> Mapping[int, int] | range:
+        return range(self.num_layers) if self.places is None else self.places
+
+    @property
+    def num_planes(self) -> int:
+        """Keys and values of each layer; latents alone of one with latents."""
+        return self.num_layers * (2 if self.latent_rank is None else 1)
 
     @property
     def codec(self) -> KvCodec | None:
@@ -140,9 +157,9 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (keys and values) x layers x KV heads x bytes of one head's numbers."""
+        """Planes x KV heads x bytes of one head's numbers."""
         width, dtype = self.kept
-        return 2 * self.num_layers * self.num_kv_heads * width * dtype.itemsize
+        return self.num_planes * self.num_kv_heads * width * dtype.itemsize
 
     def bytes_per_block(self, block_size: int) -> int:
         return block_size * self.bytes_per_token
@@ -168,9 +185,10 @@ class KvPool:
         shape = (num_blocks, block_size, layout.num_kv_heads, width)
         # Zeros, not empty memory: a slot that a mask hides is still multiplied by its weight of
         # 0, and 0 x NaN is NaN.
-        self._all = torch.zeros((2 * layout.num_layers, *shape), dtype=dtype, device=device)
+        self._all = torch.zeros((layout.num_planes, *shape), dtype=dtype, device=device)
         self.keys = list(self._all[: layout.num_layers])
-        self.values = list(self._all[layout.num_layers :])
+        # Latents are their own values: what is behind them has no part in the sum that is used.
+        self.values = list(self._all[-layout.num_layers :])
         self._scratch = (self.keys[0][:0], self.values[0][:0])
 
     @property
@@ -182,10 +200,9 @@ class KvPool:
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Store tokens' keys and values, each (tokens, kv_heads, head_dim), at flat `slots`."""
-        if self._codec is not None:
-            keys, values = self._codec.encode(keys), self._codec.encode(values)
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+        for plane, rows in ((self.keys[layer], keys), (self.values[layer], values)):
+            kept = rows if self._codec is None else self._codec.encode(rows)
+            plane.flatten(0, 1).index_copy_(0, slots, kept)
 
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks' keys and values, each (blocks x block_size, kv_heads, head_dim), copied.
@@ -206,7 +223,7 @@ class KvPool:
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def of_block(self, block: BlockId) -> torch.Tensor:
-        """One block's memory (2 x layers, block_size, kv_heads, head_dim): keys, then values."""
+        """One block's memory (planes, block_size, kv_heads, head_dim): keys, then values."""
         return self._all[:, block]
 
     def wait(self) -> None:
@@ -223,7 +240,7 @@ class KvPool:
             return
         sources = torch.tensor([source for source, _ in pairs], device=self.device)
         destinations = torch.tensor([target for _, target in pairs], device=self.device)
-        for tensor in (*self.keys, *self.values):
+        for tensor in self._all:
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
 
     def save(self, blocks: Sequence[BlockId]) -> list[memoryview]:
@@ -241,7 +258,7 @@ class KvPool:
         """Write what `save` gave into blocks. Raises ValueError for a payload of another size."""
         layout = self.layout
         width, dtype = layout.kept
-        shape = (2 * layout.num_layers, self.block_size, layout.num_kv_heads, width)
+        shape = (layout.num_planes, self.block_size, layout.num_kv_heads, width)
         for payload, target in loads:
             if len(payload) != layout.bytes_per_block(self.block_size):
                 raise ValueError("a payload of another layout")
@@ -252,7 +269,7 @@ class KvPool:
 class HostKv:
     """The host tier's memory: blocks of the pool's shape, in pinned memory if the device is a GPU.
 
-    It is in pieces (blocks, 2 x layers, block_size, kv_heads, head_dim). A block is contiguous, so
+    It is in pieces (blocks, planes, block_size, kv_heads, head_dim). A block is contiguous, so
     copying it is one transfer. One piece would take up to twice the memory, because torch rounds
     pinned memory up to a power of two.
     """
@@ -261,7 +278,7 @@ class HostKv:
         self._pool = pool
         layout = pool.layout
         width, dtype = layout.kept
-        shape = (2 * layout.num_layers, pool.block_size, layout.num_kv_heads, width)
+        shape = (layout.num_planes, pool.block_size, layout.num_kv_heads, width)
         is_pinned = pool.device.type == "cuda"
         self._in_piece = max(PIECE_BYTES // layout.bytes_per_block(pool.block_size), 1)
         self._pieces = [

@@ -28,7 +28,12 @@ from transformers import (
 
 from engine.cache.ids import BlockId
 from engine.compute.attention.cpu_kernel import CpuKernel
-from engine.compute.attention.step import ATTENTION_NAME, paged_attention
+from engine.compute.attention.step import (
+    ATTENTION_NAME,
+    STEP_ARGUMENT,
+    Probe,
+    paged_attention,
+)
 from engine.compute.compiler import NotCompiled
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import HostKv, KvDtype, KvLayout, KvPool, new_codec
@@ -180,7 +185,8 @@ def prepare_model(
     model.train(mode=False)
     model.requires_grad_(requires_grad=False)
     lay_out(model)
-    layout = kv_layout(model.config, parameter.dtype)
+    model.set_attn_implementation(ATTENTION_NAME)
+    layout = kv_layout(model)
     num_heads = model.config.num_attention_heads
     max_context_tokens = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(max_context_tokens, int):
@@ -229,7 +235,7 @@ def check_exactness(loaded: LoadedModel) -> None:
     for start, end in pairwise(_CHECK_CUTS):
         work = Work(token_ids=token_ids[start:end], start=start, block_table=table, sample=params)
         logits, visited = runner.visit([work])
-        if visited != list(range(loaded.layout.num_layers)):
+        if visited != list(loaded.layout.plane_of):
             raise ModelRefused(f"layers without attention of ours: {len(visited)} came by")
     difference = float((logits[0].float() - expected).abs().max() / expected.abs().max())
     if not difference <= _CHECK_TOLERANCE[loaded.layout.dtype]:
@@ -309,7 +315,7 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         "weights": state.hexdigest(),
         "class": type(loaded.model).__name__,
         "config": loaded.model.config.to_json_string(use_diff=False),
-        "layout": f"{layout.num_layers} {layout.num_kv_heads} {layout.head_dim} {block_size}",
+        "layout": f"{layout.num_planes} {layout.num_kv_heads} {layout.head_dim} {block_size}",
         "dtype": str(layout.dtype),
         "kv dtype": layout.kv_dtype,
         "windows": str(loaded.windows),
@@ -325,10 +331,8 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
 _LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
 # Configuration attribute -> what it means when it is set to anything true.
 _UNSUPPORTED_ATTRIBUTES = {
-    "kv_lora_rank": "multi-head latent attention",
     "alibi": "ALiBi position bias",
     "relative_attention_num_buckets": "relative position bias",
-    "num_kv_shared_layers": "layers that share keys and values",
     "use_bidirectional_attention": "bidirectional attention",
     "is_encoder_decoder": "an encoder",
     "attention_chunk_size": "chunked attention",
@@ -346,6 +350,11 @@ def check_config(config: PretrainedConfig) -> None:
     for attribute, meaning in _UNSUPPORTED_ATTRIBUTES.items():
         if getattr(config, attribute, None):
             raise ModelRefused(f"`{name}` models have {meaning}: not supported")
+    if sparse := sorted(
+        one for one in vars(config) if one.startswith("index_") and getattr(config, one)
+    ):
+        # A short check can't see which keys a long prompt leaves out.
+        raise ModelRefused(f"`{name}` models pick the keys that they attend to: {sparse[0]}")
     if config.get_text_config(decoder=True) is not config:
         raise ModelRefused(f"`{name}` models are more than a text decoder: not supported")
     layer_types = set(getattr(config, "layer_types", None) or ())
@@ -372,15 +381,35 @@ def layer_windows(config: PretrainedConfig) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in layer_types]
 
 
-def kv_layout(config: PretrainedConfig, dtype: torch.dtype) -> KvLayout:
-    """The KV shape by the configuration. The first forward checks it."""
-    num_heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+def kv_layout(model: PreTrainedModel) -> KvLayout:
+    """The KV shape of each attention layer, as a forward calls them."""
+    config, parameter = model.config, next(model.parameters())
+    rank: int | None = getattr(config, "kv_lora_rank", None) or None
+    probe = Probe()
+    ids = torch.zeros((1, 2), dtype=torch.long, device=parameter.device)
+    with torch.inference_mode():
+        model(
+            ids,
+            position_ids=torch.arange(2)[None].to(ids),
+            use_cache=False,
+            **{STEP_ARGUMENT: probe},
+        )
+    if not probe.layers:
+        raise ModelRefused(f"{type(model).__name__} keeps its own attention")
+    own = [seen for seen in probe.layers if seen.source == seen.index]
+    if rank is not None:
+        own = [seen._replace(kv_heads=1, width=rank + config.qk_rope_head_dim) for seen in own]
+    places = {seen.index: place for place, seen in enumerate(own)}
+    num_kv_heads = max(seen.kv_heads for seen in own)
+    if odd := [seen.index for seen in own if num_kv_heads % seen.kv_heads]:
+        raise ModelRefused(f"layer {odd[0]} has no part of the largest layer's KV heads")
     return KvLayout(
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-        head_dim=head_dim,
-        dtype=dtype,
+        num_layers=len(own),
+        num_kv_heads=num_kv_heads,
+        head_dim=max(seen.width for seen in own),
+        dtype=parameter.dtype,
+        latent_rank=rank,
+        places={seen.index: places[seen.source] for seen in probe.layers},
     )
 
 

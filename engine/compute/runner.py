@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from engine.cache.ids import BlockId, TokenId
 from engine.cache.store_tier import Payload
-from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep
+from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep, LatentCache
 from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
@@ -111,10 +111,14 @@ class TorchRunner:
         step = AttentionStep(
             pool=self.pool, batch=batch, windows=self._windows, stop=stop, attend=attend
         )
+        latents = None
+        if self.pool.layout.latent_rank is not None:
+            latents = LatentCache(self.pool, batch.slots)
         output = self._model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
-            use_cache=False,
+            past_key_values=latents,
+            use_cache=latents is not None,
             logits_to_keep=batch.sampled,
             **{STEP_ARGUMENT: step},
         )

@@ -14,12 +14,17 @@ from engine.compute.kv import KvPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One attention layer's `scaling` of scores, `window` and `softcap`, None without."""
+    """One attention layer's `scaling` of scores, `window`, `softcap` and `sinks`, None without.
+
+    A sink (heads, float32) is one more score of each row of its head, without a value: it takes
+    part in the softmax's denominator alone (arXiv 2508.10925, section 2.2).
+    """
 
     index: int
     scaling: float
     window: int | None
     softcap: float | None
+    sinks: torch.Tensor | None = None
 
 
 def attend_decodes(
@@ -40,7 +45,8 @@ def attend_decodes(
     positions = torch.arange(begin, begin + num_keys, device=keys.device)
     mask = visible(group.positions[:, None], positions[None, :], layer.window)[:, None, None, :]
     by_kv_head = query.transpose(0, 1).reshape(num_sequences, keys.shape[1], -1, head_dim)
-    output = attend(by_kv_head, keys, values, mask, layer)
+    sinks = None if layer.sinks is None else layer.sinks.view(1, keys.shape[1], -1, 1)
+    output = attend(by_kv_head, keys, values, mask, layer, sinks)
     return output.reshape(num_sequences, num_heads, -1).transpose(0, 1)
 
 
@@ -58,22 +64,34 @@ def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> to
 
 
 def attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, layer: Layer
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    layer: Layer,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """(batch, heads, tokens, head_dim) over (batch, kv_heads, keys, head_dim); seen where True."""
+    """(batch, heads, tokens, head_dim) over (batch, kv_heads, keys, head_dim); seen where True.
+
+    `sinks` spread to (batch, heads, tokens, 1).
+    """
     grouped = query.shape[1] != keys.shape[1]
+    is_plain = layer.softcap is None and sinks is None
     # On a GPU what torch has for grouped heads behind a mask keeps a matrix of all scores.
-    if grouped and (layer.softcap is not None or query.device.type != "cpu"):
+    if grouped and not (is_plain and query.device.type == "cpu"):
         keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
         values = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
         grouped = False
-    if layer.softcap is None:
+    if is_plain:
         return scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=layer.scaling, enable_gqa=grouped
         )
-    # A softcap is Gemma 2's: scores become cap x tanh(score / cap) before the mask.
     scores = (query @ keys.transpose(2, 3)) * layer.scaling
-    scores = torch.tanh(scores / layer.softcap) * layer.softcap
-    scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    if layer.softcap is not None:
+        # Gemma 2's: scores become cap x tanh(score / cap) before the mask.
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+    scores = scores.masked_fill(~mask, float("-inf")).float()
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : keys.shape[2]].to(query.dtype)
     return weights @ values

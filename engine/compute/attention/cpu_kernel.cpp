@@ -226,9 +226,10 @@ struct Step {
 };
 
 // `query` has strides for head and row, in elements, and 1 within a head; `merged` is (rows, heads,
-// HEAD_DIM). `softcap` and `window` are 0 where there is none.
+// HEAD_DIM). `softcap` and `window` are 0 where there is none, `sinks` (heads) is null.
 struct Layer {
   const Element *query, *keys, *values;
+  const float *sinks;
   Element *merged;
   int64_t head_stride, row_stride;
   float scaling, softcap;
@@ -280,14 +281,16 @@ void store(const Lanes &lanes, const Tile &tile, const Step &step, int64_t kv_he
   }
 }
 
-// One row's parts, each weighed by the sum of its exponentials.
-void merge(const Step &step, int64_t row, Element *merged) {
+// One row's parts, each weighed by the sum of its exponentials. A sink is one more of them, with
+// nothing behind it.
+void merge(const Step &step, int64_t row, const float *sinks, Element *merged) {
   int begin = step.offsets[row], end = step.offsets[row + 1];
   int64_t heads = int64_t(step.kv_heads) * step.group;
   for (int64_t head = 0; head < heads; ++head) {
-    float largest = LEAST, total = 0, sum[HEAD_DIM] = {};
+    float largest = sinks ? sinks[head] : LEAST, sum[HEAD_DIM] = {};
     for (int i = begin; i < end; ++i)
       largest = std::max(largest, step.log_sums[step.parts[i] * heads + head]);
+    float total = sinks ? std::exp(sinks[head] - largest) : 0;
     for (int i = begin; i < end; ++i) {
       int64_t place = step.parts[i] * heads + head;
       float weight = std::exp(step.log_sums[place] - largest);
@@ -349,6 +352,6 @@ extern "C" void attend(const Step *step, const Layer *layer) {
       store(lanes, tile, *step, kv_head);
     }
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < step->num_rows; ++row) merge(*step, row, layer->merged);
+    for (int64_t row = 0; row < step->num_rows; ++row) merge(*step, row, layer->sinks, layer->merged);
   }
 }

@@ -151,10 +151,12 @@ def _attend_tiles(
         log_sums,
         tiles.offsets,
         tiles.parts,
+        outputs if layer.sinks is None else layer.sinks,
         merged,
         num_heads,
         num_rows,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,
+        HAS_SINKS=layer.sinks is not None,
     )
     return merged

@@ -11,10 +11,12 @@ it would pass most comparisons and be wrong.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
+from transformers import Cache
 
 from engine.compute.attention.arithmetic import (
     Layer,
@@ -51,7 +53,8 @@ class AttentionStep:
     """What one forward's attention layers share.
 
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
-    counts the layers whose attention ran, for the check at load. `stop` is asked at each layer; the
+    counts the layers whose attention ran, for the check at load. `planes` are those of the pool
+    that were written. `stop` is asked at each layer; the
     forward ends with StepStopped where it says so. `attend` is the paged kernel, where it is used.
     """
 
@@ -59,6 +62,7 @@ class AttentionStep:
     batch: Batch
     windows: Sequence[int | None]
     visited: list[int] = field(default_factory=list)
+    planes: set[int] = field(default_factory=set)
     stop: Stop | None = None
     attend: Attend | None = None
 
@@ -77,30 +81,123 @@ def paged_attention(
     result is (1, tokens, heads, head_dim). Raises ModelRefused for what is not implemented.
     """
     step = arguments.pop(STEP_ARGUMENT, None)
+    if isinstance(step, Probe):
+        step.note(module, query, key, value)
+        return query.new_zeros((*query.shape[:1], *query.shape[2:0:-1], value.shape[-1])), None
     if not isinstance(step, AttentionStep):
         raise ModelRefused("the model does not hand its forward arguments to its attention")
     layer = _check_arguments(module, step, attention_mask, arguments, query.shape[-1])
-    pool, batch = step.pool, step.batch
-    if key.shape[1:] != value.shape[1:] or key.shape[0] != 1:
-        raise ModelRefused(
-            f"keys and values differ in shape: {tuple(key.shape)}, {tuple(value.shape)}"
-        )
-    expected = (pool.layout.num_kv_heads, pool.layout.head_dim)
-    if (key.shape[1], key.shape[3]) != expected:
-        raise ModelRefused(f"layer {layer.index} has other KV heads than the first: {key.shape}")
     if step.stop is not None and step.stop():
         raise StepStopped
     step.visited.append(layer.index)
-    pool.write(layer.index, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    pool, layout = step.pool, step.pool.layout
+    plane = layout.plane_of[layer.index]
+    is_first = plane not in step.planes
+    step.planes.add(plane)
+    layer = replace(layer, index=plane)
+    if layout.latent_rank is not None:
+        # Its keys and values are in the pool, as latents (`LatentCache`).
+        output = _attend_latents(module, query[0], step, layer, layout.latent_rank)
+        return output.transpose(0, 1).unsqueeze(0).contiguous(), None
+    value_dim = value.shape[-1]
+    # What is narrower than the widest is kept with zeros behind it, which add nothing to a product.
+    query = _widened(query[0], layout.head_dim)
+    if is_first:  # else its keys and values are an earlier layer's
+        rows = (_widened(each[0], layout.head_dim).transpose(0, 1) for each in (key, value))
+        more = layout.num_kv_heads // key.shape[1]
+        pool.write(plane, step.batch.slots, *(r.repeat_interleave(more, dim=1) for r in rows))
+    output = _attend_rows(query, step, layer)[..., :value_dim]
+    return output.transpose(0, 1).unsqueeze(0).contiguous(), None
+
+
+class Seen(NamedTuple):
+    """One attention layer, as a forward calls it. `source` is its own index, or that of the earlier
+    layer whose keys and values it attends to."""
+
+    index: int
+    kv_heads: int
+    width: int
+    source: int
+
+
+class Probe:
+    """Notes what attention layers a model has. It attends to nothing."""
+
+    def __init__(self) -> None:
+        self.layers: list[Seen] = []
+        self._keys: list[tuple[torch.Tensor, int]] = []
+
+    def note(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        index = getattr(module, "layer_idx", None)
+        if not isinstance(index, int):
+            raise ModelRefused(f"an attention module without a layer index: {type(module)}")
+        source = next((number for earlier, number in self._keys if earlier is key), index)
+        self._keys.append((key, source))
+        width = max(query.shape[-1], value.shape[-1])
+        self.layers.append(Seen(index, key.shape[1], width, source))
+
+
+class LatentCache(Cache):
+    """Where a model with multi-head latent attention would keep a step's latents: in the pool."""
+
+    def __init__(self, pool: KvPool, slots: torch.Tensor) -> None:
+        super().__init__(layers=[])
+        self._pool = pool
+        self._slots = slots
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The latent and the rotated part, each (1, 1, tokens, width), which are given back."""
+        both = torch.cat([key_states, value_states], dim=-1)
+        layout = self._pool.layout
+        if both.shape[:2] != (1, 1) or both.shape[3] != layout.head_dim:
+            raise ModelRefused(f"layer {layer_idx} keeps no latents: {tuple(both.shape)}")
+        rows = both[0].transpose(0, 1)
+        self._pool.write(layout.plane_of[layer_idx], self._slots, rows, rows)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def _attend_latents(
+    module: torch.nn.Module, query: torch.Tensor, step: AttentionStep, layer: Layer, rank: int
+) -> torch.Tensor:
+    """Multi-head latent attention over the latents themselves: (heads, rows, value dimension).
+
+    The projection from a latent to a head's keys is taken to the queries' side, and the one to its
+    values behind the sum, so that all heads share one KV head (DeepSeek-V2, arXiv 2405.04434,
+    section 2.1.2).
+    """
+    expand: Any = module.kv_b_proj
+    nope: Any = module.qk_nope_head_dim
+    if type(expand) is not torch.nn.Linear or expand.bias is not None:
+        raise ModelRefused("latents that are expanded in another way")
+    to_heads = expand.weight.view(len(query), -1, rank)
+    absorbed = torch.cat([query[..., :nope] @ to_heads[:, :nope], query[..., nope:]], dim=-1)
+    output = _attend_rows(absorbed, step, layer)[..., :rank]
+    return output @ to_heads[:, nope:].transpose(1, 2)
+
+
+def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torch.Tensor:
+    """All rows of the step (heads, rows, width) to what is in the pool; the same shape."""
+    pool, batch = step.pool, step.batch
     if step.attend is not None:
-        return step.attend(query[0], pool, layer).transpose(0, 1).unsqueeze(0), None
-    output = torch.empty_like(query[0])
+        return step.attend(query, pool, layer)
+    output = torch.empty_like(query)
     for chunk in batch.chunks:
         rows = slice(chunk.begin, chunk.end)
-        output[:, rows] = _attend_chunk(query[0, :, rows], chunk, pool, layer)
+        output[:, rows] = _attend_chunk(query[:, rows], chunk, pool, layer)
     for group in batch.decode_groups:
-        output[:, group.rows] = attend_decodes(query[0, :, group.rows], group, pool, layer)
-    return output.transpose(0, 1).unsqueeze(0).contiguous(), None
+        output[:, group.rows] = attend_decodes(query[:, group.rows], group, pool, layer)
+    return output
+
+
+def _widened(rows: torch.Tensor, width: int) -> torch.Tensor:
+    return rows if rows.shape[-1] == width else pad(rows, (0, width - rows.shape[-1]))
 
 
 def _check_arguments(
@@ -113,6 +210,7 @@ def _check_arguments(
     scaling = arguments.pop("scaling", None)
     window = arguments.pop("sliding_window", None)
     softcap = arguments.pop("softcap", None)
+    sinks: torch.Tensor | None = arguments.pop("s_aux", None)
     if arguments.pop("dropout", 0.0):
         raise ModelRefused("attention with dropout: the model is not in evaluation mode")
     if arguments.pop("is_causal", None) is False or not getattr(module, "is_causal", True):
@@ -135,7 +233,9 @@ def _check_arguments(
             f"{window} in the model"
         )
     scaling = head_dim**-0.5 if scaling is None else float(scaling)
-    return Layer(index=index, scaling=scaling, window=window, softcap=softcap)
+    if sinks is not None:
+        sinks = sinks.detach().float().contiguous()
+    return Layer(index=index, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
 
 
 def _attend_chunk(query: torch.Tensor, chunk: TokenRun, pool: KvPool, layer: Layer) -> torch.Tensor:
@@ -149,4 +249,5 @@ def _attend_chunk(query: torch.Tensor, chunk: TokenRun, pool: KvPool, layer: Lay
     query_positions = torch.arange(chunk.start, chunk.context_tokens, device=device)
     key_positions = torch.arange(first_position, chunk.context_tokens, device=device)
     mask = visible(query_positions[:, None], key_positions[None, :], layer.window)
-    return attend(query[None], keys[None], values[None], mask, layer)[0]
+    sinks = None if layer.sinks is None else layer.sinks.view(1, -1, 1, 1)
+    return attend(query[None], keys[None], values[None], mask, layer, sinks)[0]

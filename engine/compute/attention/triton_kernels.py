@@ -98,19 +98,27 @@ def merge_parts(
     log_sums,
     offsets,
     parts,
+    sinks,
     merged,
     num_heads,
     num_rows,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
-    """One row of one head: its parts, each weighed by the sum of its exponentials."""
+    """One row of one head: its parts, each weighed by the sum of its exponentials.
+
+    A sink is one more of them, with nothing behind it.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(offsets + row), tl.load(offsets + row + 1)
     dim = tl.arange(0, PADDED_DIM)
     is_dim = dim < HEAD_DIM
     largest = tl.full([], float("-inf"), tl.float32)
     total = tl.zeros([], tl.float32)
+    if HAS_SINKS:
+        largest = tl.load(sinks + head)
+        total += 1.0
     output = tl.zeros([PADDED_DIM], tl.float32)
     for index in range(begin, end):
         part = tl.load(parts + index).to(tl.int64) * num_heads + head

@@ -26,7 +26,7 @@ from tests.engine.compute.tiny import (
 
 BOUND = 1e-5
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "qwen3", "mistral")
+FAMILIES = ("llama", "qwen3", "mistral", "gpt_oss", "deepseek_v3", "mimo_v2", "gemma4")
 Models = Callable[[str], TinyModel]
 
 

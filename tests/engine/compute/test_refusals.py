@@ -9,9 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
-    DeepseekV3Config,
+    DeepseekV32Config,
     FalconConfig,
-    GptOssConfig,
     LlamaConfig,
     MambaConfig,
     PretrainedConfig,
@@ -42,7 +41,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (DeepseekV3Config(), "latent attention"),
+        (DeepseekV32Config(), "pick the keys"),
         (MambaConfig(), "state-space"),
         (FalconConfig(alibi=True), "ALiBi"),
         (T5Config(), "encoder|bias"),
@@ -60,11 +59,6 @@ def test_a_configuration_with_other_mechanisms_is_refused(
     ("config", "reason"),
     [
         pytest.param(
-            GptOssConfig(**SMALL, num_local_experts=2, num_experts_per_tok=1, pad_token_id=0),
-            "s_aux",
-            id="attention-sinks",
-        ),
-        pytest.param(
             BloomConfig(vocab_size=99, hidden_size=32, n_layer=1),
             "BloomForCausalLM",
             id="without-attention-backends",
@@ -79,7 +73,6 @@ def test_a_class_with_other_attention_is_refused(config: PretrainedConfig, reaso
 @pytest.mark.parametrize(
     "argument",
     [
-        {"s_aux": torch.ones(4)},
         {"position_bias": torch.ones(1)},
         {"dropout": 0.1},
         {"is_causal": False},

@@ -9,8 +9,12 @@ from itertools import pairwise
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
+    Gemma4TextConfig,
+    GptOssConfig,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -33,6 +37,15 @@ _SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+_LATENTS = {
+    "num_key_value_heads": 8,
+    "q_lora_rank": None,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 3,
+}
 _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SHAPE),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
@@ -43,6 +56,31 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         query_pre_attn_scalar=16,
         sliding_window=WINDOW,
         attn_logit_softcapping=2.0,
+    ),
+    # Sinks; latents; values narrower than keys, and layers with twice the heads; layers that attend
+    # to an earlier one's keys and values, with wider heads in some.
+    "gpt_oss": lambda: GptOssConfig(
+        **_SHAPE, head_dim=16, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=1
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(**_SHAPE | _LATENTS),
+    "mimo_v2": lambda: MiMoV2FlashConfig(
+        **_SHAPE,
+        head_dim=16,
+        v_head_dim=12,
+        sliding_window=WINDOW,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense"] * 3,
+    ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **_SHAPE | {"num_hidden_layers": 4},
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        sliding_window=WINDOW,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
     ),
 }
 
@@ -119,6 +157,8 @@ def new_tiny_model(family: str, attention: Attention = "auto") -> TinyModel:
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, weight in plain.named_parameters():
-            if "norm" not in name:
+            if "sinks" in name:
+                weight.normal_()
+            elif "norm" not in name:
                 weight.mul_(5)
     return TinyModel(prepare_model(copy.deepcopy(plain), attention), plain)
