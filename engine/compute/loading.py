@@ -22,6 +22,7 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -133,7 +134,9 @@ def load_model(
         if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
             raise ModelRefused(f"`model`: {model} has no safetensors files")
         report("weights", 0.1)
-        made: Any = AutoModelForCausalLM.from_pretrained(
+        is_text = config.get_text_config(decoder=True) is config
+        auto: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+        made: Any = auto.from_pretrained(
             model,
             config=config,
             dtype=DTYPES[dtype],
@@ -142,9 +145,9 @@ def load_model(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         # The lines behind the first are a library's advice, which names its own functions.
-        why = str(error).partition("\n")[0]
+        why = str(error).strip().partition("\n")[0]
         raise ModelRefused(f"`model`: {model} can't be loaded: {why}") from error
     except SafetensorError as error:
         raise ModelRefused(
@@ -157,11 +160,33 @@ def load_model(
         raise ModelRefused(
             f"`model`: {model} has no weights for {missing[0]} ({len(missing)} missing in all)"
         )
+    if not is_text:
+        loaded = text_decoder(loaded)
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
     prepared = prepare_model(loaded, attention, kv_dtype)
     report("ready", 1.0)
     return prepared
+
+
+def text_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """The text decoder inside a model that also sees or hears. The rest is let go."""
+    whole: Any = model
+    auto: Any = AutoModelForCausalLM
+    name = type(model).__name__
+    try:
+        with torch.device("meta"):
+            decoder: Any = auto.from_config(whole.config.get_text_config(decoder=True))
+    except ValueError:
+        raise ModelRefused(f"{name} has no text decoder that stands alone") from None
+    inner = whole.get_decoder()
+    if type(decoder.base_model) is not type(inner):
+        raise ModelRefused(f"{name} has no text decoder that stands alone")
+    setattr(decoder, decoder.base_model_prefix, inner)
+    decoder.set_output_embeddings(whole.get_output_embeddings())
+    decoder.generation_config = whole.generation_config
+    text: PreTrainedModel = decoder
+    return text
 
 
 def prepare_model(
@@ -345,8 +370,15 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def check_config(config: PretrainedConfig) -> None:
-    """Raise ModelRefused, with the reason, if paged attention can't be exact for this model."""
+    """Raise ModelRefused, with the reason, if paged attention can't be exact for this model.
+
+    Of a model that is more than a text decoder, that is looked at.
+    """
+    config = config.get_text_config(decoder=True)
     name = getattr(config, "model_type", "unknown")
+    needed = ("vocab_size", "num_hidden_layers", "num_attention_heads")
+    if not all(isinstance(getattr(config, attribute, None), int) for attribute in needed):
+        raise ModelRefused(f"`{name}` models are no text decoders")
     for attribute, meaning in _UNSUPPORTED_ATTRIBUTES.items():
         if getattr(config, attribute, None):
             raise ModelRefused(f"`{name}` models have {meaning}: not supported")
@@ -355,8 +387,6 @@ def check_config(config: PretrainedConfig) -> None:
     ):
         # A short check can't see which keys a long prompt leaves out.
         raise ModelRefused(f"`{name}` models pick the keys that they attend to: {sparse[0]}")
-    if config.get_text_config(decoder=True) is not config:
-        raise ModelRefused(f"`{name}` models are more than a text decoder: not supported")
     layer_types = set(getattr(config, "layer_types", None) or ())
     if not layer_types <= _LAYER_TYPES:
         unknown = sorted(layer_types - _LAYER_TYPES)
@@ -396,12 +426,13 @@ def kv_layout(model: PreTrainedModel) -> KvLayout:
         )
     if not probe.layers:
         raise ModelRefused(f"{type(model).__name__} keeps its own attention")
-    own = [seen for seen in probe.layers if seen.source == seen.index]
+    own = [seen for seen in probe.layers if seen.source == seen.layer]
     if rank is not None:
-        own = [seen._replace(kv_heads=1, width=rank + config.qk_rope_head_dim) for seen in own]
-    places = {seen.index: place for place, seen in enumerate(own)}
+        width = rank + config.qk_rope_head_dim
+        own = [replace(seen, kv_heads=1, width=width) for seen in own]
+    places = {seen.layer: place for place, seen in enumerate(own)}
     num_kv_heads = max(seen.kv_heads for seen in own)
-    if odd := [seen.index for seen in own if num_kv_heads % seen.kv_heads]:
+    if odd := [seen.layer for seen in own if num_kv_heads % seen.kv_heads]:
         raise ModelRefused(f"layer {odd[0]} has no part of the largest layer's KV heads")
     return KvLayout(
         num_layers=len(own),
@@ -409,7 +440,7 @@ def kv_layout(model: PreTrainedModel) -> KvLayout:
         head_dim=max(seen.width for seen in own),
         dtype=parameter.dtype,
         latent_rank=rank,
-        places={seen.index: places[seen.source] for seen in probe.layers},
+        places={seen.layer: places[seen.source] for seen in probe.layers},
     )
 
 

@@ -12,7 +12,7 @@ it would pass most comparisons and be wrong.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -110,11 +110,12 @@ def paged_attention(
     return output.transpose(0, 1).unsqueeze(0).contiguous(), None
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seen:
     """One attention layer, as a forward calls it. `source` is its own index, or that of the earlier
     layer whose keys and values it attends to."""
 
-    index: int
+    layer: int
     kv_heads: int
     width: int
     source: int
@@ -174,7 +175,7 @@ def _attend_latents(
     """
     expand: Any = module.kv_b_proj
     nope: Any = module.qk_nope_head_dim
-    if type(expand) is not torch.nn.Linear or expand.bias is not None:
+    if not isinstance(expand, torch.nn.Linear) or getattr(expand, "bias", None) is not None:
         raise ModelRefused("latents that are expanded in another way")
     to_heads = expand.weight.view(len(query), -1, rank)
     absorbed = torch.cat([query[..., :nope] @ to_heads[:, :nope], query[..., nope:]], dim=-1)
