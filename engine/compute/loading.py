@@ -376,12 +376,12 @@ def check_config(config: PretrainedConfig) -> None:
     """
     config = config.get_text_config(decoder=True)
     name = getattr(config, "model_type", "unknown")
-    needed = ("vocab_size", "num_hidden_layers", "num_attention_heads")
-    if not all(isinstance(getattr(config, attribute, None), int) for attribute in needed):
-        raise ModelRefused(f"`{name}` models are no text decoders")
     for attribute, meaning in _UNSUPPORTED_ATTRIBUTES.items():
         if getattr(config, attribute, None):
             raise ModelRefused(f"`{name}` models have {meaning}: not supported")
+    needed = ("vocab_size", "num_hidden_layers", "num_attention_heads")
+    if not all(isinstance(getattr(config, attribute, None), int) for attribute in needed):
+        raise ModelRefused(f"`{name}` models are no text decoders")
     if sparse := sorted(
         one for one in vars(config) if one.startswith("index_") and getattr(config, one)
     ):
@@ -404,11 +404,14 @@ def check_class(model_class: type[PreTrainedModel]) -> None:
 
 def layer_windows(config: PretrainedConfig) -> list[int | None]:
     """Each layer's sliding window in tokens; None for a layer that sees everything."""
-    window = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        return [window] * config.num_hidden_layers
-    return [window if kind == "sliding_attention" else None for kind in layer_types]
+    num_layers = config.num_hidden_layers
+    layers = getattr(config, "per_layer_config", None) or [config] * num_layers
+    windows = [getattr(layers[index], "sliding_window", None) for index in range(num_layers)]
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
+    return [
+        window if kind == "sliding_attention" else None
+        for kind, window in zip(kinds, windows, strict=False)
+    ]
 
 
 def kv_layout(model: PreTrainedModel) -> KvLayout:

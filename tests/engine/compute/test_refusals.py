@@ -7,10 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV32Config,
     FalconConfig,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     LlamaConfig,
     MambaConfig,
     PretrainedConfig,
@@ -22,8 +26,9 @@ from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep, paged_at
 from engine.compute.batch import build_batch
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
-from engine.compute.loading import check_config, load_model, prepare_model
+from engine.compute.loading import check_config, layer_windows, load_model, prepare_model
 from engine.schedule.runner import Work
+from tests.engine.compute.tiny import GREEDY, relative_difference
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -53,6 +58,44 @@ def test_a_configuration_with_other_mechanisms_is_refused(
 ) -> None:
     with pytest.raises(ModelRefused, match=reason):
         check_config(config)
+
+
+def test_any_configuration_is_served_or_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    told: dict[bool, int] = {True: 0, False: 0}
+    for make in CONFIG_MAPPING.values():
+        try:
+            config = make()
+        except (OSError, ImportError, ValueError, TypeError, AttributeError):  # has no default
+            continue
+        try:
+            check_config(config)
+            layer_windows(config.get_text_config(decoder=True))
+            told[True] += 1
+        except ModelRefused as refused:
+            assert "\n" not in str(refused)
+            told[False] += 1
+    assert min(told.values()) > 150
+
+
+def test_of_a_model_that_sees_the_text_decoder_is_served(tmp_path: Path) -> None:
+    seen = {**SMALL, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config={**SMALL, "pad_token_id": 0, "sliding_window": 16}, vision_config=seen
+    )
+    whole = Gemma3ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert type(loaded.model) is Gemma3ForCausalLM
+    prompt = list(range(5, 45))
+    table = [BlockId(3), BlockId(1), BlockId(0)]
+    work = Work(token_ids=prompt, start=0, block_table=table, sample=GREEDY)
+    logits = loaded.runner(4, 16).logits([work])[0]
+    with torch.inference_mode():
+        expected = whole(input_ids=torch.tensor([prompt])).logits[0, -1]
+    assert relative_difference(logits, expected) <= 1e-5
 
 
 @pytest.mark.parametrize(
