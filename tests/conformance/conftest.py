@@ -45,7 +45,6 @@ def settings_of(backend: str, profile: str) -> Settings:
     settings = dict(PROFILES[profile])
     if backend != "synthetic":
         settings = {k: v for k, v in settings.items() if not k.startswith("SYNTHETIC_")}
-        settings["THREADS"] = 1
     if backend in ("vllm", "upstream"):
         # vLLM's attention on a CPU takes blocks of 32 tokens, and a context must fit into the pool.
         num_blocks = int(settings["NUM_BLOCKS"])

@@ -322,6 +322,7 @@ def running_engines(backend: str, settings: Sequence[Settings]) -> Iterator[list
 def _started_engine(backend: str, settings: Settings, module: str = "engine") -> Iterator[Engine]:
     port = free_port()
     base = {key: value for key, value in os.environ.items() if not key.startswith("ENGINE_")}
+    base = {"OMP_NUM_THREADS": "1"} | base
     environment = {f"ENGINE_{name}": str(value) for name, value in settings.items()}
     environment |= {"ENGINE_SECRET": SECRET, "ENGINE_PORT": str(port), "ENGINE_LOG_LEVEL": "error"}
     command = python(module) + (["--backend", backend] if module == "engine" else [])
@@ -366,7 +367,7 @@ def _upstream_of(backend: str, settings: Settings) -> Iterator[dict[str, str]]:
         yield {"ENGINE_UPSTREAM": server.url}
 
 
-OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS", "THREADS"})
+OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS"})
 """What sizes an engine: vLLM's own flags, where it is not ours to start."""
 
 

@@ -44,7 +44,6 @@ def running_machines(directory: Path, backend: str, slots: int = SLOTS) -> Itera
                 "MAX_RUNNING": slots,
                 "MAX_STEP_TOKENS": 1024,
                 "LEASE_SHARE": share,
-                "THREADS": 1,
                 "SYNTHETIC_PREFILL_US": 0,
                 "SYNTHETIC_DECODE_MS": 0,
             }

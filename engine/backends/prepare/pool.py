@@ -159,17 +159,18 @@ class PreparePool:
         job = _Job(scope, len(body), asyncio.get_running_loop().create_future())
         worker = await self._wait(job)
         days = None if self._days is None else self._days.known(scope)
+        is_free = True
         try:
             answer = await worker.run(kind, body, days)
         except asyncio.CancelledError:
+            is_free = False
             recovering = asyncio.create_task(worker.recover())
             self._recovering.add(recovering)
             recovering.add_done_callback(partial(self._recovered, worker, scope))
             raise
-        except BaseException:
-            self._give_back(worker, scope)
-            raise
-        self._give_back(worker, scope)
+        finally:
+            if is_free:
+                self._give_back(worker, scope)
         if isinstance(answer, Refused):
             raise rebuilt(answer.code, answer.message, is_public=answer.is_public)
         if self._days is not None and isinstance(answer, Prepared) and answer.dated is not None:

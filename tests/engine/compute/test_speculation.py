@@ -74,7 +74,7 @@ class Answered:
 @asynccontextmanager
 async def engine(**settings: object) -> AsyncIterator[LoopedBackend]:
     """A native engine of these settings, with its thread and without HTTP."""
-    fixed = {"secret": "x" * 16, "threads": 1, "log_level": "warning"}
+    fixed = {"secret": "x" * 16, "log_level": "warning"}
     crashes: list[BaseException] = []
     whole = Settings.model_validate(fixed | settings)
     backend = LoopedBackend(whole, MonotonicClock(), load_native, crashes.append)
