@@ -2,8 +2,8 @@
 
 Per token: 2 (keys and values) x layers x KV heads x head dimension x bytes of one number. Layers
 with a sliding window count in full, because the engine keeps the tokens outside the window and
-masks them. Models that the formula does not describe (latent attention, state-space layers) are
-refused.
+masks them. With latent attention it is layers x (latent + rotated part) x bytes. Models that no
+formula describes, such as those with state-space layers, are refused.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,6 @@ _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
 # Fields of models whose memory the formula does not describe, and what each means if it is true.
 _OTHER_MEMORY = {
-    "kv_lora_rank": "multi-head latent attention",
     "num_kv_shared_layers": "layers that share keys and values",
     "global_head_dim": "layers of different head dimensions",
     "is_encoder_decoder": "an encoder",
@@ -45,7 +44,8 @@ class NotSizable(ValueError):
 class KvSize:
     """One token's keys and values. `num_windowed` of the layers see only the last `window` tokens.
 
-    `head_bytes` are those of one head's keys.
+    `head_bytes` are those of one head's keys. `num_planes` is 2, for keys and values, or 1 for the
+    latents of multi-head latent attention, whose one head is a latent with its rotated part.
     """
 
     num_layers: int
@@ -55,10 +55,11 @@ class KvSize:
     head_bytes: int
     window: int | None = None
     num_windowed: int = 0
+    num_planes: int = 2
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_bytes
+        return self.num_planes * self.num_layers * self.num_kv_heads * self.head_bytes
 
 
 def int4_groups(head_dim: int) -> int:
@@ -99,16 +100,22 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
     _check_is_described(config)
     num_layers = _number(config, _NUM_LAYERS)
     num_heads = _number(config, _NUM_HEADS)
-    head_dim = _head_dim(config, num_heads)
+    is_latent = bool(config.get("kv_lora_rank"))
+    if is_latent:
+        rotated = _number(config, ("qk_rope_head_dim",))
+        num_kv_heads, head_dim = 1, _number(config, ("kv_lora_rank",)) + rotated
+    else:
+        num_kv_heads, head_dim = _num_kv_heads(config, num_heads), _head_dim(config, num_heads)
     window, num_windowed = _windows(config, num_layers)
     return KvSize(
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(config, num_heads),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         head_bytes=head_bytes(head_dim, dtype),
         window=window,
         num_windowed=num_windowed,
+        num_planes=1 if is_latent else 2,
     )
 
 

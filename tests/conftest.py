@@ -42,6 +42,7 @@ class FailureTeller:
             self._terminal.write_line(report.longreprtext[-2000:])
 
 
+@pytest.hookimpl(trylast=True)  # behind the terminal's own
 def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.getplugin("terminalreporter")
     if "PYTEST_XDIST_WORKER" not in os.environ and terminal is not None:

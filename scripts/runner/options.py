@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from scripts.runner.data import Secrets
+from scripts.setup import smollm2
 from scripts.stack import HOST, ROOT, StartError, url_of
 
 GATEWAY_PORT = 8080
@@ -106,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--gateways", type=int, default=1, metavar="N", help="how many; default: 1")
     about = "gateways from P on, engines from P + 20, the dashboard at P + 421; default: 8080"
     add("--port", type=int, default=GATEWAY_PORT, metavar="P", help=about)
-    add("--model", metavar="DIR_OR_HUB_ID", help="default: the demo model")
+    about = "or smollm2, a small real model; default: the demo model"
+    add("--model", metavar="DIR_OR_HUB_ID", help=about)
     about = "default: data, and data/P with another port"
     add("--data", type=Path, metavar="DIR", help=about)
     about = "show a made-up month in the dashboard; serve no turn"
@@ -136,6 +138,8 @@ def _model(named: str, engine: str) -> str:
     if not path.exists():
         if named.startswith((".", "~", "/")):
             raise UsageError(f"`--model {path}`: there is no such directory")
+        if named == smollm2.NAME:
+            return str(smollm2.HOME)
         if not HUB_ID.fullmatch(named):
             raise UsageError(
                 f"`--model {named}` is neither a directory here nor a hub id (owner/name)"
@@ -204,6 +208,8 @@ def needs_of(options: Options, environ: Mapping[str, str]) -> list[str]:
     needs = ["gateway"] if is_alone else ["gateway", "engine"]
     if options.dashboard:
         needs.append("dashboard")
+    if options.model == str(smollm2.HOME) and not smollm2.HOME.exists():
+        needs += ["engine", "smollm2"]
     if not options.sample and environ.get("HOLDFAST_DATABASE_URL", "").startswith("postgres"):
         needs.append("postgres")
     return needs

@@ -31,6 +31,7 @@ from scripts.runner.options import (
     parse_options,
     programs_of,
 )
+from scripts.setup import smollm2
 from scripts.setup.install_needs import InstallError, install
 from scripts.stack import (
     POLL_SECONDS,
@@ -305,6 +306,10 @@ def serve(options: Options, signals: Signals) -> None:
         programs = programs_of(options, keys)
         check_ports(programs, options)
         install(needs_of(options, os.environ))
+        if options.model == str(smollm2.HOME) and not smollm2.HOME.exists():
+            say("==> fetching SmolLM2-135M-Instruct (93 MB) and converting it, a minute or two")
+            if why := run_step("scripts.setup.smollm2", [options.model], {}, logs / "model.log"):
+                raise StartError(f"SmolLM2 can't be made: {why}")
         environment = gateway_environment(options, keys, 0)
         made = options.data / MADE
         is_made = made.exists() and time.time() - made.stat().st_mtime < KEPT_SECONDS

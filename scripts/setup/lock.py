@@ -29,7 +29,7 @@ from scripts.setup.options import parse
 
 NEEDS = (
     "base",
-    *("gateway", "postgres", "engine", "dashboard", "otel"),
+    *("gateway", "postgres", "engine", "smollm2", "dashboard", "otel"),
     *("test", "check", "bench", "release"),
 )
 LEFT_OUT = re.compile(rf"(?:{UNHASHED}|nvidia-.*|cuda-.*)==")

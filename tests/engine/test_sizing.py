@@ -79,10 +79,17 @@ def test_windows_are_noted_and_count_in_full(
     assert size.bytes_per_token == 131_072
 
 
+def test_of_latent_attention_the_latents_count() -> None:
+    latents = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    # DeepSeek V3's 61 layers: 70,272 bytes a token in 16 bits (arXiv 2505.09343, table 1).
+    size = kv_size(LLAMA_3_8B | latents | {"num_hidden_layers": 61}, "bfloat16")
+    assert size.bytes_per_token == 70_272
+
+
 @pytest.mark.parametrize(
     ("fields", "dtype", "message"),
     [
-        ({"kv_lora_rank": 512}, "float16", "the model has multi-head latent attention"),
+        ({"kv_lora_rank": 512}, "float16", "qk_rope_head_dim"),
         ({"layer_types": ["linear_attention"]}, "float16", "linear_attention"),
         ({"num_hidden_layers": None}, "float16", "num_hidden_layers"),
         ({"num_attention_heads": 0}, "float16", "num_attention_heads"),
