@@ -4,10 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
 from engine.compute.kv import KvPool
-from engine.compute.loading import kv_layout
+from engine.compute.loading import prepare_model
 from engine.sizing import NotSizable, kv_size
 
 SHAPE: dict[str, Any] = {
@@ -16,6 +23,15 @@ SHAPE: dict[str, Any] = {
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
+}
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "q_lora_rank": None,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 3,
 }
 LLAMA_3_8B = {
     "model_type": "llama",
@@ -34,11 +50,13 @@ LLAMA_3_8B = {
         LlamaConfig(**SHAPE, num_key_value_heads=1),
         Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16),
         MistralConfig(**SHAPE, num_key_value_heads=4, sliding_window=24),
+        DeepseekV3Config(**SHAPE, **LATENTS),
     ],
-    ids=["llama", "multi-query", "qwen3-own-head-dim", "mistral-window"],
+    ids=["llama", "multi-query", "qwen3-own-head-dim", "mistral-window", "latents"],
 )
 def test_the_size_is_that_of_the_pools_tensors(config: PretrainedConfig, dtype: str) -> None:
-    layout = kv_layout(config, getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    layout = prepare_model(model, "sdpa").layout
     pool = KvPool(layout, num_blocks=7, block_size=4, device=torch.device("cpu"))
     size = kv_size(config.to_dict(), dtype)
     assert size.bytes_per_token * 7 * 4 == pool.num_bytes
