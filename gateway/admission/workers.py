@@ -62,7 +62,8 @@ class Workers:
             for place in held:
                 place.release()
 
-        names = [(workspace,)] if line is None else [(workspace, line), ("", line)]
+        # An admin key has no workspace, so its name in a line must not be the line's own.
+        names = [(workspace,)] if line is None else [(workspace, line), ("of all", "", line)]
         turns = [self._turns.setdefault(name, asyncio.Semaphore()) for name in names]
         self._waiting[workspace] += 1
         running = None
