@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 378
+MAX_MODULES = 379
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -30,7 +30,7 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 454,
     "dashboard/ui": 1033,
     "dashboard/views": 3588,
-    "engine": 1200,
+    "engine": 1207,
     "engine/backends": 7098,
     "engine/cache": 3144,
     "engine/compute": 2530,
@@ -42,11 +42,11 @@ BUDGETS: dict[str, int] = {
     "engine/text": 6123,
     "gateway": 256,
     "gateway/admin": 3608,
-    "gateway/admission": 2225,
+    "gateway/admission": 2226,
     "gateway/advice": 1960,
     "gateway/base": 1549,
     "gateway/cli": 1104,
-    "gateway/dialects": 6347,
+    "gateway/dialects": 6361,
     "gateway/http": 3201,
     "gateway/journal": 1093,
     "gateway/ledger": 3525,
@@ -63,11 +63,11 @@ BUDGETS: dict[str, int] = {
     "scripts/demo_model": 652,
     "scripts/docs": 566,
     "scripts/gpu": 599,
-    "scripts/runner": 1125,
+    "scripts/runner": 1136,
     "scripts/sample": 643,
-    "scripts/setup": 713,
+    "scripts/setup": 789,
     "scripts/simulate": 193,
-    "tests": 55570,
+    "tests": 55597,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

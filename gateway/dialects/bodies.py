@@ -9,6 +9,7 @@ An answer that is gathered is short, but with the log probabilities of its token
 times as long, and all of them are in memory until it is whole: its tokens are bounded too.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ _LEAST_BYTES = 2
 _LEAST_KEY_BYTES = 5
 """The least bytes of a key and its value."""
 _OPENED, _COLON = b"{:"
+_MAX_PASSES = 4
+_CLOSED = re.compile(rb"\{:*+\}")
+"""An object without objects in it, as its marks alone."""
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'{}[:,"')
 
 
@@ -47,16 +51,26 @@ def check_values(body: bytes, most: int, most_keys: int) -> None:
         pieces.append(marks)
     if sum(piece.count(b":") for piece in pieces) <= most_keys:
         return
-    counts = [0]  # of the keys of the objects that are open
-    for mark in (mark for piece in pieces for mark in piece.translate(None, b",[")):
-        if mark == _COLON:
-            counts[-1] += 1
-            if counts[-1] > most_keys:
-                raise TooLarge(f"an object of the request body has more than {most_keys} keys")
-        elif mark == _OPENED:
-            counts.append(0)
-        elif len(counts) > 1:
-            counts.pop()
+    refusal = TooLarge(f"an object of the request body has more than {most_keys} keys")
+    counts, too_many = [0], b":" * (most_keys + 1)  # counts: keys of the objects that are open
+    for piece in pieces:
+        marks = piece.translate(None, b",[")
+        # Most objects begin and end in one piece, with few in them: they are taken out together.
+        for _ in range(_MAX_PASSES):
+            if too_many in marks:
+                raise refusal
+            marks, num_closed = _CLOSED.subn(b"", marks)
+            if not num_closed:
+                break
+        for mark in marks:
+            if mark == _COLON:
+                counts[-1] += 1
+                if counts[-1] > most_keys:
+                    raise refusal
+            elif mark == _OPENED:
+                counts.append(0)
+            elif len(counts) > 1:
+                counts.pop()
 
 
 def _marks(body: bytes) -> Iterator[bytes]:
