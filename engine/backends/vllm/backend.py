@@ -240,18 +240,11 @@ def kv_bytes(config: Mapping[str, Any], model_dtype: str, cache_dtype: str) -> i
     """Bytes of one token's keys and values; 0 where nobody here knows.
 
     `config` is the model's config.json. `cache_dtype` is vLLM's `kv_cache_dtype`: `auto` means the
-    model's. With latent attention (MLA) a layer keeps one latent vector and one rotary key.
+    model's.
     """
     number = _CACHE_BYTES.get(model_dtype if cache_dtype == "auto" else cache_dtype)
     if number is None or model_dtype not in DTYPE_BYTES:
         return 0
-    nested = config.get("text_config")
-    inner = nested if isinstance(nested, Mapping) else config
-    if rank := inner.get("kv_lora_rank"):
-        layers, rope = inner.get("num_hidden_layers"), inner.get("qk_rope_head_dim")
-        if not all(isinstance(value, int) for value in (rank, layers, rope)):
-            return 0
-        return int(layers * (rank + rope) * number)
     try:
         size = kv_size(config, model_dtype)
     except NotSizable:

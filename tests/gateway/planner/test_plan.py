@@ -84,7 +84,8 @@ def test_sizes_of_a_pasted_config_are_those_of_its_family() -> None:
     [
         ({"model": "gpt-9"}, "model: no family 'gpt-9'"),
         ({"config": {**CONFIG, "num_hidden_layers": None}}, "config: num_hidden_layers"),
-        ({"config": {**CONFIG, "kv_lora_rank": 512}}, "multi-head latent attention"),
+        ({"config": {**CONFIG, "kv_lora_rank": 512}}, "config: qk_rope_head_dim"),
+        ({"config": {**CONFIG, "ssm_state_size": 16}}, "state-space layers"),
         ({"config": {**CONFIG, "vocab_size": "x"}, "weights_gib": None}, "config: vocab_size"),
         ({"config": {}}, "config: num_hidden_layers"),
         ({"device_gib": 10.0, "weights_gib": None, "model": "llama-3-70b"}, "device_gib"),
