@@ -75,7 +75,7 @@ class Pair:
 
 @contextmanager
 def serving(data: Path, **settings: Any) -> Iterator[Pair]:
-    first, second = ScriptedEngine(), ScriptedEngine()
+    first, second = ScriptedEngine(), ScriptedEngine(epoch="epoch-2")
     with (
         serve(first) as first_url,
         serve(second) as second_url,
