@@ -60,6 +60,8 @@ def convert(weights: Path, target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(**place)
     target.mkdir()
     AutoTokenizer.from_pretrained(**place).save_pretrained(target)
+    # As its authors' example draws.
+    model.generation_config.update(do_sample=True, temperature=0.2, top_p=0.9)
     model.generation_config.save_pretrained(target)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     del config["quantization_config"]

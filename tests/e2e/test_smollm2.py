@@ -17,12 +17,14 @@ DOCUMENT = "France is a country in Europe. Its capital is Paris. " * 100
 def test_a_real_model_answers_alike_behind_a_written_and_a_read_prefix(tmp_path: Path) -> None:
     settings = {"ENGINE_MODEL": str(HOME), "ENGINE_NUM_BLOCKS": "512"}
     with running_stack(tmp_path, engine_settings=settings) as stack:
-        with Anthropic(base_url=stack.gateway, api_key=API_KEY, timeout=600) as client:
+        with Anthropic(base_url=stack.gateway, api_key=API_KEY, timeout=600) as asked:
+            # The newest version of the API has no temperature.
+            client = asked.with_options(default_headers={"anthropic-version": "2023-06-01"})
             written, read = (
                 client.messages.create(
                     model=HOME.name,
                     max_tokens=16,
-                    temperature=0,
+                    extra_body={"temperature": 0},
                     system=[
                         {
                             "type": "text",
