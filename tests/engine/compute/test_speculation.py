@@ -11,6 +11,7 @@ import pytest
 
 from engine.backends.looped import LoopedBackend
 from engine.backends.native import load_native
+from engine.backends.prepare import pool
 from engine.clock import MonotonicClock
 from engine.protocol import (
     Breakpoint,
@@ -77,8 +78,10 @@ async def engine(**settings: object) -> AsyncIterator[LoopedBackend]:
     fixed = {"secret": "x" * 16, "log_level": "warning"}
     crashes: list[BaseException] = []
     whole = Settings.model_validate(fixed | settings)
-    backend = LoopedBackend(whole, MonotonicClock(), load_native, crashes.append)
-    await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "WAIT_SECONDS", 300.0)  # a busy machine starts workers slowly
+        backend = LoopedBackend(whole, MonotonicClock(), load_native, crashes.append)
+        await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     try:
         yield backend
     finally:
