@@ -14,6 +14,7 @@ from engine.schedule.runner import DrawnProbs, SampleParams
 LEAST_LOGPROB = -9999.0
 """What is told of a token that the model rules out: JSON has no infinity."""
 _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
+_HEAD = 256
 _MAX_NUMBERS = 1 << 22
 """Logits that are ordered at a time, in some 160 MB."""
 
@@ -78,24 +79,56 @@ def _draw(
     positions: Sequence[int],
 ) -> list[int]:
     """A token of each row; all have the same `top_k`, 0 for all tokens."""
-    if top_k:
-        values, order = torch.topk(logits.float(), top_k)
-    else:
-        values, order = torch.sort(logits.float(), descending=True, stable=True)
     column = partial(torch.tensor, dtype=torch.float64, device=logits.device)
     heat = column([[p.temperature] for p in params])
     top_p = column([[p.top_p] for p in params])
-    # The largest is subtracted first so that no temperature overflows.
-    weights = (values - values[:, :1]).double().div_(heat).exp_()
-    sums = weights.cumsum(-1)
-    # A token is kept while the sum before it has not reached top_p.
-    num_kept = (sums - weights < sums[:, -1:] * top_p).sum(-1, keepdim=True).clamp_(min=1)
-    whole = torch.where(top_p < 1, sums.gather(-1, num_kept - 1), sums[:, -1:])
     numbers = column(
         [[uniform(p.seed, positions[i])] for p, i in zip(params, indexes, strict=True)]
     )
-    passed = (whole * numbers).minimum(whole.nextafter(torch.zeros_like(whole)))
-    return order.gather(-1, torch.searchsorted(sums, passed, right=True))[:, 0].tolist()
+    rows = logits.float()
+    if top_k:
+        values, order = torch.topk(rows, top_k)
+        return order.gather(-1, _places(values, heat, top_p, numbers)[0])[:, 0].tolist()
+    # Most draws fall among few tokens, and sorting all of a large vocabulary takes long. A row
+    # whose draw is not decided by what is likelier than the head's last token is sorted whole.
+    head = min(_HEAD, rows.shape[-1])
+    values, order = torch.topk(rows, head)
+    order, by_token = order.sort(-1)
+    values, by_value = values.gather(-1, by_token).sort(dim=-1, descending=True, stable=True)
+    order = order.gather(-1, by_value)
+    whole = (rows - values[:, :1]).double().div_(heat).exp_().sum(-1, keepdim=True)
+    places, deepest = _places(values, heat, top_p, numbers, whole)
+    tokens = order.gather(-1, places.clamp(max=head - 1))[:, 0]
+    open_rows = (deepest >= (values > values[:, -1:]).sum(-1, keepdim=True))[:, 0].nonzero()[:, 0]
+    if len(open_rows):
+        values, order = torch.sort(rows[open_rows], descending=True, stable=True)
+        of_open = heat[open_rows], top_p[open_rows], numbers[open_rows]
+        tokens[open_rows] = order.gather(-1, _places(values, *of_open)[0])[:, 0]
+    return tokens.tolist()
+
+
+def _places(
+    values: torch.Tensor,
+    heat: torch.Tensor,
+    top_p: torch.Tensor,
+    numbers: torch.Tensor,
+    whole: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's draw as a place in `values` (rows, tokens), which are the most likely first.
+
+    `whole` is the weight of all tokens, where these are not all. The second result is the last
+    place that was looked at. The others are (rows, 1).
+    """
+    # The largest is subtracted first so that no temperature overflows.
+    sums = (values - values[:, :1]).double().div_(heat).exp_().cumsum(-1)
+    whole = sums[:, -1:] if whole is None else whole
+    # A token is kept while the sum before it has not reached top_p.
+    cut = torch.searchsorted(sums, whole * top_p)
+    is_cut = top_p < 1
+    kept = torch.where(is_cut, sums.gather(-1, cut.clamp(max=values.shape[-1] - 1)), whole)
+    passed = (kept * numbers).minimum(kept.nextafter(torch.zeros_like(kept)))
+    places = torch.searchsorted(sums, passed, right=True)
+    return places, torch.where(is_cut, cut, places)
 
 
 def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.Tensor:
