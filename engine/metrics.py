@@ -17,7 +17,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.protocol import InputUsage, Stats
+from engine.protocol import InputUsage
+from engine.protocol.reports import Stats
 from engine.traces import NO_SPANS, SpanCounts
 
 PREFIX = "holdfast_engine_"

@@ -10,7 +10,7 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
-from engine.protocol import BlockStats, Description, Guarantee, Stats
+from engine.protocol.reports import BlockStats, Description, Guarantee, Stats
 from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory
 
 PROMISES = {

@@ -11,7 +11,7 @@ from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
 from dashboard.views.fleet import foreign_share, in_use_share
-from engine.protocol import BlockCell, BlockStats, Counters, Lifetimes, Memory, Stats
+from engine.protocol.reports import BlockCell, BlockStats, Counters, Lifetimes, Memory, Stats
 from gateway.admin.structs.fleet import EngineMemory
 
 REFRESH_SECONDS = 5

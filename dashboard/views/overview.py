@@ -22,7 +22,8 @@ from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
 from dashboard.views.latency import TOO_FEW, compared
-from engine.protocol import TTLS, WRITE_FIELDS, Counters
+from engine.protocol import TTLS, WRITE_FIELDS
+from engine.protocol.reports import Counters
 from gateway.admin.structs.advice import AdviceSummary, SummaryLine
 from gateway.admin.structs.fleet import EngineReport
 from gateway.admin.structs.usage import Bucket, Latency, Refusal, Savings, Usage

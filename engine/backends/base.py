@@ -24,21 +24,17 @@ from engine.protocol import (
     Capability,
     CountReply,
     CountRequest,
-    Description,
     DropReply,
     DropRequest,
-    EntryInfo,
     EventFrame,
     FinalCounts,
     Frame,
     GenerateRequest,
-    Guarantee,
     KeptRecord,
-    Memory,
     Prompt,
     Snapshot,
-    Stats,
 )
+from engine.protocol.reports import Description, EntryInfo, Guarantee, Memory, Stats
 from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner

@@ -34,22 +34,24 @@ from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
     MAX_CELLS,
     TTLS,
-    Counters,
     CountReply,
-    Description,
     Done,
     DropReply,
     DropRequest,
-    EntryInfo,
     EventFrame,
     Failed,
     FinalCounts,
     Frame,
     GenerateRequest,
     KeptRecord,
+    Snapshot,
+)
+from engine.protocol.reports import (
+    Counters,
+    Description,
+    EntryInfo,
     LeaseStats,
     Memory,
-    Snapshot,
     Stats,
     StoreStats,
 )

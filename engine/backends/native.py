@@ -9,7 +9,8 @@ from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.compute.loading import load_model, model_facts
 from engine.compute.speculate import NgramDrafter
-from engine.protocol import Capability, Description
+from engine.protocol import Capability
+from engine.protocol.reports import Description
 from engine.settings import Settings
 from engine.text.tokens.detokenize import longest_token_bytes
 

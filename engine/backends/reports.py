@@ -10,17 +10,8 @@ import msgspec
 from engine.cache.block import Block
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.protocol import (
-    BlockCell,
-    BlockStats,
-    ChainHeld,
-    EntryInfo,
-    Event,
-    EventFrame,
-    Heartbeat,
-    HeldName,
-    Snapshot,
-)
+from engine.protocol import ChainHeld, Event, EventFrame, Heartbeat, HeldName, Snapshot
+from engine.protocol.reports import BlockCell, BlockStats, EntryInfo
 
 REPLAY_EVENTS = 65_536
 MAX_BEHIND = 8_192

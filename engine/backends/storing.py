@@ -19,7 +19,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import BlockKey, PeerTier, StoreTier
 from engine.clock import Clock
-from engine.protocol import Description, StoreRefusal, StoreStats
+from engine.protocol.reports import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
 from engine.schedule.runner import Runner
 from engine.settings import Settings

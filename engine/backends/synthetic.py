@@ -14,7 +14,7 @@ from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.synthetic_renderer import BYTES_PER_TOKEN, SyntheticRenderer
 from engine.cache.ids import BlockId, TokenId
 from engine.cache.store_tier import Payload
-from engine.protocol import Description
+from engine.protocol.reports import Description
 from engine.schedule.runner import Stop, Work
 from engine.settings import Settings
 

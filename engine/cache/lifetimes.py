@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from engine.protocol import Histogram, Lifetimes
+from engine.protocol.reports import Histogram, Lifetimes
 
 EDGES_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
 

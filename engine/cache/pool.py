@@ -15,7 +15,8 @@ from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.cache.order import Key, Order
-from engine.protocol import BlockCell, ChainGone, ChainHeld, HeldName, Tier
+from engine.protocol import ChainGone, ChainHeld, HeldName, Tier
+from engine.protocol.reports import BlockCell
 
 
 class NoFreeBlocks(Exception):

@@ -17,11 +17,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock
 from engine.errors import DuplicateRequest
 from engine.protocol import (
-    SECONDS_PER_TOKEN,
-    TOKENS_PER_REQUEST,
     Delta,
-    Distribution,
-    Distributions,
     Done,
     DropReply,
     ErrorCode,
@@ -34,6 +30,12 @@ from engine.protocol import (
     KeptRecord,
     LeaseEnded,
     Started,
+)
+from engine.protocol.reports import (
+    SECONDS_PER_TOKEN,
+    TOKENS_PER_REQUEST,
+    Distribution,
+    Distributions,
 )
 from engine.schedule.request import RequestState, SequenceState, new_boundaries
 from engine.schedule.runner import SampleParams

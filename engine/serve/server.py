@@ -33,20 +33,17 @@ from engine.protocol import (
     ClockAdvance,
     ClockReply,
     CountReply,
-    Description,
     DropReply,
     DropRequest,
-    EntryInfo,
     ErrorCode,
     ErrorReply,
     EventFrame,
     Failed,
     FinalCounts,
     KeptRecord,
-    Memory,
     Snapshot,
-    Stats,
 )
+from engine.protocol.reports import Description, EntryInfo, Memory, Stats
 from engine.serve.health import ServedEngine
 from engine.supervisor import trace_of
 from engine.traces import NO_SPANS, Traces, trace_headers

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from opentelemetry.trace import Span, SpanKind
 
 from engine.backends.base import Generation
-from engine.protocol import Description, Done, Failed, Finished, Frame, Started
+from engine.protocol import Done, Failed, Finished, Frame, Started
+from engine.protocol.reports import Description
 from engine.traces import Traces, Value, fail
 
 _NS = 1_000_000_000

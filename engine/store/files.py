@@ -42,7 +42,7 @@ from xxhash import xxh3_128_digest
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import Digest
 from engine.cache.store_tier import BlockKey, Payload
-from engine.protocol import StoreRefusal
+from engine.protocol.reports import StoreRefusal
 
 T = TypeVar("T")
 

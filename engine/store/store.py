@@ -17,7 +17,8 @@ from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import BlockKey, Note, Payload, StoreTier
 from engine.clock import Clock, MonotonicClock
-from engine.protocol import HeldName, StoreStats
+from engine.protocol import HeldName
+from engine.protocol.reports import StoreStats
 from engine.store.files import Arrived, BlockReader, Missed, StoreDirectory, encode_header
 from engine.store.journal import (
     End,

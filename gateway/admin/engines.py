@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from msgspec import Meta
 
-from engine.protocol import EntryInfo
+from engine.protocol.reports import EntryInfo
 from gateway.admin.controller import AdminController, Deps, EngineName, WorkspaceName, action, view
 from gateway.admin.structs.fleet import (
     Dropped,

@@ -19,7 +19,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from engine.protocol import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST, WRITE_FIELDS
+from engine.protocol import WRITE_FIELDS
+from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
 from engine.traces import NO_SPANS, SpanCounts
 from gateway.base.record import TurnRecord
 

@@ -21,18 +21,15 @@ from engine.protocol import (
     Capability,
     CountReply,
     CountRequest,
-    Description,
     DropReply,
     DropRequest,
-    EntryInfo,
     ErrorReply,
     EventFrame,
     FinalCounts,
     GenerateRequest,
-    Memory,
     Started,
-    Stats,
 )
+from engine.protocol.reports import Description, EntryInfo, Memory, Stats
 from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.errors import (
     EngineFailed,

@@ -36,7 +36,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from engine.protocol import Description, Started
+from engine.protocol import Started
+from engine.protocol.reports import Description
 from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker

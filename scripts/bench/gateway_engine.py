@@ -22,6 +22,7 @@ import msgspec
 import uvloop
 
 from engine import protocol
+from engine.protocol import reports
 
 MODEL = "holdfast-demo"
 NUM_DELTAS = 200
@@ -221,7 +222,7 @@ _COMPLETION = _reply(
     _openai("chat.completion", message=_MESSAGE, finish_reason="stop")
     | {"usage": {"prompt_tokens": 2016, "completion_tokens": 200, "total_tokens": 2216}}
 )
-_DESCRIPTION = protocol.Description(
+_DESCRIPTION = reports.Description(
     backend="synthetic",
     model=MODEL,
     epoch=_EPOCH,
@@ -233,13 +234,13 @@ _DESCRIPTION = protocol.Description(
     capabilities=["copy_on_write", "tools"],
     keeps_records=True,
 )
-_STATS = protocol.Stats(
+_STATS = reports.Stats(
     epoch=_EPOCH,
     uptime_seconds=1,
     running=0,
     waiting=0,
-    blocks=protocol.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0),
-    counters=protocol.Counters(),
+    blocks=reports.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0),
+    counters=reports.Counters(),
 )
 _FIXED = {
     "/readyz": _reply({"ready": True}),

@@ -61,8 +61,9 @@ def convert(weights: Path, target: Path) -> None:
     target.mkdir()
     AutoTokenizer.from_pretrained(**place).save_pretrained(target)
     # As its authors' example draws.
-    model.generation_config.update(do_sample=True, temperature=0.2, top_p=0.9)
-    model.generation_config.save_pretrained(target)
+    drawing = model.generation_config
+    drawing.do_sample, drawing.temperature, drawing.top_p = True, 0.2, 0.9
+    drawing.save_pretrained(target)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     del config["quantization_config"]
     (target / "config.json").write_text(json.dumps(config, indent=1), "utf-8")

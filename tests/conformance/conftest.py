@@ -10,7 +10,8 @@ from typing import get_args
 
 import pytest
 
-from engine.protocol import Capability, EntryInfo, GuaranteeName
+from engine.protocol import Capability, GuaranteeName
+from engine.protocol.reports import EntryInfo
 from tests.conformance.engines import PROFILES, Engine, Settings, running_engine
 
 # Such as `vllm`, which needs an environment of its own: VLLM_PYTHON is its interpreter.

@@ -24,10 +24,8 @@ from engine.protocol import (
     ClockReply,
     CountReply,
     CountRequest,
-    Description,
     Done,
     DropReply,
-    EntryInfo,
     EntryState,
     Failed,
     FinalCounts,
@@ -43,11 +41,11 @@ from engine.protocol import (
     Sampling,
     Snapshot,
     Started,
-    Stats,
     TextDelta,
     TextPart,
     Ttl,
 )
+from engine.protocol.reports import Description, EntryInfo, Stats
 from scripts.stack import HOST, ROOT, Process, free_port, python, serving, wait_until_ready
 
 T = TypeVar("T")

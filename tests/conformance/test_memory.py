@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.protocol import MAX_CELLS, Histogram, Memory
+from engine.protocol import MAX_CELLS
+from engine.protocol.reports import Histogram, Memory
 from tests.conformance.engines import Engine, prompt
 
 CLASSES = ("free", "active", "leased", "best_effort", "cached", "shared")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine.protocol import Message, Prompt, Stats, TextPart
+from engine.protocol import Message, Prompt, TextPart
+from engine.protocol.reports import Stats
 from tests.conformance.conftest import checked
 from tests.conformance.engines import PROFILES, SECRET, Engine, running_engine
 

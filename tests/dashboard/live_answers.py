@@ -7,7 +7,15 @@ import msgspec
 from msgspec import structs
 
 from engine.backends.base import own_guarantees
-from engine.protocol import BlockStats, Description, EntryInfo, Histogram, Lifetimes, Memory, Stats
+from engine.protocol.reports import (
+    BlockStats,
+    Description,
+    EntryInfo,
+    Histogram,
+    Lifetimes,
+    Memory,
+    Stats,
+)
 from gateway.admin.structs import fleet, usage
 
 START_MS = 1_767_322_800_000

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from engine.protocol import FinalCounts, Stats
+from engine.protocol import FinalCounts
+from engine.protocol.reports import Stats
 from gateway.journal.store import OPEN, rows_in
 from scripts.stack import (
     API_KEY,

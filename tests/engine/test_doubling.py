@@ -24,7 +24,6 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.clock import ManualClock
 from engine.protocol import (
     Breakpoint,
-    Description,
     Frame,
     GenerateRequest,
     Message,
@@ -38,6 +37,7 @@ from engine.protocol import (
     Tool,
     ToolChoice,
 )
+from engine.protocol.reports import Description
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.metrics import render
-from engine.protocol import BlockStats, Counters, LeaseStats, Stats
+from engine.protocol.reports import BlockStats, Counters, LeaseStats, Stats
 
 NAMES = {
     "holdfast_engine_leased_blocks": 3,

@@ -33,16 +33,15 @@ import msgspec
 from engine.protocol import (
     Breakpoint,
     Done,
-    EntryInfo,
     Failed,
     Frame,
     GenerateRequest,
     Prompt,
     Sampling,
     Started,
-    Stats,
     TextDelta,
 )
+from engine.protocol.reports import EntryInfo, Stats
 from scripts.setup.options import parse
 from scripts.stack import (
     ENGINE_SECRET,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import httpx
 import msgspec
 
-from engine.protocol import CountReply, EntryInfo, EntryState, Prompt, Started, Ttl
+from engine.protocol import CountReply, EntryState, Prompt, Started, Ttl
+from engine.protocol.reports import EntryInfo
 from tests.conformance.engines import Engine, Stream, prompt
 from tests.fuzz.sequence import Turn
 from tests.fuzz.talks import resolved

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from engine import protocol
+from engine.protocol import reports
 
 Script = Callable[
     [protocol.GenerateRequest, protocol.InputUsage], list[protocol.Frame | float | bytes]
@@ -105,7 +106,7 @@ class ScriptedEngine:
     async def _describe(self, _: bytes, receive: Any, send: Any) -> None:
         await _reply(
             send,
-            protocol.Description(
+            reports.Description(
                 backend="synthetic",
                 model=self.model,
                 epoch=self.epoch,
@@ -254,16 +255,16 @@ class ScriptedEngine:
         await _reply(send, kept)
 
     async def _stats(self, _: bytes, receive: Any, send: Any) -> None:
-        blocks = protocol.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
+        blocks = reports.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
         await _reply(
             send,
-            protocol.Stats(
+            reports.Stats(
                 epoch=self.epoch,
                 uptime_seconds=1.0,
                 running=len(self.running),
                 waiting=0,
                 blocks=blocks,
-                counters=protocol.Counters(),
+                counters=reports.Counters(),
             ),
         )
 

@@ -34,7 +34,7 @@ from engine.backends.prepare.prepared import (
 from engine.backends.prepare.preparer import Preparer
 from engine.clock import Clock
 from engine.errors import NotReady, Overloaded, TooCostly, rebuilt
-from engine.protocol import Description
+from engine.protocol.reports import Description
 from engine.settings import Settings
 from engine.text.rendered import DatedBeginning, KnownDays
 

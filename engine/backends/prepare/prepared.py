@@ -5,7 +5,8 @@ from typing import Literal
 import msgspec
 
 from engine.cache.lookup import Segment
-from engine.protocol import CountReply, Description, ErrorCode, HeldName, UnheldTool
+from engine.protocol import CountReply, ErrorCode, HeldName, UnheldTool
+from engine.protocol.reports import Description
 from engine.text.rendered import DatedBeginning, KnownDays
 
 LENGTH_BYTES = 4

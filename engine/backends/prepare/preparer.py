@@ -31,7 +31,6 @@ from engine.protocol import (
     Capability,
     CountReply,
     CountRequest,
-    Description,
     GenerateRequest,
     HeldName,
     Message,
@@ -45,6 +44,7 @@ from engine.protocol import (
     ToolUsePart,
     UnheldTool,
 )
+from engine.protocol.reports import Description
 from engine.text.grammar import is_free
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 

@@ -60,17 +60,15 @@ from engine.clock import Clock
 from engine.errors import NotReady
 from engine.protocol import (
     Capability,
-    Description,
     GenerateRequest,
-    LeaseStats,
     Message,
     Prompt,
     Sampling,
-    Stats,
     TextPart,
     Tool,
     ToolChoice,
 )
+from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.schedule.accounting import Accounting, Totals
 from engine.schedule.output import OutputParser
 from engine.schedule.request import SequenceState

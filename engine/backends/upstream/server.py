@@ -15,7 +15,8 @@ import msgspec
 from engine.backends.external import Order
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import TokenId
-from engine.protocol import Capability, ErrorCode, FinishReason, Guarantee
+from engine.protocol import Capability, ErrorCode, FinishReason
+from engine.protocol.reports import Guarantee
 from engine.refusal import StartRefused
 from engine.supervisor import Expected
 from engine.text.files import read_json

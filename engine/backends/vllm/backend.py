@@ -18,7 +18,7 @@ from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCo
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
-from engine.protocol import BlockStats, Description, LeaseStats, Stats
+from engine.protocol.reports import BlockStats, Description, LeaseStats, Stats
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
 from engine.settings import Settings

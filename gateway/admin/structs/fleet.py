@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.protocol import Description, EntryInfo, Memory, Stats
+from engine.protocol.reports import Description, EntryInfo, Memory, Stats
 from gateway.admin.structs.usage import PrefixReport
 
 

@@ -14,7 +14,8 @@ from engine.backends.prepare import pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import ManualClock
-from engine.protocol import Description, GenerateRequest, Message, Prompt, Sampling, TextPart
+from engine.protocol import GenerateRequest, Message, Prompt, Sampling, TextPart
+from engine.protocol.reports import Description
 from engine.settings import DEMO_MODEL, Settings
 from engine.text.renderer import ChatRenderer
 

@@ -1,6 +1,7 @@
 """The worked example of engine/README.md: ten blocks of four tokens, time 1 to time 7."""
 
-from engine.protocol import BlockCell, InputUsage
+from engine.protocol import InputUsage
+from engine.protocol.reports import BlockCell
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
 

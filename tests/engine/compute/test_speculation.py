@@ -15,7 +15,6 @@ from engine.backends.prepare import pool
 from engine.clock import MonotonicClock
 from engine.protocol import (
     Breakpoint,
-    Counters,
     Done,
     DrawnToken,
     Failed,
@@ -32,6 +31,7 @@ from engine.protocol import (
     ToolChoice,
     ToolUseStart,
 )
+from engine.protocol.reports import Counters
 from engine.settings import Settings
 from engine.text import grammar
 from engine.text.grammar import Constraint

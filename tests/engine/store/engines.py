@@ -16,7 +16,8 @@ from engine.backends.base import Parts
 from engine.backends.storing import new_memory
 from engine.cache.ids import Digest, TokenId
 from engine.clock import Clock, ManualClock
-from engine.protocol import Description, Started, StoreStats
+from engine.protocol import Started
+from engine.protocol.reports import Description, StoreStats
 from engine.settings import Settings
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
 

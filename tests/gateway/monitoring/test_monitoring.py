@@ -21,7 +21,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.protocol import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
+from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack

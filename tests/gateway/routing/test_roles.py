@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from engine.protocol import EngineRole
+from engine.protocol.reports import EngineRole
 from gateway.prompt.ask import Ask
 from gateway.routing.held import ResidencyIndex
 from gateway.routing.router import (

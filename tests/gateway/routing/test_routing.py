@@ -5,16 +5,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from engine.protocol import (
-    Capability,
-    ChainHeld,
-    Description,
-    HeldName,
-    InputUsage,
-    Receipt,
-    Snapshot,
-    Started,
-)
+from engine.protocol import Capability, ChainHeld, HeldName, InputUsage, Receipt, Snapshot, Started
+from engine.protocol.reports import Description
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest, NoEngineReady
 from gateway.dialects.lowering import Asked

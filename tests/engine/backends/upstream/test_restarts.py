@@ -2,7 +2,8 @@
 
 import msgspec
 
-from engine.protocol import Description, Done, Failed, FinalCounts
+from engine.protocol import Done, Failed, FinalCounts
+from engine.protocol.reports import Description
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import engine_before, wait_until
 from tests.engine.backends.upstream.scripted import Fault, Script, serving_script
