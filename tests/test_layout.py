@@ -22,29 +22,29 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 379
+MAX_MODULES = 380
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 779,
     "dashboard/access": 454,
     "dashboard/ui": 1033,
-    "dashboard/views": 3588,
-    "engine": 1207,
-    "engine/backends": 7091,
-    "engine/cache": 3144,
-    "engine/compute": 2530,
+    "dashboard/views": 3589,
+    "engine": 1208,
+    "engine/backends": 7081,
+    "engine/cache": 3145,
+    "engine/compute": 2564,
     "engine/mount": 343,
-    "engine/protocol": 900,
-    "engine/schedule": 2429,
-    "engine/serve": 876,
-    "engine/store": 1561,
+    "engine/protocol": 916,
+    "engine/schedule": 2431,
+    "engine/serve": 874,
+    "engine/store": 1562,
     "engine/text": 6123,
     "gateway": 256,
     "gateway/admin": 3608,
     "gateway/admission": 2226,
     "gateway/advice": 1960,
-    "gateway/base": 1549,
+    "gateway/base": 1554,
     "gateway/cli": 1104,
     "gateway/dialects": 6361,
     "gateway/http": 3201,
@@ -54,20 +54,20 @@ BUDGETS: dict[str, int] = {
     "gateway/planning": 391,
     "gateway/prices": 410,
     "gateway/prompt": 1302,
-    "gateway/routing": 1923,
+    "gateway/routing": 1921,
     "gateway/turn": 1341,
     "migrations": 274,
     "scripts": 398,
-    "scripts/bench": 2730,
+    "scripts/bench": 2731,
     "scripts/compose": 593,
     "scripts/demo_model": 652,
     "scripts/docs": 566,
     "scripts/gpu": 599,
     "scripts/runner": 1136,
     "scripts/sample": 643,
-    "scripts/setup": 791,
+    "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 55643,
+    "tests": 55651,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

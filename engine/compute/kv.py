@@ -120,7 +120,7 @@ class KvLayout:
 
     `dtype` is what the model computes in, `kv_dtype` what they are kept in. `num_layers` have keys
     and values of their own. `head_dim` and `num_kv_heads` are the most of any layer's keys or
-    values. `plane_of` an attention layer's index is its place among them; layers that share keys
+    values. `place_of` an attention layer's index is its place among them; layers that share keys
     and values have one place.
 
     With multi-head latent attention `latent_rank` is the latents' width. A token's one head is the
@@ -136,7 +136,7 @@ class KvLayout:
     places: Mapping[int, int] | None = None
 
     @property
-    def plane_of(self) -> Mapping[int, int] | range:
+    def place_of(self) -> Mapping[int, int] | range:
         return range(self.num_layers) if self.places is None else self.places
 
     @property

@@ -32,7 +32,7 @@ from engine.compute.attention.cpu_kernel import CpuKernel
 from engine.compute.attention.step import (
     ATTENTION_NAME,
     STEP_ARGUMENT,
-    Probe,
+    AttentionProbe,
     paged_attention,
 )
 from engine.compute.compiler import NotCompiled
@@ -260,7 +260,7 @@ def check_exactness(loaded: LoadedModel) -> None:
     for start, end in pairwise(_CHECK_CUTS):
         work = Work(token_ids=token_ids[start:end], start=start, block_table=table, sample=params)
         logits, visited = runner.visit([work])
-        if visited != list(loaded.layout.plane_of):
+        if visited != list(loaded.layout.place_of):
             raise ModelRefused(f"layers without attention of ours: {len(visited)} came by")
     difference = float((logits[0].float() - expected).abs().max() / expected.abs().max())
     if not difference <= _CHECK_TOLERANCE[loaded.layout.dtype]:
@@ -418,7 +418,7 @@ def kv_layout(model: PreTrainedModel) -> KvLayout:
     """The KV shape of each attention layer, as a forward calls them."""
     config, parameter = model.config, next(model.parameters())
     rank: int | None = getattr(config, "kv_lora_rank", None) or None
-    probe = Probe()
+    probe = AttentionProbe()
     ids = torch.zeros((1, 2), dtype=torch.long, device=parameter.device)
     with torch.inference_mode():
         model(

@@ -187,13 +187,17 @@ class ClientGone(GatewayError, status=499, default="client closed the connection
 class EngineFailed(GatewayError, default="the engine failed"): ...
 
 
-class EngineRefusesSecret(EngineFailed):
+class EngineSetWrong(EngineFailed):
     """`told_operator` is for the log and `/readyz`. A client gets the default."""
 
+    told_operator: ClassVar[str]
+
+
+class EngineRefusesSecret(EngineSetWrong):
     told_operator = "it refuses HOLDFAST_ENGINE_SECRET, which must equal its ENGINE_SECRET"
 
 
-class NoEngineThere(EngineFailed):
+class NoEngineThere(EngineSetWrong):
     """A server answers there with 404, as a vLLM into which the plugin was not loaded does."""
 
     told_operator = (

@@ -34,7 +34,7 @@ from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.errors import (
     EngineFailed,
     EngineLost,
-    EngineRefusesSecret,
+    EngineSetWrong,
     EngineTimeout,
     GatewayError,
     NoEngineThere,
@@ -309,8 +309,8 @@ class Engine:
         if is_silent and was_ready and now - since < self._down_seconds:
             self.status, self.readiness = "unsure", {"error": str(error)}
         else:
-            known = EngineRefusesSecret, NoEngineThere
-            self.mark_down(error.told_operator if isinstance(error, known) else str(error))
+            told = error.told_operator if isinstance(error, EngineSetWrong) else str(error)
+            self.mark_down(told)
 
     def learn(self) -> None:
         """From now on the holdings come from receipts, because the engine has no events."""

@@ -208,7 +208,7 @@ def needs_of(options: Options, environ: Mapping[str, str]) -> list[str]:
     needs = ["gateway"] if is_alone else ["gateway", "engine"]
     if options.dashboard:
         needs.append("dashboard")
-    if options.model == str(smollm2.HOME) and not smollm2.HOME.exists():
+    if smollm2.must_be_made(options.model):
         needs += ["engine", "smollm2"]
     if not options.sample and environ.get("HOLDFAST_DATABASE_URL", "").startswith("postgres"):
         needs.append("postgres")

@@ -306,7 +306,7 @@ def serve(options: Options, signals: Signals) -> None:
         programs = programs_of(options, keys)
         check_ports(programs, options)
         install(needs_of(options, os.environ))
-        if options.model == str(smollm2.HOME) and not smollm2.HOME.exists():
+        if options.model is not None and smollm2.must_be_made(options.model):
             say("==> fetching SmolLM2-135M-Instruct (93 MB) and converting it, a minute or two")
             if why := run_step("scripts.setup.smollm2", [options.model], {}, logs / "model.log"):
                 raise StartError(f"SmolLM2 can't be made: {why}")

@@ -32,6 +32,11 @@ SPLITS = {
 }
 
 
+def must_be_made(model: str | None) -> bool:
+    """Whether this is the model that is served, and it is not here yet."""
+    return model == str(HOME) and not HOME.exists()
+
+
 def main() -> None:
     target = Path(sys.argv[1])
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,9 @@ from engine.compute.kv import KvPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One attention layer's `scaling` of scores, `window`, `softcap` and `sinks`, None without.
+    """One attention layer. `index` is its place in the pool.
+
+    It has a `scaling` of scores, and a `window`, a `softcap` and `sinks`, None without.
 
     A sink (heads, float32) is one more score of each row of its head, without a value: it takes
     part in the softmax's denominator alone (arXiv 2508.10925, section 2.2).

@@ -11,7 +11,7 @@ it would pass most comparisons and be wrong.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -53,16 +53,16 @@ class AttentionStep:
     """What one forward's attention layers share.
 
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
-    counts the layers whose attention ran, for the check at load. `planes` are those of the pool
-    that were written. `stop` is asked at each layer; the
-    forward ends with StepStopped where it says so. `attend` is the paged kernel, where it is used.
+    counts the layers whose attention ran, for the check at load. `written` are the places of layers
+    whose keys and values are in the pool. `stop` is asked at each layer; the forward ends with
+    StepStopped where it says so. `attend` is the paged kernel, where it is used.
     """
 
     pool: KvPool
     batch: Batch
     windows: Sequence[int | None]
     visited: list[int] = field(default_factory=list)
-    planes: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
     stop: Stop | None = None
     attend: Attend | None = None
 
@@ -81,20 +81,15 @@ def paged_attention(
     result is (1, tokens, heads, head_dim). Raises ModelRefused for what is not implemented.
     """
     step = arguments.pop(STEP_ARGUMENT, None)
-    if isinstance(step, Probe):
+    if isinstance(step, AttentionProbe):
         step.note(module, query, key, value)
         return query.new_zeros((*query.shape[:1], *query.shape[2:0:-1], value.shape[-1])), None
     if not isinstance(step, AttentionStep):
         raise ModelRefused("the model does not hand its forward arguments to its attention")
-    layer = _check_arguments(module, step, attention_mask, arguments, query.shape[-1])
+    layer = _layer_of(module, step, attention_mask, arguments, query.shape[-1])
     if step.stop is not None and step.stop():
         raise StepStopped
-    step.visited.append(layer.index)
     pool, layout = step.pool, step.pool.layout
-    plane = layout.plane_of[layer.index]
-    is_first = plane not in step.planes
-    step.planes.add(plane)
-    layer = replace(layer, index=plane)
     if layout.latent_rank is not None:
         # Its keys and values are in the pool, as latents (`LatentCache`).
         output = _attend_latents(module, query[0], step, layer, layout.latent_rank)
@@ -102,18 +97,19 @@ def paged_attention(
     value_dim = value.shape[-1]
     # What is narrower than the widest is kept with zeros behind it, which add nothing to a product.
     query = _widened(query[0], layout.head_dim)
-    if is_first:  # else its keys and values are an earlier layer's
+    if layer.index not in step.written:  # else its keys and values are an earlier layer's
+        step.written.add(layer.index)
         rows = (_widened(each[0], layout.head_dim).transpose(0, 1) for each in (key, value))
         more = layout.num_kv_heads // key.shape[1]
-        pool.write(plane, step.batch.slots, *(r.repeat_interleave(more, dim=1) for r in rows))
+        pool.write(layer.index, step.batch.slots, *(r.repeat_interleave(more, dim=1) for r in rows))
     output = _attend_rows(query, step, layer)[..., :value_dim]
     return output.transpose(0, 1).unsqueeze(0).contiguous(), None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbedLayer:
     """One attention layer, as a forward calls it. `source` is its own index, or that of the earlier
-    layer whose keys and values it attends to."""
+    layer whose keys and values it attends to. `width` is the most of a key's or value's head."""
 
     layer: int
     kv_heads: int
@@ -121,11 +117,11 @@ class Seen:
     source: int
 
 
-class Probe:
+class AttentionProbe:
     """Notes what attention layers a model has. It attends to nothing."""
 
     def __init__(self) -> None:
-        self.layers: list[Seen] = []
+        self.layers: list[ProbedLayer] = []
         self._keys: list[tuple[torch.Tensor, int]] = []
 
     def note(
@@ -137,7 +133,7 @@ class Probe:
         source = next((number for earlier, number in self._keys if earlier is key), index)
         self._keys.append((key, source))
         width = max(query.shape[-1], value.shape[-1])
-        self.layers.append(Seen(index, key.shape[1], width, source))
+        self.layers.append(ProbedLayer(index, key.shape[1], width, source))
 
 
 class LatentCache(Cache):
@@ -157,7 +153,7 @@ class LatentCache(Cache):
         if both.shape[:2] != (1, 1) or both.shape[3] != layout.head_dim:
             raise ModelRefused(f"layer {layer_idx} keeps no latents: {tuple(both.shape)}")
         rows = both[0].transpose(0, 1)
-        self._pool.write(layout.plane_of[layer_idx], self._slots, rows, rows)
+        self._pool.write(layout.place_of[layer_idx], self._slots, rows, rows)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -201,13 +197,14 @@ def _widened(rows: torch.Tensor, width: int) -> torch.Tensor:
     return rows if rows.shape[-1] == width else pad(rows, (0, width - rows.shape[-1]))
 
 
-def _check_arguments(
+def _layer_of(
     module: torch.nn.Module,
     step: AttentionStep,
     attention_mask: torch.Tensor | None,
     arguments: dict[str, Any],
     head_dim: int,
 ) -> Layer:
+    """Check that nothing is asked for that is not done here, and note the visit."""
     scaling = arguments.pop("scaling", None)
     window = arguments.pop("sliding_window", None)
     softcap = arguments.pop("softcap", None)
@@ -236,7 +233,9 @@ def _check_arguments(
     scaling = head_dim**-0.5 if scaling is None else float(scaling)
     if sinks is not None:
         sinks = sinks.detach().float().contiguous()
-    return Layer(index=index, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
+    step.visited.append(index)
+    place = step.pool.layout.place_of[index]
+    return Layer(index=place, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
 
 
 def _attend_chunk(query: torch.Tensor, chunk: TokenRun, pool: KvPool, layer: Layer) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -64,7 +65,7 @@ def test_a_configuration_with_other_mechanisms_is_refused(
 def test_any_configuration_is_served_or_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     told: dict[bool, int] = {True: 0, False: 0}
     for make in CONFIG_MAPPING.values():
         try:
