@@ -83,7 +83,7 @@ def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> N
     inputs = [delta.partial_json for delta in deltas if isinstance(delta, ToolInputDelta)]
     assert "".join(inputs) == '{"colour": "blue"}'
     assert answer.finished[0].reason == "tool_use"
-    sent = script.seen[-1].body["messages"]
+    sent = next(seen.body for seen in reversed(script.seen) if "chat" in seen.path)["messages"]
     assert sent[0] == {"role": "system", "content": "One.\n\nTwo."}
     assert sent[2]["tool_calls"][0]["function"] == {
         "name": "paint",
