@@ -19,7 +19,13 @@ from gateway.admission.rates import BodyBytes, Counting
 from gateway.base.bounds import Tuning
 from gateway.base.errors import Overloaded, RateLimited
 from gateway.http.batch_runner import BATCH_BYTES, ROW_BYTES
-from gateway.http.connections import Connections, backlog_for, group_of, most_connections
+from gateway.http.connections import (
+    Connections,
+    backlog_for,
+    group_of,
+    most_connections,
+    raise_descriptor_limit,
+)
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack, stacked
@@ -147,6 +153,24 @@ def test_bodies_that_never_end_of_clients_without_a_key_cost_a_keyed_one_no_turn
                 with suppress(ConnectionError):
                     one.sendall(head)
             assert small.post("/v1/messages", json=body()).status_code == 200
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+def test_600_connections_without_a_key_cost_a_keyed_client_no_turn_and_a_probe_no_answer(
+    shared: Stack, source: str
+) -> None:
+    """Behind a proxy all have one address. They open anew what was closed, as an attacker does."""
+    head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    raise_descriptor_limit()
+    with shared.http() as known, ExitStack() as stack:
+        for _ in range(3):
+            for one in stack.enter_context(sockets(shared.url, 600, source)):
+                with suppress(ConnectionError):
+                    one.sendall(head)
+            for _ in range(16):
+                assert known.post("/v1/messages", json=body()).status_code == 200
+                assert shared.post("/v1/messages", json=body()).status_code == 200
+                assert shared.get("/readyz").status_code == 200
 
 
 def test_descriptors_are_left_for_everything_else() -> None:
