@@ -48,7 +48,7 @@ Tier = Literal["device", "host", "disk"]
 ServiceClass = Literal["interactive", "batch"]
 EntryState = Literal["leased", "best_effort", "none"]
 FinishReason = Literal[
-    "stop", "length", "stop_sequence", "tool_use", "cancelled", "context", "failed"
+    "stop", "length", "stop_sequence", "tool_use", "cancelled", "context", "too_costly", "failed"
 ]
 Capability = Literal[
     "copy_on_write",

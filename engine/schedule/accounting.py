@@ -257,7 +257,7 @@ class Accounting:
         """
         request = sequence.request
         if request.started_at is not None:
-            sequence.finish = "failed"
+            sequence.finish = "too_costly" if code == "too_costly" else "failed"
             self.ended(sequence)
             return
         if request.found is not None:

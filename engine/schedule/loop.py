@@ -78,7 +78,9 @@ class EngineLoop:
         for sequence in self._masks.settle(is_brief=self.scheduler.is_shared):
             if self.scheduler.has(sequence):
                 self._let_go(sequence.ending)
-                self.accounting.failed(sequence, "what may come next takes too long to find out")
+                self.accounting.failed(
+                    sequence, "what may come next takes too long to find out", "too_costly"
+                )
         chunks = self.scheduler.schedule(now)
         self._runner.demote(self.scheduler.take_demotions())
         self._runner.copy_blocks(self.scheduler.take_copies())

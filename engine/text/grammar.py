@@ -11,6 +11,8 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -38,6 +40,8 @@ _MAX_REASON = 200
 _ANY = "/(.|\\n)*/"
 AHEAD_SECONDS = 0.005
 """How long a grammar is asked about proposed tokens, and one token longer at most."""
+_TRIED_TOKENS = 64
+"""Tokens of text that are tried of a pattern. The library's limits are met early or never."""
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
@@ -183,6 +187,7 @@ class GrammarWriter:
         self._control = re.compile(f"({'|'.join(longest_first)})") if controls else None
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=ends or None)
         self._limits = limits or default_limits()
+        self._pattern_fault = lru_cache(maxsize=1024)(self._try_pattern)
 
     def marker(self, text: str) -> str:
         """A marker's rule: the control token where it is one, else its text."""
@@ -239,6 +244,10 @@ class GrammarWriter:
         if constraint.is_failed:
             self._blame(request)
             raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
+        for where, demanded in _demanded(request):
+            for pattern in _patterns(demanded):
+                if fault := self._pattern_fault(pattern):
+                    raise SchemaRefused(f"{where}: can't be guaranteed: {fault}")
         return constraint
 
     def _calls(
@@ -282,18 +291,25 @@ class GrammarWriter:
 
     def _blame(self, request: GenerateRequest) -> None:
         """Raise for the one schema that is at fault, if it is one."""
-        called = {tool.name for tool in _called(request)}
-        schemas = [
-            (f"tools[{index}].input_schema of `{tool.name}`", _object_schema(tool))
-            for index, tool in enumerate(request.prompt.callable_tools)
-            if tool.name in called
-        ]
-        if request.output_schema is not None:
-            schemas.append(("output_schema", request.output_schema))
-        for where, schema in schemas:
+        for where, schema in _demanded(request):
             matcher = self._compile(f"%llguidance {{}}\nstart: {json_rule(schema)}")
             if matcher.is_error():
                 raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
+
+    def _try_pattern(self, pattern: str) -> str:
+        """Why the library gives up on text of a pattern, empty where it does not."""
+        schema = {"type": "string", "pattern": pattern}
+        matcher = self._compile(f"%llguidance {{}}\nstart: {json_rule(schema)}")
+        rng = Random(0)  # noqa: S311
+        for _ in range(_TRIED_TOKENS):
+            mask = b"" if matcher.is_error() or matcher.is_stopped() else matcher.compute_bitmask()
+            bytes_set = [index for index, bits in enumerate(mask) if bits]
+            if not bytes_set:
+                break
+            index = rng.choice(bytes_set)
+            bit = rng.choice([bit for bit in range(8) if mask[index] >> bit & 1])
+            matcher.consume_token(8 * index + bit)
+        return f"pattern: {_reason(matcher)}" if matcher.is_error() else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +332,25 @@ def _called(request: GenerateRequest) -> list[Tool]:
     """The tools that may be called."""
     tools = request.prompt.callable_tools
     return [tool for tool in tools if request.tool_choice.allows(tool.name)]
+
+
+def _demanded(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that bind the output, each with the field that it stands in."""
+    called = {tool.name for tool in _called(request)}
+    for index, tool in enumerate(request.prompt.callable_tools):
+        if tool.name in called:
+            yield f"tools[{index}].input_schema of `{tool.name}`", _object_schema(tool)
+    if request.output_schema is not None:
+        yield "output_schema", request.output_schema
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    """The patterns with counted repetition, which alone outgrow the library's limits."""
+    if isinstance(value, dict) and isinstance(pattern := value.get("pattern"), str):
+        yield from (pattern,) if "{" in pattern else ()
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _patterns(each)
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:

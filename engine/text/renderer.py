@@ -102,13 +102,13 @@ class TurnParser:
         if self._constraint is not None:
             self._constraint.take(token_id)
             if self.finish is None and self._constraint.is_failed:
-                self.finish = "failed"
+                self.finish = "too_costly"
             elif self.finish is None and self._constraint.is_complete:
                 self.finish = self._natural_end()
         return deltas
 
     def close(self) -> Sequence[Delta]:
-        return self._close(is_cut=self.finish in (None, "stop_sequence", "failed"))
+        return self._close(is_cut=self.finish in (None, "stop_sequence", "too_costly"))
 
     def _close(self, *, is_cut: bool) -> list[Delta]:
         """`is_cut`: the model did not end the turn, so a call may be cut off inside its head."""

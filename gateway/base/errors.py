@@ -71,6 +71,10 @@ class DemandRefused(InvalidRequest):
     """
 
 
+class SchemaTooCostly(DemandRefused):
+    """Holding an answer that had begun to its schemas took too much time or memory."""
+
+
 class Unauthenticated(
     GatewayError, status=401, type="authentication_error", default="invalid x-api-key"
 ): ...

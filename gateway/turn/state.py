@@ -15,6 +15,7 @@ from gateway.base.errors import (
     GatewayError,
     NotServed,
     Overloaded,
+    SchemaTooCostly,
 )
 from gateway.base.record import CLIENT_LEFT, TurnRecord
 from gateway.dialects import errors
@@ -151,7 +152,7 @@ class Turn:
         return self.has_started and self.ask.stream
 
     def note(self, frame: Frame, seconds: float) -> None:
-        """Count a frame that came `seconds` after the turn did."""
+        """Count a frame that came `seconds` after the turn did. Raise for an end that is none."""
         record = self.record
         match frame:
             case Started():
@@ -164,6 +165,14 @@ class Turn:
                 record.queue_seconds = frame.queue_seconds
                 record.prefill_seconds = frame.prefill_seconds
                 record.take_usage(frame.usage)
+            case Finished(reason="too_costly"):
+                field = "tools" if self.ask.output_schema is None else "output_schema"
+                raise SchemaTooCostly(
+                    f"{field}: the answer can't be held to it: what may come next takes too much"
+                    " time or memory to find out"
+                )
+            case Finished(reason="failed" | "cancelled"):
+                raise EngineFailed
             case Finished():
                 self.stop_reason = self.stop_reason or frame.reason
                 record.thinking_tokens += frame.thinking_tokens
@@ -181,7 +190,7 @@ class Turn:
         wrote.
         """
         text = str(error)
-        if isinstance(error, DemandRefused):
+        if type(error) is DemandRefused:
             text = f"{text.split(' ', 1)[0].rstrip(':')}: output can't be held to it"
         self.outcome = error.type
         self.record.error = text.replace("\x00", "")[:ERROR_CHARACTERS]

@@ -15,6 +15,7 @@ from gateway.admission.permit import Admission, Permit
 from gateway.base.background import Background
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
+from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.charge import Billing
@@ -106,6 +107,11 @@ class TurnService:
                     yield turn.whole
             except GatewayError as error:
                 turn.fail(error)
+                if turn.has_started:
+                    error_type, text = turn.outcome, turn.record.error
+                    get_logger("turn").warning(
+                        "turn_failed", turn=turn_id, type=error_type, error=text
+                    )
                 raise
             finally:
                 self._leave(turn)

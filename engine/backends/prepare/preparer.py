@@ -262,6 +262,46 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
                 f"{where}: {nested} levels with all that `$ref` names"
                 f" > {MAX_SCHEMA_NESTING} maximum"
             )
+        if references and not _can_end(schema):
+            raise SchemaRefused(
+                f"{where}: can't be guaranteed: what it requires refers to itself without an end"
+            )
+
+
+def _can_end(schema: dict[str, Any]) -> bool:
+    """Whether some value of finite length keeps to the schema, by what its references require."""
+    needs: dict[int, list[list[Any]]] = {}
+    waiting: list[Any] = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict) and id(one) not in needs:
+            needs[id(one)] = list(_needs(schema, one))
+            waiting += [each for choices in needs[id(one)] for each in choices]
+    num_endless = len(needs) + 1
+    while len(needs) < num_endless:
+        num_endless = len(needs)
+        for known, wanted in reversed(list(needs.items())):
+            if all(any(id(each) not in needs for each in choices) for choices in wanted):
+                del needs[known]
+    return id(schema) not in needs
+
+
+def _needs(schema: dict[str, Any], one: dict[str, Any]) -> Iterator[list[Any]]:
+    """Schemas that a value of `one` needs: it keeps to one at least of each list."""
+
+    def listed(name: str) -> list[Any]:
+        return value if isinstance(value := one.get(name), list) else []
+
+    if isinstance(reference := one.get("$ref"), str) and reference.startswith("#"):
+        yield [*_targets(schema, [reference])]
+    yield from ([each] for each in listed("allOf"))
+    yield from filter(None, (listed("anyOf"), listed("oneOf")))
+    properties = one.get("properties")
+    if one.get("type") == "object" and isinstance(properties, dict):
+        required = filter(properties.__contains__, map(str, listed("required")))
+        yield from ([properties[name]] for name in required)
+    if one.get("type") == "array" and one.get("minItems"):
+        yield [one.get("items")]
 
 
 def _size(value: Any) -> int:

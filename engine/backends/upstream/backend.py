@@ -225,8 +225,8 @@ async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateReq
             for token in piece.token_ids:
                 parser.feed(token)
                 if parser.finish is not None:
-                    return parser.finish != "failed"
-    return parser.finish is not None and parser.finish != "failed"
+                    return parser.finish != "too_costly"
+    return parser.finish is not None and parser.finish != "too_costly"
 
 
 def _order(renderer: ChatRenderer, request: GenerateRequest, max_tokens: int) -> Order:

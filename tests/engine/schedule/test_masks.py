@@ -90,7 +90,7 @@ def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
     deadline = time.monotonic() + 180
     while not slow.is_over and time.monotonic() < deadline:
         engine.step()
-    assert [frame.reason for frame in slow.frames if isinstance(frame, Finished)] == ["failed"]
+    assert [frame.reason for frame in slow.frames if isinstance(frame, Finished)] == ["too_costly"]
     engine.finish(other)
     assert len(other.answer()) == 100
     mask.is_free.set()

@@ -4,13 +4,26 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
-from engine.protocol import Capability, ErrorReply, ToolChoice, UnheldTool
+from engine.protocol import (
+    Capability,
+    Done,
+    ErrorReply,
+    Finished,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    TextDelta,
+    ToolChoice,
+    UnheldTool,
+)
+from gateway.base.logs import bound_request_id
 from tests.gateway.bodies import SHORT, body, text, told, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, serve, serve_gateway
+from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 FORMAT = {"format": {"type": "json_schema", "schema": SCHEMA}}
@@ -75,6 +88,40 @@ def test_what_the_engine_wrote_for_the_client_is_said_in_the_clients_names(
     stack.engine.refusal = ErrorReply("invalid_request", reply)
     assert refused(stack) == "the engine could not read the prompt"
     assert refused_chat(stack)["message"] == "the engine could not read the prompt"
+
+
+def test_an_answer_that_outgrows_its_schema_is_the_clients_error_and_its_row_says_so(
+    stack: Stack,
+) -> None:
+    """It was a 500 that clients send again, and its row said 200 without an error."""
+
+    def ends(asked: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
+        return [
+            TextDelta('{"b": "'),
+            Finished(reason="too_costly", output_tokens=3),
+            Done(request_id=asked.request_id, output_tokens=3),
+        ]
+
+    stack.engine.script = ends
+    with capture_logs([lambda *line: {**line[2], "request_id": bound_request_id()}]) as logged:
+        plain = stack.post("/v1/messages", json=body(output_config=FORMAT))
+        live = stack.post("/v1/messages", json=body(output_config=FORMAT, stream=True))
+        detail = refused_chat(stack, response_format=RESPONSE_FORMAT)
+    assert plain.status_code == 400
+    said = "output_config.format.schema: the answer can't be held to it: what may come next"
+    for answer in (plain, live):
+        assert said in answer.text and "invalid_request_error" in answer.text
+    assert detail["param"] == "response_format" and "can't be held to it" in detail["message"]
+    for answer, status in ((plain, 400), (live, 200)):
+        [turn_id] = [
+            line["turn"]
+            for line in logged
+            if line["event"] == "turn_failed" and line["request_id"] == answer.headers["request-id"]
+        ]
+        eventually(lambda turn_id=turn_id: stack.admin(f"turns/{turn_id}").status_code == 200)
+        row = stack.admin(f"turns/{turn_id}").json()
+        assert (row["status"], row["outcome"]) == (status, "invalid_request_error")
+        assert "can't be held to it" in row["error"] and row["output_tokens"] > 0
 
 
 def test_a_refused_tool_has_its_number_in_the_clients_list(stack: Stack) -> None:
