@@ -7,7 +7,9 @@ refused as `overloaded`, since another engine may have room.
 
 import asyncio
 import os
+import signal
 import sys
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,6 +50,10 @@ WAIT_SECONDS = 5.0
 MEMORY_BYTES = 2 * 2**30
 """Memory that preparing one prompt may take."""
 START_SECONDS = 60.0
+MAX_TRIES = 4
+"""Processes that one prompt is given to, as long as it was not too costly for two of them."""
+BUSY_SHARE = 0.2
+"""A process that was late is to blame for it if it used less of its time than this."""
 GIVE_UP_SECONDS = 0.5
 """A request that is left may end by itself for so long; then its process is ended."""
 
@@ -314,25 +320,35 @@ class WorkerProcess:
         self._is_asked = False
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
-        """The worker's answer. Raises TooCostly where two processes ended over it or were late.
+        """The worker's answer. Raises TooCostly where the request was too much for two processes.
 
-        What happens once may be the process's fault, so a new one prepares the request again.
+        What happens once may be the process's fault, so a new one prepares the request again. A
+        process that is killed or stopped is never the request's fault. Raises Overloaded for many.
         """
-        for _ in range(2):
+        num_costly, seconds = 0, self._start.seconds
+        for _ in range(MAX_TRIES):
             process = await self._ready()
-            self._is_asked = True
+            self._is_asked, used = True, _cpu_seconds(process.pid)
             try:
-                async with asyncio.timeout(self._start.seconds):
+                async with asyncio.timeout(seconds):
                     answer = await _ask(process, Job(kind, body, days))
                     self._is_asked = False
                     return answer
             except TimeoutError:
-                why = f"more than {self._start.seconds:g} seconds"
+                why = f"more than {seconds:g} seconds"
+                is_costly = _cpu_seconds(process.pid) - used >= seconds * BUSY_SHARE
+                await self._end()
             except (asyncio.IncompleteReadError, ConnectionError):
                 why = "memory"
-            await self._end()
+                with suppress(TimeoutError):  # how it ended is told behind the end of its pipe
+                    await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)
+                await self._end()
+                is_costly = process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)
             log.error("a worker was lost over a request", why=why, status=process.returncode)
-        raise TooCostly(why)
+            num_costly += is_costly
+            if num_costly == 2:
+                raise TooCostly(why)
+        raise Overloaded("the workers that prepared the request were killed or stopped")
 
     async def recover(self) -> None:
         """After a cancelled `run`: the worker is free again when this returns.
@@ -386,6 +402,15 @@ class WorkerProcess:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor seconds of a process. Of one that can't be asked, those on the wall."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _spawn() -> asyncio.subprocess.Process:

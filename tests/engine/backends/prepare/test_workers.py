@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +16,8 @@ import uvloop
 from engine.backends.looped import LoopedBackend
 from engine.backends.prepare import pool
 from engine.backends.prepare.pool import WorkerProcess
-from engine.errors import InvalidRequest, TooCostly
+from engine.backends.prepare.prepared import Answer, Job, Start
+from engine.errors import InvalidRequest, Overloaded, TooCostly
 from engine.protocol import CountRequest, Done, GenerateRequest, Sampling, Tool, ToolChoice
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
@@ -134,6 +136,31 @@ async def test_a_prompt_that_takes_too_much_is_given_up_and_its_worker_replaced(
         with pytest.raises(TooCostly, match=why):
             await engine.open(request(WORDS * 400_000))
         await finish(engine, request())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_prompt_whose_workers_are_killed_or_stopped_is_prepared_by_another(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of them was a 400, as if the prompt had been too costly."""
+    ask, num_left = pool._ask, pool.MAX_TRIES - 1
+
+    async def asked(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
+        nonlocal num_left
+        if isinstance(message, Job) and num_left:
+            num_left -= 1
+            process.send_signal(number)
+        return await ask(process, message)
+
+    monkeypatch.setattr(pool, "_ask", asked)
+    async with backend(PREPARE_SECONDS=3.0) as engine:
+        await finish(engine, request())
+        assert not num_left
+        if number == signal.SIGKILL:
+            num_left = pool.MAX_TRIES
+            with pytest.raises(Overloaded, match="killed or stopped"):
+                await engine.open(request())
+            await finish(engine, request())
 
 
 async def test_workers_have_a_group_of_their_own_and_those_that_die_at_rest_are_replaced(
