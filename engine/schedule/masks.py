@@ -7,14 +7,11 @@ longer than MASK_SECONDS ends its choice, and no other. Computing frees the inte
 The choices of one request share one state of their grammar behind a lock of the library. A token
 that the grammar takes would wait for that lock, and hold the interpreter's lock meanwhile. So the
 masks of one request are computed one after another, and its grammar takes no token meanwhile.
-
-The threads step back. A mask's time is the processor's, which a busy machine does not lengthen.
 """
 
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -28,7 +25,8 @@ from engine.schedule.output import Mask
 from engine.schedule.request import RequestState, SequenceState
 from engine.schedule.runner import DrawnProbs
 
-MASK_SECONDS = 1.0
+MASK_SECONDS = 10.0
+"""By the clock on the wall. The library's own limits end a mask within a second of processor."""
 WAIT_SECONDS = 0.005
 """Seconds for which a step waits for masks. Most are ready by then."""
 BRIEF_SECONDS = 0.001
@@ -38,8 +36,6 @@ NICENESS = 5
 """A thread takes a third of the processor that a step takes beside it, as preparing workers do."""
 TAKE_SECONDS = 0.002
 """How long grammars take tokens in one shared step, and one token longer at most."""
-PATIENCE = 10
-"""A mask ends its choice after so many times MASK_SECONDS by the clock on the wall."""
 
 
 class _Work:
@@ -50,37 +46,14 @@ class _Work:
         self._mask = mask
         self._clock = clock
         self._began_at: float | None = None
-        self._timer: _ThreadTimer | None = None
 
     def run(self) -> None:
-        self._timer, self._began_at = _ThreadTimer(), self._clock.now()
+        self._began_at = self._clock.now()
         self._mask.compute()
 
     def is_late(self, seconds: float) -> bool:
         """Whether it took longer. Call this only while it is computed or waits for a thread."""
-        if self._began_at is None or self._timer is None:
-            return False
-        elapsed = self._clock.now() - self._began_at
-        if elapsed <= seconds:
-            return False
-        taken = self._timer.seconds()
-        return taken is None or taken > seconds or elapsed > PATIENCE * seconds
-
-
-class _ThreadTimer:
-    """Processor seconds that the thread which made this timer has taken since then."""
-
-    def __init__(self) -> None:
-        self._clock: int | None = None
-        if sys.platform == "linux":
-            self._clock = time.pthread_getcpuclockid(threading.get_ident())
-            self._began = time.clock_gettime(self._clock)
-
-    def seconds(self) -> float | None:
-        """Processor seconds; None if the system does not tell."""
-        if self._clock is None:
-            return None
-        return time.clock_gettime(self._clock) - self._began
+        return self._began_at is not None and self._clock.now() - self._began_at > seconds
 
 
 class MaskPool:

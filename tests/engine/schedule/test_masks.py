@@ -98,14 +98,12 @@ def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is the process's elsewhere")
-def test_a_mask_that_only_waits_for_a_processor_does_not_end_its_choice_and_steps_back() -> None:
-    engine, mask = engine_with(seconds=0.2), SlowMask()
+def test_the_threads_of_masks_step_back() -> None:
+    engine, mask = engine_with(), SlowMask()
     before = os.getpriority(os.PRIO_PROCESS, 0)
     sent = masked(engine, mask)
-    timer = threading.Timer(0.4, mask.is_free.set)
-    timer.start()
+    mask.is_free.set()
     engine.finish(sent)
-    timer.join()
     assert len(sent.answer()) == 3
     assert mask.niceness == min(before + NICENESS, 19)
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
