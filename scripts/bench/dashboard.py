@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import psutil  # type: ignore[import-untyped]
 from playwright.sync_api import Browser
 
-from scripts.bench.gateway_load import rss_bytes
 from scripts.docs.page_matrix import (
     PAGES,
     DashboardStack,
@@ -98,9 +98,10 @@ def count_sessions(browser: Browser, stack: DashboardStack, seconds: float) -> b
         pages.append(page)
     pid = stack.dashboard_pid
     before, started, highest = cpu_seconds(pid), time.monotonic(), 0
+    process = psutil.Process(pid)
     while (passed := time.monotonic() - started) < seconds:
         pages[0].wait_for_timeout(2000)
-        highest = max(highest, rss_bytes([pid]))
+        highest = max(highest, process.memory_info().rss)
     cores, megabytes = (cpu_seconds(pid) - before) / passed, highest / 1e6
     print(
         f"\n{NUM_SESSIONS} sessions for {passed:.0f} s: {cores:.2f} of a core (limit {MAX_CORES}),"

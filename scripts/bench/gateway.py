@@ -11,8 +11,7 @@ same prompts and answers over Chat Completions; they keep no journal.
   connections and over one. What a turn adds is its p50 over one connection less that of the stub
   alone. Ours has a row on the machine's disk and one on tmpfs, whose syncs cost nothing: the
   difference is what the disk's syncs take.
-- *chunks*: streams of 200 deltas, each sent by itself; at full speed (64 streams at once, 32,000 a
-  second offered), and paced (100 streams, 50 a second each), where no two can share a write.
+- *chunks*: 64 streams at once of 200 deltas, each sent by itself; 32,000 a second are offered.
 - *100k*: 400 KB, a system prompt and 100 messages of which all but the last question came before.
 """
 
@@ -33,11 +32,11 @@ import uvloop
 
 from gateway.journal.store import ASIDE, rows_in
 from scripts import stack
-from scripts.bench.gateway_load import Measured, RawRequest, drive, post, rss_bytes
+from scripts.bench.gateway_load import Measured, RawRequest, drive, post
 from scripts.bench.load import marked
 from scripts.bench.routers import Router, litellm, rust_router
 from scripts.setup.options import parse
-from scripts.stack import API_HEADERS, cpu_seconds, family, free_port, python, url_of
+from scripts.stack import API_HEADERS, cpu_seconds, free_port, python, url_of
 
 SERVER_CORE, OTHER_CORE = 0, 1
 CONNECTIONS, STREAMS = 32, 64
@@ -85,8 +84,6 @@ class Subject:
         body: dict[str, Any] = {"model": MODEL, "max_tokens": 64, **changes}
         if self.speaks_messages:
             path, body["system"], body["messages"] = "/v1/messages", marked(system), messages
-            if "seed" in body:
-                body["top_k"] = body.pop("seed")
         else:
             path = "/v1/chat/completions"
             body["messages"] = [{"role": "system", "content": system}, *messages]
@@ -147,7 +144,7 @@ def main() -> int:
                 with subject.running() as pid:
                     rounds = uvloop.run(_measure(subject, pid, options))
                     seen = {name: median(each[name] for each in rounds) for name in rounds[0]}
-                    seen["rss"], seen["added"] = rss_bytes(family(pid)), seen["p50"] - p50
+                    seen["added"] = seen["p50"] - p50
                 floor = floor or seen
                 seen["of floor"] = seen["cpu"] / floor["cpu"]
                 cells = (f"{seen[key] * by:,.{places}f}" for key, by, places in COLUMNS.values())
@@ -166,9 +163,7 @@ COLUMNS = {
     "p50 ms, 1": ("p50", 1e3, 2),
     "p99 ms, 1": ("p99", 1e3, 2),
     "chunks/s, 64": ("chunks", 1, 0),
-    "us CPU a chunk": ("paced", 1e6, 0),
     "ms CPU, 100k": ("large", 1e3, 2),
-    "MB": ("rss", 1e-6, 0),
 }
 """What is printed of each subject's medians: its figure, times what, with how many decimals. A
 number behind a comma in a heading is that of connections; the floor is the first subject."""
@@ -226,7 +221,6 @@ async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> R
     rounds, share = Rounds(), 8 if subject.is_slow else 1
     small = subject.questions(8 << 10)
     streams = subject.questions(512, stream=True, max_tokens=200)
-    paced = subject.questions(512, stream=True, max_tokens=200, seed=1)
     # As a long session sends them; only the last message is another one each time.
     turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
     asked = ([*turns, f"Question {number}: and then?"] for number in range(50))
@@ -243,8 +237,6 @@ async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> R
         seen["p50"], seen["p99"] = load.percentile(0.5), load.percentile(0.99)
         load, _ = await subject.watched(pid, streams, STREAMS, 640 // share)
         seen["chunks"] = load.rate * NUM_CHUNKS
-        load, used = await subject.watched(pid, paced, 100, 100)
-        seen["paced"] = used / (len(load.seconds) * NUM_CHUNKS)
         await drive(subject.port, large, 1, 5)
         load, used = await subject.watched(pid, large, 1, 50)
         seen["large"] = used / len(load.seconds)

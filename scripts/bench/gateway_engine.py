@@ -6,8 +6,7 @@ It is no engine: no pool, no leases, no model, no tokens. It speaks as much of t
 as a gateway calls, and of OpenAI's API as other gateways call, from bytes that were made before:
 
 - one delta of 1 KB, in the same write as everything else;
-- with `max_tokens` 200, 200 deltas of one word, each written by itself, 2 ms after the one before;
-  20 ms where the request has a `seed` or `top_k` 1.
+- with `max_tokens` 200, 200 deltas of one word, each written by itself, 2 ms after the one before.
 
 It says of every prompt that its marked part was read from memory, holds every name that it is told,
 and publishes one event for each generation, as an engine does.
@@ -29,7 +28,6 @@ NUM_DELTAS = 200
 PROMPT_TOKENS = 2000
 _ANSWER = "A fixed answer. " * 64
 _TICK_SECONDS = 0.002
-_TICKS_WHEN_PACED = 10
 _TICKS_OF_HEARTBEAT = 1000
 _EPOCH = "fixed"
 
@@ -49,7 +47,6 @@ class AskedByPeer(msgspec.Struct):
     """The same of an OpenAI request."""
 
     stream: bool = False
-    seed: int | None = None
 
 
 _asked = msgspec.json.Decoder(Asked).decode
@@ -60,7 +57,7 @@ class Ticker:
     """Streams that get one piece each tick, and the connections that follow events."""
 
     def __init__(self) -> None:
-        self.streams: list[tuple[asyncio.Transport, list[bytes], int]] = []
+        self.streams: list[tuple[asyncio.Transport, list[bytes]]] = []
         self.followers: list[asyncio.Transport] = []
         self.seq = 0
 
@@ -77,10 +74,8 @@ class Ticker:
             tick += 1
             if tick % _TICKS_OF_HEARTBEAT == 0:
                 self._tell(protocol.Heartbeat(seq=self.seq))
-            for index, (transport, pieces, every) in enumerate(self.streams):
-                # Streams of one pace don't all write in the same tick.
-                if (tick + index) % every == 0:
-                    transport.write(pieces.pop())
+            for transport, pieces in self.streams:
+                transport.write(pieces.pop())
             self.streams = [stream for stream in self.streams if stream[1]]
 
     def _tell(self, event: msgspec.Struct) -> None:
@@ -121,7 +116,7 @@ class Connection(asyncio.Protocol):
         elif path == "/v1/chat/completions":
             asked = _asked_by_peer(body)
             if asked.stream:
-                self._stream(_SSE_HEAD, list(_WORD_DELTAS), is_paced=asked.seed is not None)
+                self._stream(_SSE_HEAD, list(_WORD_DELTAS))
             else:
                 self._transport.write(_COMPLETION)
         elif path == "/v1/events":
@@ -137,17 +132,15 @@ class Connection(asyncio.Protocol):
         pieces = [_frame(_started(asked)), *(_WORD_FRAMES if is_slow else [_ANSWER_FRAME])]
         pieces += [_FINISHED, _frame(done)]
         if is_slow:
-            is_paced = asked.sampling.seed is not None or asked.sampling.top_k == 1
-            self._stream(_STREAM_HEAD, pieces, is_paced=is_paced)
+            self._stream(_STREAM_HEAD, pieces)
         else:
             self._transport.write(_STREAM_HEAD + b"".join(pieces) + _END)
         self._ticker.publish(asked.names)
 
-    def _stream(self, head: bytes, pieces: list[bytes], *, is_paced: bool) -> None:
+    def _stream(self, head: bytes, pieces: list[bytes]) -> None:
         pieces[-1] += _END
         self._transport.write(head)
-        every = _TICKS_WHEN_PACED if is_paced else 1
-        self._ticker.streams.append((self._transport, pieces[::-1], every))
+        self._ticker.streams.append((self._transport, pieces[::-1]))
 
 
 def chunk(data: bytes) -> bytes:

@@ -5,12 +5,9 @@ measurement.
 """
 
 import asyncio
-import os
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from scripts.bench.report import percentile
@@ -118,12 +115,3 @@ def post(
     lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return RawRequest("\r\n".join([*lines, "", ""]).encode() + body, mark, num_marks)
-
-
-def rss_bytes(pids: Iterable[int]) -> int:
-    """Bytes that these processes have in RAM; a process that has ended has none."""
-    pages = 0
-    for pid in pids:
-        with suppress(OSError):
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

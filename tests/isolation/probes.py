@@ -7,7 +7,6 @@ the whole answer is compared, to the byte, but for what differs in any two reque
 import json
 import random
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,18 +131,6 @@ def _usage(shape: Shape, text: str) -> dict[str, Any]:
             found = event.get("usage") or event.get("message", {}).get("usage")
             usage |= {k: v for k, v in (found or {}).items() if v is not None}
     return usage
-
-
-def seconds_to_first_token(client: httpx.Client, shape: Shape, body: dict[str, Any]) -> float:
-    """From sending the request to the first byte that is no heartbeat."""
-    begun = time.perf_counter()
-    first = 0.0
-    with client.stream("POST", path_of(shape), json=body) as response:
-        assert response.status_code == 200
-        for line in response.iter_lines():
-            if not first and line and not line.startswith(":"):
-                first = time.perf_counter() - begun
-    return first
 
 
 def client_of(gateway: str, key: str) -> httpx.Client:
