@@ -111,10 +111,10 @@ def test_requests_that_wait_on_a_connection_are_few_and_no_http_is_told_in_an_en
 
 
 async def slow_answer(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body, and answers half a second after it."""
+    """Reads the body, and answers a second after it: later than a head that never comes is given up."""
     while (await receive()).get("more_body"):
         pass
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.0)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"done"})
 
@@ -148,8 +148,8 @@ async def served() -> AsyncIterator[int]:
 async def test_a_request_that_never_comes_whole_ends_its_connection(
     monkeypatch: pytest.MonkeyPatch, sent: bytes, told: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(connections, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.5)
     async with served() as port, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)

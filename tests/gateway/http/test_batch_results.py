@@ -87,7 +87,8 @@ async def test_a_row_that_fails_in_an_unforeseen_way_ends_alone() -> None:
 async def test_what_ended_before_a_stop_is_kept() -> None:
     kept = Kept()
     task = asyncio.create_task(running(kept, QuickRunner))
-    await asyncio.sleep(0.02)
+    for _ in range(10):  # each row has ended by then
+        await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert sorted(kept.results) == list(range(NUM_ROWS))

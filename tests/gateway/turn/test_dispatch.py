@@ -101,7 +101,8 @@ def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(pair: Pair)
         row = pair.turn(request)
         assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
         pair.settles(request)
-        assert pair.metric('holdfast_gateway_reconciled_turns_total{result="retried"}') == number
+        retried = 'holdfast_gateway_reconciled_turns_total{result="retried"}'
+        eventually(lambda name=retried, number=number: pair.metric(name) == number)
         assert pair.metric('holdfast_gateway_retries_total{reason="lost"}') == number
         assert '"engine":"engine-1"' in reply.text
 

@@ -54,11 +54,19 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 def ask(stack: Stack, *, seconds: float = WAIT_SECONDS, **changes: object) -> httpx.Response:
     with stack.http() as http:
-        return http.post("/v1/messages", json=body(**changes), timeout=seconds)
+        timeout = httpx.Timeout(WAIT_SECONDS, read=seconds)
+        return http.post("/v1/messages", json=body(**changes), timeout=timeout)
 
 
 def num_turns(stack: Stack) -> int:
     return len(stack.admin("turns?limit=100").json())
+
+
+def num_left(stack: Stack) -> float:
+    """How many clients left before their answer."""
+    text = httpx.get(f"{stack.url}/metrics", timeout=WAIT_SECONDS, trust_env=False).text
+    name = 'holdfast_gateway_requests_total{route="/v1/messages",status="499"}'
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
 def test_where_the_record_cant_be_written_the_client_is_told_and_nothing_is_left(
@@ -83,11 +91,11 @@ def test_where_the_record_cant_be_written_the_client_is_told_and_nothing_is_left
 
 
 def test_a_client_that_leaves_meanwhile_leaves_nothing(stack: Stack, disk: Disk) -> None:
-    before = num_turns(stack)
+    before, left = num_turns(stack), num_left(stack)
     with disk.waits():
         with pytest.raises(httpx.ReadTimeout):
             ask(stack, seconds=1.0, stream=True)
-        time.sleep(0.3)
+        eventually(lambda: num_left(stack) == left + 1)
     assert ask(stack).status_code == 200
     eventually(lambda: num_turns(stack) == before + 1)
     assert len(stack.engine.requests) == 1
