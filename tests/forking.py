@@ -8,6 +8,7 @@ tests/scripts start those commands themselves.
 import ctypes
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -17,23 +18,29 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import IO, Any
+from unittest.mock import patch
 
 from scripts.stack import ROOT
 
 PRELOADED = ["engine.backends.native", "engine.__main__", "gateway.__main__", "gateway.cli.serve",
-             "transformers.models.llama.modeling_llama"]  # fmt: skip
+             "transformers.models.llama.modeling_llama", "tests.preloaded"]  # fmt: skip
 PROGRAMS = ("engine", "gateway")
 # Libraries read other names when they are imported: a server that differs in one starts anew.
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_", "OTEL_BSP_", "OTEL_EXPORTER_OTLP_",
              "OTEL_RESOURCE_ATTRIBUTES", "PYTEST_CURRENT_TEST")  # fmt: skip
+# Torch computes in as many threads as this said when it was imported.
+THREADS, ONE = "OMP_NUM_THREADS", "1"
 Output = IO[bytes] | int | None
 _PR_SET_PDEATHSIG = 1
 
 
 @cache
 def _context() -> Any:
+    """Of a forkserver that has begun, with one thread for torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    with patch.dict(os.environ, {THREADS: ONE}):
+        multiprocessing.forkserver.ensure_running()
     return context
 
 
@@ -57,7 +64,9 @@ class ForkedServer(subprocess.Popen[bytes]):
     ) -> None:
         self._process: Any = None
         changed = {name for name, _ in set(env.items()) ^ set(first_environment().items())}
+        changed.discard(THREADS)
         is_ours = list(args[:2]) == [sys.executable, "-m"] and args[2] in PROGRAMS
+        is_ours = is_ours and env.get(THREADS, ONE) == ONE
         is_plain = more.get("preexec_fn") is None and subprocess.PIPE not in (stdout, stderr)
         if not (is_ours and is_plain and all(name.startswith(OWN_NAMES) for name in changed)):
             super().__init__(args, env=env, stdout=stdout, stderr=stderr, **more)

@@ -111,7 +111,7 @@ def test_requests_that_wait_on_a_connection_are_few_and_no_http_is_told_in_an_en
 
 
 async def slow_answer(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body, and answers a second after it: later than a head that never comes is given up."""
+    """Reads the body, and answers a second after it, when a head that never comes is given up."""
     while (await receive()).get("more_body"):
         pass
     await asyncio.sleep(1.0)

@@ -1,0 +1,10 @@
+"""The last module that the forkserver imports (tests/forking.py).
+
+What it has imported by now is no garbage of its children: each would look through all of it, a
+million objects with torch's, as it becomes ready, and so copy the pages that they share.
+"""
+
+import gc
+
+gc.collect()
+gc.freeze()
