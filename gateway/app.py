@@ -17,8 +17,7 @@ from gateway.admin.routes import CONTROLLERS
 from gateway.admission.accounts import SpendWatch, WorkspaceLimits
 from gateway.admission.keyring import look_at_database, make_keyring
 from gateway.admission.permit import Admission, EngineQueue, RowAdmission
-from gateway.admission.rates import BodyBytes, Counting, LargeBodies
-from gateway.admission.reading import read_limits
+from gateway.admission.rates import BodyBytes, Counting, LargeBodies, read_limits
 from gateway.admission.shared import SharedLimits
 from gateway.admission.workers import Workers
 from gateway.base.background import Background
@@ -36,14 +35,12 @@ from gateway.http.batch_runner import BatchRunner
 from gateway.http.bodies import BodyDeadline
 from gateway.http.errors import Refusals
 from gateway.http.services import Services
-from gateway.journal.charge import Billing
-from gateway.journal.drain import Drain
+from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
-from gateway.ledger.access import Keys, Workspaces
+from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
 from gateway.ledger.database import open_ledgers
 from gateway.ledger.reads.sums import Queries
-from gateway.ledger.shared_limits import SharedLimitsTable
 from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook

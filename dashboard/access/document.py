@@ -1,9 +1,8 @@
 """The document of every page: Streamlit's own, with the address of its server and preload links.
 
 Without the address, a page that is opened as `/savings` asks for `/savings/_stcore/health`, and the
-browser logs an error. Streamlit loads the script of an element when the element comes, then what
-that one imports: round trips while nothing is shown. The links name these scripts at once; Vite's
-manifest in Streamlit's build (https://vite.dev/guide/backend-integration) says which they are.
+browser logs an error. Preload links save round trips; Vite's manifest in Streamlit's build
+(https://vite.dev/guide/backend-integration) names the scripts.
 """
 
 import json

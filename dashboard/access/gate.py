@@ -108,14 +108,12 @@ def _guarded(send: Send) -> Send:
 
 
 def is_from_here(scope: Scope) -> bool:
-    """Whether a request was sent by a page of this origin, or by no page.
-
-    A cookie with `SameSite=Strict` also comes with requests from other ports of the same host,
-    since a site has no port. So every websocket and every request that may change something is
-    checked by its `Origin` (RFC 6454): scheme, host and port must be those it was sent to. A
-    program that is no browser sends none. A browser says `null` for a form of a page with the
-    policy `no-referrer`, as the sign-in page has; then `Sec-Fetch-Site` tells.
-    """
+    """Whether a request was sent by a page of this origin, or by no page. A cookie with
+    `SameSite=Strict` also comes from other ports of the same host, so every websocket and every
+    request that may change something is checked by its `Origin` (RFC 6454): scheme, host and port
+    must be those it was sent to. A program that is no browser sends none. A browser says `null` for
+    a form of a page with the policy `no-referrer`, as the sign-in page has; then `Sec-Fetch-Site`
+    tells."""
     if scope["type"] == "http" and scope["method"] in ("GET", "HEAD", "OPTIONS"):
         return True
     headers = Headers(scope=scope)

@@ -4,6 +4,7 @@ A key is only in the answer that makes it.
 """
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -150,10 +151,8 @@ async def _changed(services: Services, workspace: Workspace) -> WorkspaceReport:
 
 async def _take_over(services: Services) -> None:
     """Apply a change here at once. Where this fails the background refresh applies it."""
-    try:
+    with suppress(GatewayError):
         await services.keyring.refresh()
-    except GatewayError:
-        return
 
 
 async def _report(services: Services, workspace: Workspace) -> WorkspaceReport:
@@ -191,7 +190,13 @@ class KeysController(AdminController):
     @action("/", "createKey", "Make a key of a workspace, and show it this once.", NewKey)
     async def create(self, asked: NamedDependency[NewKey], services: Deps) -> MadeKey:
         now = services.clock.wall()
-        expires_at = _checked_end(asked.expires_at, now)
+        expires_at = asked.expires_at
+        if expires_at is not None and expires_at <= now:
+            raise InvalidRequest("expires_at: must be in the future")
+        try:
+            expires_at = None if expires_at is None else expires_at.astimezone(UTC)
+        except OverflowError:
+            raise InvalidRequest("expires_at: must be before the year 10000 in UTC") from None
         await services.workspaces.get(asked.workspace)
         key = new_key()
         key_id = await services.keys.create(
@@ -242,18 +247,6 @@ class KeysController(AdminController):
         revoked = await services.keys.change(key_id, {})
         await _take_over(services)
         return Revoked(info=_info(revoked, now), effective_within_seconds=EFFECTIVE_SECONDS)
-
-
-def _checked_end(moment: datetime | None, now: datetime) -> datetime | None:
-    """Raise InvalidRequest for a moment that is over or has no date in UTC."""
-    if moment is None:
-        return None
-    if moment <= now:
-        raise InvalidRequest("expires_at: must be in the future")
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise InvalidRequest("expires_at: must be before the year 10000 in UTC") from None
 
 
 def _check_id(key_id: str) -> None:

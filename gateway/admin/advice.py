@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import date
 from functools import partial
 from statistics import median
@@ -32,8 +32,6 @@ from gateway.admin.structs.advice import (
     Plan,
     PlanChoices,
     PlanFailed,
-    Planned,
-    Progress,
     StreamAdvice,
 )
 from gateway.admission.workers import INLINE_BYTES
@@ -50,14 +48,16 @@ from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import prefixes
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import newest_writers, observed
-from gateway.planning.asked import (
+from gateway.planning.traffic import (
     DEFAULT_MIN_TOKENS,
     DTYPES,
+    Job,
+    Numbers,
     PlanRequest,
+    Turn,
     family_names,
 )
-from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
-from gateway.planning.traffic import Job, Numbers, Turn
+from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import unpack
 
@@ -73,13 +73,11 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL
 
 
 class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `requests`, or a range of the ledger.
-
-    `requests` are texts (JSON of any dialect, or a curl command) or JSON objects, 20 at most and in
-    the order of their sending; their `dialect` is told from the body where it is not named. Without
-    them the turns of the range count, the last hour by default: the newest `max_turns` of them.
-    `min_tokens` is the shortest prefix that is held; by default the model's.
-    """
+    """Either `requests`, or a range of the ledger. `requests` are texts (JSON of any dialect, or a
+    curl command) or JSON objects, 20 at most and in the order of their sending; their `dialect` is
+    told from the body where it is not named. Without them the newest `max_turns` of the range
+    count, the last hour by default. `min_tokens` is the shortest prefix that is held; by default
+    the model's."""
 
     requests: Annotated[list[Any], msgspec.Meta(max_length=MAX_REQUESTS)] = []
     dialect: PastedDialect | None = None
@@ -215,8 +213,16 @@ class Gathering:
 
     def report(self, of: Range, advices: list[StreamAdvice], max_turns: int) -> AdviceReport:
         is_cut = self._num_turns >= max_turns
+        text = f"{self._num_turns:,} requests were looked at"
+        if is_cut:
+            text += ", the newest of the range"
+        if self._num_without:
+            text += f"; {self._num_without:,} of an earlier version could not be compared"
+        if (left_out := len(self._streams) - MAX_STREAMS) > 0:
+            text += f"; {left_out:,} smaller groups of key and model are left out"
+        nothing = "No request of this range had an answer: there is nothing to advise on."
         return AdviceReport(
-            text=self._text(is_cut),
+            text=f"{text}." if self._num_turns else nothing,
             num_turns=self._num_turns,
             num_without_sketch=self._num_without,
             is_cut=is_cut,
@@ -225,19 +231,6 @@ class Gathering:
             streams=advices,
             requests=[],
         )
-
-    def _text(self, is_cut: bool) -> str:
-        if not self._num_turns:
-            return "No request of this range had an answer: there is nothing to advise on."
-        text = f"{self._num_turns:,} requests were looked at"
-        if is_cut:
-            text += ", the newest of the range"
-        if self._num_without:
-            text += f"; {self._num_without:,} of an earlier version could not be compared"
-        left_out = len(self._streams) - MAX_STREAMS
-        if left_out > 0:
-            text += f"; {left_out:,} smaller groups of key and model are left out"
-        return text + "."
 
 
 def observation_of(row: Any, prices: PriceSheets) -> Observation | None:
@@ -265,6 +258,9 @@ MAX_SUMMARY_TURNS = 20_000
 MAX_PREFIXES = 100
 """As many as the dashboard's page Savings shows."""
 DEADLINE_SECONDS = 60.0
+SUMMARY_SECONDS = 600.0
+"""How long a summary is kept: it is of a week."""
+_MAX_SUMMARIES = 64
 _NUM_TURNS_NAMED = 5
 
 
@@ -280,17 +276,23 @@ class AdviceSummaryController(AdminController):
     ) -> AdviceSummary:
         own = request.user.confine(workspace)
 
-        async def make() -> AdviceSummary:
-            return await summarized(services, own, request.user)
+        async def told() -> AdviceSummary:
+            kept = services.summaries
+            async with services.summarizing:
+                now = services.clock.monotonic()
+                if own not in kept or now - kept[own][0] >= SUMMARY_SECONDS:
+                    kept[own] = now, await summarized(services, own, request.user)
+                    while len(kept) > _MAX_SUMMARIES:
+                        del kept[min(kept, key=lambda name: kept[name][0])]
+                found: AdviceSummary = kept[own][1]
+                return found
 
-        asked = services.summaries.get(own, services.clock.monotonic(), make)
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
-                found: AdviceSummary = await while_present(request, asked)
-                return found
+                return await while_present(request, told())
         except TimeoutError:
-            told = f"the advice took longer than {DEADLINE_SECONDS:.0f} seconds"
-            raise Overloaded(told) from None
+            message = f"the advice took longer than {DEADLINE_SECONDS:.0f} seconds"
+            raise Overloaded(message) from None
 
 
 async def summarized(services: Services, workspace: str | None, viewer: Viewer) -> AdviceSummary:
@@ -308,8 +310,16 @@ async def summarized(services: Services, workspace: str | None, viewer: Viewer) 
         if line.kind == "unpaid" and line.workspace is not None:
             writers = await newest_writers(ledger, of, line.workspace, _NUM_TURNS_NAMED)
             lines[number] = msgspec.structs.replace(line, turns=writers)
+    text = f"The last 7 days: {report.text}" if lines else f"Nothing to advise. {report.text}"
+    if small := sum(stream.num_turns < MIN_TURNS for stream in report.streams):
+        groups = "group of key and model" if small == 1 else "groups of key and model"
+        text += f" {small:,} {groups} with fewer than {MIN_TURNS} requests gave no line."
+    if not report.num_turns:
+        text = "No request of the last 7 days had an answer: there is nothing to advise on."
+        if lines:
+            text = "No request of the last 7 days could be compared block by block."
     return AdviceSummary(
-        text=_summary_text(report, has_lines=bool(lines)),
+        text=text,
         since_ms=of.since_ms,
         until_ms=of.until_ms,
         num_turns=report.num_turns,
@@ -317,19 +327,6 @@ async def summarized(services: Services, workspace: str | None, viewer: Viewer) 
         lines=lines,
         num_more=num_more,
     )
-
-
-def _summary_text(report: AdviceReport, *, has_lines: bool) -> str:
-    if not report.num_turns:
-        if has_lines:
-            return "No request of the last 7 days could be compared block by block."
-        return "No request of the last 7 days had an answer: there is nothing to advise on."
-    text = f"The last 7 days: {report.text}" if has_lines else f"Nothing to advise. {report.text}"
-    small = sum(stream.num_turns < MIN_TURNS for stream in report.streams)
-    if small:
-        groups = "group of key and model" if small == 1 else "groups of key and model"
-        text += f" {small:,} {groups} with fewer than {MIN_TURNS} requests gave no line."
-    return text
 
 
 _LINES = "application/x-ndjson"
@@ -381,27 +378,21 @@ class PlanController(AdminController):
         job = await while_present(request, _job(services, asked, request.user))
         lines = services.planners.lines(job)
         # A request that can't be planned is an error, and not the beginning of a stream.
-        first = await while_present(request, _first(lines))
-        return Stream(_told(first, lines), media_type=_LINES)
+        first = await while_present(request, lines.asend(None))
 
+        async def told() -> AsyncIterator[bytes]:
+            yield msgspec.json.encode(first) + b"\n"
+            try:
+                async for line in lines:
+                    yield msgspec.json.encode(line) + b"\n"
+            except GatewayError as error:
+                failed = PlanFailed(message=str(error), is_asked=isinstance(error, InvalidRequest))
+                yield msgspec.json.encode(failed) + b"\n"
+            finally:
+                # Closing it ends the process.
+                await lines.aclose()
 
-async def _first(lines: AsyncGenerator[Progress | Planned, None]) -> Progress | Planned:
-    return await anext(lines)
-
-
-async def _told(
-    first: Progress | Planned, rest: AsyncGenerator[Progress | Planned, None]
-) -> AsyncIterator[bytes]:
-    yield msgspec.json.encode(first) + b"\n"
-    try:
-        async for line in rest:
-            yield msgspec.json.encode(line) + b"\n"
-    except GatewayError as error:
-        told = PlanFailed(message=str(error), is_asked=isinstance(error, InvalidRequest))
-        yield msgspec.json.encode(told) + b"\n"
-    finally:
-        # Closing it ends the process.
-        await rest.aclose()
+        return Stream(told(), media_type=_LINES)
 
 
 async def _job(services: Services, asked: PlanRequest, viewer: Viewer) -> Job:
@@ -447,33 +438,29 @@ class TrafficGathering:
             if turn is None or self.is_full:
                 continue
             self._num_prefixes += len(turn.digests)
-            self._turns.append(self._turn(turn, row.output_tokens))
             self.models.add(row.model)
-            self._time(row)
-
-    def _time(self, row: Any) -> None:
-        if not row.prefill_seconds:
-            return
-        if row.computed_tokens >= _TIMED_TOKENS:
-            self._rates.append(row.prefill_seconds / row.computed_tokens)
-        if row.decode_seconds and row.output_tokens > 1:
-            self._decodes.append(row.decode_seconds / (row.output_tokens - 1))
-        if row.queue_seconds is not None:
-            of_engine = row.queue_seconds + row.prefill_seconds
-            self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
-
-    def _turn(self, turn: Observation, output: int) -> Turn:
-        return Turn(
-            at=turn.at_ms / 1000,
-            scope=self._scopes.of((turn.workspace, turn.model)),
-            ids=[self._numbers.of(digest) for digest in turn.digests],
-            ends=turn.tokens,
-            segments=list(range(len(turn.digests))),
-            marks=turn.marks,
-            output=output,
-            tail=turn.total - turn.tokens[-1],
-            steps=[] if turn.steps.count(1) == len(turn.steps) else turn.steps,
-        )
+            self._turns.append(
+                Turn(
+                    at=turn.at_ms / 1000,
+                    scope=self._scopes.of((turn.workspace, turn.model)),
+                    ids=[self._numbers.of(digest) for digest in turn.digests],
+                    ends=turn.tokens,
+                    segments=list(range(len(turn.digests))),
+                    marks=turn.marks,
+                    output=row.output_tokens,
+                    tail=turn.total - turn.tokens[-1],
+                    steps=[] if turn.steps.count(1) == len(turn.steps) else turn.steps,
+                )
+            )
+            if not row.prefill_seconds:
+                continue
+            if row.computed_tokens >= _TIMED_TOKENS:
+                self._rates.append(row.prefill_seconds / row.computed_tokens)
+            if row.decode_seconds and row.output_tokens > 1:
+                self._decodes.append(row.decode_seconds / (row.output_tokens - 1))
+            if row.queue_seconds is not None:
+                of_engine = row.queue_seconds + row.prefill_seconds
+                self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
 
     def job(self, asked: PlanRequest, min_cache_tokens: int = DEFAULT_MIN_TOKENS) -> Job:
         # The others shared their steps, so theirs took longer than their tokens alone.

@@ -103,7 +103,6 @@ async def _report(engine: Engine) -> EngineReport:
         description=engine.description,
         stats=stats,
         routing=RoutingReport(
-            source=engine.holdings.source,
             is_stale=engine.holdings.is_stale(now),
             names=len(engine.holdings),
             forgotten_names=engine.holdings.num_forgotten,
@@ -135,13 +134,16 @@ class LeasesController(AdminController):
         scope_of = services.keyring.scope_of
         names = {scope_of(name): name for name in await services.keys.workspaces()}
         wanted = None if own is None else scope_of(own)
-        found = [
-            (each.name, names.get(entry.scope), entry)
-            for each in services.fleet.ready
-            if engine in (None, each.name)
-            for entry in await _entries(each, wanted)
-            if wanted in (None, entry.scope)
-        ]
+        found: list[tuple[str, str | None, EntryInfo]] = []
+        for each in services.fleet.ready:
+            if engine in (None, each.name):
+                with suppress(GatewayError):  # it went away, or is too busy to say
+                    entries = await each.entries(wanted)
+                    found += [
+                        (each.name, names.get(e.scope), e)
+                        for e in entries
+                        if wanted in (None, e.scope)
+                    ]
         found.sort(key=lambda lease: (-lease[2].tokens, lease[2].entry))
         return await _with_prefixes(services, found[:limit])
 
@@ -173,12 +175,6 @@ class LeasesController(AdminController):
             raise NotFound(f"entry: no entry `{entry}` of that workspace on that engine")
         get_logger("gateway").info("lease_dropped", engine=engine, workspace=own, entry=entry)
         return Dropped(engine=engine, workspace=own, entry=entry)
-
-
-async def _entries(engine: Engine, scope: str | None) -> list[EntryInfo]:
-    with suppress(GatewayError):  # it went away, or is too busy to say
-        return await engine.entries(scope)
-    return []
 
 
 async def _with_prefixes(

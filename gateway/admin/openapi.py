@@ -1,10 +1,8 @@
 """GET /openapi.json: the OpenAPI 3.1 description of the HTTP API.
 
-Operations are as handlers declare them, or as the table of the model APIs says. Litestar parses
-each handler's signature, its dependencies and its options. The types of bodies and parameters are
-turned into JSON Schema by msgspec, which decodes and encodes them. Litestar's own generator leaves
-out bounds of 0, defaults and docstrings, and calls an optional parameter of a query nullable, so it
-is not used.
+Operations are as handlers declare them, or as the table of the model APIs says. msgspec, which
+decodes and encodes them, makes JSON Schema of the types of bodies and parameters. Litestar's own
+generator leaves out bounds of 0, defaults and docstrings, and calls an optional parameter nullable.
 """
 
 import re
@@ -68,14 +66,11 @@ _TURNS: Errors = (*_ASKING, errors.RateLimited, errors.SpendLimitReached)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path.
-
-    `method` is in lower case. `replies` are the alternative types of the JSON answer, `other` is a
-    content type of the answer besides JSON. `unready` is the type of a 503. `keys` are the security
-    schemes of which one is enough. `dialects` are those whose error envelopes, statuses and id
-    headers the operation answers with. `is_lenient`: bodies are taken in more forms than the schema
-    says, as Google's own parser takes them.
-    """
+    """One method (in lower case) of one path. `replies` are the alternative types of the JSON
+    answer, `other` is a content type besides JSON, `unready` the type of a 503. `keys` are the
+    security schemes of which one is enough. `dialects` are those whose error envelopes, statuses
+    and id headers the operation answers with. `is_lenient`: bodies are taken in more forms than the
+    schema says."""
 
     id: str
     method: str

@@ -111,21 +111,13 @@ class UsageController(AdminController):
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
     ) -> Overview:
         now = now_ms(services.clock)
-        backlog = services.journal.backlog if request.user.workspace is None else None
-        since_ms = now - seconds * 1000
-        of = Range(since_ms=since_ms, until_ms=now + 1, workspace=request.user.workspace)
-        totals = await services.queries.totals(of)
-        series = await services.queries.series(of)
+        own = request.user.workspace
+        of = Range(since_ms=now - seconds * 1000, until_ms=now + 1, workspace=own)
         return Overview(
+            **msgspec.structs.asdict(await _usage_of(services, of)),
             now_ms=now,
             seconds=seconds,
-            bucket_seconds=series.bucket_seconds,
-            totals=totals,
-            rates=rates_of(totals),
-            saved_nano=totals.saved_nano,
-            series=series.buckets,
-            miss_reasons=(await services.queries.reasons(of)).misses,
-            journal_backlog=backlog,
+            journal_backlog=services.journal.backlog if own is None else None,
             definitions={name: each.formula for name, each in DEFINITIONS.items()},
         )
 
@@ -141,23 +133,7 @@ class UsageController(AdminController):
 
     @view("/usage", "getUsage", "A range, the one before it, and its intervals.")
     async def usage(self, services: Deps, of: NamedDependency[Range]) -> Usage:
-        queries = services.queries
-        totals, before = await queries.totals(of), await queries.totals(of.before())
-        series, reasons = await queries.series(of), await queries.reasons(of)
-        return Usage(
-            since_ms=of.since_ms,
-            until_ms=of.until_ms,
-            bucket_seconds=series.bucket_seconds,
-            totals=totals,
-            rates=rates_of(totals),
-            saved_nano=totals.saved_nano,
-            before=before,
-            rates_before=rates_of(before),
-            saved_nano_before=before.saved_nano,
-            series=series.buckets,
-            miss_reasons=reasons.misses,
-            outcomes=reasons.outcomes,
-        )
+        return await _usage_of(services, of)
 
     @view(
         "/usage/groups",
@@ -264,8 +240,11 @@ class UsageController(AdminController):
         which = TurnFilter(
             outcome=outcome, miss_reason=miss_reason, key_id=key, prefix=prefix, has_read=has_read
         )
-        ledger = services.queries.ledger
-        return await queries_turns.page(ledger, of, which, limit, cursor_of(after))
+        try:
+            cursor = None if after is None else Cursor.parse(after)
+        except ValueError:
+            raise InvalidRequest("after: not a cursor that a page has returned") from None
+        return await queries_turns.page(services.queries.ledger, of, which, limit, cursor)
 
     @view("/turns/{turn_id:str}", "getTurn", "One turn.")
     async def turn(self, request: AdminRequest, turn_id: FromPath[str], services: Deps) -> Turn:
@@ -276,24 +255,34 @@ class UsageController(AdminController):
         return found
 
 
-def cursor_of(written: str | None) -> Cursor | None:
-    try:
-        return None if written is None else Cursor.parse(written)
-    except ValueError:
-        raise InvalidRequest("after: not a cursor that a page has returned") from None
-
-
-def rates_of(totals: Totals) -> HitRates:
-    marked = totals.prompt_tokens - totals.input_tokens
-    return HitRates(
-        token_hit_rate=_share(totals.cache_read_tokens, totals.prompt_tokens),
-        cacheable_hit_rate=_share(totals.cache_read_tokens, marked),
-        request_hit_rate=_share(totals.requests_with_read, totals.requests),
+async def _usage_of(services: Services, of: Range) -> Usage:
+    queries = services.queries
+    totals, before = await queries.totals(of), await queries.totals(of.before())
+    series, reasons = await queries.series(of), await queries.reasons(of)
+    return Usage(
+        since_ms=of.since_ms,
+        until_ms=of.until_ms,
+        bucket_seconds=series.bucket_seconds,
+        totals=totals,
+        rates=rates_of(totals),
+        saved_nano=totals.saved_nano,
+        before=before,
+        rates_before=rates_of(before),
+        saved_nano_before=before.saved_nano,
+        series=series.buckets,
+        miss_reasons=reasons.misses,
+        outcomes=reasons.outcomes,
     )
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def rates_of(totals: Totals) -> HitRates:
+    read, prompt = totals.cache_read_tokens, totals.prompt_tokens
+    marked = prompt - totals.input_tokens
+    return HitRates(
+        token_hit_rate=read / prompt if prompt else None,
+        cacheable_hit_rate=read / marked if marked else None,
+        request_hit_rate=totals.requests_with_read / totals.requests if totals.requests else None,
+    )
 
 
 _MAX_SAMPLES = 4000
@@ -511,7 +500,13 @@ def _report(
     )
     if found is None:
         return report
-    section, block = _place(before, found)
+    section, block = _place_of(before, found)
+    # What reading those tokens would have saved this turn, at its own price.
+    price, lost = services.prices.own.with_id(turn.price or ""), None
+    if shared and price is not None and found.missed_tokens is not None:
+        rates = price.rates_above(turn.prompt_tokens - 1)
+        missed = min(found.missed_tokens, turn.input_tokens + turn.written_tokens)
+        lost = missed * (rates.input - rates.read)
     return msgspec.structs.replace(
         report,
         kind=found.kind,
@@ -520,30 +515,21 @@ def _report(
         section=section,
         block=block,
         characters=found.characters,
-        missed_nano=_lost(services, turn, found.missed_tokens) if shared else None,
+        missed_nano=lost,
     )
 
 
-def _place(before: Fingerprint, found: Divergence) -> tuple[Section | None, int | None]:
-    if found.segment is None:
+def _place_of(before: Fingerprint, found: Divergence) -> tuple[Section | None, int | None]:
+    """A block that was added at a section's end belongs to that section, as its next block."""
+    place = found.segment
+    if place is None:
         return None, None
-    # A block that was added at a section's end belongs to that section, as its next block.
-    if found.kind == "tools_changed" or found.segment < before.num_tools:
-        return "tools", found.segment
-    inside = found.segment - before.num_tools
-    if found.kind == "system_changed" or inside < before.num_system:
-        return "system", inside
-    return "messages", inside - before.num_system
-
-
-def _lost(services: Services, turn: Turn, missed_tokens: int | None) -> int | None:
-    """What reading those tokens would have saved this turn, at its own price."""
-    price = services.prices.own.with_id(turn.price or "")
-    if price is None or missed_tokens is None:
-        return None
-    paid = turn.input_tokens + turn.written_tokens
-    rates = price.rates_above(turn.prompt_tokens - 1)
-    return min(missed_tokens, paid) * (rates.input - rates.read)
+    if found.kind == "tools_changed" or place < before.num_tools:
+        return "tools", place
+    place -= before.num_tools
+    if found.kind == "system_changed" or place < before.num_system:
+        return "system", place
+    return "messages", place - before.num_system
 
 
 RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]

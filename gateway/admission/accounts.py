@@ -1,17 +1,10 @@
-"""The limits of workspaces: requests and tokens a minute, turns at one time, money a month.
+"""The limits of workspaces: requests and tokens a minute, turns at one time, money a month. Pure.
 
-Pure, with injected clocks. A turn's tokens are known when it ends. So its beginning reserves an
-estimate, and `count_used` corrects it with the engine's counts:
-
-- The estimate begins as the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`).
-- It is multiplied by the share of their estimates that this workspace's turns lately used. Cache
-  reads do not count, so a workspace that mostly reads reserves less.
-- It is at most the whole bucket, so a prompt of any length can start when the bucket is full.
-
-A turn that used more than it reserved leaves the bucket in debt, and later turns wait for that. So
-one minute may see more than the limit, but the long run does not. A month's money is strict: a turn
-begins only if the most that it and the running turns can cost is left. `shared.py` makes the limits
-hold over several gateways.
+A turn's tokens are known when it ends, so its beginning reserves an estimate (`Ask`), times the
+share of their estimates that this workspace's turns lately used (reads do not count), and at most
+the whole bucket. `count_used` corrects it with the engine's counts; a bucket in debt makes later
+turns wait. A month's money is strict: a turn begins only if the most that it and the running turns
+can cost is left. `shared.py` makes the limits hold over several gateways.
 """
 
 import asyncio

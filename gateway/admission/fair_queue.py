@@ -1,17 +1,13 @@
 """A bounded queue that is fair between workspaces. Pure: no clock, no I/O.
 
-Within a workspace the order is first come, first served. Between workspaces it is start-time fair
-queueing (Goyal, Vin and Cheng 1996) over tokens. A workspace's next turn has a *start tag*: the
-tokens that the workspace was served so far, but at least the tag that was served last. The lowest
-tag is next. So a workspace that floods waits behind its own turns, and one that rarely sends is
-next.
-
-The queue is bounded in turns and in tokens, in total and for each workspace. When it is full in
-total, a new turn may replace others: the newest turns of the workspace that has the most, if the
-new turn's workspace has less. So a flood is refused before anyone else is.
+Within a workspace it is first come, first served; between workspaces start-time fair queueing
+(Goyal, Vin and Cheng 1996) over tokens: the lowest *start tag* is next, the tokens that the
+workspace was served so far, but at least the tag that was served last. The queue is bounded in
+turns and in tokens, in total and for each workspace. When it is full in total, a new turn may
+replace the newest turns of the workspace that has the most, if its own has less.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -92,11 +88,6 @@ class FairQueue(Generic[ItemT]):
     def num_tokens(self) -> int:
         return self._num_tokens
 
-    @property
-    def workspaces(self) -> Iterable[str]:
-        """Those that have a turn here."""
-        return self._lanes.keys()
-
     def push(self, waiting: Waiting[ItemT], *, is_first: bool = False) -> list[Waiting[ItemT]]:
         """Put a turn behind its workspace's turns, or before them.
 
@@ -135,17 +126,11 @@ class FairQueue(Generic[ItemT]):
         self,
         can_go: Callable[[str | None], bool],
         can_go_early: Callable[[Waiting[ItemT]], bool] | None = None,
-        is_held: Callable[[Waiting[ItemT]], bool] | None = None,
     ) -> Waiting[ItemT] | None:
-        """Take the next turn whose kind can go, or that can go early; None if there is none.
-
-        A turn that is held stays, and its workspace's tag with it.
-        """
+        """Take the next turn whose kind can go, or that can go early; None if there is none."""
         answers: dict[str | None, bool] = {}
         for lane in sorted(self._lanes.values(), key=lambda lane: lane.start):
             for waiting in lane.heads():
-                if is_held and is_held(waiting):
-                    continue
                 if waiting.kind not in answers:
                     answers[waiting.kind] = can_go(waiting.kind)
                 if answers[waiting.kind] or (can_go_early and can_go_early(waiting)):

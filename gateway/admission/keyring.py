@@ -1,9 +1,8 @@
 """API keys on the request path: found by digest, in memory.
 
-A key that is not in memory is looked up once, with a deadline. A wrong key is remembered briefly,
-so that repeating it costs the database nothing. Every two seconds one number is read from the
-database. If it has changed, keys and workspaces are read again, in pages. While the database is
-away, the keys in memory work on for `max_stale_seconds`.
+A key that is not in memory is looked up once, with a deadline; a wrong one is remembered briefly.
+Every two seconds one number is read from the database, and if it has changed, keys and workspaces
+are read again. While the database is away, known keys work on for `max_stale_seconds`.
 """
 
 import asyncio

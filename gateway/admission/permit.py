@@ -1,28 +1,17 @@
 """May this turn run now? Its workspace's limits, then the queue. The answer is one permit.
 
-A turn that waits at an engine can't move to another engine that has room first. Engines like vLLM
-also serve in the order of arrival, without fairness between workspaces. So the engines' own queues
-are kept short. Each engine gets as many turns as it computes together and a few more, and at most
-`queue_tokens` of waiting prefill. Further turns wait here, in fair order. The bound on prefill does
-not hold back a workspace's first unanswered turn: it never waits for others' prompts.
-
-An engine may be full all the same: other gateways send to it too, or it does not say how many turns
-it takes. Its refusal counts until one of our turns moves on there, or for a second.
-
-A workspace whose clients keep leaving before the first token has fewer turns at engines at one time
-while others have some (`congestion.py`). Its further turns are *held* here, though engines have
-room. Being held is no reason to refuse a turn: where its time is over and its workspace's window
-alone holds it, it waits on, HELD_SECONDS in all. Turns of other workspaces pass held ones.
+Turns wait here, in fair order, so that an engine with room first gets the next one. Each engine
+gets as many as it computes together and a few more, and at most `queue_tokens` of waiting prefill;
+a workspace's first unanswered turn never waits for others' prefill. An engine that refuses a turn
+counts as full until one of ours moves on there, or for a second. Each gateway has its own queue: an
+engine behind n gateways may get n times as much.
 
 **Rows of batches** have a queue of their own, and what room other turns leave. A row is let in
 where no other turn waits here or for its first token, and an engine computes fewer than half of the
-turns that it computes together. An engine with the capability `service_class` computes rows behind
-its other turns by itself. Any other engine gets FEW rows while it has other turns, or had some in
-the last LATELY_SECONDS. Rows that end together would begin together, and a turn that comes then
-would wait for all of them. So one is let in every ROW_SECONDS. Where none was let in for
-FLOOR_SECONDS, a free place is enough for one.
-
-Each gateway has its own queue: an engine behind n gateways may get n times as much.
+turns that it computes together. An engine without the capability `service_class`, which would
+compute rows behind its other turns, gets FEW of them while it has other turns, or had some in the
+last LATELY_SECONDS. One row is let in every ROW_SECONDS, since those that end together would begin
+together. Where none was let in for FLOOR_SECONDS, a free place is enough for one.
 """
 
 import asyncio
@@ -36,7 +25,6 @@ from types import TracebackType
 from typing import Self
 
 from gateway.admission.accounts import MAX_IN_FLIGHT, Wanted, WorkspaceLimits
-from gateway.admission.congestion import CongestionWindows
 from gateway.admission.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.admission.shared import SharedLimits
 from gateway.base.catalogue import is_served
@@ -46,15 +34,12 @@ from gateway.base.metrics import Metrics
 from gateway.prompt.ask import Ask, Principal
 from gateway.routing.engine import Engine
 
-HELD_SECONDS = 300.0
-"""Seconds from its arrival that a turn may be held by its workspace's window."""
 FEW = 1
 LATELY_SECONDS = 0.5
 ROW_SECONDS = 0.01
 FLOOR_SECONDS = 2.0
 _IDLE_SHARE = 0.5
 _UNTOLD_RUNNING = 32
-_LEAST_SECONDS = 1.0
 _TICK_SECONDS = 0.2
 _CLOSED_SECONDS = 1.0
 _MIN_NOT_BEGUN = 2
@@ -67,14 +52,10 @@ _STANDS_STILL = 0.05
 @dataclass(slots=True, eq=False)
 class Permit:
     """What admission gives a turn. Its context is the turn: leaving it gives everything back.
-
     `is_open`: the turn is in the journal, so its close counts what it used. `is_limited`: it has a
-    place in its workspace's limits. `is_between`: it was let in and is no engine's load yet;
-    `tokens` is what it will compute. `is_counted`: it is in its workspace's window, until its first
-    token or its end. `is_left`: its client left, and an engine may still work on it. `is_again`: it
-    was let in before, and an engine refused it. `is_charged`: the queue counted it as served to its
-    workspace.
-    """
+    place in its workspace's limits. `is_between`: it was let in and is no engine's load yet; it
+    will compute `tokens`. `is_again`: an engine refused it after it was let in. `is_charged`: the
+    queue counted it as served."""
 
     turn_id: str
     ask: Ask
@@ -83,8 +64,6 @@ class Permit:
     is_limited: bool = False
     is_between: bool = False
     tokens: float = 0.0
-    is_counted: bool = False
-    is_left: bool = False
     is_again: bool = False
     is_charged: bool = False
 
@@ -97,24 +76,6 @@ class Permit:
         self.admission.queue.leave(self)
         self.is_again = True
         await self.admission.enter(self)
-
-    def answered(self) -> None:
-        """The turn has its first token."""
-        if self.is_counted:
-            self.is_counted = False
-            self.admission.queue.windows.answered(self.workspace)
-
-    def left(self) -> None:
-        """Its client left, and an engine may still work on it. An answered turn counts no more."""
-        if self.is_counted and not self.is_left:
-            self.is_left = True
-            self.admission.queue.windows.halve(self.workspace)
-
-    def ended(self) -> None:
-        """No engine works on it. A second call does nothing."""
-        if self.is_counted:
-            self.is_counted = False
-            self.admission.queue.windows.take_out(self.workspace)
 
     async def give_back(self) -> None:
         """Give the workspace's place back before the client has its whole answer."""
@@ -138,9 +99,6 @@ class Permit:
     ) -> None:
         queue, was_between = self.admission.queue, self.is_between
         queue.leave(self)
-        # One whose client left counts in the window until its engine has been told to end it.
-        if not self.is_left:
-            self.ended()
         self._leave_limits()
         if was_between:
             queue.changed()
@@ -170,7 +128,6 @@ class EngineQueue:
     ) -> None:
         """At most `num_rows` rows of batches are at engines at one time."""
         self.wait_seconds = wait_seconds
-        self.windows = CongestionWindows(monotonic, self.changed, lambda: len(engines) // 2)
         self._engines = engines
         self._metrics = metrics
         self._monotonic = monotonic
@@ -191,17 +148,16 @@ class EngineQueue:
         metrics.watch(
             waiting_turns=lambda: len(self._queue),
             waiting_tokens=lambda: self._queue.num_tokens,
-            bounded_workspaces=lambda: self.windows.num_bounded,
         )
 
     async def enter(self, permit: Permit) -> None:
-        """Return at once if there is room and the workspace's window is open, else wait.
+        """Return at once if there is room, else wait.
 
-        A turn that is here again goes before its workspace's other turns, and keeps its place in
-        the window. Raise Overloaded if the queue is full or the turn's time is over.
+        A turn that is here again goes before its workspace's other turns. Raise Overloaded if the
+        queue is full or the turn's time is over.
         """
         workspace, model = permit.workspace, permit.ask.model.engine_model
-        if not (permit.is_again or self._is_awaited) and self.windows.is_open(workspace):
+        if not (permit.is_again or self._queue):
             has_place = self._has_room(model, counts_prefill=False)
             if self._has_room(model) or (has_place and self._is_first(workspace)):
                 self._let_in(permit)
@@ -210,7 +166,7 @@ class EngineQueue:
         waiting = self._waiting(permit)
         seconds = permit.ask.arrived + self.wait_seconds - began
         if seconds <= 0:
-            seconds = self._more_seconds(waiting)
+            raise self._refusal("deadline")
         try:
             victims = self._queue.push(waiting, is_first=permit.is_again)
         except QueueFull as full:
@@ -317,35 +273,16 @@ class EngineQueue:
     async def _entered(
         self, waiting: Waiting[_Item], queue: FairQueue[_Item], seconds: float | None
     ) -> None:
-        """Wait in the queue for so long, longer where the turn is held. Then raise Overloaded."""
+        """Wait in the queue for so long. Then raise Overloaded."""
         future = waiting.item.future
         self._admit()
         try:
-            while not (await asyncio.wait([future], timeout=seconds))[0]:
-                seconds = self._more_seconds(waiting)
+            if not (await asyncio.wait([future], timeout=seconds))[0]:
+                raise self._refusal("deadline")
             future.result()
         finally:
             queue.remove(waiting)
         waiting.item.permit.is_charged = waiting.is_charged
-
-    def _more_seconds(self, waiting: Waiting[_Item]) -> float:
-        """How much longer a turn whose time is over may wait.
-
-        Raise Overloaded unless its workspace's window alone holds it.
-        """
-        seconds = waiting.item.permit.ask.arrived + HELD_SECONDS - self._monotonic()
-        if seconds <= 0 or not self._is_held(waiting):
-            raise self._refusal("deadline")
-        return min(seconds, max(self.wait_seconds, _LEAST_SECONDS))
-
-    def _is_held(self, waiting: Waiting[_Item]) -> bool:
-        """Whether the turn waits for its workspace's window."""
-        return not (waiting.item.permit.is_again or self.windows.is_open(waiting.workspace))
-
-    @property
-    def _is_awaited(self) -> bool:
-        """Whether a turn waits here for an engine, and not for its workspace's window."""
-        return any(map(self.windows.is_open, self._queue.workspaces))
 
     def _admit(self) -> None:
         """Let in the turns that have room. Look again soon: engines come back by themselves."""
@@ -359,7 +296,7 @@ class EngineQueue:
                 self._pace.count(now)
                 self._let_in(waiting.item.permit)
                 waiting.item.future.set_result(None)
-        if self._rows and not self._is_awaited and now - self._row_at >= ROW_SECONDS:
+        if self._rows and not self._queue and now - self._row_at >= ROW_SECONDS:
             self._let_in_row(self._has_idle_room)
         if self._timer is not None:
             self._timer.cancel()
@@ -375,7 +312,6 @@ class EngineQueue:
         return self._queue.pop(
             self._has_room,
             lambda one: has_place(one.kind) and self._is_first(one.workspace),
-            self._is_held,
         )
 
     def _let_in_row(self, has_room: Callable[[str | None], bool]) -> None:
@@ -394,9 +330,6 @@ class EngineQueue:
         self._rows_between += is_row
         self._workspaces_between[workspace] += not is_row
         self._tokens_between += permit.tokens
-        if not (is_row or permit.is_again):
-            permit.is_counted = True
-            self.windows.enter(workspace)
 
     def _is_first(self, workspace: str) -> bool:
         """Whether the workspace has no unanswered turn: then a place is enough for one."""

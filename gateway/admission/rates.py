@@ -1,17 +1,18 @@
 """What a workspace or an address may do in a minute, and hold at one time. Pure, on a clock that is
 handed in.
 
-Buckets are own code because a turn's use is known only when it ends: a bucket takes an estimate and
-is corrected later, upwards or into debt. throttled-py (3.5) has neither refunds nor debt. It counts
-whole seconds of its own clock and loses the fractions of slow refills. `limits` has windows only.
+Buckets are own code because a turn's use is known only when it ends: an estimate is corrected
+later, upwards or into debt. throttled-py (3.5) has neither; `limits` has windows only.
 """
 
+import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 from gateway.base.bounds import Tuning
 from gateway.base.errors import Overloaded, RateLimited
@@ -205,3 +206,68 @@ class BodyBytes:
         self._held[workspace] -= num_bytes
         if not self._held[workspace]:
             del self._held[workspace]
+
+
+ReadKind = Literal["read", "export", "plan", "planner", "store"]
+"""`plan` is a key's request for a plan, `planner` a process that makes one."""
+READS_PER_KEY = 6
+EXPORTS_PER_KEY = 1
+PLANS_PER_KEY = 1
+PLANNERS = 2
+READ_REST = 2.0
+EXPORT_REST = 6.0
+"""How many times the time of a read its place rests."""
+STORE_CALLS_PER_WORKSPACE = 3
+STORE_REST = 1.0
+MAX_REST_SECONDS = 1.0
+WAIT_SECONDS = 10.0
+PLANNER_WAIT_SECONDS = 60.0
+
+
+class ReadLimit:
+    """`rest` times the time that a read took, its place is not given to another one."""
+
+    def __init__(
+        self,
+        per_key: int = READS_PER_KEY,
+        rest: float = READ_REST,
+        what: str = "reads at once",
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """`what` is bounded, for the refusal."""
+        self.wait_seconds = wait_seconds
+        self._per_key = per_key
+        self._rest = rest
+        self._what = what
+        # A key's semaphore lives while a read holds it, waits for it, or rests.
+        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def taken(self, key: str) -> AsyncIterator[None]:
+        """Hold one of the key's places. Raise RateLimited if none is free in time."""
+        free = self._places.setdefault(key, asyncio.Semaphore(self._per_key))
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                await free.acquire()
+        except TimeoutError:
+            raise RateLimited(self._what, self._per_key, 5) from None
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            yield
+        finally:
+            rest = min(self._rest * (loop.time() - begun), MAX_REST_SECONDS)
+            loop.call_later(rest, free.release)
+
+
+def read_limits() -> Mapping[ReadKind, ReadLimit]:
+    """The limits of one gateway."""
+    return {
+        "read": ReadLimit(),
+        "export": ReadLimit(EXPORTS_PER_KEY, EXPORT_REST),
+        "plan": ReadLimit(PLANS_PER_KEY),
+        "planner": ReadLimit(PLANNERS, 0.0, "plans at once", PLANNER_WAIT_SECONDS),
+        "store": ReadLimit(
+            STORE_CALLS_PER_WORKSPACE, STORE_REST, "calls of batches and cached contents at once"
+        ),
+    }

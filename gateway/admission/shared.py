@@ -1,17 +1,11 @@
 """Limits of workspaces that hold over all gateways: they share one state a workspace in a store.
 
-A turn of a limited workspace is admitted inside one locked exchange with the store:
-
-1. Load the state, and add to it what was taken and given back here since the last exchange.
-2. Decide as a single gateway does (`accounts.py`), with what the others hold counted.
-3. Write the state, then let the turns go on.
-
-All turns that wait share the next exchange. So a workspace's rate of turns is not bounded by the
-store's round trips. What a gateway holds counts for `_STALE_SECONDS` after it was last told: the
-turns of a gateway that was killed give their places back then.
-
-While the store is away, limits hold per gateway (`is_shared` says so), and what was taken is told
-when it is back.
+A turn of a limited workspace is admitted inside one locked exchange with the store: load the state
+and add what was taken and given back here since the last one, decide as a single gateway does
+(`accounts.py`) with what the others hold counted, write the state. All turns that wait share the
+next exchange. What a gateway holds counts for `_STALE_SECONDS` after it was last told, so a killed
+one's places come back. While the store is away, limits hold per gateway (`is_shared` says so), and
+what was taken is told when it is back.
 """
 
 import asyncio
@@ -38,7 +32,7 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS
 from gateway.base.logs import get_logger
-from gateway.ledger.shared_limits import Exchange
+from gateway.ledger.access import Exchange
 
 _TICK_SECONDS = 5.0
 _STALE_SECONDS = 20.0
@@ -149,6 +143,24 @@ class SharedLimits:
             await asyncio.sleep(_LEAVING_SECONDS)
             await self._take(wanted)
 
+    async def _take(self, wanted: Wanted) -> None:
+        workspace = wanted.principal.workspace
+        self._known.add(workspace)
+        if not self.is_shared:
+            self._changed.add(workspace)
+            self._limits.take(wanted)
+            return
+        waiting = _Waiting(wanted)
+        self._waiting.append(waiting)
+        self._wake.set()
+        try:
+            await waiting.taken
+        except asyncio.CancelledError:
+            # It was taken in the same moment.
+            if not waiting.taken.cancelled() and waiting.taken.exception() is None:
+                self._limits.leave(wanted.turn_id, workspace, is_open=False)
+            raise
+
     async def told(self, workspace: str) -> None:
         """Wait until other gateways can know that a turn has given its place back.
 
@@ -191,24 +203,6 @@ class SharedLimits:
         if workspace in self._known:
             self._changed.add(workspace)
             self._wake.set()
-
-    async def _take(self, wanted: Wanted) -> None:
-        workspace = wanted.principal.workspace
-        self._known.add(workspace)
-        if not self.is_shared:
-            self._changed.add(workspace)
-            self._limits.take(wanted)
-            return
-        waiting = _Waiting(wanted)
-        self._waiting.append(waiting)
-        self._wake.set()
-        try:
-            await waiting.taken
-        except asyncio.CancelledError:
-            # It was taken in the same moment.
-            if not waiting.taken.cancelled() and waiting.taken.exception() is None:
-                self._limits.leave(wanted.turn_id, workspace, is_open=False)
-            raise
 
     async def _exchange(self) -> bool:
         """One exchange with the store; False if it is away. Every waiting turn has its answer."""

@@ -1,12 +1,9 @@
 """Threads for work that grows with a request, so that the event loop never waits for it.
 
-A small body is read at once, since handing it over would cost more. A large body waits for a
-thread. A workspace has one thread at a time, so workspaces take turns. Work with a line of its own
-has one thread for all workspaces, which take turns there too. The waiting work of a client that
-leaves is dropped. Work that a thread has begun ends by itself, since every request is bounded.
-
-Threads share the interpreter's lock. It changes hands every `SWITCH_SECONDS`, a fiftieth of
-Python's default, so that the loop waits for a thread no longer than that at a time.
+A small body is read at once; a large one waits for a thread. A workspace has one thread at a time,
+so workspaces take turns. Work with a line of its own has one thread for all workspaces. Waiting
+work of a client that leaves is dropped; work that has begun ends by itself. Threads share the
+interpreter's lock, which changes hands every `SWITCH_SECONDS`, a fiftieth of Python's default.
 """
 
 import asyncio

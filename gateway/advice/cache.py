@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.protocol import TTLS, WRITE_FIELDS, InputUsage, Ttl, split_writes
 from gateway.advice.observation import Mark, Observation
-from gateway.prices.money import NanoDollars
-from gateway.prices.price import TokenPrices, cost_at
+from gateway.prices.price import NanoDollars, TokenPrices, cost_at
 
 WINDOW = 20
 """The positions that one breakpoint looks at, its own included."""

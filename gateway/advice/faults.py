@@ -137,7 +137,10 @@ class _Finder:
             earlier = self._chains[turn.digests[first - 1]] if first else earlier
         if earlier is None:
             return
-        found = _difference(earlier, turn, first)
+        within = _in_tools if first < turn.num_tools else _in_system
+        if first >= turn.head:
+            within = _in_messages
+        found = within(earlier, turn, first)
         if found is None:
             return
         is_of_tools = found.kind == "varying_text" and found.section == "tools"
@@ -243,14 +246,6 @@ class _Difference:
     section: Section
     index: int
     tokens: int
-
-
-def _difference(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
-    if first < turn.num_tools:
-        return _in_tools(earlier, turn, first)
-    if first < turn.head:
-        return _in_system(earlier, turn, first)
-    return _in_messages(earlier, turn, first)
 
 
 def _in_tools(earlier: Observation, turn: Observation, first: int) -> _Difference | None:

@@ -53,14 +53,11 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class Observation(Row):
-    """One turn, never changed. All lists of prefixes go with each other, the shortest prefix first.
-
-    `digests` name the prefixes, `tokens` are their lengths, `places` the segments they end with,
-    `kinds` the letters of these. `steps` are the positions that a breakpoint walks from the prefix
-    before: 0 inside a run of calls or of results. `marks` are the breakpoints that were sent,
-    `answer` is the prefix before the model's last answer, -1 without one. `is_estimated`: tokens
-    were told from bytes.
-    """
+    """One turn, never changed. All lists of prefixes go with each other, the shortest first:
+    `digests`, lengths in `tokens`, the segments they end with in `places`, the letters of these in
+    `kinds`, and in `steps` the positions that a breakpoint walks from the prefix before (0 inside a
+    run of calls or results). `marks` are the breakpoints that were sent, `answer` is the prefix
+    before the model's last answer, -1 without one. `is_estimated`: tokens were told from bytes."""
 
     digests: list[bytes]
     tokens: list[int]

@@ -15,7 +15,6 @@ import msgspec
 
 from engine.protocol import InputUsage, TextPart
 from gateway.admin.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
-from gateway.advice import shell
 from gateway.advice.observation import Observation, Row, observe
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
@@ -32,13 +31,14 @@ from gateway.dialects.responses.request import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, points_of
-from gateway.prompt.names import NAMES_RULE, SYSTEM, TOOL
+from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import MarkersBroken, Plan
 
 PastedDialect = Literal["messages", "chat", "completions", "responses", "gemini"]
 DIALECTS: tuple[PastedDialect, ...] = get_args(PastedDialect)
 MAX_REQUESTS = 20
 MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 500
 SCOPE = "pasted"
 _BYTES_PER_TOKEN = 4
 _PATHS: dict[str, PastedDialect] = {
@@ -66,6 +66,19 @@ _SUSPECTS = {
         rf"\b20\d\d-[01]\d-[0-3]\d\b|\b(?:{_MONTHS}) \d{{1,2}},? 20\d\d\b"
         rf"|\b\d{{1,2}} (?:{_MONTHS}) 20\d\d\b"
     ),
+}
+# A part of a shell's word: in single quotes, in double quotes, or without. White space ends a word.
+_SHELL_PART = re.compile(
+    r"'(?P<plain>[^']*)'"
+    r'|"(?P<quoted>(?:[^"\\]++|\\.)*+)"'
+    r"|(?P<bare>(?:[^\s'\"\\]++|\\.)++)"
+    r"|(?P<end>\s++)",
+    re.DOTALL,
+)
+# Between double quotes a backslash stands for itself before any other character.
+_ESCAPES = {
+    "bare": re.compile(r"\\(.)", re.DOTALL),
+    "quoted": re.compile(r'\\(["\\])'),
 }
 _SEARCHED_CHARACTERS = 65_536
 _MAX_SUSPECTS = 10
@@ -116,7 +129,7 @@ def observation_of(
     )
     total = printed.num_tokens
     row = Row(
-        id=turn_id(number),
+        id=f"requests[{number}]",
         at_ms=at_ms,
         workspace="",
         key="",
@@ -130,11 +143,6 @@ def observation_of(
     if found is None:
         raise InvalidRequest("the request has no content")
     return found
-
-
-def turn_id(number: int) -> str:
-    """What the turn of a pasted request is called."""
-    return f"requests[{number}]"
 
 
 def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
@@ -186,7 +194,9 @@ def _mark(body: dict[str, Any], path: str, ttl: str) -> bool:
     ]
     holder: Any = body
     for number, step in enumerate(steps):
-        value = _at(holder, step)
+        is_place = isinstance(holder, list) and isinstance(step, int) and step < len(holder)
+        is_field = isinstance(holder, dict) and step in holder
+        value = holder[step] if is_place or is_field else None
         if isinstance(value, str) and step in ("system", "content"):
             value = [{"type": "text", "text": value}]
             holder[step] = value
@@ -200,12 +210,6 @@ def _mark(body: dict[str, Any], path: str, ttl: str) -> bool:
         return False
     holder["cache_control"] = {"type": "ephemeral", "ttl": ttl}
     return True
-
-
-def _at(holder: Any, step: str | int) -> Any:
-    if isinstance(step, int):
-        return holder[step] if isinstance(holder, list) and step < len(holder) else None
-    return holder.get(step) if isinstance(holder, dict) else None
 
 
 def _body_of(given: Any) -> tuple[dict[str, Any], str]:
@@ -225,12 +229,28 @@ def _body_of(given: Any) -> tuple[dict[str, Any], str]:
     return given, url
 
 
+def shell_words(text: str) -> list[str]:
+    """As `shlex.split`, in time linear in the text: that one copies a word for each of its
+    characters. Raise InvalidRequest where quotes do not match."""
+    words: list[list[str]] = []
+    at, is_open = 0, False
+    while at < len(text):
+        part = _SHELL_PART.match(text, at)
+        if part is None:
+            raise InvalidRequest("the curl command can't be read: the quotes do not match")
+        at, kind = part.end(), part.lastgroup or ""
+        if kind != "end":
+            if not is_open:
+                words.append([])
+            escape = _ESCAPES.get(kind)
+            words[-1].append(part[kind] if escape is None else escape.sub(r"\1", part[kind]))
+        is_open = kind != "end"
+    return ["".join(parts) for parts in words]
+
+
 def _of_curl(text: str) -> tuple[str, str]:
     """The data and the URL of a command."""
-    try:
-        words = list(shell.words(text.replace("\\\r\n", " ").replace("\\\n", " ")))
-    except ValueError as error:
-        raise InvalidRequest(f"the curl command can't be read: {error}") from None
+    words = shell_words(text.replace("\\\r\n", " ").replace("\\\n", " "))
     data, url = "", ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -299,26 +319,18 @@ def _bytes(body: dict[str, Any]) -> bytes:
         raise InvalidRequest("the JSON can't be read") from None
 
 
-def _unmarked(value: Any) -> Any:
-    """Without markers. What a tool takes is left as it is: a field there may have such a name.
-
-    Raise InvalidRequest for what is nested too deeply.
-    """
-    try:
-        return _without(value)
-    except RecursionError:
-        raise InvalidRequest("the JSON is nested too deeply") from None
-
-
-def _without(value: Any) -> Any:
+def _unmarked(value: Any, depth: int = 0) -> Any:
+    """Without markers. What a tool takes is left as it is: a field there may have such a name."""
+    if depth > MAX_DEPTH:
+        raise InvalidRequest("the JSON is nested too deeply")
     if isinstance(value, dict):
         return {
-            name: each if name in _OF_TOOLS else _without(each)
+            name: each if name in _OF_TOOLS else _unmarked(each, depth + 1)
             for name, each in value.items()
             if name not in _MARKERS
         }
     if isinstance(value, list):
-        return [_without(each) for each in value]
+        return [_unmarked(each, depth + 1) for each in value]
     return value
 
 
@@ -350,7 +362,19 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
                 multiples=0.0,
             )
         )
-    findings += _short(pasted, turn, min_tokens)
+    findings += [
+        Finding(
+            kind="too_short",
+            path=slots[turn.places[place]].path,
+            text=f"The prefix up to this marker has about {turn.tokens[place]:,} tokens. The"
+            f" shortest that is held has {min_tokens:,}.",
+            change="Mark a longer prefix, or leave the marker out.",
+            tokens=turn.tokens[place],
+            multiples=0.0,
+        )
+        for place, _ in turn.marks
+        if turn.tokens[place] < min_tokens
+    ]
     places: dict[int, str] = {}
     if end >= 0 and turn.tokens[end] >= min_tokens:
         places[turn.places[end]] = "5m"
@@ -358,7 +382,21 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
     if turn.answer >= 0 and turn.tokens[last] >= min_tokens:
         places[turn.places[last]] = "5m"
     if not turn.marks and places:
-        findings.append(_nothing_marked(pasted, turn, end if end >= 0 else last))
+        place = end if end >= 0 else last
+        tokens = turn.tokens[place]
+        findings.append(
+            Finding(
+                kind="unmarked",
+                path=slots[turn.places[place]].path,
+                text=f"Nothing is marked. About {tokens:,} tokens up to this block could be held:"
+                " each request that begins with them again within the TTL saves"
+                f" {tokens * 0.9:,.0f} input tokens' worth, and the write costs"
+                f" {tokens * 0.25:,.0f} once.",
+                change="Mark this block.",
+                tokens=tokens,
+                multiples=round(tokens * 0.65, 1),
+            )
+        )
     findings += _suspects(pasted, turn, min_tokens)
     return RequestAdvice(
         dialect=pasted.dialect,
@@ -376,12 +414,11 @@ def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice
 
     `read` are the requests of the stream, in order.
     """
-    numbers = {turn_id(number): number for number in range(len(read))}
     findings = []
     for finding in advice.findings:
         section, _, index = finding.path.partition(".")
         if index and finding.turns:
-            plan = read[numbers[finding.turns[0]]].plan
+            plan = read[int(finding.turns[0][len("requests[") : -1])].plan
             start = {"tools": 0, "system": len(plan.prompt.tools)}.get(
                 section, len(plan.prompt.tools) + len(plan.prompt.system)
             )
@@ -391,48 +428,26 @@ def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice
     return msgspec.structs.replace(advice, findings=findings)
 
 
-def _short(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Finding]:
-    for place, _ in turn.marks:
-        if turn.tokens[place] < min_tokens:
-            yield Finding(
-                kind="too_short",
-                path=pasted.plan.slots[turn.places[place]].path,
-                text=f"The prefix up to this marker has about {turn.tokens[place]:,} tokens. The"
-                f" shortest that is held has {min_tokens:,}.",
-                change="Mark a longer prefix, or leave the marker out.",
-                tokens=turn.tokens[place],
-                multiples=0.0,
-            )
-
-
-def _nothing_marked(pasted: Pasted, turn: Observation, place: int) -> Finding:
-    tokens = turn.tokens[place]
-    return Finding(
-        kind="unmarked",
-        path=pasted.plan.slots[turn.places[place]].path,
-        text=f"Nothing is marked. About {tokens:,} tokens up to this block could be held: each"
-        f" request that begins with them again within the TTL saves {tokens * 0.9:,.0f} input"
-        f" tokens' worth, and the write costs {tokens * 0.25:,.0f} once.",
-        change="Mark this block.",
-        tokens=tokens,
-        multiples=round(tokens * 0.65, 1),
-    )
-
-
 def _suspects(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Finding]:
-    """Texts in the shared part that look as if they changed from request to request."""
-    found = 0
-    for segment, text in _texts(pasted, turn):
+    """Texts that look as if they changed from request to request: in tools, in system blocks, in
+    the first message where others follow."""
+    found, prompt = 0, pasted.plan.prompt
+    first = prompt.messages[0].parts if len(prompt.messages) > 1 else ()
+    texts = [(index, tool.description or "") for index, tool in enumerate(prompt.tools)]
+    texts += [(turn.num_tools + index, block.text) for index, block in enumerate(prompt.system)]
+    texts += [(turn.head + n, p.text) for n, p in enumerate(first) if isinstance(p, TextPart)]
+    for segment, text in texts:
         place = turn.prefix_at(segment)
         if place < 0:
             continue
         before = turn.tokens[place - 1] if place else 0
         size = turn.tokens[place] - before
         for what, pattern in _SUSPECTS.items():
-            match = pattern.search(text)
+            match = pattern.search(text[:_SEARCHED_CHARACTERS])
             if match is None:
                 continue
-            at = before + round(size * match.start() / max(len(text), 1))
+            length = min(len(text), _SEARCHED_CHARACTERS)
+            at = before + round(size * match.start() / length)
             lost = turn.tokens[-1] - at
             if lost < min_tokens or found >= _MAX_SUSPECTS:
                 continue
@@ -447,18 +462,3 @@ def _suspects(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Fi
                 multiples=round(lost * 0.9, 1),
             )
             break
-
-
-def _texts(pasted: Pasted, turn: Observation) -> Iterator[tuple[int, str]]:
-    """Tools, system blocks, and the first message where others follow."""
-    prompt = pasted.plan.prompt
-    kinds = [kind.lower() for kind in turn.kinds]
-    for index, tool in enumerate(prompt.tools):
-        assert kinds[index] == TOOL
-        yield index, (tool.description or "")[:_SEARCHED_CHARACTERS]
-    for index, block in enumerate(prompt.system):
-        assert kinds[turn.num_tools + index] == SYSTEM
-        yield turn.num_tools + index, block.text[:_SEARCHED_CHARACTERS]
-    for index, part in enumerate(prompt.messages[0].parts if len(prompt.messages) > 1 else ()):
-        if isinstance(part, TextPart):
-            yield turn.head + index, part.text[:_SEARCHED_CHARACTERS]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.protocol import WRITE_FIELDS
 from gateway.admin.structs.advice import (
     Amount,
+    FaultKind,
     Finding,
     Marker,
     Outcome,
@@ -13,7 +14,6 @@ from gateway.admin.structs.advice import (
     StreamAdvice,
     Verdict,
 )
-from gateway.advice import words
 from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import Fault, find_faults
 from gateway.advice.observation import Observation
@@ -24,6 +24,61 @@ _LEAST_GAIN = 0.01
 _MAX_TURNS_NAMED = 5
 _MAX_FINDINGS = 20
 _ANTHROPIC = "anthropic"
+_TO_LAST_MESSAGE = "Put the time into the last user message."
+_FAULTS: dict[FaultKind, tuple[str, str]] = {
+    "tool_order": (
+        "The same tools come in another order",
+        "Sort the tools by name before sending them.",
+    ),
+    "key_order": (
+        "The same JSON comes with its keys in another order",
+        "Write JSON with its keys in a fixed order.",
+    ),
+    "tool_set": (
+        "Tools are added or left out",
+        "Send all tools always, and choose with `tool_choice`.",
+    ),
+    "date": (
+        "A part of the text changes once a day, as a date does",
+        "Put the date into the last user message.",
+    ),
+    "hour": ("A part of the text changes once an hour, as a time does", _TO_LAST_MESSAGE),
+    "minute": ("A part of the text changes once a minute, as a time does", _TO_LAST_MESSAGE),
+    "nonce": (
+        "A part of the text is new in every request, as an id or a time is",
+        "Put it into the last user message, or leave it out.",
+    ),
+    "varying_text": (
+        "A part of the text changes from request to request",
+        "Put what changes behind what stays the same, in a block of its own.",
+    ),
+    "growing_text": (
+        "The text grows with every request",
+        "Leave the text as it is and put what is new into a message at the end.",
+    ),
+    "moved_text": (
+        "A text stands at another place than before",
+        "Keep the text at the place where it stood first.",
+    ),
+    "sliding_history": (
+        "The first messages are left out and the others move up",
+        "Append only, and cut the history rarely and by much.",
+    ),
+}
+"""What happens, and what to change."""
+_TIMED = ("date", "hour", "minute", "nonce")
+# The last user message may be the one that has it.
+_BEHIND = "Put it behind what stays the same, in a block of its own, or leave it out."
+_PARTS = {"start": " at its start", "middle": " in its middle", "end": " at its end"}
+_WAYS = {
+    "none": "no marker",
+    "shared_5m": "a 5-minute marker behind what requests share",
+    "shared_1h": "a 1-hour marker behind what requests share",
+    "conversation_5m": "5-minute markers along the conversation",
+    "conversation_1h": "1-hour markers along the conversation",
+    "conversation_5m_shared_1h": "a 1-hour marker behind what requests share and 5-minute markers"
+    " along the conversation",
+}
 
 
 def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice:
@@ -32,27 +87,58 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     Every way is computed for a cache that loses nothing. What is saved is the difference to the
     markers as they were sent, in the same cache.
     """
-    first = turns[0]
-    observed = _observed(turns)
+    first, observed = turns[0], Sums()
+    for turn in turns:
+        observed.add(turn.usage, turn.rates)
+    timed = [turn for turn in turns if turn.prefill_seconds is not None]
+    computed = sum(turn.usage.computed_tokens for turn in timed)
+    rate = sum(turn.prefill_seconds or 0.0 for turn in timed) / computed if computed else None
     as_sent = _simulated(turns, None, min_tokens)
-    rate = _prefill_rate(turns)
     tried = [(way, _simulated(turns, way, min_tokens)) for way in placements_for(turns)]
     is_priced = as_sent.nano is not None
-    best, sums = _best(tried, is_priced)
-    gain = _cost(as_sent, is_priced) - _cost(sums, is_priced)
-    is_gain = gain > _LEAST_GAIN * _cost(as_sent, is_priced)
+
+    def cost(sums: Sums) -> float:
+        return float(sums.nano or 0) if is_priced else sums.multiples
+
+    before, least = cost(as_sent), min(cost(sums) for _, sums in tried)
+    # The cheapest; a simpler one where it costs hardly more.
+    best, sums = next(each for each in tried if cost(each[1]) <= least * (1 + _LEAST_GAIN / 2))
+    is_gain = before - cost(sums) > _LEAST_GAIN * before
+    chosen = sums if is_gain else as_sent
+    saves, markers = amount(as_sent, chosen, rate), list[Marker]()
+    over = f"over {len(turns):,} requests"
+    worth = f"would have saved {saves.multiples:,.0f} input tokens' worth {over}"
     verdict: Verdict = "leave"
+    text = f"Leave the markers as they are: none of the other ways is cheaper {over}."
+    next_best = policy = None
     if is_gain:
-        verdict = "unmark" if best.name == "none" else "mark"
-    saves = amount(as_sent, sums if is_gain else as_sent, rate)
-    others = [each for each in tried if each[0] is not best] if is_gain else tried
+        policy = _policy(best, turns)
+        if best.shared is not None and best.shared_ttl is not None:
+            markers.append(Marker(place=best.shared.path, ttl=best.shared_ttl))
+        if best.talk_ttl is not None:
+            places = "before the last answer", "last block"
+            markers += [Marker(place=place, ttl=best.talk_ttl) for place in places]
+        where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in markers)
+        verdict, text = "mark", f"Mark {where}, and nothing else: that {worth}."
+        if best.name == "none":
+            verdict = "unmark"
+            text = f"Mark nothing: that {worth}, since what is written is hardly read."
+    elif dearer := [each for each in tried if cost(each[1]) - before > _LEAST_GAIN * before]:
+        way, costs = min(dearer, key=lambda each: cost(each[1]))
+        more = costs.multiples - as_sent.multiples
+        next_best = (
+            f"The next way, {_WAYS[way.name]}, would have cost {more:,.0f} input tokens' worth"
+            " more."
+        )
     head, deeper = shared_ends(turns)
     end = deeper or head
+    shared = [turn.tokens[at] for turn in turns if end and (at := end.prefix_in(turn)) >= 0]
     findings = [_finding(fault, first, rate) for fault in find_faults(turns)[:_MAX_FINDINGS]]
-    findings += _about_markers(turns, min_tokens, as_sent)
-    chosen = sums if is_gain else as_sent
-    shared = _mean([turn.tokens[at] for turn in turns if end and (at := end.prefix_in(turn)) >= 0])
-    markers = _markers(best) if is_gain else []
+    outcomes: list[tuple[str, Sums, Amount | None]] = [
+        ("observed", observed, None),
+        ("as_sent", as_sent, None),
+        *((way.name, each, amount(as_sent, each, rate)) for way, each in tried),
+    ]
     return StreamAdvice(
         workspace=first.workspace,
         key=first.key,
@@ -61,21 +147,30 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
         first_ms=first.at_ms,
         last_ms=turns[-1].at_ms,
         verdict=verdict,
-        text=words.verdict(verdict, markers, saves, len(turns)),
+        text=text,
         shared_end=end.path if end else None,
-        shared_tokens=shared,
+        shared_tokens=round(sum(shared) / len(shared)) if shared else 0,
         markers=markers,
         saves=saves,
-        next_best=_next_best(others, as_sent, is_priced) if not is_gain else None,
+        next_best=next_best,
         lost=amount(observed, as_sent, rate),
         outcomes=[
-            _outcome("observed", observed, None),
-            _outcome("as_sent", as_sent, None),
-            *(_outcome(way.name, each, amount(as_sent, each, rate)) for way, each in tried),
+            Outcome(
+                name=name,
+                requests_with_read=each.hits,
+                input_tokens=each.usage.input_tokens,
+                cache_read_tokens=each.usage.cache_read_tokens,
+                computed_tokens=each.usage.computed_tokens,
+                multiples=round(each.multiples, 1),
+                nano=each.nano,
+                saves=saved,
+                **{name: getattr(each.usage, name) for name in WRITE_FIELDS.values()},
+            )
+            for name, each, saved in outcomes
         ],
-        findings=findings,
+        findings=[*findings, *_about_markers(turns, min_tokens, as_sent)],
         prewarm=_prewarm(chosen, [as_sent, *(each for _, each in tried)], turns, rate),
-        policy=_policy(best, turns) if is_gain else None,
+        policy=policy,
         turns=_spread(turns),
         is_estimated=any(turn.is_estimated for turn in turns),
     )
@@ -93,77 +188,12 @@ def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
     )
 
 
-def _observed(turns: Sequence[Observation]) -> Sums:
-    sums = Sums()
-    for turn in turns:
-        sums.add(turn.usage, turn.rates)
-    return sums
-
-
 def _simulated(turns: Sequence[Observation], way: Placement | None, min_tokens: int) -> Sums:
     """With the markers of a way; of None, as they were sent."""
     cache = Cache(min_tokens)
     for turn in turns:
         cache.take(turn, turn.marks if way is None else way.marks(turn))
     return cache.sums
-
-
-def _prefill_rate(turns: Sequence[Observation]) -> float | None:
-    timed = [turn for turn in turns if turn.prefill_seconds is not None]
-    tokens = sum(each.usage.computed_tokens for each in timed)
-    return sum(each.prefill_seconds or 0.0 for each in timed) / tokens if tokens else None
-
-
-def _cost(sums: Sums, is_priced: bool) -> float:
-    return float(sums.nano or 0) if is_priced else sums.multiples
-
-
-def _best(tried: Sequence[tuple[Placement, Sums]], is_priced: bool) -> tuple[Placement, Sums]:
-    """The cheapest; a simpler one where it costs hardly more."""
-    least = min(_cost(sums, is_priced) for _, sums in tried)
-    return next(
-        (way, sums)
-        for way, sums in tried
-        if _cost(sums, is_priced) <= least * (1 + _LEAST_GAIN / 2)
-    )
-
-
-def _next_best(
-    others: Sequence[tuple[Placement, Sums]], as_sent: Sums, is_priced: bool
-) -> str | None:
-    costs = [
-        (_cost(sums, is_priced) - _cost(as_sent, is_priced), way.name, sums) for way, sums in others
-    ]
-    dearer = [each for each in costs if each[0] > _LEAST_GAIN * _cost(as_sent, is_priced)]
-    if not dearer:
-        return None
-    _, name, sums = min(dearer, key=lambda each: each[0])
-    return words.next_best(name, sums.multiples - as_sent.multiples)
-
-
-def _outcome(name: str, sums: Sums, saves: Amount | None) -> Outcome:
-    usage = sums.usage
-    return Outcome(
-        name=name,
-        requests_with_read=sums.hits,
-        input_tokens=usage.input_tokens,
-        cache_read_tokens=usage.cache_read_tokens,
-        computed_tokens=usage.computed_tokens,
-        multiples=round(sums.multiples, 1),
-        nano=sums.nano,
-        saves=saves,
-        **{name: getattr(usage, name) for name in WRITE_FIELDS.values()},
-    )
-
-
-def _markers(way: Placement) -> list[Marker]:
-    made = []
-    if way.shared is not None and way.shared_ttl is not None:
-        made.append(Marker(place=way.shared.path, ttl=way.shared_ttl))
-    if way.talk_ttl is not None:
-        made.append(Marker(place=words.BEFORE_ANSWER, ttl=way.talk_ttl))
-        made.append(Marker(place=words.LAST_BLOCK, ttl=way.talk_ttl))
-    return made
 
 
 def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
@@ -173,7 +203,9 @@ def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
         return None
     if way.name == "none":
         return Policy(auto_cache="off", auto_cache_ttl=None)
-    if way.shared is not None and not _is_head(way, turns):
+    if way.shared is not None and any(
+        way.shared.prefix_in(turn) != turn.carrier(turn.prefix_at(turn.head - 1)) for turn in turns
+    ):
         return None
     if way.talk_ttl is None:
         return Policy(auto_cache="prefix", auto_cache_ttl=way.shared_ttl)
@@ -182,21 +214,18 @@ def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
     return None
 
 
-def _is_head(way: Placement, turns: Sequence[Observation]) -> bool:
-    assert way.shared is not None
-    return all(
-        way.shared.prefix_in(turn) == turn.carrier(turn.prefix_at(turn.head - 1)) for turn in turns
-    )
-
-
 def _finding(fault: Fault, turn: Observation, rate: float | None) -> Finding:
-    rates = turn.rates
-    named = fault.named()
+    rates, named = turn.rates, fault.named()
+    what, change = _FAULTS[fault.kind]
+    if fault.kind in _TIMED and fault.section == "messages":
+        change = _BEHIND
+    times = f"{fault.turns:,} request" + ("s" if fault.turns != 1 else "")
     return Finding(
         kind=fault.kind,
         path=fault.path,
-        text=words.fault(fault),
-        change=words.change(fault),
+        text=f"{what}{_PARTS.get(fault.part, '')}: {fault.tokens:,} tokens that were the same as"
+        f" before had to be sent anew in {times}.",
+        change=change,
         tokens=fault.tokens,
         multiples=round(fault.tokens * 0.9, 1),
         nano=None if rates is None else fault.tokens * (rates.input - rates.read),
@@ -209,15 +238,39 @@ def _finding(fault: Fault, turn: Observation, rate: float | None) -> Finding:
 
 def _about_markers(turns: Sequence[Observation], min_tokens: int, as_sent: Sums) -> list[Finding]:
     """Markers that do nothing: below the minimum, or at an end that never comes again."""
-    short = [t for t in turns if t.marks and t.tokens[t.marks[-1][0]] < min_tokens]
+    marked = [turn for turn in turns if turn.marks]
+    lengths = {turn.id: turn.tokens[turn.marks[-1][0]] for turn in marked}
+    short, usage = [turn for turn in marked if lengths[turn.id] < min_tokens], as_sent.usage
     made = []
     if short:
-        longest = max(turn.tokens[turn.marks[-1][0]] for turn in short)
-        made.append(words.too_short(len(short), longest, min_tokens, _spread(short)))
-    marked = [turn for turn in turns if turn.marks]
-    written = as_sent.usage.written_tokens
-    if len(marked) > 2 and written and not as_sent.hits:
-        made.append(words.changing_end(len(marked), as_sent, _spread(marked)))
+        longest = max(lengths[turn.id] for turn in short)
+        made.append(
+            Finding(
+                kind="too_short",
+                path="cache_control",
+                text=f"{len(short):,} requests mark a prefix of at most {longest:,} tokens. The"
+                f" shortest that is held has {min_tokens:,}.",
+                change="Mark a longer prefix, or leave the marker out.",
+                tokens=longest,
+                multiples=0.0,
+                num_turns=len(short),
+                turns=_spread(short),
+            )
+        )
+    if len(marked) > 2 and usage.written_tokens and not as_sent.hits:
+        made.append(
+            Finding(
+                kind="changing_end",
+                path="cache_control",
+                text=f"{len(marked):,} requests wrote {usage.written_tokens:,} tokens and none was"
+                " read: what is marked never comes again in time.",
+                change="Move the marker to the last block that comes again.",
+                tokens=usage.written_tokens,
+                multiples=round(usage.write_premium, 1),
+                num_turns=len(marked),
+                turns=_spread(marked),
+            )
+        )
     return made
 
 
@@ -227,31 +280,34 @@ def _prewarm(
     """A request ahead writes what the first of the racing turns would have written; that one then
     reads it, and so do the others. What it saves is against the `chosen` markers; it may need
     others of the `ways`."""
-    best = min(ways, key=lambda sums: sums.multiples - _spared(sums))
-    saved = chosen.multiples - (best.multiples - _spared(best))
-    pays = _spared(best) > 0 and saved > _LEAST_GAIN * chosen.multiples
-    rates, nano = turns[0].rates, None
+
+    def spared(sums: Sums) -> float:
+        """What pre-warms before the races would have saved, in input tokens."""
+        return max(sums.raced * 1.15 - sums.first_raced * 0.1, 0.0)
+
+    best = min(ways, key=lambda sums: sums.multiples - spared(sums))
+    saved = chosen.multiples - (best.multiples - spared(best))
+    pays = spared(best) > 0 and saved > _LEAST_GAIN * chosen.multiples
+    rates, nano, told = turns[0].rates, None, best if pays else chosen
     if pays and rates is not None and chosen.nano is not None and best.nano is not None:
-        spared = best.raced * (rates.write("5m") - rates.read) - best.first_raced * rates.read
-        nano = chosen.nano - (best.nano - spared)
+        cheaper = best.raced * (rates.write("5m") - rates.read) - best.first_raced * rates.read
+        nano = chosen.nano - (best.nano - cheaper)
     saves = Amount(
         tokens=best.raced + best.first_raced if pays else 0,
         multiples=round(saved, 1) if pays else 0.0,
         nano=nano,
         prefill_seconds=None if rate is None else round(best.first_raced * rate, 3),
     )
-    text = words.prewarm(best if pays else chosen, saved if pays else 0.0)
-    races = best.num_races if pays else chosen.num_races
-    return Prewarm(pays=pays, num_races=races, saves=saves, text=text)
-
-
-def _spared(sums: Sums) -> float:
-    """What pre-warms before the races would have saved, in input tokens."""
-    return max(sums.raced * 1.15 - sums.first_raced * 0.1, 0.0)
-
-
-def _mean(numbers: Sequence[int]) -> int:
-    return round(sum(numbers) / len(numbers)) if numbers else 0
+    races = f"{told.num_races:,} requests wrote {told.raced:,} tokens that another was writing"
+    text = f"A pre-warm does not pay: {races}, which is less than it would cost."
+    if not told.num_races:
+        text = (
+            "A pre-warm saves no money: no request wrote what another one was writing."
+            " It would only spare the first request its wait."
+        )
+    elif pays and saved > 0:
+        text = f"A pre-warm pays: {races}. It would have saved {saved:,.0f} input tokens' worth."
+    return Prewarm(pays=pays, num_races=told.num_races, saves=saves, text=text)
 
 
 def _spread(turns: Sequence[Observation]) -> list[str]:

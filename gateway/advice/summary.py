@@ -30,7 +30,18 @@ def summary_lines(
         found += _unpaid(workspace, sums)
     for stream in streams:
         if stream.num_turns >= MIN_TURNS:
-            found += _of_stream(stream)
+            about = f"Workspace {stream.workspace} with {stream.model}"
+            is_sound = stream.verdict == "leave"
+            if not is_sound:
+                found.append(_line(stream, "markers", f"{about}: {stream.text}"))
+            # The advised markers end a changing end.
+            faults = [f for f in stream.findings if is_sound or f.kind != "changing_end"]
+            worst = max(faults, key=lambda each: each.multiples, default=None)
+            if worst is not None and worst.multiples > 0:
+                text = f"{about}, {worst.path}: {worst.text}"
+                found.append(_line(stream, "fault", text, worst))
+            if stream.prewarm.pays:
+                found.append(_line(stream, "prewarm", f"{about}: {stream.prewarm.text}"))
     found.sort(key=lambda line: -line.multiples)
     kinds: Counter[str] = Counter()
     shown: list[SummaryLine] = []
@@ -97,21 +108,6 @@ def _unpaid(workspace: str, sums: Totals) -> Iterable[SummaryLine]:
         num_turns=sums.requests,
         turns=[],
     )
-
-
-def _of_stream(stream: StreamAdvice) -> Iterable[SummaryLine]:
-    about = f"Workspace {stream.workspace} with {stream.model}"
-    if stream.verdict != "leave":
-        yield _line(stream, "markers", f"{about}: {stream.text}")
-    faults = [each for each in stream.findings if each.multiples > 0]
-    if stream.verdict != "leave":
-        # The advised markers end it.
-        faults = [each for each in faults if each.kind != "changing_end"]
-    if faults:
-        worst = max(faults, key=lambda each: each.multiples)
-        yield _line(stream, "fault", f"{about}, {worst.path}: {worst.text}", worst)
-    if stream.prewarm.pays:
-        yield _line(stream, "prewarm", f"{about}: {stream.prewarm.text}")
 
 
 def _line(

@@ -1,11 +1,9 @@
-"""Tasks that outlive the request that started them, and answers that are made once and kept."""
+"""Tasks that outlive the request that started them."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 from gateway.base.logs import get_logger
 
@@ -42,33 +40,3 @@ class Background:
             for task in left:
                 task.cancel()
             await asyncio.wait(left, timeout=1.0)
-
-
-Answer = TypeVar("Answer")
-
-
-class Kept(Generic[Answer]):
-    """The newest answers by what they are about. Used from one event loop."""
-
-    def __init__(self, seconds: float, max_kept: int = 64) -> None:
-        self._seconds = seconds
-        self._max_kept = max_kept
-        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
-        self._made: OrderedDict[Hashable, tuple[float, Answer]] = OrderedDict()
-
-    async def get(
-        self, about: Hashable, now: float, make: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
-        """The kept answer if it is young enough, else a new one, which one caller makes.
-
-        `now` is in seconds of a monotonic clock. If the caller that makes it is cancelled or fails,
-        the next one makes it.
-        """
-        async with self._locks.setdefault(about, asyncio.Lock()):
-            made = self._made.get(about)
-            if made is None or now - made[0] >= self._seconds:
-                made = self._made[about] = now, await make()
-            self._made.move_to_end(about)
-            while len(self._made) > self._max_kept:
-                self._made.popitem(last=False)
-            return made[1]

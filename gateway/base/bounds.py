@@ -86,8 +86,6 @@ class Tuning(RequestBounds):
     one. One that refuses connections is down at once."""
     routing_index_bytes: Count = 256 * MEBIBYTE
     """Memory for what engines hold, of all engines together."""
-    routing_events: bool = True
-    """Whether routing follows the engines' events. Otherwise it learns from their answers alone."""
     routing_fade_seconds: Seconds = 600.0
     """The time constant with which load fades. The weights are those of `routing/router.py`."""
     routing_host_cost: Annotated[float, Field(ge=0, le=1)] = 0.1

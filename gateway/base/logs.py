@@ -66,6 +66,16 @@ def configure(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+    def name_part(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["part"] = event["_record"].name
+        return event
+
+    def says_more(record: logging.LogRecord) -> bool:
+        """Whether it is no line of a stream that a stop cuts off. Another line tells how many."""
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, asyncio.CancelledError)
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -73,25 +83,12 @@ def configure(level: str) -> None:
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.JSONRenderer(),
             ],
-            foreign_pre_chain=[_add_request_id, _name_part, *_STAMP],
+            foreign_pre_chain=[_add_request_id, name_part, *_STAMP],
         )
     )
     least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
     logging.basicConfig(handlers=[handler], level=least, force=True)
-    logging.getLogger("uvicorn.error").addFilter(_says_more)
-
-
-def _says_more(record: logging.LogRecord) -> bool:
-    """Drop the line of each stream that a stop cuts off. Another line gives their number."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, asyncio.CancelledError)
-
-
-def _name_part(
-    _logger: object, _method: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
-    event["part"] = event["_record"].name
-    return event
+    logging.getLogger("uvicorn.error").addFilter(says_more)
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -52,8 +52,6 @@ engine_draining | engine | 1 while it gets no new turns
 engine_names | engine | Prefixes that routing knows to be held there
 waiting_turns | | Turns that wait at the gateway for an engine with room
 waiting_tokens | | What those may use, in tokens by estimate
-bounded_workspaces | | Workspaces with fewer turns at a time, since their clients left before first
-    tokens
 journal_backlog | | Turns in the journal that are not in the ledger yet
 journal_bytes | | Room that the journal's turns take; new ones are refused at the bound
 journal_max_bytes | | The journal's bound

@@ -12,31 +12,17 @@ CLIENT_LEFT = "client_disconnect"
 
 
 class TurnRecord(InputUsage, kw_only=True):
-    """One turn. The record is written at the opening and again at the close.
-
-    `outcome` is a finish reason of the engine, or why there is none. Token counts of a turn that
-    never started are 0. A client that left early is the exception: see `take_prefill`. Money is in
-    nano-dollars and None where the model has no price.
-
-    `fingerprint` is packed (`prompt/fingerprint.py`). `num_removed` counts the nonces that were
-    left out of the prompt. `prefix` is the name (16 hex digits, keyed by scope) of the deepest
-    prefix that the client marked, `prefix_ttl` its TTL.
-
-    `stop_reason` is the engine's reason for stopping. It can differ from the outcome: a client that
-    left has the outcome `cancelled`. `queue_seconds`, `prefill_seconds` and `decode_seconds` come
-    from the engine; None where it did not send them.
-
-    `attempt` numbers the engines that the turn was sent to, from 1; `engine` is the last one.
-    `available_tokens` of the prompt were held by the engine that held most, `captured_tokens` by
-    the chosen engine, as far as the gateway knew; None where the turn never started.
-
-    `http_request_id` is the id in the response's `request-id` header, `user_agent` the client's
-    name for itself. `name` is the `name` in the request's metadata. `status` is the response's HTTP
-    status, None where none was sent. `error` is the message of the error that ended the turn.
-
-    `first_leg` is what another engine told of the prompt that it prefilled for this turn's engine:
-    its classes are the turn's. The ledger's row has the counts of both, and the engine that
-    answered. `is_first_leg`: this attempt is such a prefill. A client that leaves then pays it.
+    """One turn, written at the opening and again at the close. `outcome` is a finish reason of the
+    engine, or why there is none. Counts of a turn that never started are 0, but see `take_prefill`.
+    Money is in nano-dollars, None without a price. `fingerprint` is packed; `num_removed` counts
+    nonces that were left out. `prefix` (16 hex digits, keyed by scope) names the deepest prefix
+    that the client marked. `stop_reason` is the engine's, also where a client left. Its
+    `queue_seconds`, `prefill_seconds` and `decode_seconds` are None where it told none. `attempt`
+    numbers the engines that the turn was sent to; `engine` is the last. `available_tokens` were
+    held by the engine that held most, `captured_tokens` by the chosen one; None where the turn
+    never started. `status` None: no response was sent. `first_leg` is what another engine told of
+    the prompt that it prefilled for this one: its classes are the turn's. `is_first_leg`: this
+    attempt is such a prefill, which a client that leaves pays.
 
     A new field must have a default, because a journal may hold records of an earlier version.
     """

@@ -1,9 +1,8 @@
 """Runs the loops that live as long as the process, and restarts a loop that raised an exception.
 
-A loop handles the errors that it expects. Any other exception is logged with its traceback and
-counted. Then the loop is started again, after a pause that doubles each time. A loop is *failing*
-from its third end in a row on, and also while it has been down for longer than DOWN_SECONDS. It is
-well again after it has run for STEADY_SECONDS.
+An unexpected exception is logged with its traceback and counted, and the loop is started again
+after a pause that doubles each time. A loop is *failing* from its third end in a row on, and while
+it has been down for DOWN_SECONDS. It is well again after it has run for STEADY_SECONDS.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ from gateway.cli.arguments import (
 from gateway.cli.upkeep import run_in_ledger
 from gateway.ledger.access import AUTO_CACHE, DEFAULT_WORKSPACE, Keys, Workspaces, new_key
 from gateway.ledger.database import Ledger
-from gateway.prices.money import NanoDollars, dollars
+from gateway.prices.price import NanoDollars, dollars
 
 _DAY_SECONDS = 86_400.0
 _LIMITS = Workspace.__struct_fields__[4:]

@@ -1,9 +1,7 @@
 """python -m gateway recover: settles the turns of a gateway that will not come back.
 
-With its journal (the volume is there, or was moved here): its open turns are closed with the
-engines' counts, and all its turns go into the ledger, as at its own next start. Without the
-journal: the engines still have the counts that were not acknowledged. They become rows with the
-workspace and the tokens, but without the key and the exact time.
+With its journal: as its own next start. Without: the engines still have the counts that were not
+acknowledged, which become rows without the key and the exact time.
 """
 
 import argparse
@@ -25,8 +23,7 @@ from gateway.base.record import TurnRecord, turn_of
 from gateway.base.settings import Settings, load
 from gateway.base.supervisor import Supervisor
 from gateway.cli.arguments import Commands
-from gateway.journal.charge import Billing
-from gateway.journal.drain import Drain
+from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal, has_journal
 from gateway.ledger.access import Keys
@@ -172,7 +169,7 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
         supervisor = Supervisor(Clock().monotonic, Metrics().count_loop_end)
         fleet = Fleet(
             settings.engines,
-            lambda name, url: Engine(name, url, secret, http, learns=True),
+            lambda name, url: Engine(name, url, secret, http),
             supervisor,
         )
         await fleet.start()

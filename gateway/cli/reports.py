@@ -27,17 +27,17 @@ from gateway.cli.upkeep import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import observed
-from gateway.planning.asked import (
+from gateway.planning.process import Planners
+from gateway.planning.traffic import (
     DEFAULT_MIN_TOKENS,
     DTYPES,
     MAX_TRACE_CHARACTERS,
+    Job,
     MadeTraffic,
     PlanRequest,
     family_names,
 )
-from gateway.planning.asked import MAX_TURNS as MAX_PLAN_TURNS
-from gateway.planning.process import Planners
-from gateway.planning.traffic import Job
+from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.prices.files import SHIPPED, load_prices
 from gateway.prices.price import PriceSheets
 

@@ -33,8 +33,7 @@ from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.upkeep import EXPORT_SECONDS, problems, rebuild, retain, turn_lines, usage_lines
 from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
-from gateway.prices.money import per_million
-from gateway.prices.price import PriceSheets
+from gateway.prices.price import PriceSheets, per_million
 
 Result = TypeVar("Result")
 _STEPS = {"hours": 3600, "days": 86_400}

@@ -1,12 +1,9 @@
 """What reading a body needs in every dialect: its bounds, its fields, the vendor's tools.
 
 A decoder makes an object of each JSON value in one call that nothing can interrupt, so the number
-is bounded in front of it. An object of very many keys is slow to make and to read, so the number of
-its keys is bounded too. A short piece of the body is looked at in each call, so other threads go
-on.
-
-An answer that is gathered is short, but with the log probabilities of its tokens it is a thousand
-times as long, and all of them are in memory until it is whole: its tokens are bounded too.
+of values, and of one object's keys, is bounded in front of it, a short piece of the body at a time.
+A gathered answer with log probabilities is a thousand times as long and in memory until it is
+whole: its tokens are bounded too.
 """
 
 import re

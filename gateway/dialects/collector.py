@@ -56,17 +56,13 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
-    """Clients that don't know it ignore it.
-
-    `computed_tokens` of the prompt went through the model, `automatic_tokens` were reused from
-    memory without being billed as a read. `written_tokens` are billed as writes; it is sent where
-    the dialect's own usage can't say so. `miss_reason` None: read in full, or the prefix grew.
-    `ignored` is there if a field of the request was not done, `auto_cache` if breakpoints are the
-    server's own. `folded` are the paths of system messages that the model's chat template can't
-    take where they stand: the engine told them in the user's turn beside it. `read_tier` is the
-    lowest tier that the read came from, there with a read; `bring_back_seconds` are those until all
-    of it was on the device, there where it was not.
-    """
+    """Clients that don't know it ignore it. `computed_tokens` of the prompt went through the model,
+    `automatic_tokens` were reused from memory without being billed as a read, `written_tokens` are
+    billed as writes (sent where the dialect's own usage can't say so). `miss_reason` None: read in
+    full, or the prefix grew. `ignored` are fields of the request that were not done; `auto_cache`
+    is there if breakpoints are the server's own. `folded` are the paths of system messages that the
+    engine told in the user's turn beside them. `read_tier` is the lowest tier that the read came
+    from, `bring_back_seconds` those until all of it was on the device."""
 
     engine: str
     automatic_tokens: int

@@ -105,13 +105,10 @@ def _parts_of(hint: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One dialect's table.
-
-    `silent` fields change nothing, `told` ones are left out with a reason, `refused` ones may only
-    have a value of those listed. These are in the body and not in the request's type. `undone` are
-    fields of the type, by path, that only ask for better: the reason, then the values that ask for
-    nothing.
-    """
+    """One dialect's table. `silent` fields change nothing, `told` ones are left out with a reason,
+    `refused` ones may only have a value of those listed: these are in the body and not in the
+    request's type. `undone` are fields of the type, by path, that only ask for better: the reason,
+    then the values that ask for nothing."""
 
     style: Style
     rules: Rules

@@ -3,14 +3,10 @@
 Tools come first, then the system prompt, then the messages in order. Each content part, call and
 result is one segment. Neighbours of one role are merged. What no model reads has a placeholder.
 
-Coding agents put a billing line of their own into the system prompt, first of all:
-
-    x-anthropic-billing-header: cc_version=2.1.278.abc; cc_entrypoint=cli; cch=36ee5;
-
-`cch` changes with every request, the version's suffix with every session, other fields with every
-prompt (seen in public at github.com/anthropics/claude-code, issues 24168 and 68900), so the line
-would end every prefix. It is left out where a system block is that line and nothing else, and where
-the first system text begins with it and a line break. No other text, message or tool is touched.
+Coding agents put a billing line of their own (`x-anthropic-billing-header: …`) into the system
+prompt, first of all. Its fields change with every request (github.com/anthropics/claude-code,
+issues 24168 and 68900), so it would end every prefix. It is left out where a system block is that
+line and nothing else, and where the first system text begins with it and a line break.
 """
 
 import re

@@ -25,7 +25,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from pydantic import SecretStr
 
 from gateway.admission.keyring import KeyRing
-from gateway.admission.reading import ReadKind
+from gateway.admission.rates import ReadKind
 from gateway.base.errors import (
     AdminKeyServesNoTurns,
     Forbidden,

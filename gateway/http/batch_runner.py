@@ -1,13 +1,10 @@
 """Runs batches of messages behind all interactive turns, the rows of one prefix together.
 
-A gateway owns a batch for some seconds at a time, so another takes it over when this one is gone.
-Rows whose result is not kept yet then run again; their first turn is in the ledger all the same.
-The first row of a prefix runs alone: it writes what the others read.
-
-A gateway works on WORKING batches of a workspace at one time; the others stay free for other
-gateways. Of each workspace it brings as many rows to the queue (`admission/permit.py`) as it may
-have at engines in all. They are let in when engines have idle room, and workspaces take turns
-there. A row that is refused for now keeps no place while it waits to be tried again.
+A gateway owns a batch for some seconds at a time, so another takes it over when this one is gone;
+rows whose result is not kept yet then run again. The first row of a prefix runs alone: it writes
+what the others read. A gateway works on WORKING batches of a workspace at one time, and brings as
+many rows to the queue (`admission/permit.py`) as it may have at engines in all. A row that is
+refused for now keeps no place while it waits to be tried again.
 """
 
 import asyncio
@@ -48,8 +45,7 @@ from gateway.dialects.errors import anthropic_error
 from gateway.http.model_calls import whole_message
 from gateway.http.services import Services
 from gateway.ledger.stored import Batch, BatchItem, Result
-from gateway.prompt.ask import Ask, Principal, TurnId
-from gateway.prompt.origin import Origin
+from gateway.prompt.ask import Ask, Origin, Principal, TurnId
 from gateway.turn.turn import TurnService
 
 ROW_BYTES, BATCH_BYTES = 512, 16_384

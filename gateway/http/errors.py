@@ -37,8 +37,7 @@ from gateway.dialects.anthropic.response import limit_headers as anthropic_limit
 from gateway.dialects.errors import body_of, status_of
 from gateway.dialects.openai.response import limit_headers as openai_limits
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path, header_of
-from gateway.prompt.ask import Principal
-from gateway.prompt.origin import Origin, agent_of
+from gateway.prompt.ask import Origin, Principal, agent_of
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
     error.status: error for error in (Unauthenticated, Forbidden, TooLarge, UnsupportedMedia)

@@ -1,5 +1,6 @@
 """What handlers may use: built once by the composition root, the same for every request."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,11 +8,9 @@ from typing import Any
 import litestar
 
 from gateway.admission.keyring import KeyRing
-from gateway.admission.rates import Counting
-from gateway.admission.reading import ReadKind, ReadLimit
+from gateway.admission.rates import Counting, ReadKind, ReadLimit
 from gateway.admission.shared import SharedLimits
 from gateway.admission.workers import Workers
-from gateway.base.background import Kept
 from gateway.base.bounds import Tuning
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
@@ -32,9 +31,6 @@ from gateway.routing.fleet import Fleet
 from gateway.turn.sweep import Sweep
 from gateway.turn.turn import TurnService
 
-SUMMARY_SECONDS = 600.0
-"""How long a summary of advice is kept: it is of a week."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
@@ -53,7 +49,8 @@ class Services:
     ledger: Identity
     reads: Mapping[ReadKind, ReadLimit]
     planners: Planners
-    summaries: Kept[Any] = field(default_factory=lambda: Kept(SUMMARY_SECONDS))
+    summaries: dict[str | None, tuple[float, Any]] = field(default_factory=dict)
+    summarizing: asyncio.Lock = field(default_factory=asyncio.Lock)
     clock: Clock
     workers: Workers
     counting: Counting

@@ -1,18 +1,14 @@
 """Closes turns that ended without their last frame, from the engine's own final counts.
 
-There are two kinds: turns whose client or engine went away, and turns that a killed gateway left
-open in its journal. An engine keeps every request's final counts until they are acknowledged. A
-turn that no engine knows after some time is closed with the counts known so far.
-
-A turn that moved to another engine leaves a request at the first one. That request is cancelled and
-its counts are acknowledged, but nobody is charged for them.
+These are turns whose client or engine went away, and turns that a killed gateway left open in its
+journal. An engine keeps final counts until they are acknowledged; a turn that no engine knows after
+some time is closed with the counts known so far. A request that a turn left behind when it moved to
+another engine is cancelled and acknowledged, and nobody pays for it.
 
 Counts of a turn that the journal does not have are acknowledged only if the ledger has the turn. If
-neither has it, the journal or the ledger was damaged or restored from an older copy. Then the turn
-is set aside by name, and the engine keeps its counts. `recover --instance` makes rows of them and
-acknowledges them. Until then they stay in the engine, which keeps a bounded number and drops the
-oldest. A damaged journal goes on under a new instance, so the counts of its former instances are
-looked at too.
+neither has it, one of them was damaged or restored: the turn is set aside by name, and the engine
+keeps its counts, a bounded number, until `recover --instance` makes rows of them. A damaged journal
+goes on under a new instance, so the counts of its former instances are looked at too.
 """
 
 import asyncio
@@ -173,8 +169,17 @@ class Reconciler:
                 await self._match(engine, counts)
                 done = await self._close_retired(engine, counts)
                 if is_sweep:
-                    left = [each for each in counts if each.request_id not in done]
-                    await self._sweep(engine, left)
+                    own = tuple(f"msg_{each}" for each in self._journal.instances)
+                    mine = [
+                        final
+                        for final in counts
+                        if final.request_id not in done and final.request_id.startswith(own)
+                    ]
+                    try:
+                        for start in range(0, len(mine), _SWEEP_COUNTS):
+                            await self._sweep(engine, mine[start : start + _SWEEP_COUNTS])
+                    except LedgerUnavailable as error:
+                        self._log.warning("sweep_waits", engine=engine.name, error=str(error))
             await self._give_up(heard)
 
     async def finish(self, deadline_seconds: float) -> None:
@@ -265,33 +270,24 @@ class Reconciler:
 
         Raises what the journal raised for one of them once all of its group have ended.
         """
+
+        async def close_one(leftover: _Leftover) -> None:
+            if not leftover.is_charged:
+                self._charge(leftover.record)
+                leftover.is_charged = True
+            await self._journal.close(leftover.record)
+            self._pending.pop(leftover.record.id, None)
+            self._metrics.count("reconciled_turns", result)
+
         waiting = list(leftovers)
         for start in range(0, len(waiting), _CLOSED_TOGETHER):
             group = waiting[start : start + _CLOSED_TOGETHER]
-            closing = (self._close_one(leftover, result) for leftover in group)
+            closing = map(close_one, group)
             for failure in await asyncio.gather(*closing, return_exceptions=True):
                 if failure is not None:
                     raise failure
 
-    async def _close_one(self, leftover: _Leftover, result: str) -> None:
-        if not leftover.is_charged:
-            self._charge(leftover.record)
-            leftover.is_charged = True
-        await self._journal.close(leftover.record)
-        self._pending.pop(leftover.record.id, None)
-        self._metrics.count("reconciled_turns", result)
-
-    async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
-        own = tuple(f"msg_{each}" for each in self._journal.instances)
-        mine = [final for final in counts if final.request_id.startswith(own)]
-        for start in range(0, len(mine), _SWEEP_COUNTS):
-            try:
-                await self._sweep_some(engine, mine[start : start + _SWEEP_COUNTS])
-            except LedgerUnavailable as error:
-                self._log.warning("sweep_waits", engine=engine.name, error=str(error))
-                return
-
-    async def _sweep_some(self, engine: Witness, mine: list[FinalCounts]) -> None:
+    async def _sweep(self, engine: Witness, mine: list[FinalCounts]) -> None:
         """Acknowledge our turns that are in the ledger, and set the others aside by name.
 
         The journal is asked first. The drain inserts a turn before the

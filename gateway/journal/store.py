@@ -1,14 +1,12 @@
 """The journal: this gateway's durable record of turns, until the ledger has them.
 
-One SQLite file (WAL, `synchronous=FULL`) with a row for each turn, which one thread writes. The
-sync is most of what a turn costs here, so turns share commits: the thread takes what has gathered
-whenever it is free. A commit that returned survives `kill -9` and the loss of power.
-
-A damaged file is found at the start (`PRAGMA quick_check`) or when it is read. It is kept aside
-whole, in a folder `damaged-TIME`; what can be read of it comes into a new file, and the journal
-goes on under a new instance. The reconciler looks for turns that could not be read in the engines'
-unacknowledged counts, which begin with the former instances. A single record that is broken is set
-aside with its bytes.
+One SQLite file (WAL, `synchronous=FULL`) with a row for each turn, which one thread writes. Turns
+share commits: the thread takes what has gathered whenever it is free. A commit that returned
+survives `kill -9` and the loss of power. A damaged file is found at the start (`PRAGMA
+quick_check`) or when it is read, and is kept aside whole, in a folder `damaged-TIME`; what can be
+read of it comes into a new file, and the journal goes on under a new instance. The reconciler looks
+for turns that could not be read in the engines' unacknowledged counts, which begin with the former
+instances. A single record that is broken is set aside with its bytes.
 """
 
 import asyncio
@@ -194,13 +192,10 @@ class _Job:
 
 
 class Journal:
-    """Opens and closes turns durably.
-
-    `start` opens the file. Every method that awaits raises JournalUnavailable, after 5 s at most.
-    `instance` (8 hex digits) is this journal's own id, with which its turns' ids begin, and
-    `instances` are also those that it had before each damage. `damaged` names the folders in which
-    damaged files are kept. Numbers are of the last commit.
-    """
+    """Opens and closes turns durably. `start` opens the file. Every method that awaits raises
+    JournalUnavailable, after 5 s at most. `instance` (8 hex digits) is this journal's own id, with
+    which its turns' ids begin, and `instances` are also those that it had before each damage.
+    `damaged` names the folders in which damaged files are kept. Numbers are of the last commit."""
 
     def __init__(
         self,
@@ -374,7 +369,12 @@ class Journal:
             self._guard("journal", self._round)
 
     def _round(self) -> None:
-        jobs = self._take()
+        """Commit what has gathered. While a commit must be tried again the wait has a limit."""
+        jobs: list[_Job | None] = []
+        with suppress(Empty):
+            jobs.append(self._jobs.get(timeout=_RETRY_SECONDS if self._is_failing else None))
+            while len(jobs) < _GROUP:
+                jobs.append(self._jobs.get_nowait())
         self._has_stopped = None in jobs
         work = self._unfinished + [job for job in jobs if job is not None]
         error: Exception | None = sqlite3.OperationalError("the journal's round failed")
@@ -386,15 +386,6 @@ class Journal:
             if error is not None:
                 failed = [job.future for job in work if not job.must]
                 self._tell(failed, [error] * len(failed))
-
-    def _take(self) -> list[_Job | None]:
-        """Wait for work and take all of it. While a commit must be tried the wait has a limit."""
-        jobs: list[_Job | None] = []
-        with suppress(Empty):
-            jobs.append(self._jobs.get(timeout=_RETRY_SECONDS if self._is_failing else None))
-            while len(jobs) < _GROUP:
-                jobs.append(self._jobs.get_nowait())
-        return jobs
 
     def _attempt(self, jobs: list[_Job]) -> Exception | None:
         """Commit jobs together, all or none; tell their callers if it worked."""
@@ -455,7 +446,9 @@ class Journal:
 
     def _open(self) -> Table:
         """Open the file, or a new one in place of a damaged one. Raise sqlite3.Error or OSError."""
-        told = _read_instances(self._directory)
+        path = self._directory / _INSTANCES  # the present one stands last
+        content = path.read_text("ascii", "replace") if path.exists() else ""
+        told = [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
         is_hurt = bool(told) and not (self._directory / _FILE).exists()
         try:
             table = _open_file(self._directory)
@@ -481,7 +474,13 @@ class Journal:
             ids = (row[0] for row in table.db.execute("SELECT id FROM turns"))
             made_by = {found[1] for found in map(_MADE_BY.match, ids) if found is not None}
             self.instances = (*told, *sorted(made_by - {*told}), secrets.token_hex(4))
-            _write_instances(self._directory, self.instances)
+            path = self._directory / "instances.new"
+            with path.open("w") as file:
+                file.write("".join(f"{each}\n" for each in self.instances))
+                file.flush()
+                os.fsync(file.fileno())
+            path.rename(self._directory / _INSTANCES)
+            _sync(self._directory)
         self.instance = self.instances[-1]
         if is_hurt and not unread:
             self._log.error("journal_damaged", file=_FILE, error="it is gone")
@@ -582,23 +581,6 @@ def _commit(db: sqlite3.Connection) -> None:
 def _is_damage(error: Exception) -> bool:
     code = int(getattr(error, "sqlite_errorcode", 0))  # an error of Python's own has none
     return code & _PRIMARY in _DAMAGES or code in _UNREADABLE
-
-
-def _read_instances(directory: Path) -> list[str]:
-    """The journal's instances, the present one last. They are kept beside the file."""
-    path = directory / _INSTANCES
-    content = path.read_text("ascii", "replace") if path.exists() else ""
-    return [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
-
-
-def _write_instances(directory: Path, instances: Sequence[str]) -> None:
-    path = directory / "instances.new"
-    with path.open("w") as file:
-        file.write("".join(f"{each}\n" for each in instances))
-        file.flush()
-        os.fsync(file.fileno())
-    path.rename(directory / _INSTANCES)
-    _sync(directory)
 
 
 def _sync(directory: Path) -> None:

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, bindparam, func, insert, not_, or_, select, tuple_, update
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, KeyScope, Workspace
@@ -22,7 +23,7 @@ from gateway.base.errors import InvalidRequest, NotFound
 from gateway.ledger import identity
 from gateway.ledger.database import Ledger
 from gateway.ledger.rollups import DAY_SECONDS
-from gateway.ledger.schema import ApiKeyRow, TurnRollupRow, WorkspaceRow
+from gateway.ledger.schema import ApiKeyRow, SharedLimitsRow, TurnRollupRow, WorkspaceRow
 
 # Ids go into response headers and file names of exports.
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
@@ -49,8 +50,10 @@ class Workspaces:
 
         Raise InvalidRequest if the id is taken, or if the id or the name is not valid.
         """
-        _check_id(workspace)
-        _check_names(values)
+        if not re.match(ID_PATTERN, workspace):
+            raise InvalidRequest(f"id: {IN_WORDS[ID_PATTERN]}")
+        if "display_name" in values:
+            check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
         async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is not None:
                 raise InvalidRequest(f"id: there is a workspace `{workspace}` already")
@@ -63,7 +66,8 @@ class Workspaces:
 
         Raise NotFound where there is no such workspace, InvalidRequest if its name is not valid.
         """
-        _check_names(values)
+        if "display_name" in values:
+            check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
         async with _changing(self._ledger) as connection:
             await _get(connection, workspace)
             if values:
@@ -107,22 +111,12 @@ class Workspaces:
         return {name: found.get(name, 0) for name in workspaces}
 
 
-def _check_id(workspace: str, field: str = "id") -> None:
-    if not re.match(ID_PATTERN, workspace):
-        raise InvalidRequest(f"{field}: {IN_WORDS[ID_PATTERN]}")
-
-
 def check_name(field: str, name: str, most: int) -> None:
     """Raise InvalidRequest where a name for people is not valid; `most` are characters."""
     if not 1 <= len(name) <= most:
         raise InvalidRequest(f"{field}: must have 1 to {most} characters")
     if not re.match(NAME_PATTERN, name):
         raise InvalidRequest(f"{field}: {IN_WORDS[NAME_PATTERN]}")
-
-
-def _check_names(values: Mapping[str, Any]) -> None:
-    if "display_name" in values:
-        check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
 
 
 @asynccontextmanager
@@ -238,7 +232,8 @@ class Keys:
         check_name("name", name, MAX_KEY_NAME)
         async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is None:
-                _check_id(workspace, "workspace")
+                if not re.match(ID_PATTERN, workspace):
+                    raise InvalidRequest(f"workspace: {IN_WORDS[ID_PATTERN]}")
                 made = insert(WorkspaceRow).values(id=workspace, created_at=now)
                 await connection.execute(made)
             known = _first(await _select(connection, ApiKeyRow.digest == digest_of(key)))
@@ -250,13 +245,9 @@ class Keys:
     async def rotate(
         self, key_id: str, key: str, now: datetime, grace_seconds: float | None
     ) -> ApiKey:
-        """Store `key` as the successor of a working key.
-
-        The old key ends after the grace; None means when it is revoked. The new key gets the old
-        key's expiry.
-
-        Raise NotFound, or InvalidRequest if the old key was replaced before.
-        """
+        """Store `key` as the successor of a working key, with its expiry. The old key ends after
+        the grace; None means when it is revoked. Raise NotFound, or InvalidRequest if the old key
+        was replaced."""
         async with _changing(self._ledger) as connection:
             old = _first(await _select(connection, ApiKeyRow.id == key_id))
             if old is None or not old.works(now):
@@ -409,3 +400,58 @@ async def _select(
 
 def _first(found: list[ApiKey]) -> ApiKey | None:
     return found[0] if found else None
+
+
+_SECONDS = 1.0
+# A gateway that is frozen in an exchange holds its locks no longer than two seconds.
+_FROZEN = select(func.set_config("idle_in_transaction_session_timeout", "2000", True))
+_ROW = SharedLimitsRow.__table__
+_CHANGE = (
+    update(SharedLimitsRow)
+    .where(SharedLimitsRow.workspace_id == bindparam("name"))
+    .values(state=bindparam("text"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The states of workspaces by id, locked. What is there at the end is written.
+
+    `now` is the clock that all gateways read, in seconds.
+    """
+
+    now: float
+    states: dict[str, str]
+
+
+class SharedLimitsTable:
+    def __init__(self, ledger: Ledger) -> None:
+        """`ledger` is on PostgreSQL: SQLite serves one gateway."""
+        self._ledger = ledger
+
+    @asynccontextmanager
+    async def exchange(self, workspaces: Sequence[str]) -> AsyncIterator[Exchange]:
+        """Lock the rows in the order of their ids, so that gateways never wait in a circle.
+
+        Raise LedgerUnavailable and its like, at the latest after a second.
+        """
+        async with self._ledger.transaction(_SECONDS) as connection:
+            await connection.execute(_FROZEN)
+            if workspaces:
+                new = [{"workspace_id": name, "state": ""} for name in workspaces]
+                await connection.execute(
+                    postgresql.insert(SharedLimitsRow).on_conflict_do_nothing(), new
+                )
+            locked = (
+                select(_ROW.c.workspace_id, _ROW.c.state)
+                .where(_ROW.c.workspace_id.in_(workspaces))
+                .order_by(_ROW.c.workspace_id)
+                .with_for_update()
+            )
+            found = (await connection.execute(locked)).all()
+            now = await connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
+            page = Exchange(float(now or 0), {name: state for name, state in found})
+            yield page
+            if page.states:
+                changed = [{"name": name, "text": text} for name, text in page.states.items()]
+                await connection.execute(_CHANGE, changed)

@@ -1,9 +1,8 @@
 """Makes all connections to the database. Every wait on the database has a deadline.
 
-A frozen server is the hard case. Its kernel still acknowledges what is sent, so no timeout of TCP
-helps. psycopg answers a cancelled wait by asking the same server to cancel, for ten seconds. So at
-the deadline the connection's socket is shut down. The driver sees a broken connection at once, and
-neither the wait nor the clean-up can last longer.
+The kernel of a frozen server still acknowledges what is sent, and psycopg answers a cancelled wait
+by asking the same server to cancel, for ten seconds. So at the deadline the connection's socket is
+shut down: the driver sees a broken connection at once.
 """
 
 import asyncio
@@ -140,7 +139,9 @@ class Ledger:
                 async with self._in_order(connection, seconds):
                     yield connection
                     await connection.commit()
-            await self._release(connection)
+            # A cancelled caller does not stop this: a return that is cancelled half-way would leave
+            # a connection in an unknown state.
+            await asyncio.wait({self._later(connection.close())}, timeout=_CLOSE_SECONDS)
         except TimeoutError:
             raise LedgerUnavailable from None
         except (SQLAlchemyError, OSError) as error:
@@ -206,35 +207,20 @@ class Ledger:
             if not is_in_order:
                 self._later(_throw_away(connection))
 
-    async def _release(self, connection: AsyncConnection) -> None:
-        """Give the connection back.
-
-        A cancelled caller does not stop this: a return that is cancelled half-way would leave a
-        connection in an unknown state.
-        """
-        await asyncio.wait({self._later(connection.close())}, timeout=_CLOSE_SECONDS)
-
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run in the background, since SQLite's thread may be busy waiting for a lock."""
         task = asyncio.create_task(work, name="give a connection back")
         self._discarding.add(task)
-        task.add_done_callback(self._discarded)
+        task.add_done_callback(self._discarding.discard)
+        # It was broken: nobody needs to hear of it again.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
-    def _discarded(self, task: asyncio.Task[None]) -> None:
-        self._discarding.discard(task)
-        if not task.cancelled():
-            task.exception()  # it was broken: nobody needs to hear of it again
-
     async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
-        """Insert closed turns and add them to the sums.
-
-        Turns that are already there change nothing.
-
-        Raises the errors of `transaction`. Raises SampleData if the database holds sample data;
-        then nothing was inserted. Raises LedgerReplaced if the rows went into another database than
-        earlier ones, or into a file that has lost its name; then the journal must keep the turns.
-        """
+        """Insert closed turns and add them to the sums; those that are there change nothing. Raise
+        the errors of `transaction`, SampleData where the database holds sample data (nothing was
+        inserted), and LedgerReplaced if the rows went into another database or a file that has lost
+        its name: then the journal must keep the turns."""
 
         def insert(connection: Connection) -> None:
             insert_closed(connection, records)
@@ -292,31 +278,19 @@ def _cut(driver_connection: Any) -> None:
 
 
 def _translated(error: Exception) -> GatewayError:
-    if _is_refusal(error):
+    """LedgerRefused for what the database would refuse again, such as a sum beyond 64 bits, and
+    LedgerNotMigrated where a table or a column is missing."""
+    cause = getattr(error, "orig", None)
+    is_overflow = isinstance(error, OperationalError) and "integer overflow" in str(cause)
+    is_unsent = isinstance(error, StatementError) and not isinstance(error, DBAPIError)
+    if is_overflow or is_unsent or isinstance(error, DataError):
         return LedgerRefused()
     if is_damage(error):
         return LedgerDamaged()
-    return LedgerNotMigrated() if _is_older(error) else LedgerUnavailable()
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the rows hold a value that the database would refuse again.
-
-    SQLite calls a sum that exceeds 64 bits an operational error.
-    """
-    if isinstance(error, OperationalError) and "integer overflow" in str(error.orig):
-        return True
-    return isinstance(error, DataError) or (
-        isinstance(error, StatementError) and not isinstance(error, DBAPIError)
-    )
-
-
-def _is_older(error: BaseException) -> bool:
-    """Whether a table or a column is missing, because the database was not migrated."""
-    cause = getattr(error, "orig", None)
+    is_older = getattr(cause, "sqlstate", None) in _UNDEFINED
     if isinstance(cause, sqlite3.OperationalError):
-        return str(cause).startswith(("no such table", "no such column"))
-    return getattr(cause, "sqlstate", None) in _UNDEFINED
+        is_older = str(cause).startswith(("no such table", "no such column"))
+    return LedgerNotMigrated() if is_older else LedgerUnavailable()
 
 
 @contextmanager
@@ -362,16 +336,13 @@ def make_engine(
             },
         )
     # SQLite in memory has one connection and no pool.
-    sizes = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 2} if _is_file(url) else {}
+    is_file = make_url(url).database not in (None, "", ":memory:")
+    sizes = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 2} if is_file else {}
     engine = create_async_engine(
         url, hide_parameters=True, connect_args={"timeout": statement_ms / 1000}, **sizes
     )
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
-
-
-def _is_file(url: str) -> bool:
-    return bool(make_url(url).database) and make_url(url).database != ":memory:"
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -382,12 +353,6 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
-
-
-_DRAIN_CONNECTIONS = 2
-_ACCESS_CONNECTIONS = 6
-_STORE_CONNECTIONS = 8
-_READ_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,14 +372,9 @@ def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:
     """Open all pools; the stack closes them."""
     identity = Identity()
 
-    def opened(pool_size: int, seconds: float = DEADLINE_SECONDS) -> Ledger:
-        ledger = Ledger(url, seconds, pool_size, identity)
+    def opened(pool_size: int) -> Ledger:
+        ledger = Ledger(url, DEADLINE_SECONDS, pool_size, identity)
         stack.push_async_callback(ledger.close)
         return ledger
 
-    return Ledgers(
-        drain=opened(_DRAIN_CONNECTIONS),
-        access=opened(_ACCESS_CONNECTIONS),
-        store=opened(_STORE_CONNECTIONS),
-        reads=opened(_READ_CONNECTIONS),
-    )
+    return Ledgers(drain=opened(2), access=opened(6), store=opened(8), reads=opened(8))

@@ -1,10 +1,9 @@
 """Numbers that tell of a database: how often its access has changed, whether it holds sample data,
 and its stamp, by which a gateway sees that it is still the database that it began with.
 
-Three things are compared. The *stamp* is a random number in the database, made at the first insert.
-For SQLite the path must lead to the open file, because rows in a deleted or replaced file are lost.
-The path of the write-ahead log must lead to the open log too. A difference is reported once and
-stays: the operator puts the file back or starts the gateway again.
+The *stamp* is a random number, made at the first insert. For SQLite the paths of the file and of
+its write-ahead log must lead to the open ones, because rows in a deleted or replaced file are lost.
+A difference stays until the operator puts the file back or starts the gateway again.
 """
 
 import os
@@ -81,9 +80,15 @@ class Identity:
     def watch(self, engine: Engine) -> None:
         """Check every connection that the pool makes."""
         if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
-            self._path = engine.url.database
-            event.listen(engine, "do_connect", self._before)
-            event.listen(engine, "connect", self._connected)
+            self._path = path = engine.url.database
+
+            def connected(_: Any, record: Any) -> None:
+                self._file = self._file or _file_id(path)
+                record.info["log"] = _file_id(f"{path}-wal")
+
+            # Before connecting: SQLite would make an empty file in place of a missing one.
+            event.listen(engine, "do_connect", lambda *_: self.check_file())
+            event.listen(engine, "connect", connected)
 
     @property
     def problem(self) -> str | None:
@@ -128,16 +133,6 @@ class Identity:
         return (
             self._file is not None and self._path is not None and _file_id(self._path) != self._file
         )
-
-    def _before(self, *_: Any) -> None:
-        """Check before connecting: SQLite would make an empty file in place of a missing one."""
-        if self._file is not None:
-            self.check_file()
-
-    def _connected(self, _connection: Any, record: Any) -> None:
-        assert self._path is not None
-        self._file = self._file or _file_id(self._path)
-        record.info["log"] = _file_id(f"{self._path}-wal")
 
 
 def is_damage(error: BaseException) -> bool:

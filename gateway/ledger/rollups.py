@@ -1,9 +1,8 @@
 """Closed turns and the sums over them: each turn is inserted, and added to the sums, exactly once.
 
-The drain's transaction that inserts turns also adds them to the sums. It adds only turns that it
-really inserted, so a repeated batch adds nothing. Every definition is one SQL expression over the
-turns. It is used for adding, for rebuilding, and for the parts of a range that no whole hour
-covers.
+The drain's transaction adds only turns that it really inserted, so a repeated batch adds nothing.
+Every definition is one SQL expression over the turns: for adding, for rebuilding, and for the parts
+of a range that no whole hour covers.
 """
 
 import json

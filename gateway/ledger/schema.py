@@ -187,13 +187,9 @@ class TurnRow(CacheColumns, Base):
 
 
 class TurnRollupRow(CacheColumns, Base):
-    """Sums over the turns of one interval, for each combination of the filters' values.
-
-    `start_ms` is a multiple of `width_seconds` since 1970 (an hour or a day, UTC). Empty strings
-    stand for "no engine" and "no price", since a primary key holds no null. `prompt_above` is the
-    highest of `PROMPT_BANDS` in `prices/price.py` that the prompts exceed. `rollups.py` defines
-    each sum, for this table and for the turns.
-    """
+    """Sums of turns that began in one interval, by dimension. `rollups.py` defines them and says
+    how they are kept. `engine` is empty for turns without one, `price` for turns without a
+    price."""
 
     __tablename__ = "turn_rollups"
 

@@ -1,10 +1,9 @@
 """Long work on the ledger, safe beside a gateway that serves: sums made anew, retention, a look for
 damage, and usage as CSV.
 
-A day's sums may take longer than a request may wait, so callers pass a ledger from `with_ledger`.
-
-Deleted turns remain in the sums. The *horizon* is the moment before which turns may be gone. Sums
-of earlier days are never rebuilt, and ranges that begin earlier take whole hours.
+Callers pass a ledger with long deadlines (`with_ledger`). Deleted turns remain in the sums. The
+*horizon* is the moment before which turns may be gone: sums of earlier days are never rebuilt, and
+ranges that begin earlier take whole hours.
 """
 
 import asyncio

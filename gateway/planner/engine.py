@@ -1,9 +1,8 @@
 """One simulated engine: the engine's own loop, scheduler and memory, under a virtual clock.
 
-A time model stands in for the computation. A token of the engine stands for one *unit* of the
-traffic. Units of one token and blocks of several units are what an engine does, to the token. Units
-of more tokens are for long traces: then an answer takes part in a step only once it has a whole
-unit more, and the steps between are counted and not made. Files are written and read at once.
+A time model stands in for the computation, and one *unit* of the traffic for a token. Units of one
+token are exact. Units of more tokens are for long traces: an answer takes part in a step only once
+it has a whole unit more, and the steps between are counted and not made.
 """
 
 import math
@@ -416,7 +415,10 @@ class SimulatedEngine:
 
     def _submit(self, request: PlannedRequest) -> None:
         units = request.units
-        if len(units) > max(self._cache.pool.num_blocks - SPARE_BLOCKS, 1) * self._block_size:
+        if (
+            len(units)
+            > max(self._cache.pool.num_blocks - SPARE_BLOCKS, 1) * self._cache.pool.block_size
+        ):
             self.num_refused += 1
             self._frames.append((request, None))
             return
@@ -447,10 +449,6 @@ class SimulatedEngine:
             submitted_at=request.at,
         )
         self._loop.submit(state, [_GREEDY])
-
-    @property
-    def _block_size(self) -> int:
-        return self._cache.pool.block_size
 
     def _hear(self, request: PlannedRequest, frame: Frame) -> None:
         if isinstance(frame, Started):

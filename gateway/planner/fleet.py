@@ -56,7 +56,6 @@ class SimulatedGateway:
         placement = place(sizes, self.candidates, self.weights, now)
         candidate = self.candidates[placement.chosen]
         candidate.load.assign(_turn(request), int(placement.offer.to_prefill), now)
-        candidate.holdings.touch(ends)
         candidate.holdings.expect(ends, now)
         return placement.chosen
 

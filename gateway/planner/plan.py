@@ -1,30 +1,89 @@
 """A whole plan: one pass for the exact curve, and the simulated fleets."""
 
+import gc
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.sharedctypes import Synchronized
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from gateway.admin.structs.advice import Change, KvFigures, LruPoint, Plan, Point
 from gateway.base.errors import InvalidRequest
-from gateway.planner import words
-from gateway.planner.distances import Distances, distances
-from gateway.planner.engine import Capacities, Costs
+from gateway.planner.engine import STEP_TOKENS, Capacities, Costs
 from gateway.planner.fleet import SimulatedGateway, Simulation, Tell
-from gateway.planner.parallel import points_of
 from gateway.planner.requests import (
     BLOCK_TOKENS,
     PlannedRequest,
     Requests,
+    distances,
     exact_unit_for,
     unit_for,
 )
 from gateway.planner.sizes import GIB, Sizes, sizes_of
-from gateway.planning.asked import MAX_ENGINES
-from gateway.planning.traffic import Job, Turn, made_up, of_trace, total_tokens
+from gateway.planning.traffic import MAX_ENGINES, Job, Turn, made_up, of_trace, total_tokens
+
+MAX_PROCESSES = 2
+Work = Callable[[int, Callable[[int], None]], Point]
+
+
+def points_of(num: int, work: Work, tell: Callable[[int], None]) -> list[Point]:
+    """`work(number, tell)` of each number, two at a time. `tell` hears of turns that are done.
+
+    The processes are forks, so that the traffic is not copied.
+    """
+    context = multiprocessing.get_context("fork")
+    processes = min(MAX_PROCESSES, os.cpu_count() or 1, num)
+    taken = context.Value("i", 0)
+    readers = []
+    gc.freeze()
+    for _ in range(processes):
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(num, work, taken, writer), daemon=True)
+        process.start()
+        writer.close()
+        readers.append(reader)
+    found = _gather(readers, tell)
+    if len(found) < num:
+        raise RuntimeError("a process of the simulation has ended early")
+    return [found[number] for number in range(num)]
+
+
+def _gather(readers: Sequence[Connection], tell: Callable[[int], None]) -> dict[int, Point]:
+    found, left = {}, list(readers)
+    while left:
+        for ready in wait(left):
+            assert isinstance(ready, Connection)
+            try:
+                number, told = ready.recv()
+            except EOFError:
+                left.remove(ready)
+                continue
+            if number is None:
+                tell(told)
+            else:
+                found[number] = msgspec.msgpack.decode(told, type=Point)
+    return found
+
+
+def _serve(num: int, work: Work, taken: "Synchronized[int]", writer: Connection) -> None:
+    # Nothing of a simulation is garbage before its end, but collecting looks at all of it.
+    gc.disable()
+    while True:
+        with taken.get_lock():
+            number = taken.value
+            taken.value += 1
+        if number >= num:
+            return
+        point = work(number, lambda count: writer.send((None, count)))
+        writer.send((number, msgspec.msgpack.encode(point)))
+        gc.collect()
+
 
 KNEE_SHARE = 0.95
 SCOPE_LEASE_SHARE = 0.5
@@ -38,19 +97,35 @@ _LRU_WORK = 0.15
 """The part of the work that the exact curve is, roughly."""
 _INT8_SCALES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 TellShare = Callable[[float], None]
+Kind = Literal["engine", "disk", "int8", "memory"]
+_WHAT: dict[Kind, str] = {
+    "engine": "One more engine",
+    "memory": "Twice the memory for keys and values",
+    "disk": "One more terabyte of disk on each engine",
+    "int8": "Keys and values in int8",
+}
 
 
 def plan(job: Job, tell: TellShare) -> Plan:
     """Raise InvalidRequest with the field that is wrong. `tell` hears the share that is done."""
     began = time.monotonic()
-    asked, sizes = job.asked, sizes_of(job.asked)
-    turns = _turns_of(job)
+    asked, sizes, turns = job.asked, sizes_of(job.asked), job.turns
+    if asked.trace is not None:
+        turns = of_trace(asked.trace.splitlines())
+    elif asked.made is not None:
+        turns = made_up(asked.made)
+    if not turns:
+        raise InvalidRequest(
+            "since_ms: no request of this range had an answer: there is no traffic to plan for"
+        )
     tell(0.0)
     unit = unit_for(turns)
-    exact = _exact(turns, unit)
+    made = Requests(unit, with_names=False)
+    requests = [made.of(turn) for turn in turns]
+    exact = distances(requests, sum(len(request.units) for request in requests))
     tell(_LRU_WORK)
-    distinct = exact.num_distinct * unit
-    bench = Bench(job, sizes, exact_unit_for(turns), distinct)
+    bytes_per_unit, ceiling = unit * sizes.bytes_per_token, exact.read / max(exact.prompt, 1)
+    bench = Bench(job, sizes, exact_unit_for(turns), exact.num_distinct * unit)
     base = Fleet(
         label="As asked",
         engines=asked.engines,
@@ -58,59 +133,113 @@ def plan(job: Job, tell: TellShare) -> Plan:
         disk_gib=asked.disk_gib,
         kv_dtype=asked.kv_dtype,
     )
-    whole, memory, engines = replace(base, is_whole=True), _by_memory(base), _by_engines(base)
-    tiers, buys = _by_tiers(base), _buys(base)
-    stretch = stretch_of(turns)
-    fleets = [whole, base, *memory, *engines, *tiers, *buys.values()]
-    at = _points(bench, turns, stretch, fleets, tell)
-    knee_gib = exact.size_for(KNEE_SHARE) * unit * sizes.bytes_per_token / GIB
-    kv = _kv(bench, sizes, base, _typical_lease(turns))
-    ceiling = exact.read / max(exact.prompt, 1)
+    whole = replace(base, is_whole=True)
+    memory = [
+        replace(base, label=f"{scale:g} times the memory", kv_scale=scale)
+        for scale in (0.25, 0.5, 1.0, 2.0, 4.0)
+    ]
+    counts = sorted({max(base.engines - 1, 1), base.engines, base.engines + 1, 2 * base.engines})
+    engines = [
+        replace(base, label=f"{count} engine{'s' * (count > 1)}", engines=count)
+        for count in counts
+        if count <= 2 * MAX_ENGINES
+    ]
+    tiers, buys, stretch = _by_tiers(base), _buys(base), stretch_of(turns)
+    at = _points(
+        bench, turns, stretch, [whole, base, *memory, *engines, *tiers, *buys.values()], tell
+    )
+    marked = [turn.ends[turn.marks[-1][0]] for turn in turns if turn.marks]
+    lease = round(median(marked)) if marked else None
+    device_tokens = bench.tokens_of(bench.device_gib(base), base)
+    kv = KvFigures(
+        bytes_per_token=sizes.bytes_per_token,
+        kv_gib=round(bench.device_gib(base), 3),
+        weights_gib=round(sizes.weights_gib, 3),
+        device_tokens=device_tokens,
+        host_tokens=bench.tokens_of(base.host_gib, base),
+        disk_tokens=bench.tokens_of(base.disk_gib, base),
+        lease_tokens=lease,
+        leases_that_fit=int(device_tokens * asked.lease_share) // lease if lease else None,
+    )
+    knee_gib, here = exact.size_for(KNEE_SHARE) * bytes_per_unit / GIB, kv.kv_gib * asked.engines
+    top = max(max(exact.tokens, default=0) + 1, 8)
+    units = sorted({max(round(top * (n / _LRU_SIZES) ** 2), 1) for n in range(1, _LRU_SIZES + 1)})
+    hours = (turns[-1].at - turns[0].at) / 3600
+    text = (
+        f"Simulated: {len(turns):,} requests with {total_tokens(turns):,} prompt tokens over"
+        f" {hours:,.1f} hours."
+    )
+    if len(stretch) < len(turns):
+        text += (
+            f" The curves compare the busiest {len(stretch):,} requests in a row, of which the"
+            " first fifth only fills the memory."
+        )
     return Plan(
-        text=words.about(turns, stretch),
-        assumptions=words.assumptions(job, sizes, unit),
+        text=text,
+        assumptions=_assumptions(job, sizes, unit),
         turns=len(turns),
         prompt_tokens=total_tokens(turns),
-        distinct_tokens=distinct,
+        distinct_tokens=exact.num_distinct * unit,
         stretch_turns=len(stretch),
         kv=kv,
         whole=at[whole],
         memory=[at[fleet] for fleet in memory],
         engines=[at[fleet] for fleet in engines],
         tiers=[at[fleet] for fleet in tiers],
-        lru=_curve(exact, unit, sizes),
+        lru=[
+            LruPoint(gib=count * bytes_per_unit / GIB, reuse_rate=share)
+            for count, share in zip(units, exact.curve(units), strict=True)
+        ],
         ceiling=ceiling,
         knee_gib=knee_gib,
-        knee_text=words.knee(knee_gib, kv.kv_gib * asked.engines, ceiling),
-        buys=[
-            Change(
-                kind=kind,
-                text=words.change(kind, at[base], at[fleet]),
-                before=at[base],
-                after=at[fleet],
-            )
-            for kind, fleet in buys.items()
-        ],
+        knee_text=f"{knee_gib:,.2f} GiB for keys and values give 95 % of what unlimited memory"
+        f" would ({ceiling:.1%} of the prompt tokens); there are {here:,.2f} GiB. More memory"
+        + (" pays." if knee_gib > here else " adds little."),
+        buys=[_change(kind, at[base], at[fleet]) for kind, fleet in buys.items()],
         seconds=time.monotonic() - began,
     )
 
 
-def _turns_of(job: Job) -> list[Turn]:
-    if job.asked.trace is not None:
-        return of_trace(job.asked.trace.splitlines())
-    if job.asked.made is not None:
-        return made_up(job.asked.made)
-    if not job.turns:
-        raise InvalidRequest(
-            "since_ms: no request of this range had an answer: there is no traffic to plan for"
+def _assumptions(job: Job, sizes: Sizes, unit: int) -> list[str]:
+    asked = job.asked
+    if asked.prefill_us is not None:
+        told = "as given"
+    elif job.prefill_us is not None:
+        told = f"as the quickest quarter of {job.timed_turns:,} requests of the ledger took it"
+    else:
+        told = "assumed: give prefill_us"
+    found = [
+        f"A computed token takes {job.computed_us:,.1f} µs ({told}), a decode step"
+        f" {job.step_ms:,.3g} ms.",
+        f"Keys and values take {sizes.bytes_per_token:,} bytes a token in {asked.kv_dtype}, on a"
+        f" memory of {sizes.kv_bytes / 2**30:,.1f} GiB an engine.",
+        f"Scheduler, pool, leases and placement are the product's own, with {unit} tokens a block;"
+        " model and time are simulated.",
+        "Each engine has its own host memory and disk. Copies take 10 GB/s from the host and 2 GB/s"
+        " from disk.",
+        f"An engine computes at most {STEP_TOKENS:,} tokens of prompts in a step.",
+    ]
+    if not sizes.is_weights_given:
+        found.append(
+            f"Weights take {sizes.weights_gib:,.1f} GiB in 16 bits, and buffers"
+            f" {sizes.spared_gib:,.1f} GiB; weights_gib overrides both."
         )
-    return job.turns
+    return found
 
 
-def _exact(turns: Sequence[Turn], unit: int) -> Distances:
-    made = Requests(unit, with_names=False)
-    requests = [made.of(turn) for turn in turns]
-    return distances(requests, sum(len(request.units) for request in requests))
+def _change(kind: Kind, before: Point, after: Point) -> Change:
+    sides = [
+        (
+            f"{each.hit_rate:.1%}",
+            f"{wait * 1000:,.0f} ms" if wait < 1 else f"{wait:,.2f} s",
+            "–" if each.promise_kept is None else f"{each.promise_kept:.1%}",
+        )
+        for each in (before, after)
+        for wait in (each.first_token_p95,)
+    ]
+    rate, wait, kept = (f"{one} → {other}" for one, other in zip(*sides, strict=True))
+    text = f"{_WHAT[kind]}: hit rate {rate}, first token p95 {wait}, promise kept {kept}."
+    return Change(kind=kind, text=text, before=before, after=after)
 
 
 def stretch_of(turns: Sequence[Turn]) -> Sequence[Turn]:
@@ -126,11 +255,6 @@ def stretch_of(turns: Sequence[Turn]) -> Sequence[Turn]:
         if start + MAX_STRETCH < len(turns):
             tokens += turns[start + MAX_STRETCH].ends[-1] - turns[start].ends[-1]
     return turns[chosen : chosen + MAX_STRETCH]
-
-
-def _typical_lease(turns: Sequence[Turn]) -> int | None:
-    marked = [turn.ends[turn.marks[-1][0]] for turn in turns if turn.marks]
-    return round(median(marked)) if marked else None
 
 
 # Fleets.
@@ -154,22 +278,6 @@ class Fleet:
     token_scale: float = 1.0
 
 
-def _by_memory(base: Fleet) -> list[Fleet]:
-    return [
-        replace(base, label=f"{scale:g} times the memory", kv_scale=scale)
-        for scale in (0.25, 0.5, 1.0, 2.0, 4.0)
-    ]
-
-
-def _by_engines(base: Fleet) -> list[Fleet]:
-    counts = sorted({max(base.engines - 1, 1), base.engines, base.engines + 1, 2 * base.engines})
-    return [
-        replace(base, label=f"{count} engine{'s' * (count > 1)}", engines=count)
-        for count in counts
-        if count <= 2 * MAX_ENGINES
-    ]
-
-
 def _by_tiers(base: Fleet) -> list[Fleet]:
     """Each with what the tiers above it have."""
     found = [replace(base, label="Device alone", host_gib=0.0, disk_gib=0.0)]
@@ -182,10 +290,10 @@ def _by_tiers(base: Fleet) -> list[Fleet]:
     return found
 
 
-def _buys(base: Fleet) -> dict[words.Kind, Fleet]:
+def _buys(base: Fleet) -> dict[Kind, Fleet]:
     """What may be bought next."""
     one_more = base.engines + 1
-    found: dict[words.Kind, Fleet] = {
+    found: dict[Kind, Fleet] = {
         "engine": replace(base, label=f"{one_more} engines", engines=one_more),
         "memory": replace(base, label="2 times the memory", kv_scale=2.0),
         "disk": _by_tiers(base)[-1],
@@ -320,27 +428,3 @@ def _points(
     return {
         fleet: msgspec.structs.replace(by[like(fleet)], **bench.about(fleet)) for fleet in fleets
     }
-
-
-def _kv(bench: Bench, sizes: Sizes, base: Fleet, lease: int | None) -> KvFigures:
-    tokens = bench.tokens_of(bench.device_gib(base), base)
-    share = bench.capacities(base).lease_share
-    return KvFigures(
-        bytes_per_token=sizes.bytes_per_token,
-        kv_gib=round(bench.device_gib(base), 3),
-        weights_gib=round(sizes.weights_gib, 3),
-        device_tokens=tokens,
-        host_tokens=bench.tokens_of(base.host_gib, base),
-        disk_tokens=bench.tokens_of(base.disk_gib, base),
-        lease_tokens=lease,
-        leases_that_fit=int(tokens * share) // lease if lease else None,
-    )
-
-
-def _curve(exact: Distances, unit: int, sizes: Sizes) -> list[LruPoint]:
-    top = max(max(exact.tokens, default=0) + 1, 8)
-    counts = sorted({max(round(top * (n / _LRU_SIZES) ** 2), 1) for n in range(1, _LRU_SIZES + 1)})
-    return [
-        LruPoint(gib=count * unit * sizes.bytes_per_token / GIB, reuse_rate=share)
-        for count, share in zip(counts, exact.curve(counts), strict=True)
-    ]

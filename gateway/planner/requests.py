@@ -4,7 +4,7 @@ A prefix of `n` tokens has `round(n / unit)` units, so the sizes of memory are r
 What was read is told in exact tokens wherever it ends at a known prefix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.cache.lookup import Segment, SegmentKind
@@ -171,3 +171,75 @@ def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[in
             walked, end = 0, depth
         segment_of[place] = len(segments) - 1
     return segments, segment_of
+
+
+class Distances:
+    """`tokens[d]` were read at a distance of `d` units; `prompt` tokens are all that were asked."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, int] = {}
+        self.prompt = 0
+        self.num_distinct = 0
+
+    @property
+    def read(self) -> int:
+        return sum(self.tokens.values())
+
+    def curve(self, sizes: Sequence[int]) -> list[float]:
+        """The share of tokens that memories of these many units would have given."""
+        found = sorted(self.tokens.items())
+        shares, at, total = {}, 0, 0
+        for size in sorted(sizes):
+            while at < len(found) and found[at][0] < size:
+                total += found[at][1]
+                at += 1
+            shares[size] = total / max(self.prompt, 1)
+        return [shares[size] for size in sizes]
+
+    def size_for(self, share: float) -> int:
+        """The fewest units that give this share of what unlimited memory would."""
+        wanted, total = share * self.read, 0
+        for distance, tokens in sorted(self.tokens.items()):
+            total += tokens
+            if total >= wanted:
+                return distance + 1
+        return 1
+
+
+def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
+    """`num_uses` is the number of all prompts' units together, at least."""
+    made, tree, used_at, now = Distances(), [0] * (num_uses + 2), dict[int, int](), 0
+    size = len(tree)
+    for request in requests:
+        made.prompt += request.tokens
+        deepest = before = 0
+        known = request.known
+        for place, unit in enumerate(known):
+            at = used_at.get(unit)
+            if at is None:
+                break
+            distance = len(used_at)
+            while at:
+                distance -= tree[at]
+                at &= at - 1
+            deepest = max(deepest, distance)
+            tokens = request.tokens_at(place + 1)
+            made.tokens[deepest] = made.tokens.get(deepest, 0) + tokens - before
+            before = tokens
+        # The tail is forgotten first.
+        for unit in reversed(known):
+            at = used_at.get(unit)
+            if at is not None:
+                _add(tree, size, at, -1)
+            now += 1
+            used_at[unit] = now
+            _add(tree, size, now, 1)
+    made.num_distinct = len(used_at)
+    return made
+
+
+def _add(tree: list[int], size: int, at: int, change: int) -> None:
+    """A Fenwick tree: one mark for each unit, at its last use."""
+    while at < size:
+        tree[at] += change
+        at += at & -at

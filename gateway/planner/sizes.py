@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.sizing import GIB, KvSize, NotSizable, kv_size
 from gateway.base.errors import InvalidRequest
-from gateway.planning.asked import FAMILIES, PlanRequest
+from gateway.planning.traffic import FAMILIES, PlanRequest
 
 _KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 _WEIGHT_BYTES = 2
@@ -31,8 +31,15 @@ class Sizes:
 
 def sizes_of(asked: PlanRequest) -> Sizes:
     """Raise InvalidRequest with the field that is wrong or missing."""
-    config, parameters = _shape(asked)
-    where = "config" if asked.config is not None else "model"
+    config: Mapping[str, Any] | None = asked.config
+    parameters, where = None, "config"
+    if config is None:
+        config, where = tomllib.loads(FAMILIES.read_text("utf-8")).get(asked.model), "model"
+        if config is None:
+            raise InvalidRequest(
+                f"model: no family {asked.model!r} is known; paste its config.json as `config`"
+            )
+        parameters = config["parameters"] * 1e9
     try:
         shape = kv_size(config, "bfloat16")
     except NotSizable as error:
@@ -61,17 +68,6 @@ def sizes_of(asked: PlanRequest) -> Sizes:
         kv_bytes=int(left * GIB),
         is_weights_given=asked.weights_gib is not None,
     )
-
-
-def _shape(asked: PlanRequest) -> tuple[Mapping[str, Any], float | None]:
-    if asked.config is not None:
-        return asked.config, None
-    family = tomllib.loads(FAMILIES.read_text("utf-8")).get(asked.model)
-    if family is None:
-        raise InvalidRequest(
-            f"model: no family {asked.model!r} is known; paste its config.json as `config`"
-        )
-    return family, family["parameters"] * 1e9
 
 
 def _parameters(config: Mapping[str, Any]) -> float:

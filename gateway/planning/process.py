@@ -53,11 +53,25 @@ class Planners:
                     await stack.enter_async_context(self._places.taken(_ALL_KEYS))
                 except RateLimited:
                     raise Overloaded("too many plans are being made") from None
-            packed = await asyncio.to_thread(_packed, job)
+            try:
+                packed = await asyncio.to_thread(msgspec.msgpack.encode, job)
+            except OverflowError:
+                raise InvalidRequest("config: integers must fit in 64 bits") from None
             output = await stack.enter_async_context(_process(packed))
             ends = asyncio.get_running_loop().time() + self._deadline_seconds
             while True:
-                line = await _line(output, ends)
+                try:
+                    async with asyncio.timeout_at(ends):
+                        text = await output.readline()
+                except TimeoutError:
+                    raise PlanTimeout from None
+                if not text:
+                    raise Overloaded(
+                        "the planner has ended early: it may have had too little memory"
+                    )
+                line: Line = msgspec.json.decode(text, type=Line)
+                if isinstance(line, PlanFailed):
+                    raise InvalidRequest(line.message)
                 yield line
                 if isinstance(line, Planned):
                     return
@@ -67,27 +81,6 @@ class Planners:
             if isinstance(line, Planned):
                 return line.plan
         raise Overloaded("the planner has ended early")
-
-
-def _packed(job: Job) -> bytes:
-    try:
-        return msgspec.msgpack.encode(job)
-    except OverflowError:
-        raise InvalidRequest("config: integers must fit in 64 bits") from None
-
-
-async def _line(output: asyncio.StreamReader, ends: float) -> Progress | Planned:
-    try:
-        async with asyncio.timeout_at(ends):
-            text = await output.readline()
-    except TimeoutError:
-        raise PlanTimeout from None
-    if not text:
-        raise Overloaded("the planner has ended early: it may have had too little memory")
-    line: Line = msgspec.json.decode(text, type=Line)
-    if isinstance(line, PlanFailed):
-        raise InvalidRequest(line.message)
-    return line
 
 
 @asynccontextmanager
@@ -100,7 +93,15 @@ async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
         limit=_MAX_LINE,
     )
     assert process.stdin is not None and process.stdout is not None
-    feeding = asyncio.create_task(_feed(process.stdin, given))
+    stdin = process.stdin
+
+    async def feed() -> None:
+        with suppress(ConnectionError):
+            stdin.write(given)
+            await stdin.drain()
+            stdin.close()
+
+    feeding = asyncio.create_task(feed())
     try:
         yield process.stdout
     finally:
@@ -111,10 +112,3 @@ async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-async def _feed(stdin: asyncio.StreamWriter, given: bytes) -> None:
-    with suppress(ConnectionError):
-        stdin.write(given)
-        await stdin.drain()
-        stdin.close()

@@ -19,8 +19,15 @@ from pydantic_core import ErrorDetails
 from engine.protocol import TTLS, Ttl
 from gateway.base.background import pause
 from gateway.base.logs import get_logger
-from gateway.prices.money import NanoDollars, per_token
-from gateway.prices.price import PROMPT_BANDS, Band, Price, PriceSheets, TokenPrices
+from gateway.prices.price import (
+    PROMPT_BANDS,
+    Band,
+    NanoDollars,
+    Price,
+    PriceSheets,
+    TokenPrices,
+    per_token,
+)
 
 SHIPPED = Path(__file__).parent / "price_sheets.toml"
 HOSTED = Path(__file__).parent / "hosted_prices.toml"

@@ -6,12 +6,43 @@ A model without a price has no cost: None, never 0.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from typing import NewType
 
 from engine.protocol import TTLS, InputUsage, Ttl
-from gateway.prices.money import NanoDollars
+
+NanoDollars = NewType("NanoDollars", int)
+
+_NANO_PER_TOKEN = Decimal(1000)
+_NANO_PER_DOLLAR = 1_000_000_000
+
+
+def per_token(dollars_per_million: str) -> NanoDollars:
+    """Convert a price in dollars per million tokens; raise ValueError where it is not exact."""
+    try:
+        nano = Decimal(dollars_per_million) * _NANO_PER_TOKEN
+    except InvalidOperation:
+        raise ValueError(f"price `{dollars_per_million}` is not a number") from None
+    if not nano.is_finite() or nano != nano.to_integral_value() or nano < 0:
+        raise ValueError(f"price `{dollars_per_million}` is not whole nano-dollars per token")
+    return NanoDollars(int(nano))
+
+
+def per_million(price: NanoDollars) -> str:
+    """Write a price per token as dollars per million tokens, exactly."""
+    return f"{(Decimal(price) / _NANO_PER_TOKEN).normalize():f}"
+
+
+def dollars(amount: NanoDollars) -> str:
+    """Write an amount exactly, in dollars."""
+    sign = "-" if amount < 0 else ""
+    whole, nano = divmod(abs(amount), _NANO_PER_DOLLAR)
+    fraction = f"{nano:09d}".rstrip("0")
+    return f"{sign}${whole}.{fraction or '0'}"
+
 
 _MAX_REMEMBERED = 1024
 PROMPT_BANDS = (32_000, 64_000, 100_000, 128_000, 200_000, 256_000, 272_000, 512_000)
@@ -127,10 +158,8 @@ class PriceSheets:
         self.find = lru_cache(maxsize=_MAX_REMEMBERED)(self._find)
 
     def _find(self, model: str, on: date) -> Price | None:
-        """The model's price on that day.
-
-        If several models' aliases match, the first model by name counts.
-        """
+        """The model's price on that day; of several models whose aliases match, the first by
+        name."""
         valid = [price for price in self.all if price.valid_from <= on]
         named = [price for price in valid if price.model == model]
         if not named:

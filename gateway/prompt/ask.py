@@ -1,6 +1,6 @@
 """One turn as the gateway understands it, whatever dialect it came in."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NewType
 
@@ -26,6 +26,42 @@ from gateway.prompt.fingerprint import (
 from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import Plan
+
+NAME_CHARACTERS = 64
+AGENT_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`request_id` is the id in the response's `request-id` header; `user_agent` is the client's.
+
+    A turn of a batch has the id that an error in its result would have, and no user agent.
+    `headers` are the request's, of which the caller's trace is read where turns are traced.
+    """
+
+    request_id: str | None = None
+    user_agent: str | None = None
+    headers: Iterable[tuple[bytes, bytes]] = ()
+
+
+NO_ORIGIN = Origin()
+
+
+def agent_of(user_agent: str) -> str | None:
+    """The client's own name for itself, without characters that can't be shown, cut to 64."""
+    return _shown(user_agent, AGENT_CHARACTERS)
+
+
+def name_of(metadata: Any) -> str | None:
+    """The `name` of a request's metadata, cut to 64 characters; None where it has no such text."""
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return _shown(name, NAME_CHARACTERS) if isinstance(name, str) else None
+
+
+def _shown(text: str, most: int) -> str | None:
+    head = text[: 4 * most]
+    return "".join(letter for letter in head if letter.isprintable()).strip()[:most] or None
+
 
 TurnId = NewType("TurnId", str)
 Dialect = Literal["anthropic", "openai", "gemini"]
@@ -74,14 +110,11 @@ def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
-
-    `thinking` means: if the model can. Requests of a workspace with one `routing_key` go to one
-    engine; None routes by the prompt's first segment. `num_removed` nonces were left out of the
-    prompt. `include_usage`: a stream of OpenAI's dialect ends with the usage. With an
-    `output_schema` the text is JSON of that schema. `notes` are the fields that only ask for
-    better. `name` is what the client calls this request in its metadata.
-    """
+    """`arrived` is on the monotonic clock: the prompt's TTLs count from it. `thinking` means: if
+    the model can. Requests of a workspace with one `routing_key` go to one engine. `num_removed`
+    nonces were left out of the prompt. `include_usage`: a stream of OpenAI's dialect ends with the
+    usage. With an `output_schema` the text is JSON of that schema. `notes` are the fields that only
+    ask for better. `name` is what the client calls this request in its metadata."""
 
     principal: Principal
     model: Model

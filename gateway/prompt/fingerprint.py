@@ -1,9 +1,8 @@
 """Fingerprints: what is kept of a prompt so that a later one can be compared with it.
 
-A fingerprint holds a bounded number of the prompt's prefixes, by their names (see `names.py`):
-digests keyed by the workspace's scope, no content. Two of them tell where two prompts diverge
-first, in the order in which a prefix cache sees it: model, tools, system, messages. What advice
-needs besides is kept with it: tokens, kinds and markers of the prefixes, and a sketch.
+A fingerprint holds a bounded number of the prompt's prefixes, by their names: no content. Two of
+them tell where two prompts diverge first, in the order in which a prefix cache sees it: model,
+tools, system, messages. With it stands what advice needs besides.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,15 +40,11 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One turn's prompt. `is_shared`: the client asked for diagnostics, so it may compare with it.
-
     `parameters` is the digest of what shapes the prompt besides its content. `num_tokens` is the
-    prompt's exact length, 0 until an engine has counted it.
-
-    `tokens` and `kinds` go with the points: the tokens up to each as the engine counted them, 0
-    where it did not tell, and the letters of `sketch.py`. `marks` are the breakpoints as they went
-    to the engine. These and `sketch` are empty in turns of earlier versions. `rule` is the version
-    of the names.
-    """
+    prompt's exact length, 0 until an engine has counted it. `tokens` (as the engine counted them, 0
+    where it did not tell) and `kinds` (the letters of `sketch.py`) go with the points. `marks` are
+    the breakpoints as they went to the engine. These and `sketch` are empty in turns of earlier
+    versions. `rule` is the version of the names."""
 
     model: str
     parameters: bytes

@@ -1,9 +1,8 @@
 """What a request asks for and the model does not do: told to the client, never an error.
 
-A field that only asks for better (display, effort, strictness, thinking, deferral, threads) never
-fails a request. The reader of a dialect notes each one here, with its path. A field that would
-change the answer's meaning is never ignored: it is refused, or a placeholder stands for it in the
-prompt (`prompt/media.py`).
+A field that only asks for better (display, effort, strictness, thinking) never fails a request; the
+reader of a dialect notes it here, with its path. A field that would change the answer's meaning is
+refused, or a placeholder stands for it in the prompt (`prompt/media.py`).
 """
 
 from collections.abc import Collection, Iterable

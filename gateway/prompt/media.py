@@ -8,6 +8,7 @@ size is read from the first bytes of its file.
 import struct
 from base64 import b64decode
 from binascii import Error as Base64Error
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,30 +57,20 @@ def placeholder(media: Media) -> str:
 
     It depends on the content alone, so that a prompt with it is the same each time.
     """
-    facts = [_format(media), _size(media), _printable(media.name), "not shown to this model"]
+    subtype = media.media_type.partition(";")[0].rpartition("/")[2].upper()
+    form, size = subtype.removeprefix("X-").removesuffix("+XML"), None
+    head = media.data[:_HEAD_CHARACTERS] if media.kind == "image" else ""
+    with suppress(Base64Error, ValueError):
+        size = image_size(b64decode(head[: len(head) // 4 * 4]))
+    shown = "" if size is None else f"{size[0]} × {size[1]}"
+    facts = [_printable(form), shown, _printable(media.name), "not shown to this model"]
     return f"[{media.kind}: {', '.join(fact for fact in facts if fact)}]"
-
-
-def _format(media: Media) -> str:
-    subtype = media.media_type.partition(";")[0].rpartition("/")[2]
-    return _printable(subtype.upper().removeprefix("X-").removesuffix("+XML"))
 
 
 def _printable(text: str) -> str:
     """At most 64 printable characters. A bracket would end the placeholder."""
     kept = text[: 2 * _MAX_NAME].replace("[", "(").replace("]", ")")
     return "".join(c for c in kept if c.isprintable())[:_MAX_NAME]
-
-
-def _size(media: Media) -> str:
-    if media.kind != "image" or not media.data:
-        return ""
-    head = media.data[:_HEAD_CHARACTERS]
-    try:
-        found = image_size(b64decode(head[: len(head) // 4 * 4]))
-    except (Base64Error, ValueError):
-        return ""
-    return "" if found is None else f"{found[0]} × {found[1]}"
 
 
 def image_size(head: bytes) -> tuple[int, int] | None:
@@ -94,41 +85,30 @@ def image_size(head: bytes) -> tuple[int, int] | None:
         if head.startswith((b"GIF87a", b"GIF89a")):
             return _pair("<HH", head, 6)
         if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-            return _webp_size(head)
-        return _jpeg_size(head) if head.startswith(b"\xff\xd8") else None
+            match head[12:16]:
+                case b"VP8X" if len(head) >= 30:
+                    width, height = (int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
+                    return width + 1, height + 1
+                case b"VP8L" if len(head) >= 25:
+                    bits = int.from_bytes(head[21:25], "little")
+                    return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+                case b"VP8 ":
+                    width, height = _pair("<HH", head, 26)
+                    return width & 0x3FFF, height & 0x3FFF
+        at = 2 if head.startswith(b"\xff\xd8") else len(head)
+        while at + 4 <= len(head) and head[at] == 0xFF:
+            marker = head[at + 1]
+            # SOF0 to SOF15 without DHT (C4), JPG (C8) and DAC (CC).
+            if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+                height, width = _pair(">HH", head, at + 5)
+                return width, height
+            is_fill = marker == 0xFF
+            at += 1 if is_fill else 2 + max(2, int.from_bytes(head[at + 2 : at + 4], "big"))
     except struct.error:
-        return None
+        pass
+    return None
 
 
 def _pair(form: str, head: bytes, at: int) -> tuple[int, int]:
     width, height = struct.unpack_from(form, head, at)
     return width, height
-
-
-def _webp_size(head: bytes) -> tuple[int, int] | None:
-    match head[12:16]:
-        case b"VP8X" if len(head) >= 30:
-            width, height = (int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
-            return width + 1, height + 1
-        case b"VP8L" if len(head) >= 25:
-            bits = int.from_bytes(head[21:25], "little")
-            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-        case b"VP8 ":
-            width, height = _pair("<HH", head, 26)
-            return width & 0x3FFF, height & 0x3FFF
-    return None
-
-
-def _jpeg_size(head: bytes) -> tuple[int, int] | None:
-    at = 2
-    while at + 4 <= len(head) and head[at] == 0xFF:
-        marker = head[at + 1]
-        if marker == 0xFF:
-            at += 1
-            continue
-        # SOF0 to SOF15 without DHT (C4), JPG (C8) and DAC (CC).
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = _pair(">HH", head, at + 5)
-            return width, height
-        at += 2 + max(2, int.from_bytes(head[at + 2 : at + 4], "big"))
-    return None

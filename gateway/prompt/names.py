@@ -1,18 +1,12 @@
 """Names: digests of prefixes, so that gateways and engines can speak of the same one.
 
-A name is the hash of the scope and of everything before it, in order. It depends on nothing else,
-so every gateway gives one prefix the same name. Markers and the spelling of the JSON are not part
-of it. The order of keys inside tool inputs and schemas is part of it.
-
-A name stands at each segment's end, and inside texts at multiples of a step. The step grows with
-the *depth*, the number of characters of text before: 1,024 up to a depth of 16,384, 2,048 up to
-32,768, 4,096 up to 65,536, and 8,192 behind. So two texts that part within the first tens of
-kilobytes share a name close before that place.
-
-A chain of BLAKE2b, which the scope begins, covers the headers and a digest of each piece of text
-between two such places. The pieces' digests are XXH3 of 128 bits with a seed of the scope's: it is
-five times as fast, and a name is a hint within one scope. Who does not know the scope, which is a
-secret, can't tell a text by its name.
+A name is the hash of the scope and of everything before it, in order, so every gateway gives one
+prefix the same name. Markers and the spelling of the JSON are not part of it; the order of keys in
+tool inputs and schemas is. A name stands at each segment's end, and inside texts at multiples of a
+step that grows with the *depth*, the characters of text before (`_STEPS`). A chain of BLAKE2b,
+which the scope begins, covers the headers and a digest (XXH3 of 128 bits, seeded by the scope) of
+each piece of text between two such places. Who does not know the scope, a secret, can't tell a text
+by its name.
 """
 
 from collections.abc import Collection, Iterator

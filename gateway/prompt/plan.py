@@ -247,7 +247,18 @@ def add_automatic(
     if policy.mode == "off" or len(given) >= MAX_BREAKPOINTS:
         return list(given)
     found = {point.segment: point for point in given}
-    targets = _targets(prompt, slots, policy)
+    end = len(prompt.tools) + len(prompt.system) - 1
+    ends = [end]
+    if policy.mode == "conversation":
+        # Also the last segment before the last answer of the model, and the last one.
+        before_answer = -1
+        for message in prompt.messages:
+            if message.role == "assistant":
+                before_answer = end
+            end += len(message.parts)
+        ends += [before_answer, len(slots) - 1]
+    places = (find_target(slots[: end + 1]) for end in ends)
+    targets = [place for place in places if place is not None]
     if given:
         targets = targets[-1:] if policy.mode == "conversation" else []
     for segment in targets:
@@ -256,17 +267,3 @@ def add_automatic(
     if any(outlives(later.ttl, earlier.ttl) for earlier, later in pairwise(points)):
         return list(given)
     return points
-
-
-def _targets(prompt: Prompt, slots: Sequence[Slot], policy: AutoCache) -> list[int]:
-    head = len(prompt.tools) + len(prompt.system)
-    ends = [head - 1]
-    if policy.mode == "conversation":
-        # Also the last segment before the last answer of the model, and the last one.
-        end, before_answer = head - 1, -1
-        for message in prompt.messages:
-            if message.role == "assistant":
-                before_answer = end
-            end += len(message.parts)
-        ends += [before_answer, len(slots) - 1]
-    return [end for end in (find_target(slots[: end + 1]) for end in ends) if end is not None]

@@ -1,12 +1,8 @@
 """Sketches: what is kept of a prompt's segments one by one, so that advice can say what changed.
 
-Names (`names.py`) are chained: behind the first difference nothing can be compared. A sketch has a
-digest of each of the first segments by itself, keyed by the scope, and no content. From two of them
-one can tell a list in another order, a changed order of keys, a text that grew or moved, and a text
-of which a part changes. Pure.
-
-The sizes are bounded: MAX_SEGMENTS segments, SKETCHED_BYTES of content, PIECES pieces of each of
-MAX_TEXTS texts.
+A sketch has a digest of each of the first segments by itself, keyed by the scope, and no content.
+From two of them one can tell a list in another order, a changed order of keys, a text that grew or
+moved, and a text of which a part changes. Its sizes are bounded by the constants below. Pure.
 """
 
 from hashlib import blake2b
@@ -104,30 +100,20 @@ def _pieces(base: blake2b, content: bytes) -> bytes:
     A text of few lines is cut into sentences, one of few sentences into words. The first and the
     last piece are always there, since that is where texts change most.
     """
-    found = _split(content[:_PIECED_BYTES])
+    content = content[:_PIECED_BYTES]
+    splits = (list(filter(None, content.split(by))) for by in (b"\n", b". ", b" "))
+    whole = [content[:1], content, content[-1:]]
+    found = next((split for split in splits if len(split) >= PIECES // 2), whole)
     checksums = list(map(crc32, found))
-    chosen = _smallest(checksums)
+    wanted, inner = PIECES - 2, range(1, len(checksums) - 1)
+    # Sorting all of a long text's words would be most of a turn's plan. Of evenly spread ones
+    # about three times those that are wanted are below this bound.
+    bound = 3 * wanted * _CHECKSUMS // len(checksums)
+    few = [place for place in inner if checksums[place] < bound]
+    chosen = sorted(few if len(few) >= wanted else inner, key=checksums.__getitem__)[:wanted]
     made = []
     for place in (0, *sorted(chosen), len(found) - 1):
         digest = base.copy()
         digest.update(found[place][:_LINE_BYTES])
         made.append(digest.digest()[:PIECE_BYTES])
     return b"".join(made)
-
-
-def _smallest(checksums: list[int]) -> list[int]:
-    """The places of the smallest ones, the first and the last left out."""
-    wanted, inner = PIECES - 2, range(1, len(checksums) - 1)
-    # Sorting all of a long text's words would be most of a turn's plan. Of evenly spread ones
-    # about three times those that are wanted are below this bound.
-    bound = 3 * wanted * _CHECKSUMS // len(checksums)
-    few = [place for place in inner if checksums[place] < bound]
-    return sorted(few if len(few) >= wanted else inner, key=checksums.__getitem__)[:wanted]
-
-
-def _split(content: bytes) -> list[bytes]:
-    for separator in (b"\n", b". ", b" "):
-        found = list(filter(None, content.split(separator)))
-        if len(found) >= PIECES // 2:
-            return found
-    return [content[:1], content, content[-1:]]

@@ -38,7 +38,6 @@ from gateway.base.errors import (
     EngineTimeout,
     GatewayError,
     NoEngineThere,
-    NotFound,
 )
 from gateway.base.logs import bound_request_id, get_logger
 from gateway.routing.breaker import Breaker
@@ -54,7 +53,6 @@ from gateway.routing.client import (
 from gateway.routing.held import MAX_NAMES, PrefixEnd, ResidencyIndex, SnapshotPart, frames_of
 from gateway.routing.router import Load, Weights
 
-"""`unsure`: the engine was ready and does not answer now. Turns wait for it; none is sent."""
 Reply = TypeVar("Reply")
 
 _CONNECT_SECONDS = 2.0
@@ -75,8 +73,7 @@ class Engine:
     """One engine: the calls of the protocol, and the engine's known state.
 
     `holdings`, `load` and `breaker` are this gateway's knowledge for routing. A draining engine
-    gets no new turns. `answered_at` is when a poll found it ready last. With `learns` the holdings
-    come from receipts alone, not from events. The same is so for an engine without events.
+    gets no new turns. `answered_at` is when a poll found it ready last.
     """
 
     def __init__(
@@ -87,17 +84,15 @@ class Engine:
         http: EngineHttp,
         *,
         weights: Weights | None = None,
-        learns: bool = False,
         down_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
         max_names: int = MAX_NAMES,
     ) -> None:
         self.name = name
-        self.holdings = ResidencyIndex(capacity_tokens=0 if learns else None, max_names=max_names)
+        self.holdings = ResidencyIndex(max_names)
         self.load = Load((weights or Weights()).fade_seconds)
         self.breaker = Breaker()
         self.monotonic = monotonic
-        self._max_names = max_names
         self.url = url
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
@@ -105,7 +100,6 @@ class Engine:
         self.fault: EngineFailed | None = None
         """What is wrong with the last poll's answer; None if it was an engine's, or none came."""
         self.is_draining = False
-        self.learns = learns
         self._down_seconds = down_seconds
         self._unsure_since: float | None = None
         self.answered_at = -math.inf
@@ -194,8 +188,6 @@ class Engine:
         path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
         response = await self._send("GET", path, None, _STREAM)
         try:
-            if response.status == 404:
-                raise NotFound
             if response.status != 200:
                 await self._refuse(response)
             async for line in _lines(response):
@@ -224,7 +216,6 @@ class Engine:
         now = self.monotonic()
         self.load.assign(turn, to_prefill, now, is_batch=is_batch, workspace=workspace)
         self.breaker.sent(turn, now)
-        self.holdings.touch(ends)
         self.holdings.expect(ends, now)
 
     def started(self, turn: str, started: Started, names: Sequence[str]) -> None:
@@ -234,24 +225,12 @@ class Engine:
         self.load.started(turn, started.usage.computed_tokens, now)
         self.holdings.learn(started, names, now)
 
-    def succeeded(self) -> None:
-        """A turn was completed, or refused because of its own content."""
-        self.breaker.succeeded()
-
-    def returned(self, turn: str) -> None:
-        """The engine refused the turn. It computed nothing of it."""
-        self.load.returned(turn, self.monotonic())
-
     def left(self, turn: str, ends: Sequence[PrefixEnd], *, has_started: bool) -> None:
         """The turn is over, in any way. A second call does nothing."""
         self.load.ended(turn)
         self.breaker.left(turn)
         if not has_started:
             self.holdings.disappoint(ends)
-
-    def broke(self, turn: str) -> None:
-        """The engine was gone or silent for the turn."""
-        self.breaker.failed(turn, self.monotonic())
 
     # What polls say of it.
 
@@ -312,17 +291,6 @@ class Engine:
             told = error.told_operator if isinstance(error, EngineSetWrong) else str(error)
             self.mark_down(told)
 
-    def learn(self) -> None:
-        """From now on the holdings come from receipts, because the engine has no events."""
-        self.learns = True
-        self.holdings = ResidencyIndex(capacity_tokens=self._capacity, max_names=self._max_names)
-
-    @property
-    def _capacity(self) -> int:
-        """The tokens that fit into the engine's memory."""
-        description = self.description
-        return description.num_blocks * description.block_size if description else 0
-
     def _met(self, description: Description) -> None:
         """Take in a description.
 
@@ -331,11 +299,7 @@ class Engine:
         before, self.description = self.description, description
         if before is not None and before.epoch == description.epoch:
             return
-        if self.learns:
-            self.holdings = ResidencyIndex(
-                capacity_tokens=self._capacity, max_names=self._max_names
-            )
-        elif self.holdings.epoch != description.epoch:
+        if self.holdings.epoch != description.epoch:
             self.holdings.forget()
         self.load.reset()
         self.breaker.reset()

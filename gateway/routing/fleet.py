@@ -10,10 +10,9 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
 from gateway.base.background import pause
-from gateway.base.engine_places import URL_MUST_BE, EnginePlace, is_engine_url
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
-from gateway.base.settings import Settings
+from gateway.base.settings import URL_MUST_BE, EnginePlace, Settings, is_engine_url
 from gateway.base.supervisor import Loop, Supervisor
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
@@ -163,7 +162,7 @@ class Fleet:
     async def _follow(self, engine: Engine, stopping: asyncio.Event) -> None:
         """Follow the engine's events, and begin again after every break."""
         seconds = _FIRST_RETRY_SECONDS
-        while not (engine.learns or stopping.is_set()):
+        while not stopping.is_set():
             try:
                 if engine.is_ready:
                     # The next connection begins behind the last event that was taken in.
@@ -173,10 +172,6 @@ class Fleet:
                             if not holdings.apply(frame, engine.monotonic()):
                                 break  # an event is missing
                             seconds = _FIRST_RETRY_SECONDS
-            except NotFound:
-                self._log.warning("engine_has_no_events", engine=engine.name)
-                engine.learn()
-                return
             except GatewayError as error:
                 self._log.info("events_lost", engine=engine.name, error=str(error))
             await pause(stopping, seconds)
@@ -220,7 +215,6 @@ async def open_fleet(
             secret,
             http,
             weights=weights,
-            learns=not settings.tuning.routing_events,
             down_seconds=settings.tuning.engine_down_seconds,
             monotonic=monotonic,
             max_names=max(settings.tuning.routing_index_bytes // BYTES_PER_NAME // num_engines, 1),

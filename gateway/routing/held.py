@@ -1,9 +1,7 @@
 """The residency index: the prefixes that each engine holds, by name, from events and receipts.
 
-A name here is a hint for routing. A wrong one can lose a hit and can never make one.
-
-Pure: time and frames are handed in. One `ResidencyIndex` describes one engine in one epoch. A
-snapshot replaces it, events update it, and responses may update it earlier.
+A name here is a hint for routing: a wrong one can lose a hit and can never make one. One
+`ResidencyIndex` describes one engine in one epoch. Pure: time and frames are handed in.
 """
 
 from collections import OrderedDict
@@ -24,7 +22,6 @@ from engine.protocol import (
     Started,
     Tier,
 )
-from gateway.admin.structs.fleet import Source
 
 MAX_NAMES = 500_000
 """The most names of one engine, if no bound of memory is given."""
@@ -83,15 +80,10 @@ class PrefixEnd(NamedTuple):
 
 @dataclass(slots=True)
 class HeldChain:
-    """One held prefix. `leased_until` is on the monotonic clock, 0 without a lease.
-
-    `own_tokens` lie behind the name before it. They are known from receipts, and used only without
-    events.
-    """
+    """One held prefix. `leased_until` is on the monotonic clock, 0 without a lease."""
 
     tier: Tier
     leased_until: float = 0.0
-    own_tokens: int = 0
 
 
 class Coverage(NamedTuple):
@@ -116,31 +108,20 @@ NOTHING = Coverage()
 
 
 class ResidencyIndex:
-    """What one engine holds.
+    """What one engine holds, by its events: at most `max_names` names of BYTES_PER_NAME bytes."""
 
-    With events it follows them, and has at most `max_names` names of BYTES_PER_NAME bytes each.
-    Without events (`capacity_tokens` is given) it is learned from receipts alone. Then it forgets
-    by least recent use, as the engine presumably does.
-    """
-
-    def __init__(self, *, capacity_tokens: int | None = None, max_names: int = MAX_NAMES) -> None:
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
         self.epoch: str | None = None
         self.seq = 0
         self.heard_at: float | None = None
         self.num_forgotten = 0
-        self._capacity = capacity_tokens
         self._max_names = max_names
         self._names: OrderedDict[str, HeldChain] = OrderedDict()
-        self._tokens = 0
         # Name -> the time until which it counts without an event.
         self._expected: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._names)
-
-    @property
-    def source(self) -> Source:
-        return "events" if self._capacity is None else "learned"
 
     # What the engine says.
 
@@ -179,7 +160,7 @@ class ResidencyIndex:
             case ChainGone():
                 for digest in frame.names:
                     self._expected.pop(digest, None)
-                    self._drop(digest)
+                    self._names.pop(digest, None)
             case LeaseEnded():
                 for digest in frame.names:
                     if (holding := self._names.get(digest)) is not None:
@@ -192,8 +173,6 @@ class ResidencyIndex:
         self._clear()
 
     def is_stale(self, now: float) -> bool:
-        if self._capacity is not None:
-            return False
         return self.heard_at is None or now - self.heard_at > STALE_SECONDS
 
     # What we know before the engine says it.
@@ -209,23 +188,7 @@ class ResidencyIndex:
 
     def learn(self, started: Started, digests: Sequence[str], now: float) -> None:
         """Take in a response's receipt. `digests` are the request's names in order."""
-        receipt = started.receipt
-        if self._capacity is None:
-            self._believe(digests[: receipt.num_held], now + CONFIRM_SECONDS)
-            return
-        if started.epoch != self.epoch:
-            self._restart(started.epoch)
-        until = now + receipt.lease_seconds if receipt.lease_seconds is not None else 0.0
-        offsets = [0, *receipt.name_tokens]
-        # The deepest name is put first, so that a chain is forgotten from its tail.
-        for index in range(receipt.num_held - 1, -1, -1):
-            holding = HeldChain(
-                receipt.tier,
-                until if index < receipt.num_leased else 0.0,
-                max(offsets[index + 1] - offsets[index], 0),
-            )
-            self._put(digests[index], holding)
-        self._shrink(now)
+        self._believe(digests[: started.receipt.num_held], now + CONFIRM_SECONDS)
 
     # What is asked of it.
 
@@ -247,27 +210,17 @@ class ResidencyIndex:
             if not leased and holding.leased_until > now:
                 leased = size
             if holding.tier == "device":
-                return _split(size, above, held, max(leased, self._leased(ends, size, now)))
+                leases = (
+                    depth
+                    for digest, depth in reversed(ends)
+                    if depth <= size
+                    and (holding := self._names.get(digest)) is not None
+                    and holding.leased_until > now
+                )
+                return _split(size, above, held, max(leased, next(leases, 0)))
         return _split(0, above, held, leased)
 
-    def touch(self, ends: Sequence[PrefixEnd]) -> None:
-        """A prompt with these prefixes was sent to the engine.
-
-        Without events this marks them as used.
-        """
-        if self._capacity is not None:
-            for end in reversed(ends):
-                if end.digest in self._names:
-                    self._names.move_to_end(end.digest)
-
     # Inside.
-
-    def _leased(self, ends: Sequence[PrefixEnd], size: int, now: float) -> int:
-        for digest, depth in reversed(ends):
-            if depth <= size and (holding := self._names.get(digest)) is not None:
-                if holding.leased_until > now:
-                    return depth
-        return 0
 
     def _restart(self, epoch: str) -> None:
         self._clear()
@@ -276,7 +229,6 @@ class ResidencyIndex:
     def _clear(self) -> None:
         self._names.clear()
         self._expected.clear()
-        self._tokens = 0
 
     def _hold(self, chain: ChainHeld, now: float) -> None:
         until = now + chain.lease_seconds if chain.lease_seconds is not None else 0.0
@@ -287,7 +239,8 @@ class ResidencyIndex:
             leased_until = until if index < chain.num_leased else 0.0
             holding = self._names.get(digest)
             if holding is None:
-                self._put(digest, HeldChain(chain.tier, leased_until))
+                if len(digest) <= _MAX_DIGEST:
+                    self._names[digest] = HeldChain(chain.tier, leased_until)
                 continue
             # Most names of an event were held before, since turns share their beginnings.
             holding.tier = chain.tier
@@ -295,32 +248,6 @@ class ResidencyIndex:
             self._names.move_to_end(digest)
         while len(self._names) > self._max_names:
             self._names.popitem(last=False)
-            self.num_forgotten += 1
-
-    def _put(self, digest: str, holding: HeldChain) -> None:
-        self._drop(digest)
-        if len(digest) > _MAX_DIGEST:
-            return
-        self._names[digest] = holding
-        self._tokens += holding.own_tokens
-
-    def _drop(self, digest: str) -> None:
-        if (before := self._names.pop(digest, None)) is not None:
-            self._tokens -= before.own_tokens
-
-    def _shrink(self, now: float) -> None:
-        """Forget the least recently used names beyond the capacity. Leased names stay."""
-        assert self._capacity is not None
-        spared = 0
-        while self._names and spared < len(self._names):
-            if self._tokens <= self._capacity and len(self._names) <= self._max_names:
-                return
-            digest, holding = next(iter(self._names.items()))
-            if holding.leased_until > now:
-                self._names.move_to_end(digest)
-                spared += 1
-                continue
-            self._drop(digest)
             self.num_forgotten += 1
 
     def _believe(self, digests: Sequence[str], until: float) -> None:

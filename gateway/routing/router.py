@@ -1,29 +1,15 @@
 """Chooses the engine for a turn: the cheapest, in tokens of prefill, from this gateway's knowledge.
 
-    cost = to prefill + host_cost · to copy back + disk_cost · to read from the store
-           + (1 - UNLEASED_CREDIT) · held without a lease
-           + queue_weight · waiting prefill + load_weight · recent load above the fair share
-           + DECODE_TOKENS · running decodes
+The formula stands in `_offer`. *Waiting prefill* belongs to turns that were sent to the engine and
+have no answer yet. *Recent load* is the prefill that the engine was given lately, fading with
+`fade_seconds`: it spreads conversations before queues form. Content without a lease may be gone
+when the prompt arrives, so it counts a little less. Engines whose costs are within TIE of each
+other are equally good; among them rendezvous hashing decides, over the first prefix that no engine
+holds, as on every gateway.
 
-*To prefill* is the part of the prompt that the engine does not hold. *Waiting prefill* belongs to
-turns that were sent to the engine and have no answer yet: it is ahead of this prompt in the queue.
-*Recent load* is the prefill that the engine was given lately, fading with `fade_seconds`: it
-spreads conversations before queues form. The routers that measured best have the same form
-(`uncached + b · decayed uncached load`).
-
-Content without a lease may be gone when the prompt arrives, so it counts a little less than leased
-content. Engines whose costs are within TIE of each other are equally good. Among them rendezvous
-hashing decides, over the first prefix that no engine holds; it gives the same engine on every
-gateway.
-
-A prompt may be prefilled by one engine and answered by another. A long prompt that nobody holds
-delays every answer that runs beside its prefill. An engine with the role `prefill` has no answers
-beside it. It writes what the prompt's breakpoints mark to the store that the engines share, and the
-answering engine reads that.
-
-    here  = the answering engine's cost + delay_cost · tokens to prefill · running answers
-    there = the prefill engine's cost + disk_cost · tokens to read + tokens behind the last marker
-            + HAND_OVER_TOKENS
+A long prompt that nobody holds delays every answer that runs beside its prefill. An engine with the
+role `prefill` has no answers beside it: it writes what the prompt's breakpoints mark to the store
+that the engines share, and the answering engine reads that (`prefill_elsewhere`).
 """
 
 import math
@@ -174,14 +160,9 @@ class Load:
         self._add(-assigned, now)
 
     def observe(self, total_computed: int, now: float) -> None:
-        """Take in the engine's own total.
-
-        Computed tokens that are not ours were sent by other gateways.
-
-        The total may already contain a turn of ours whose answer has not reached us. The difference
-        to our own count is then too large for a while. So each token counts for other gateways
-        once, when the difference first exceeds its former maximum.
-        """
+        """Take in the engine's own total: what is not ours was sent by other gateways. The total
+        may already contain a turn of ours whose answer has not reached us, so each token counts for
+        others once, when the difference to our own count first exceeds its former maximum."""
         others = total_computed - self._own_computed
         if self._others_computed is None:
             self._others_computed = others
@@ -223,13 +204,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt to be placed.
-
-    `ends` are shallowest first, with sizes in tokens as far as they are known; `tokens` is the
-    whole prompt's size.
-
-    `affinity` is a key that the client gave. It comes before the prefix if no engine holds any.
-    """
+    """A prompt to be placed. `ends` are shallowest first; sizes are in tokens as far as they are
+    known, `tokens` is the whole prompt's. `affinity`, the client's key, comes before the prefix if
+    no engine holds any."""
 
     ends: Sequence[PrefixEnd]
     tokens: int
@@ -375,7 +352,17 @@ class Router:
             for engine in ready
             if engine.description and ask.model.is_served_by(engine.description.model)
         ]
-        able = _able(ask, [e for e in serving if not e.is_draining and e.url not in tried])
+        able: list[EngineT] = []
+        refusal: GatewayError = NoEngineReady()
+        for engine in serving:
+            if engine.description and not engine.is_draining and engine.url not in tried:
+                try:
+                    check_capabilities(ask, engine.description)
+                    able.append(engine)
+                except InvalidRequest as error:
+                    refusal = error
+        if not able:
+            raise refusal
         # If every breaker is open, trying is better than refusing.
         allowed = [engine for engine in able if engine.breaker.allows(now)] or able
         # Those that prefill for others answer only where there are no others.
@@ -411,23 +398,6 @@ def candidate_of(engine: Routable) -> Candidate:
     return Candidate(identity=engine.url, holdings=engine.holdings, load=engine.load)
 
 
-def _able(ask: Ask, engines: Sequence[EngineT]) -> list[EngineT]:
-    """The engines that can serve the request. If none can, raise the first one's refusal."""
-    able: list[EngineT] = []
-    refusal: GatewayError = NoEngineReady()
-    for engine in engines:
-        assert engine.description is not None
-        try:
-            check_capabilities(ask, engine.description)
-        except InvalidRequest as error:
-            refusal = error
-        else:
-            able.append(engine)
-    if not able:
-        raise refusal
-    return able
-
-
 def check_capabilities(ask: Ask, description: Description) -> None:
     """Raise InvalidRequest that names the first thing that this engine can't do."""
     can = description.capabilities
@@ -442,7 +412,13 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     if ask.output_schema is not None and "structured_output" not in can:
         raise DemandRefused("output_schema: not supported by this model")
     if ask.sampling.has_penalties and "penalties" not in can:
-        raise InvalidRequest(f"{_penalty(ask)}: not supported by this model")
+        kind = "presence" if ask.sampling.presence_penalty else "frequency"
+        name = f"{kind}_penalty"
+        if ask.sampling.logit_bias:
+            name = "logit_bias"
+        elif ask.dialect == "gemini":
+            name = f"generationConfig.{kind}Penalty"
+        raise InvalidRequest(f"{name}: not supported by this model")
     if ask.sampling.logprobs is not None and "logprobs" not in can and ask.dialect != "responses":
         field = "generationConfig.responseLogprobs" if ask.dialect == "gemini" else "logprobs"
         raise InvalidRequest(f"{field}: not supported by this model")
@@ -469,15 +445,6 @@ def _check_for_server(ask: Ask) -> None:
             raise InvalidRequest(f"{what} not supported by this model's server")
 
 
-def _penalty(ask: Ask) -> str:
-    """The field of the request, by its dialect's name."""
-    sampling = ask.sampling
-    if sampling.logit_bias:
-        return "logit_bias"
-    kind = "presence" if sampling.presence_penalty else "frequency"
-    return f"generationConfig.{kind}Penalty" if ask.dialect == "gemini" else f"{kind}_penalty"
-
-
 def marked_tokens(ask: Ask, ends: Sequence[PrefixEnd]) -> int:
     """The estimated tokens of the longest prefix that a breakpoint marks, 0 without one."""
     marked = ask.plan.deepest_marked()
@@ -492,7 +459,16 @@ def prefill_elsewhere(
     marked = marked_tokens(ask, route.ends)
     if ask.is_batch or marked - route.captured < MIN_TOKENS:
         return None
-    engines = [engine for engine in ready if _prefills_for(engine, route.engine, now)]
+    other, engines = route.engine, list[EngineT]()
+    for engine in ready:
+        mine, theirs = engine.description, other.description
+        # By its events an engine tells that it can read what another one wrote.
+        if other.holdings.is_stale(now) or engine.is_draining or mine is None:
+            continue
+        is_prefill = mine.role == "prefill" and engine.breaker.allows(now)
+        if is_prefill and theirs is not None and theirs.role != "prefill":
+            if (mine.model, mine.kv_dtype) == (theirs.model, theirs.kv_dtype):
+                engines.append(engine)
     if not engines:
         return None
     prompt = PromptSizes(ends=route.ends, tokens=route.tokens)
@@ -511,14 +487,3 @@ def prefill_elsewhere(
         captured=placement.offer.coverage.held,
         available=max(route.available, placement.available),
     )
-
-
-def _prefills_for(engine: EngineT, other: EngineT, now: float) -> bool:
-    """Whether the engine is for prefill, is free to take one, and is of the other's model."""
-    mine, theirs = engine.description, other.description
-    if mine is None or theirs is None or mine.role != "prefill" or theirs.role == "prefill":
-        return False
-    is_usable = not engine.is_draining and engine.breaker.allows(now)
-    # An engine tells only by events that it can read what another wrote.
-    is_usable = is_usable and other.holdings.source == "events"
-    return is_usable and (mine.model, mine.kv_dtype) == (theirs.model, theirs.kv_dtype)

@@ -1,9 +1,8 @@
 """Why a turn missed: how its prompt differs from an earlier turn's, and who held its prefix.
 
-The client names the earlier turn. Fingerprints of recent turns are in memory. Those of older turns,
-of an earlier run or of another gateway are fetched from the ledger while the engine works. The
-response does not wait for them: a fingerprint that has not come by then is "unfinished". Turns of
-another workspace are not found, nor are turns whose client did not ask for diagnostics.
+The client names the earlier turn. Fingerprints of recent turns are in memory; others are fetched
+from the ledger while the engine works, and the response does not wait for them ("unfinished").
+Turns of another workspace, or whose client did not ask for diagnostics, are not found.
 """
 
 import asyncio

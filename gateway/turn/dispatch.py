@@ -1,17 +1,13 @@
 """Sends a turn to an engine, and to the next best one while nothing of an answer has gone out.
 
-An engine may be unreachable, die, fall silent, fail, or refuse because it is full or not ready.
-Then the turn goes on at another engine, as another request, and the client does not notice. The
-request at the first engine is cancelled and not charged; the reconciler acknowledges its counts.
-Where there is no other engine the turn waits for the lost one, as long as a turn may wait in the
-queue. If that one does not come back, the client is told to come again (`NotServed`).
+An engine may be unreachable, die, fall silent, fail, or refuse. Then the turn goes on at another
+engine, as another request, and the first one is cancelled and not charged. Where there is no other
+engine the turn waits for the lost one, as long as it may wait in the queue, and then the client is
+told to come again (`NotServed`). A stream's first byte is the engine's first frame; after it a
+failure is the stream's error. An answer in one piece can begin anew elsewhere until it is whole.
 
-A stream's first byte is the engine's first frame. After it a failure is the stream's error. An
-answer in one piece goes out when it is whole, so until then it can begin anew elsewhere.
-
-A turn on which an engine fell silent before it accepted it is not sent to a second one. Its prompt
-may be the cause, and must not stop one engine after another. The client is told to come again,
-since the engine may also be busy with other turns.
+A turn on which an engine fell silent before it accepted it is not sent to a second one: its prompt
+may be the cause, and must not stop one engine after another.
 """
 
 import asyncio
@@ -131,7 +127,7 @@ class Dispatcher:
                         if isinstance(frame, Started):
                             self._started(turn, frame)
                         elif isinstance(frame, Done):
-                            turn.engine.succeeded()
+                            turn.engine.breaker.succeeded()
                     yield over_legs(frames, turn.prefilled)
                 if turn.leg is None:
                     return
@@ -272,7 +268,6 @@ class Dispatcher:
         turn.has_started = True
         turn.trace.started(started)
         engine.started(record.request_id, started, [name.digest for name in ask.plan.names])
-        turn.permit.answered()
         self.queue.moved(engine)
         if record.engine_model is not None and ask.plan.prefixes:
             num_bytes = ask.plan.num_bytes
@@ -296,7 +291,7 @@ class Dispatcher:
                 names = [name.digest for name in turn.ask.plan.names]
                 engine.started(turn.record.request_id, frame, names)
             elif isinstance(frame, Done):
-                engine.succeeded()
+                engine.breaker.succeeded()
         leg.check_time(now)
 
     def _end_leg(self, turn: Turn, prefilled: Started | None) -> None:
@@ -313,12 +308,12 @@ class Dispatcher:
         if isinstance(error, DemandRefused):
             error = DemandRefused(turn.ask.plan.in_request(str(error)))
         if is_breakdown(error):
-            engine.broke(request_id)
+            engine.breaker.failed(request_id, now)
         elif not isinstance(error, NoEngineReady):
             # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
-            engine.succeeded()
+            engine.breaker.succeeded()
         if not turn.may_run:
-            engine.returned(request_id)
+            engine.load.returned(request_id, now)
         if turn.leg is not None:
             self.legs.failed(turn.leg)
             self._end_leg(turn, None)

@@ -1,12 +1,9 @@
 """A turn in two legs: one engine prefills the prompt, another one reads it and answers.
 
-The first leg is a request with `max_tokens` 0. Its frames are not passed on; the client gets
-heartbeats. When it has ended, and an engine that may answer has told that it can read the prefix,
-the turn goes on as at every next attempt. A first leg that fails, or takes too long, is given up,
-and the turn goes on without it. `routing/router.py` says which turns have one.
-
-The turn's usage is that of the first leg: the tokens that it wrote count as written, although the
-answering engine read them.
+The first leg is a request with `max_tokens` 0, whose frames are not passed on. When it has ended,
+and an engine that may answer has told that it can read the prefix, the turn goes on as at every
+next attempt. A first leg that fails, or takes too long, is given up. `routing/router.py` says which
+turns have one. The turn's usage is that of the first leg: what it wrote counts as written.
 """
 
 import asyncio
@@ -77,7 +74,13 @@ class FirstLegs:
         marked = marked_tokens(ask, ends)
         deadline = self.clock.monotonic() + ARRIVAL_SECONDS
         while (now := self.clock.monotonic()) < deadline:
-            others = [e for e in self.fleet.ready if _answers_for(e, leg.route.engine)]
+            theirs = leg.route.engine.description
+            others = [
+                engine
+                for engine in self.fleet.ready
+                if (mine := engine.description) is not None
+                and (mine.role != "prefill" and theirs is not None and mine.model == theirs.model)
+            ]
             if not others or any(e.holdings.coverage(ends, now).held >= marked for e in others):
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -92,14 +95,6 @@ class FirstLegs:
 
 def _epoch_of(engine: Engine) -> str:
     return engine.description.epoch if engine.description is not None else ""
-
-
-def _answers_for(engine: Engine, other: Engine) -> bool:
-    """Whether it answers prompts that the other one prefills."""
-    mine, theirs = engine.description, other.description
-    if mine is None or theirs is None:
-        return False
-    return mine.role != "prefill" and mine.model == theirs.model
 
 
 def prefill_only(request: GenerateRequest) -> GenerateRequest:

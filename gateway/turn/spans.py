@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 
 from opentelemetry.trace import Span, SpanKind
 
-from engine.protocol import BreakpointReport, Started
+from engine.protocol import Started
 from engine.traces import Traces, Value, fail, trace_headers
 from gateway.base.errors import ClientGone, GatewayError
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
-from gateway.prompt.ask import Ask
-from gateway.prompt.origin import Origin
+from gateway.prompt.ask import Ask, Origin
 from gateway.turn.tracing import TurnTrace
 
 OPERATION, PROVIDER = "chat", "holdfast"
@@ -118,7 +117,9 @@ def cache_attributes(frame: Started) -> dict[str, Value]:
         "holdfast.cache.automatic_tokens": usage.automatic_tokens,
         "holdfast.cache.computed_tokens": usage.computed_tokens,
         "holdfast.cache.tier": frame.receipt.tier,
-        "holdfast.lease.state": _lease_of(frame.breakpoints),
+        "holdfast.lease.state": min(
+            (each.state for each in frame.breakpoints), key=_RANKS.index, default="none"
+        ),
     }
     if frame.miss_reason is not None:
         found["holdfast.cache.miss_reason"] = frame.miss_reason
@@ -126,11 +127,6 @@ def cache_attributes(frame: Started) -> dict[str, Value]:
     if seconds:
         found["holdfast.lease.seconds"] = max(seconds)
     return found
-
-
-def _lease_of(reports: list[BreakpointReport]) -> str:
-    """The best state of the turn's breakpoints; `none` without any."""
-    return min((each.state for each in reports), key=_RANKS.index, default="none")
 
 
 def outcome_attributes(record: TurnRecord) -> dict[str, Value]:

@@ -47,16 +47,11 @@ class Findings(Found):
 
 @dataclass(slots=True)
 class Attempts:
-    """The engines that one turn, or one count, was sent to.
-
-    An engine whose connection broke is asked once more when it has answered a poll since: the fleet
-    may have no other, and its new process knows nothing of the turn.
-
-    `sent` counts, by the engine's URL, the attempts that it took or may have taken.
-
-    `lost` has the moment at which its connection broke last. `first_lost` is the first of all such
-    moments. `num_lost` counts the connections that broke over the turn.
-    """
+    """The engines that one turn, or one count, was sent to. `sent` counts, by the engine's URL, the
+    attempts that it took or may have taken. `lost` has the moment at which its connection broke
+    last, `first_lost` the first of all, `num_lost` how many broke over the turn. An engine whose
+    connection broke is asked once more when it has answered a poll since: the fleet may have no
+    other, and its new process knows nothing of the turn."""
 
     sent: dict[str, int] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)
@@ -108,14 +103,11 @@ class Attempts:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """`record` is what the journal keeps: the engine, the attempt, the counts, the outcome.
-
-    `route` and `generation` are those of the last attempt. `may_run`: the engine may have its
-    request. `has_started`: its first frame has come. `failure` ended the attempt before. `leg` is
-    the first leg while it runs, `prefilled` what came of it (`first_leg.py`).
-
-    `is_streaming`: the head of a stream went out. `whole` has the frames of an answer in one piece.
-    """
+    """`record` is what the journal keeps. `route` and `generation` are those of the last attempt.
+    `may_run`: the engine may have its request. `has_started`: its first frame has come. `failure`
+    ended the attempt before. `leg` is the first leg while it runs, `prefilled` what came of it
+    (`first_leg.py`). `is_streaming`: the head of a stream went out. `whole` has the frames of an
+    answer in one piece."""
 
     ask: Ask
     record: TurnRecord

@@ -15,7 +15,6 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.ledger.stored import CachedContent, CachedContents
-from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 
 _TICK_SECONDS = 1.0
@@ -56,14 +55,11 @@ class Sweep:
             is_live = (content.workspace_id, content.prefix) in live
             for engine in self._fleet.ready if content.prefix in held and not is_live else ():
                 # An engine that is away has lost the lease, or ends it at the end that it was told.
+                scope, model = self._keyring.scope_of(content.workspace_id), engine.description
                 with suppress(GatewayError):
-                    await self._drop(engine, content)
+                    wanted = self._catalogue.find(content.model, self._fleet.served)
+                    if model is not None and wanted.is_served_by(model.model):
+                        for entry in await engine.entries(scope):
+                            if entry.scope == scope and entry.name == content.prefix:
+                                await engine.drop(scope, entry.entry)
         await self.contents.remove([content.id for content in contents])
-
-    async def _drop(self, engine: Engine, content: CachedContent) -> None:
-        scope, description = self._keyring.scope_of(content.workspace_id), engine.description
-        model = self._catalogue.find(content.model, self._fleet.served)
-        if description is not None and model.is_served_by(description.model):
-            for entry in await engine.entries(scope):
-                if entry.scope == scope and entry.name == content.prefix:
-                    await engine.drop(scope, entry.entry)

@@ -6,8 +6,7 @@ from engine.protocol import Started
 from engine.traces import Traces
 from gateway.base.errors import GatewayError
 from gateway.base.record import TurnRecord
-from gateway.prompt.ask import Ask
-from gateway.prompt.origin import Origin
+from gateway.prompt.ask import Ask, Origin
 
 
 class TurnTrace:

@@ -1,9 +1,8 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`serve` is the whole of it, in the order of the design: admit (limits, then the queue), open in the
-journal, send (`dispatch.py`: route and generate, at another engine if need be), close. Every turn's
-record is closed, however the turn ends. On the last frame the record is closed before the frame is
-passed on. Otherwise the reconciler closes it, with the engine's own counts.
+`serve` is the whole of it: admit (limits, then the queue), open in the journal, send
+(`dispatch.py`), close. Every turn's record is closed: before its last frame is passed on, or else
+by the reconciler, with the engine's own counts.
 """
 
 import os
@@ -17,13 +16,11 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
-from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
-from gateway.journal.charge import Billing
+from gateway.base.record import MODEL_CHARACTERS, TurnRecord
+from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
-from gateway.prompt.ask import Ask, TurnId
-from gateway.prompt.origin import NO_ORIGIN, Origin
-from gateway.routing.engine import Engine
+from gateway.prompt.ask import NO_ORIGIN, Ask, Origin, TurnId
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.state import OK, Findings, Turn, is_unsure
@@ -77,14 +74,10 @@ class TurnService:
     async def serve(
         self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
     ) -> AsyncGenerator[Taken | list[Frame], None]:
-        """Yield Taken, then the turn's frames, as many at a time as have come.
-
-        An empty list is a heartbeat.
-
-        An error before the first item is the response's status. A later error is the stream's. The
-        frames of an answer that is not streamed come when the answer is whole, because another
-        engine may begin it anew.
-        """
+        """Yield Taken, then the turn's frames, as many at a time as have come; an empty list is a
+        heartbeat. An error before the first item is the response's status, a later one the
+        stream's. The frames of an answer that is not streamed come when it is whole, because
+        another engine may begin it anew."""
         self.dispatcher.check_length(ask)
         with await self.admission.admit(turn_id, ask, self.journal.backlog) as permit:
             turn = await self._open(ask, turn_id, origin, permit, trace)
@@ -195,7 +188,7 @@ class TurnService:
         self.dispatcher.leave(turn)
         if turn.is_closed:
             return
-        record, permit = turn.record, turn.permit
+        record = turn.record
         record.outcome = turn.outcome
         if record.status is None and turn.is_streaming:
             record.status = OK
@@ -204,20 +197,16 @@ class TurnService:
             self.billing.charge(record)
             self.journal.close_soon(record)
             return
-        if record.outcome == CLIENT_LEFT:
-            permit.left()
-        self.background.spawn(_cancel(turn.engine, record.request_id, permit), "cancel")
+
+        async def cancel() -> None:
+            try:
+                await turn.engine.cancel(record.request_id)
+            except GatewayError as error:
+                if not is_unsure(error):
+                    raise
+
+        self.background.spawn(cancel(), "cancel")
         self.reconciler.take_over(record)
 
     def _seconds(self, turn: Turn) -> float:
         return self.clock.monotonic() - turn.ask.arrived
-
-
-async def _cancel(engine: Engine, request_id: str, permit: Permit) -> None:
-    try:
-        await engine.cancel(request_id)
-    except GatewayError as error:
-        if not is_unsure(error):
-            raise
-    finally:
-        permit.ended()

@@ -25,7 +25,7 @@ from engine.protocol import (
     Ttl,
 )
 from gateway.base.record import TurnRecord
-from gateway.journal.charge import charge
+from gateway.journal.drain import charge
 from gateway.prices.files import PriceBook
 from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters, kinds_at, pack, points_of

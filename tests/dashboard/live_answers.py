@@ -170,7 +170,7 @@ def engine_now(is_up: bool, name: str = "engine-0") -> Answers:
     description = made(Description, **told, block_size=16, num_blocks=64, guarantees=guarantees)
     found = {"description": description, "stats": stats(64)} if is_up else {}
     state = {"status": "ready" if is_up else "down", "breaker": "closed"}
-    routing = made(fleet.RoutingReport, source="events")
+    routing = made(fleet.RoutingReport)
     return made(fleet.EngineReport, name=name, routing=routing, **state, **found)
 
 

@@ -35,8 +35,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
-from gateway.journal.charge import Billing
-from gateway.journal.drain import Drain
+from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import ASIDE, Journal, rows_in
 from gateway.ledger.database import Ledger

@@ -23,7 +23,7 @@ from engine.protocol import (
 )
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.charge import Billing
+from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices

@@ -103,13 +103,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice for the turns of one key with one model.
-
-    `shared_end` is where the stable prefix ends, of `shared_tokens` on average. `saves` is what the
-    advised markers would have saved over these turns; of a verdict `leave` it is 0, and
-    `next_best` says what the best other way would have cost more. `lost` is what the turns lost
-    against a cache that loses nothing: restarts, evictions, other engines.
-    """
+    """Advice for the turns of one key with one model. `shared_end` is where the stable prefix ends,
+    of `shared_tokens` on average. `saves` is what the advised markers would have saved over these
+    turns; of a verdict `leave` it is 0, and `next_best` says what the best other way would have
+    cost more. `lost` is what the turns lost against a cache that loses nothing."""
 
     workspace: str
     key: str
@@ -197,13 +194,10 @@ class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines that are worth most, six at most; `num_more` are left out.
-
-    They come from the newest 20,000 turns of the seven days before `until_ms`, from the workspaces'
-    sums of these days, and from the 100 most used prefixes that came in them. `text` says what was
-    looked at, and that there is nothing to advise where that is so. A workspace, or a group of key
-    and model, with fewer than 20 requests gives no line. An answer is kept for ten minutes.
-    """
+    """The lines that are worth most, six at most; `num_more` are left out. They come from the
+    newest 20,000 turns of the seven days before `until_ms`, from the workspaces' sums, and from the
+    100 most used prefixes. A workspace, or a group of key and model, with fewer than 20 requests
+    gives no line. An answer is kept for ten minutes."""
 
     text: str
     since_ms: int
@@ -215,13 +209,10 @@ class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulated fleet under the traffic.
-
-    `hit_rate` is the share of prompt tokens that entries gave; `reuse_rate` has automatic reuse
-    too. `promise_kept` is the share of ended leases that lived to their expiry, None without any.
-    `best_effort` is the share of breakpoints that got no lease. First-token times are in seconds,
-    from arrival to the end of the prefill.
-    """
+    """One simulated fleet under the traffic. `hit_rate` is the share of prompt tokens that entries
+    gave; `reuse_rate` has automatic reuse too. `promise_kept` is the share of ended leases that
+    lived to their expiry, `best_effort` the share of breakpoints that got no lease. First-token
+    times are in seconds."""
 
     label: str
     engines: int

@@ -18,14 +18,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """`workspace` is the only workspace that this key sees; None is all.
-
-    `workspaces`, `engines` and `models` are the values of the filters: those that exist, and those
-    of turns of the last 31 days. `served` are the models that engines have now. `sample`: the
-    ledger holds made-up turns. `may_send`: this key can call the model APIs here.
-    `has_placeholder_prices`: the operator gave no prices, so money counts the shipped reference
-    price.
-    """
+    """`workspace` is the only workspace that this key sees; None is all. `workspaces`, `engines`
+    and `models` are the values of the filters: those that exist, and those of turns of the last 31
+    days. `served` are the models that engines have now. `sample`: the ledger holds made-up turns.
+    `may_send`: this key can call the model APIs here. `has_placeholder_prices`: money counts the
+    shipped price."""
 
     now_ms: int
     workspace: str | None
@@ -42,21 +39,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 BreakerState = Literal["closed", "open", "half_open"]
 
 
-Source = Literal["events", "learned"]
-
-
 EngineStatus = Literal["starting", "ready", "unsure", "down"]
 
 
 class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
     """What this gateway knows of an engine for routing.
 
-    `names` counts the prefixes that the engine holds, known from its events or its answers.
-    `is_stale`: the engine was silent for so long that these names no longer count.
+    `names` counts the prefixes that the engine holds, known from its events. `is_stale`: the engine
+    was silent for so long that these names no longer count.
     `waiting_tokens` belong to turns that were sent and have no answer yet. `recent_tokens` fade.
     """
 
-    source: Source
     is_stale: bool
     names: int
     forgotten_names: int

@@ -62,21 +62,6 @@ class HitRates(msgspec.Struct, frozen=True, kw_only=True):
     request_hit_rate: float | None
 
 
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """`journal_backlog` is of all workspaces, and None for a key that sees only its own."""
-
-    now_ms: int
-    seconds: int
-    bucket_seconds: int
-    totals: Totals
-    rates: HitRates
-    saved_nano: int
-    series: list[Bucket]
-    miss_reasons: dict[str, int]
-    journal_backlog: int | None
-    definitions: dict[str, str]
-
-
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """A range, the period of the same length before it, and its intervals."""
 
@@ -92,6 +77,18 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Bucket]
     miss_reasons: dict[str, int]
     outcomes: dict[str, int]
+
+
+class Overview(Usage, frozen=True, kw_only=True):
+    """The usage of the last `seconds`.
+
+    `journal_backlog` is of all workspaces, and None for a key that sees only its own.
+    """
+
+    now_ms: int
+    seconds: int
+    journal_backlog: int | None
+    definitions: dict[str, str]
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,17 +181,13 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixReport(CacheUsage, kw_only=True):
-    """One prefix over its whole life in the ledger.
-
-    `saved_nano` is net of the write premium, None if a turn had no price. `is_paid_back` says
-    whether it is positive. `gaps_5m` of its turns came at most 5 minutes after the one before,
-    `gaps_1h` later but within an hour.
-
-    `nano_with_5m` and `nano_with_1h` are the costs of its marked tokens with each TTL, given those
-    gaps. `better_ttl` is the cheaper one. `better_ttl_saves_nano` is what it would have saved, 0 if
-    the prefix has that TTL already. `reads_to_pay_back` is the fewest reads whose discount exceeds
-    the premium of one write. `look` is what a person can tell it by; None where its turns are gone.
-    """
+    """One prefix over its whole life in the ledger. `saved_nano` is net of the write premium, None
+    if a turn had no price; `is_paid_back`: it is positive. `gaps_5m` of its turns came at most 5
+    minutes after the one before, `gaps_1h` later but within an hour; `nano_with_5m` and
+    `nano_with_1h` are the costs of its marked tokens with each TTL, given those gaps. `better_ttl`
+    is the cheaper one, and `better_ttl_saves_nano` what it would have saved, 0 if the prefix has it
+    already. `reads_to_pay_back` is the fewest reads whose discount exceeds the premium of one
+    write. `look` is None where its turns are gone."""
 
     workspace: str
     prefix: str
@@ -282,18 +275,13 @@ Section = Literal["tools", "system", "messages"]
 
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
-
     Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
-    longest prefix with this turn, or else the latest whose tools and system blocks are as many and
-    as long. `earlier` is None where there is none.
-
-    `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
-    `block` are the same place, counted within tools, system or messages. `characters` of the
-    block's text are alike at least. `missed_tokens` are the earlier prompt's tokens from that place
-    on, estimated by bytes. `missed_nano` is what reading them would have saved; None
-    where the turn has no price, or where the prompts share no named prefix: how long they are alike
-    is then not known. `shared_tokens` are the tokens that both prompts begin with.
-    """
+    longest prefix, or else the latest whose tools and system blocks are as many and as long; None
+    where there is none. `segment` counts the earlier prompt's tools, system and message blocks from
+    0; `section` and `block` are the same place within one of these. At least `characters` of the
+    block's text are alike. `missed_tokens`, estimated by bytes, are the earlier prompt's from there
+    on. `missed_nano` is what reading them would have saved; None without a price, or where the
+    prompts share no named prefix. With `shared_tokens` both prompts begin."""
 
     turn: str
     earlier: str | None = None

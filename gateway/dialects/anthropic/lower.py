@@ -1,11 +1,8 @@
 """From a Messages request to an Ask: its prompt, a slot for each segment, and what it demands.
 
-Tools come first, then system blocks, then message blocks, whatever the order of the JSON keys.
-Every tool and every content block is exactly one segment; a string is one text block.
-
-A deferred tool (`defer_loading`) is not in the beginning of the prompt. A `tool_reference` or a
-`tool_addition` names it; from there on its definition is in the conversation, behind what was
-cached, and the model may call it. Naming one thus loses no prefix.
+Every tool and every content block is one segment; a string is one text block. A deferred tool
+(`defer_loading`) is not in the beginning of the prompt: where a `tool_reference` or a
+`tool_addition` names it, its definition is in the conversation, and no prefix is lost.
 """
 
 from collections.abc import Sequence
@@ -30,10 +27,9 @@ from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic import request as wire
 from gateway.dialects.lowering import Asked, Lowering, sampling_of, text_in
-from gateway.prompt.ask import NOT_COMPARED, Ask, Compared
+from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, name_of
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.origin import name_of
 from gateway.prompt.plan import Plan
 from gateway.prompt.schemas import check_json
 

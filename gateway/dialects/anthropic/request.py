@@ -1,15 +1,10 @@
 """Request bodies of /v1/messages, of its count_tokens and its batches, and their decoding.
 
 Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. What is not listed
-here is refused by name. A block that a response contained is accepted verbatim as input.
-
-Tools that the vendor defines or runs (web search, code execution, bash, MCP and the like) are left
-out of the prompt and told: no server here runs them and no model here was trained on them. Such a
-tool's place in `tools` stays taken, so that paths are the client's, and a marker on it counts as
-one on the tool before.
-
-Paths in errors are dotted, `messages.0.content.1.text: why`: list positions are numbers, and a
-content block's type follows its position.
+here is refused by name. A block that a response contained is accepted verbatim as input. Tools that
+the vendor defines or runs are left out of the prompt and told; their place in `tools` stays taken,
+so that paths are the client's, and a marker there counts as one on the tool before. Paths in errors
+are dotted, `messages.0.content.1.text: why`: a content block's type follows its position.
 """
 
 import re

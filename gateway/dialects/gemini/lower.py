@@ -30,10 +30,9 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.fields import camel
 from gateway.dialects.gemini import request as wire
 from gateway.dialects.lowering import NO_PARAMETERS, Asked, Lowering, sampling_of, text_in
-from gateway.prompt.ask import Ask
+from gateway.prompt.ask import Ask, name_of
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.origin import name_of
 from gateway.prompt.plan import find_target
 from gateway.prompt.schemas import check_json
 

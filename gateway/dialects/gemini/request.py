@@ -1,12 +1,10 @@
 """Request bodies of generateContent, countTokens and cachedContents, and their decoding.
 
 Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. The model is in the
-path.
-
-The rules are those of the JSON form of protocol buffers, which Google's servers parse: a field has
-two names (`systemInstruction` and `system_instruction`), null is a field that is not there, and
-an object may stand where a list of one is meant. An unknown name is an error. What is below a free
-field (a function's arguments, a schema) stays as it is. All of it is linear in the body.
+path. The rules are those of the JSON form of protocol buffers: a field has two names
+(`systemInstruction` and `system_instruction`), null is a field that is not there, and an object may
+stand where a list of one is meant. An unknown name is an error. What is below a free field (a
+function's arguments, a schema) stays as it is. All of it is linear in the body.
 """
 
 import re

@@ -33,10 +33,9 @@ from gateway.dialects.lowering import (
     split_data_url,
 )
 from gateway.dialects.openai import request as wire
-from gateway.prompt.ask import Ask
+from gateway.prompt.ask import Ask, name_of
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.origin import name_of
 from gateway.prompt.plan import Layout, Plan, Slot, make_plan
 
 _MAX_TOKEN_DIGITS = 9

@@ -1,11 +1,10 @@
 """Request bodies of POST /v1/chat/completions and POST /v1/completions, and their decoding.
 
-Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level field that
-is null is a field that is not there. Unknown keys are errors.
-
-A message that a response contained is accepted verbatim as input. `cache_control` stands where
-LiteLLM and OpenRouter put it: on a content part, a message, a tool call, a tool or its function;
-`prompt_cache_breakpoint` is OpenAI's own marker, on content parts only.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level null is a
+field that is not there; unknown keys are errors. A message that a response contained is accepted
+verbatim. `cache_control` stands where LiteLLM and OpenRouter put it: on a content part, a message,
+a tool call, a tool or its function; `prompt_cache_breakpoint` is OpenAI's own marker, on parts
+only.
 """
 
 import re

@@ -1,16 +1,13 @@
 """From a Responses request to an Ask: prompt, slots, demands.
 
 Tools come first, then `instructions` and the system and developer messages at the beginning, then
-everything else in order. Each content part, call and output is one segment; a string is one part.
-Later system messages stay where they are.
-
-The request's tools become functions of the prompt. Functions in a namespace get its name in front.
-A custom tool is a function with one string, `input`. Tools of the vendor's are left out.
-Names stay unique: where two would be equal, the later one gets a number.
+everything else in order; later system messages stay where they are. The request's tools become
+functions of the prompt: those in a namespace get its name in front, a custom tool has one string,
+`input`, and the vendor's tools are left out. Where two names would be equal, the later one gets a
+number.
 
 Reasoning comes back from a client in `encrypted_content`. Its text is signed with the workspace's
-scope, so that only what this installation wrote for this workspace is read as the model's own. It
-is not hidden: the client saw it in the response.
+scope, so that only what this installation wrote for this workspace is read as the model's own.
 """
 
 import hmac
@@ -37,10 +34,9 @@ from gateway.dialects.lowering import (
 from gateway.dialects.openai.request import JsonObjectFormat, Refusal
 from gateway.dialects.responses import request as wire
 from gateway.dialects.responses.response import INPUT, MAX_ECHO_BYTES, Origin, unechoed
-from gateway.prompt.ask import Ask, Compared
+from gateway.prompt.ask import Ask, Compared, name_of
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.origin import name_of
 from gateway.prompt.schemas import check_json
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")

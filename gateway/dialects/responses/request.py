@@ -1,10 +1,8 @@
 """The request body of POST /v1/responses and POST /v1/responses/input_tokens, and its decoding.
 
-Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level field that
-is null is a field that is not there. Unknown keys are errors.
-
-An output item of a response is accepted verbatim as an input item. Items and tools get their types
-first: a message may come without one, and what this server can't do becomes `hosted`.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level null is a
+field that is not there; unknown keys are errors. An output item of a response is accepted verbatim.
+Items and tools get their types first; what this server can't do becomes `hosted`.
 """
 
 from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import written_tokens
 from gateway.ledger.schema import PrefixRow, TurnRow
-from gateway.prices.price import PriceSheets, TokenPrices, cost_with_ttl
+from gateway.prices.price import PriceSheets, cost_with_ttl
 from gateway.prompt.fingerprint import unpack
 
 # Parts of one statement.
@@ -126,7 +126,15 @@ def _report(
     saved = None if row["unpriced"] else row["cost_without_cache_nano"] - row["cost_nano"]
     # By the price of its last sheet. None if that is gone.
     price = prices.with_id(row["price"] or "")
-    costs = _costs_of_ttls(row, price.rates) if price and not row["unpriced"] else {}
+    costs, to_pay_back = dict[Ttl, int](), None
+    if price is not None:
+        rates, count = price.rates, row["requests"]
+        marked = row["cache_read_tokens"] + sum(row[name] for name in WRITE_FIELDS.values())
+        in_time: dict[Ttl, int] = {"5m": row["gaps_5m"], "1h": row["gaps_5m"] + row["gaps_1h"]}
+        for ttl, within in in_time.items() if not row["unpriced"] else ():
+            costs[ttl] = cost_with_ttl(rates, ttl, marked // count, count, within)
+        premium, discount = rates.write(row["ttl"] or "5m") - rates.input, rates.input - rates.read
+        to_pay_back = premium // discount + 1 if discount > 0 else None
     better = min(costs, key=lambda ttl: costs[ttl], default=None)
     own = costs.get(row["ttl"])
     return PrefixReport(
@@ -138,23 +146,6 @@ def _report(
         nano_with_1h=costs.get("1h"),
         better_ttl=better,
         better_ttl_saves_nano=None if own is None or better is None else own - costs[better],
-        reads_to_pay_back=_reads_to_pay_back(row["ttl"] or "5m", price.rates) if price else None,
+        reads_to_pay_back=to_pay_back,
         look=looks.get((row["workspace_id"], row["prefix"])),
     )
-
-
-def _reads_to_pay_back(ttl: Ttl, rates: TokenPrices) -> int | None:
-    """None if reading is not cheaper."""
-    premium, discount = rates.write(ttl) - rates.input, rates.input - rates.read
-    return premium // discount + 1 if discount > 0 else None
-
-
-def _costs_of_ttls(row: Any, rates: TokenPrices) -> dict[Ttl, int]:
-    """The costs of its marked tokens."""
-    marked = row["cache_read_tokens"] + sum(row[name] for name in WRITE_FIELDS.values())
-    count, in_5m = row["requests"], row["gaps_5m"]
-    in_time: dict[Ttl, int] = {"5m": in_5m, "1h": in_5m + row["gaps_1h"]}
-    return {
-        ttl: cost_with_ttl(rates, ttl, marked // count, count, within)
-        for ttl, within in in_time.items()
-    }

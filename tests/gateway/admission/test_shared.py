@@ -21,8 +21,8 @@ from gateway.base.errors import GatewayError, LedgerUnavailable, RateLimited, Sp
 from gateway.base.grants import Limits
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
+from gateway.ledger.access import Exchange, SharedLimitsTable
 from gateway.ledger.database import Ledger
-from gateway.ledger.shared_limits import Exchange, SharedLimitsTable
 from gateway.prompt.ask import Principal
 from scripts.stack import ROOT
 from tests.gateway.records import turn_record
@@ -287,7 +287,7 @@ async def test_a_turn_that_waits_when_the_gateway_stops_is_decided(url: str) -> 
 FROZEN = """
 import asyncio, os, signal, sys
 from gateway.ledger.database import Ledger
-from gateway.ledger.shared_limits import SharedLimitsTable
+from gateway.ledger.access import SharedLimitsTable
 
 async def freeze():
     async with SharedLimitsTable(Ledger(sys.argv[1], 60.0)).exchange(["w"]):

@@ -22,8 +22,7 @@ from engine.protocol import (
     Ttl,
 )
 from gateway.advice.observation import Observation, Row, observe
-from gateway.prices.money import NanoDollars
-from gateway.prices.price import TokenPrices
+from gateway.prices.price import NanoDollars, TokenPrices
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, pack, points_of, unpack
 from gateway.prompt.names import NAMES_RULE, find_prefixes
 from gateway.prompt.sketch import kinds_of, sketch_of

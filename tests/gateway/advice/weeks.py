@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from engine.protocol import Message, Prompt, TextPart, Ttl
 from gateway.base.record import TurnRecord
-from gateway.journal.charge import charge
+from gateway.journal.drain import charge
 from gateway.prices.files import load_prices
 from tests.gateway.advice.shapes import Sent, fingerprint
 from tests.gateway.records import turn_record

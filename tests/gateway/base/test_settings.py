@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.base.engine_places import EnginePlace
-from gateway.base.settings import PREFIX, Settings, SettingsError, load, misspelt
+from gateway.base.settings import PREFIX, EnginePlace, Settings, SettingsError, load, misspelt
 from scripts.stack import ROOT, free_port
 from tests.gateway.admin.test_wrong_values import URLS
 

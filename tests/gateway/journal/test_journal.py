@@ -14,8 +14,7 @@ from gateway.base.errors import EngineTimeout, LedgerUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal import store
-from gateway.journal.charge import Billing
-from gateway.journal.drain import Drain, Known
+from gateway.journal.drain import Billing, Drain, Known
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from engine.protocol import InputUsage
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.charge import Billing
-from gateway.journal.drain import Drain
+from gateway.journal.drain import Billing, Drain
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices

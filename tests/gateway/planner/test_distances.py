@@ -4,10 +4,8 @@ from collections import OrderedDict
 
 import pytest
 
-from gateway.planner.distances import distances
-from gateway.planner.requests import PlannedRequest, Requests
-from gateway.planning.asked import MadeTraffic
-from gateway.planning.traffic import made_up, total_tokens
+from gateway.planner.requests import PlannedRequest, Requests, distances
+from gateway.planning.traffic import MadeTraffic, made_up, total_tokens
 
 TRAFFIC = MadeTraffic(tenants=3, conversations=5, turns=6, hours=0.2, system_tokens=640, seed=4)
 

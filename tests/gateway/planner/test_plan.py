@@ -7,8 +7,7 @@ import pytest
 from gateway.admin.structs.advice import Plan
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import plan
-from gateway.planning.asked import MadeTraffic, PlanRequest
-from gateway.planning.traffic import Job, made_up
+from gateway.planning.traffic import Job, MadeTraffic, PlanRequest, made_up
 
 MADE = MadeTraffic(tenants=2, conversations=6, turns=5, hours=0.1, gap_seconds=20, seed=2)
 CONFIG = {

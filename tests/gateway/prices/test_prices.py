@@ -6,7 +6,7 @@ import pytest
 from engine.protocol import InputUsage
 from gateway.cli.main import main
 from gateway.prices.files import HOSTED, PriceBook, PriceError, load_prices
-from gateway.prices.money import NanoDollars, dollars, per_token
+from gateway.prices.price import NanoDollars, dollars, per_token
 
 TODAY = date(2026, 11, 21)
 

@@ -210,18 +210,6 @@ def started(num_held: int, epoch: str = "e", chain: int = 0) -> tuple[Started, l
     return frame, [f"{chain}.{i}" for i in range(DEPTH)]
 
 
-def test_without_events_the_least_recently_used_is_forgotten_beyond_the_capacity() -> None:
-    holdings = ResidencyIndex(capacity_tokens=2 * DEPTH * 16)
-    for chain in (0, 1):
-        holdings.learn(*started(DEPTH, chain=chain), 0.0)
-    holdings.touch(ends_of(0))
-    holdings.learn(*started(DEPTH, chain=2), 0.0)
-    assert [holdings.coverage(ends_of(c), 0.0).held for c in range(3)] == [80, 0, 80]
-    assert not holdings.is_stale(1e9)
-    holdings.learn(*started(1, epoch="another", chain=1), 0.0)
-    assert [holdings.coverage(ends_of(c), 0.0).held for c in range(3)] == [0, 16, 0]
-
-
 def test_a_full_index_takes_no_more_bytes_than_it_may_and_what_is_forgotten_is_counted() -> None:
     number_of_names = 20_000
     tracemalloc.start()

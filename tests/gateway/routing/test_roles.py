@@ -77,7 +77,7 @@ def test_what_one_engine_does_alone(
     elif why == "model":
         prefill = engine(0, "prefill", model="other")
     elif why == "no events":
-        decode.holdings = ResidencyIndex(capacity_tokens=1)
+        decode.holdings = ResidencyIndex()
     assert first_leg(one, [prefill, decode]) is None
 
 

@@ -7,8 +7,7 @@ import pytest
 from engine.protocol import FinalCounts, InputUsage
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
-from gateway.journal.charge import Billing
-from gateway.journal.drain import Drain
+from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
