@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import functools
+import gc
 import os
 import ssl
 from collections.abc import Iterator
@@ -47,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.getplugin("terminalreporter")
     if "PYTEST_XDIST_WORKER" not in os.environ and terminal is not None:
         config.pluginmanager.register(FailureTeller(terminal))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: no collector need look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 SHARING = ("tests/conformance/", "tests/e2e/sdk/", "tests/vectors/", "tests/isolation/")

@@ -23,7 +23,8 @@ from unittest.mock import patch
 from scripts.stack import ROOT
 
 PRELOADED = ["engine.backends.native", "engine.__main__", "gateway.__main__", "gateway.cli.serve",
-             "transformers.models.llama.modeling_llama", "tests.preloaded"]  # fmt: skip
+             "transformers.models.llama.modeling_llama", "aiosqlite", "uvicorn.lifespan.on",
+             "uvicorn.loops.auto", "tests.preloaded"]  # fmt: skip
 PROGRAMS = ("engine", "gateway")
 # Libraries read other names when they are imported: a server that differs in one starts anew.
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_", "OTEL_BSP_", "OTEL_EXPORTER_OTLP_",
