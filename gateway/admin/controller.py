@@ -15,7 +15,7 @@ from litestar.params import QueryParameter, RawBody
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.clock import Clock
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.bodies import check_values
+from gateway.dialects.bodies import check_values, unreadable
 from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
 from gateway.http.generation import check_media
 from gateway.http.query import check_query
@@ -91,8 +91,8 @@ def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
     try:
         document = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("The request body is not valid JSON") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable(error) from None
     if not isinstance(document, dict):
         raise InvalidRequest("The request body must be a JSON object")
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}

@@ -114,7 +114,8 @@ def unreadable(error: Exception) -> InvalidRequest:
         case RecursionError():
             return InvalidRequest("The request body is nested too deeply")
         case _:
-            return InvalidRequest("The request body is not valid JSON")
+            reason = str(error).removeprefix("JSON is malformed: ")
+            return InvalidRequest(f"The request body is not valid JSON: {reason}")
 
 
 def read(make: Callable[[], MadeT], explain: Callable[[str], InvalidRequest]) -> MadeT:

@@ -29,7 +29,8 @@ FULL = '{"model":"m","messages":[],"max_tokens":1,'
     "raw, message",
     [
         ("", JSON),
-        ("{", JSON),
+        ("{", f"{JSON}: Input data was truncated"),
+        ('{"model":"m",}', f"{JSON}: trailing comma in object (byte 13)"),
         ("[]", "Input should be a valid object"),
         (b'{"model":"\xff"}', "The request body is not valid UTF-8"),
         ('{"model":"\\ud800"}', JSON),

@@ -40,6 +40,12 @@ def hang_up(stack: Stack, request: dict[str, Any], after: bytes, behind: bytes) 
             eventually(lambda: stack.engine.running)
 
 
+def input_tokens(stack: Stack) -> float:
+    """Of the metrics, whatever the model."""
+    series, lines = 'holdfast_gateway_tokens_total{class="input"', stack.get("/metrics").text
+    return sum(float(line.split()[-1]) for line in lines.splitlines() if line.startswith(series))
+
+
 def turn_of(stack: Stack, turn_id: str) -> dict[str, Any]:
     eventually(lambda: stack.admin(f"turns/{turn_id}").status_code == 200)
     found: dict[str, Any] = stack.admin(f"turns/{turn_id}").json()
@@ -66,6 +72,7 @@ def test_a_client_that_hangs_up_frees_the_engine_and_is_billed_by_its_counts(
     stack.engine.wait_seconds = 0.0 if is_begun else 60.0
     # 100 s of it: what comes to its end within 20 did not end by itself.
     stack.engine.script = say(*["word "] * 500, delay=0.2)
+    counted = input_tokens(stack)
     hang_up(stack, request_body, after, behind)
     [turn_id] = [request.request_id for request in stack.engine.requests]
     eventually(lambda: not stack.engine.running)
@@ -75,6 +82,7 @@ def test_a_client_that_hangs_up_frees_the_engine_and_is_billed_by_its_counts(
     assert turn["status"] == (200 if after else None)
     assert bool(turn["output_tokens"]) is is_begun
     assert turn["input_tokens"] > 0
+    assert input_tokens(stack) - counted == turn["input_tokens"]
     eventually(lambda: turn_id in stack.engine.acked)
 
 

@@ -230,6 +230,16 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
     assert not engine.requests
 
 
+def test_more_tokens_than_the_context_has_are_told_and_never_an_error(stack: Stack) -> None:
+    assert told(stack.sdk().messages.create(**body(max_tokens=100_000))) == []
+    reason = "an answer ends where the context of 100000 is full"
+    for answer, path in (
+        (stack.sdk().messages.create(**body(max_tokens=100_001), timeout=60), "max_tokens"),
+        (chat(stack, max_completion_tokens=100_001), "max_tokens"),
+    ):
+        assert told(answer) == [(path, reason)]
+
+
 def test_counting_takes_a_format_and_diagnostics_see_it(stack: Stack) -> None:
     sdk, request = stack.sdk(), body(output_config=FORMAT)
     del request["max_tokens"]
