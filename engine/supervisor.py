@@ -56,7 +56,7 @@ class Supervisor:
     """Lives on the event loop's thread. `monotonic` returns seconds."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.ends: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter({CALLBACKS: 0})
         """Ends by an error, by the loop's name, since the process began."""
         self._monotonic = monotonic
         self._watched: dict[str, _Watched] = {}

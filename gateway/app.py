@@ -76,7 +76,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             metrics = Metrics(settings.metrics_workspaces)
-            supervisor = Supervisor(clock.monotonic, metrics.count_loop_end)
+            supervisor = Supervisor(clock.monotonic, metrics.count_loop_ends)
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
                 metrics.watch_spans(traces.count)

@@ -24,26 +24,31 @@ from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
 from engine.traces import NO_SPANS, SpanCounts
 from gateway.base.record import TurnRecord
 
-# Name, labels, meaning. The histograms' buckets are in `_BUCKETS`.
+# Name, labels, meaning. A series exists from the start, with 0, for each value that stands behind
+# a label. The histograms' buckets are in `_BUCKETS`.
 _COUNTERS = """
 requests | route, status | HTTP requests by route template and status
-refused_connections | reason | Connections that were closed before or beside any route, by why
+refused_connections | reason: head_too_large head_timeout too_many malformed made_way
+    stalled_reader | Connections that were closed before or beside any route, by why
 turns | outcome, model | Turns closed, by outcome and by the model of the engine
 tokens | class, model | Tokens by billing class and by the model of the engine
 workspace_turns | workspace | Turns closed, by workspace; only with HOLDFAST_METRICS_WORKSPACES
 workspace_tokens | class, workspace | Tokens by billing class and workspace; only with
     HOLDFAST_METRICS_WORKSPACES
 removed_nonces | | Client nonces that were kept out of prompts
-retries | reason | Turns sent to another engine before their first byte, by what the one before did
+retries | reason: timeout lost failed refused | Turns sent to another engine before their
+    first byte, by what the one before did
 ignored_frames | | Frames of engines that were late, double or another request's
-prefix_tokens | stage | Prompt tokens held by some engine (available), by the chosen one (captured),
-    and reused (delivered)
-refused_turns | reason | Turns refused because the engines are full: the queue is, or its
-    workspace's share of it, another workspace's turn was let in, or the time to wait was over
+prefix_tokens | stage: available captured delivered | Prompt tokens held by some engine
+    (available), by the chosen one (captured), and reused (delivered)
+refused_turns | reason: queue_full workspace_full made_way deadline | Turns refused because the
+    engines are full: the queue is, or its workspace's share of it, another workspace's turn was let
+    in, or the time to wait was over
 drain_failures | | Failed attempts to copy the journal to the ledger
 loop_restarts | loop | Loops of the gateway that ended by an exception and were started again
 turns_set_aside | | Turns that the ledger can't hold; they stay in the journal
-reconciled_turns | result | Turns closed from the engine's own counts, or given up
+reconciled_turns | result: engine_counts lost retried | Turns closed from the engine's own counts,
+    or given up
 """
 _GAUGES = """
 engine_up | engine | 1 while ready
@@ -122,11 +127,14 @@ class Metrics:
         registry.register(self._spans)
         self._counters = {
             name: Counter(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
-            for name, labels, meaning in _rows(_COUNTERS)
+            for name, labels, meaning, _ in _rows(_COUNTERS)
         }
+        for name, _, _, values in _rows(_COUNTERS):
+            for value in values:
+                self.count(name, value, amount=0)
         self._gauges = {
             name: Gauge(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
-            for name, labels, meaning in _rows(_GAUGES)
+            for name, labels, meaning, _ in _rows(_GAUGES)
         }
         self._histograms = {
             name: Histogram(
@@ -136,7 +144,7 @@ class Metrics:
                 buckets=tuple(_BUCKETS.get(name, _SECONDS)),
                 registry=registry,
             )
-            for name, labels, meaning in _rows(_HISTOGRAMS)
+            for name, labels, meaning, _ in _rows(_HISTOGRAMS)
         }
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
@@ -162,8 +170,8 @@ class Metrics:
     def watch_spans(self, counts: Callable[[], SpanCounts]) -> None:
         self._spans.counts = counts
 
-    def count_loop_end(self, kind: str) -> None:
-        self.count("loop_restarts", kind)
+    def count_loop_ends(self, kind: str, amount: int) -> None:
+        self.count("loop_restarts", kind, amount=amount)
 
     def show_engines(self, engines: Mapping[str, EngineState]) -> None:
         """Show these engines, by name. A removed engine is no longer shown."""
@@ -220,11 +228,12 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _rows(table: str) -> Iterable[tuple[str, list[str], str]]:
-    """Name, labels and meaning. A row goes on in the lines behind it that are indented."""
+def _rows(table: str) -> Iterable[tuple[str, list[str], str, list[str]]]:
+    """Name, labels, meaning, and the values of the label. An indented line goes on with a row."""
     for row in table.strip().replace("\n    ", " ").splitlines():
         name, labels, meaning = (cell.strip() for cell in row.split("|"))
-        yield name, labels.split(", ") if labels else [], meaning
+        labels, _, values = labels.partition(":")
+        yield name, labels.split(", ") if labels else [], meaning, values.split()
 
 
 def _has_place(known: set[str], most: int, name: str) -> bool:

@@ -25,8 +25,8 @@ _STOP_SECONDS = 6.0
 
 Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 """A loop runs until the event is set."""
-CountEnd = Callable[[str], None]
-"""Counts one unexpected end, by the loop's kind."""
+CountEnds = Callable[[str, int], None]
+"""Counts so many unexpected ends, by the loop's kind. A loop that starts has had none."""
 
 
 class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +73,9 @@ class Watched:
 class Supervisor:
     """All loops of the process, by name. Only `guard` may be called from other threads."""
 
-    def __init__(self, monotonic: Callable[[], float], count_end: CountEnd) -> None:
+    def __init__(self, monotonic: Callable[[], float], count_ends: CountEnds) -> None:
         self._monotonic = monotonic
-        self._count_end = count_end
+        self._count_ends = count_ends
         self._watched: dict[str, Watched] = {}
         self._tasks: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
@@ -93,6 +93,7 @@ class Supervisor:
         `kind` is the metric's label. Loops that do the same work, each for one engine, share it.
         """
         watched = self._watched[name] = Watched(name, kind or name, self._monotonic)
+        self._count_ends(watched.kind, 0)
         stopping = asyncio.Event()
         task = asyncio.create_task(self._keep(watched, loop, stopping), name=name)
         self._tasks[name] = task, stopping
@@ -136,7 +137,7 @@ class Supervisor:
 
     def _ended(self, watched: Watched, error: Exception) -> float:
         seconds = watched.ended(error)
-        self._count_end(watched.kind)
+        self._count_ends(watched.kind, 1)
         # The traceback is logged as text: other renderers may show the values of variables.
         trace = "".join(traceback.format_exception(error))
         log = get_logger("supervisor")

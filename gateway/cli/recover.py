@@ -166,7 +166,7 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     secret = settings.engine_secret.get_secret_value()
     ledger = Ledger(settings.ledger_url)
     async with EngineHttp() as http:
-        supervisor = Supervisor(Clock().monotonic, Metrics().count_loop_end)
+        supervisor = Supervisor(Clock().monotonic, Metrics().count_loop_ends)
         fleet = Fleet(
             settings.engines,
             lambda name, url: Engine(name, url, secret, http),

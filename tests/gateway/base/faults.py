@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from gateway.base.supervisor import CountEnd, Loop, Supervisor
+from gateway.base.supervisor import CountEnds, Loop, Supervisor
 
 
 class InjectedError(Exception):
@@ -14,8 +14,8 @@ class InjectedError(Exception):
 class FaultySupervisor(Supervisor):
     """Runs every loop as it is, until `kill` is called for it."""
 
-    def __init__(self, monotonic: Callable[[], float], count_end: CountEnd) -> None:
-        super().__init__(monotonic, count_end)
+    def __init__(self, monotonic: Callable[[], float], count_ends: CountEnds) -> None:
+        super().__init__(monotonic, count_ends)
         self.names: list[str] = []
         self._event_loop = asyncio.get_running_loop()
         self._kills: dict[str, asyncio.Event] = {}

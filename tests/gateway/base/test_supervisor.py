@@ -4,6 +4,7 @@ What stays down is said by `/readyz`. Another supervisor stands in, whose loops 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from gateway import app
 from gateway.base import supervisor as supervision
-from gateway.base.supervisor import CountEnd, Supervisor
+from gateway.base.supervisor import CountEnds, Supervisor
 from tests.gateway.admin_client import Admin
 from tests.gateway.base.faults import FaultySupervisor
 from tests.gateway.bodies import body
@@ -48,8 +49,8 @@ class Gateway:
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     engine, made = ScriptedEngine(), list[FaultySupervisor]()
 
-    def make(monotonic: Callable[[], float], count_end: CountEnd) -> Supervisor:
-        made.append(FaultySupervisor(monotonic, count_end))
+    def make(monotonic: Callable[[], float], count_ends: CountEnds) -> Supervisor:
+        made.append(FaultySupervisor(monotonic, count_ends))
         return made[0]
 
     monkeypatch.setattr(app, "Supervisor", make)
@@ -98,24 +99,27 @@ def test_readiness_names_a_loop_that_ends_again_and_again(gateway: Gateway) -> N
 def test_an_end_is_logged_with_its_trace_and_without_the_values_of_its_frames(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def run() -> list[str]:
-        ended: list[str] = []
+    async def run() -> Counter[str]:
+        counted: Counter[str] = Counter()
         again = asyncio.Event()
 
         async def loop(_: asyncio.Event) -> None:
             secret = "hf-" + "x" * 20
-            if not ended:
+            if not counted.total():
                 raise KeyError(len(secret))
             again.set()
 
-        supervisor = Supervisor(asyncio.get_running_loop().time, ended.append)
+        supervisor = Supervisor(
+            asyncio.get_running_loop().time,
+            lambda kind, amount: counted.update({kind: amount}),
+        )
         supervisor.start("drain of one", loop, "drain")
         async with asyncio.timeout(180):
             await again.wait()
         await supervisor.stop("drain of one")
-        return ended
+        return counted
 
-    assert asyncio.run(run()) == ["drain"]
+    assert asyncio.run(run()) == {"drain": 1}
     written = capsys.readouterr()
     told = written.out + written.err
     assert "loop_ended" in told and "KeyError: 23" in told and "in loop" in told

@@ -21,12 +21,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.metrics import render
 from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
+from engine.supervisor import Supervisor as EngineSupervisor
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.gateway.admin_client import Admin
-from tests.gateway.serving import eventually
+from tests.gateway.serving import eventually, serve_gateway
 
 ROOT = Path(__file__).resolve().parents[3]
 MONITORING = ROOT / "gateway" / "monitoring"
@@ -186,10 +188,28 @@ def test_the_table_has_every_metric_and_no_other_with_its_bounded_labels(exposed
     rows = documented()
     assert {name: row.type for name, row in rows.items()} == dict(exposed.types)
     for name, row in rows.items():
-        # A counter of what has not happened yet shows no labels.
+        # A counter of what has not happened yet may show no labels.
         assert exposed.labels[name] <= row.labels, name
         assert row.labels <= BOUNDED_LABELS, name
         assert len(exposed.values.get((name, "route"), ())) < 60
+
+
+def test_what_alerts_and_panels_ask_for_exists_from_the_start_and_is_0(tmp_path: Path) -> None:
+    """`increase` of a series that begins with its first event is 0."""
+    with serve_gateway(tmp_path) as url:
+        found = httpx.get(f"{url}/metrics", timeout=60).text
+    for series in (
+        'refused_turns_total{reason="queue_full"}',
+        'retries_total{reason="lost"}',
+        'refused_connections_total{reason="too_many"}',
+        'reconciled_turns_total{result="lost"}',
+        'loop_restarts_total{loop="drain"}',
+    ):
+        assert f"holdfast_gateway_{series} 0.0" in found
+    assert (
+        'holdfast_engine_loop_ends_total{loop="callbacks"} 0.0'
+        in render(None, EngineSupervisor().ends).decode()
+    )
 
 
 def selectors(expression: Any) -> Iterator[promql.VectorSelector]:
