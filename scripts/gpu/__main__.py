@@ -1,31 +1,71 @@
 """The native engine on a GPU: is it exact, how fast is it, and how much memory does it take?
 
-    scripts/gpu_check [--out DIR]      a GPU; writes gpu_check.json and gpu_check.md
+    scripts/gpu_check [--out DIR]      a GPU; writes gpu_check.md
     scripts/gpu_check --interpret      exactness alone, with Triton's interpreter on a CPU
 
 It fetches nothing. The speed is that of a model of Llama 3 8B's shape with random weights in
-bfloat16, which are made on the device. What was found out so far is in both files at any time.
+bfloat16, which are made on the device. What was found out so far is in the file at any time.
 """
 
 import faulthandler
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.gpu.report import Report, failure_of
+from scripts.bench.report import markdown
 from scripts.setup.options import parse
 
 if TYPE_CHECKING:
     import torch
 
-    from scripts.gpu.exactness import Comparison
-
 # No part begins later than the second; comparisons, which mostly wait for Triton's compiler, end
 # with the first. A part that hangs ends the process with the third.
 EXACT_SECONDS, LIMIT_SECONDS, HARD_SECONDS = 240.0, 440.0, 530.0
+Row = tuple[str, str]
+"""A subject and its figure."""
+
+
+class Report:
+    """Rows, printed as they come, and in a file beneath the heading where there is a folder."""
+
+    def __init__(self, folder: Path | None, heading: str = "") -> None:
+        self._folder = folder
+        self._heading = heading
+        self.rows: list[Row] = []
+        self.has_failed = False
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, subject: str, figure: str) -> None:
+        self.rows.append((subject, figure))
+        print(f"{subject}: {figure}", flush=True)
+        if self._folder is not None:
+            text = markdown((self._heading, "measured"), self.rows)
+            (self._folder / "gpu_check.md").write_text(text + "\n", "utf-8")
+
+    def run(self, subject: str, part: Callable[[], Iterable[Row]]) -> None:
+        """Add the rows of a part, and why it failed: its errors take no other part with them."""
+
+        def add_all() -> None:
+            for row in part():
+                self.add(*row)
+
+        if failure := failure_of(add_all):
+            self.has_failed = True
+            self.add(subject, f"failed: {failure}")
+
+
+def failure_of(work: Callable[[], object]) -> str:
+    """Run it; the error's kind and its first line, or nothing."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - the edge of a part
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}"
+    return ""
 
 
 def main() -> int:
@@ -33,7 +73,7 @@ def main() -> int:
         __doc__,
         interpret=(False, "exactness alone, on a CPU"),
         small=(False, "a tiny model, also without a GPU: to try this script"),
-        out=(".", "folder of the JSON and the Markdown"),
+        out=(".", "folder of the Markdown"),
     )
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.interpret:
@@ -42,33 +82,43 @@ def main() -> int:
 
     begun = time.perf_counter()
     if options.interpret:
-        report = Report(None, {})
-        exactness(torch.device("cpu"), report, float("inf"))
+        report = Report(None)
+        report.run("exactness", partial(exactness, torch.device("cpu"), report, float("inf")))
         return 1 if report.has_failed else 0
     is_gpu = torch.cuda.is_available()
     if not is_gpu and not options.small:
         print("there is no GPU here: not run (--interpret: exactness on a CPU)")
         return 2
+    from engine.compute.loading import LoadedModel
     from scripts.gpu import speed
 
     device = torch.device("cuda" if is_gpu else "cpu")
     chip = torch.cuda.get_device_name() if is_gpu else "no GPU"
-    report = Report(Path(options.out), {"chip": chip, "torch": torch.__version__})
+    report = Report(Path(options.out), f"{chip}, torch {torch.__version__}")
     sizes = speed.small() if options.small else speed.llama_8b()
+    loaded: list[LoadedModel] = []
     faulthandler.dump_traceback_later(HARD_SECONDS, exit=True)
     try:
-        if is_gpu and (
-            failure := failure_of(lambda: exactness(device, report, begun + EXACT_SECONDS))
-        ):
-            report.fail("exact", failure)
-        speed.measure(report, begun + LIMIT_SECONDS, sizes, device)
+        if is_gpu:
+            deadline = begun + EXACT_SECONDS
+            report.run("exactness", partial(exactness, device, report, deadline))
+        report.run("load", lambda: speed.load(sizes, device, loaded))
+        for part in (speed.first_tokens, speed.decoding, speed.host_tier) if loaded else ():
+            subject = part.__name__.replace("_", " ")
+            if time.perf_counter() > begun + LIMIT_SECONDS:
+                report.add(subject, "not run: no time left")
+                continue
+            report.run(subject, partial(part, loaded[0], sizes))
+            speed.free_memory()
+        if is_gpu:
+            report.add("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
     finally:
         faulthandler.cancel_dump_traceback_later()
     return 1 if report.has_failed else 0
 
 
-def exactness(device: "torch.device", report: Report, deadline: float) -> None:
-    """Print each comparison, and report whether all are within what is allowed."""
+def exactness(device: "torch.device", report: Report, deadline: float) -> Iterator[Row]:
+    """Print each comparison; a row that says whether all are within what is allowed."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -84,16 +134,15 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> None:
         worst = max([worst, *(difference / allowed for difference in found)])
         told = failure or f"{found[0]:.1e}"
         print(f"{'ok   ' if is_right else 'WRONG'} {told} {what}", flush=True)
-    report.facts["exact"] = not wrong
     report.has_failed |= wrong > 0
-    report.add(
+    yield (
         "comparisons with plain attention",
         f"{right} right, {wrong} wrong, {skipped} not run; the largest difference is {worst:.2f} of"
         " what is allowed",
     )
 
 
-def comparisons(device: "torch.device") -> "Iterator[tuple[*Comparison, float]]":
+def comparisons(device: "torch.device") -> Iterator[tuple[str, Callable[[], float], float]]:
     """Each with what is allowed; the type that a GPU serves with comes first."""
     import torch
 
@@ -101,18 +150,9 @@ def comparisons(device: "torch.device") -> "Iterator[tuple[*Comparison, float]]"
 
     is_gpu = device.type == "cuda"
     shapes = exact.SHAPES if is_gpu else exact.FEW_SHAPES
-    num_tokens, sizes = (150, exact.SMALL) if is_gpu else (60, exact.SMALLER)
-
-    def kernels(dtype: torch.dtype) -> "Iterator[tuple[*Comparison, float]]":
+    for dtype in (torch.bfloat16, torch.float16, torch.float32) if is_gpu else (torch.float32,):
         for what, compare in exact.kernel_comparisons(device, dtype, shapes):
             yield f"{dtype} {what}", compare, exact.ALLOWED[dtype]
-
-    if is_gpu:
-        yield from kernels(torch.bfloat16)
-        yield from kernels(torch.float16)
-    for what, compare in exact.model_comparisons(device, num_tokens, sizes):
-        yield f"model {what}", compare, 1e-4
-    yield from kernels(torch.float32)
 
 
 if __name__ == "__main__":

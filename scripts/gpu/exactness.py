@@ -1,27 +1,15 @@
-"""The paged kernel against plain attention, and models with it against their own attention."""
+"""The paged kernel against plain attention. A load compares models with it with their own."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    LlamaConfig,
-    MistralConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-)
 
 from engine.compute.attention.arithmetic import Layer, visible
 from engine.compute.batch import build_batch
 from engine.compute.kv import KvLayout, KvPool
-from engine.compute.loading import prepare_model
 from engine.compute.runner import Kernel
 from engine.schedule.runner import SampleParams, Work
 
@@ -167,59 +155,3 @@ def _plain(query: torch.Tensor, works: list[Work], pool: KvPool, layer: Layer) -
         mask = visible(places[work.start :, None], places[None], layer.window)
         outputs.append(torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ values)
     return torch.cat(outputs, 1)
-
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-}
-# For the interpreter: a layer of either kind, and few programs for each.
-SMALLER = SMALL | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-CONFIGS: dict[str, Callable[[dict[str, Any]], PretrainedConfig]] = {
-    "llama": lambda sizes: LlamaConfig(**sizes),
-    "qwen3": lambda sizes: Qwen3Config(**sizes, head_dim=16),
-    "mistral": lambda sizes: MistralConfig(**sizes, sliding_window=24),
-    "gemma2": lambda sizes: Gemma2Config(
-        **sizes,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=24,
-        attn_logit_softcapping=2.0,
-    ),
-}
-
-
-new_model: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
-
-
-def model_comparisons(
-    device: torch.device, num_tokens: int, sizes: dict[str, Any]
-) -> Iterator[Comparison]:
-    """Prompts in three chunks and a decode step, in float32, against each model's own attention."""
-    for name, config in CONFIGS.items():
-        compare = partial(_model_difference, device, num_tokens, config(sizes))
-        yield f"{name}, {num_tokens} tokens", compare
-
-
-def _model_difference(device: torch.device, num_tokens: int, config: PretrainedConfig) -> float:
-    torch.manual_seed(3)
-    model = new_model(config, attn_implementation="eager")
-    torch.nn.Module.to(model, device)
-    model.train(mode=False)
-    generator = torch.Generator().manual_seed(4)
-    tokens = torch.randint(0, 199, (num_tokens,), generator=generator).tolist()
-    with torch.inference_mode():
-        plain = model(torch.tensor([tokens], device=device), use_cache=False).logits[0, -1]
-    runner = prepare_model(model, "triton").runner(NUM_BLOCKS // 2, 8)
-    table = np.random.default_rng(5).permutation(NUM_BLOCKS // 2).tolist()
-    ends = [0, num_tokens // 3, num_tokens - 7, num_tokens - 1, num_tokens]
-    for start, end in itertools.pairwise(ends):
-        work = Work(token_ids=tokens[start:end], start=start, block_table=table, sample=GREEDY)
-        logits = runner.logits([work])[0]
-    return float((logits - plain).abs().max() / plain.abs().max())

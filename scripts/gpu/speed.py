@@ -14,7 +14,6 @@ from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel, prepare_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work
-from scripts.gpu.report import Report, failure_of, why
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
 BLOCK_SIZE = 16
@@ -61,44 +60,29 @@ def _config(
     )
 
 
-Part = Callable[[LoadedModel, Sizes], Iterator[tuple[str, str]]]
+Rows = Iterator[tuple[str, str]]
 
 
-def measure(report: Report, deadline: float, sizes: Sizes, device: torch.device) -> None:
-    """What the deadline (`time.perf_counter`) leaves no room for is named as not run.
+def load(sizes: Sizes, device: torch.device, loaded: list[LoadedModel]) -> Rows:
+    """A model of random weights into `loaded`, by torch's own attention where the kernel is not
+    exact."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = random_model(sizes.config, device, dtype)
+    refused: ModelRefused | None = None
+    try:
+        loaded.append(prepare_model(model))
+    except ModelRefused as error:  # the load's check refuses the paged kernel
+        refused = error
+        loaded.append(prepare_model(model, "sdpa"))
+    yield "attention", loaded[0].why_no_kernel or loaded[0].attention
+    if refused is not None:
+        raise refused
 
-    A part that fails, for want of memory perhaps, leaves the rows that it had.
-    """
-    is_gpu = device.type == "cuda"
-    loaded: list[LoadedModel] = []
 
-    def load() -> None:
-        model = random_model(sizes.config, device, torch.bfloat16 if is_gpu else torch.float32)
-        try:
-            loaded.append(prepare_model(model))
-        except ModelRefused as error:  # the load's check refuses the paged kernel
-            report.fail("the paged kernel", why(error))
-            loaded.append(prepare_model(model, "sdpa"))
-        report.add("attention", loaded[0].why_no_kernel or loaded[0].attention)
-
-    def add_rows(part: Part) -> None:
-        for subject, figure in part(loaded[0], sizes):
-            report.add(subject, figure)
-
-    if failure := failure_of(load):
-        return report.fail("load", failure)
-    for part in (first_tokens, decoding, host_tier):
-        subject = part.__name__.replace("_", " ")
-        if time.perf_counter() > deadline:
-            report.add(subject, "not run: no time left")
-            continue
-        if failure := failure_of(partial(add_rows, part)):
-            report.fail(subject, failure)
-        gc.collect()
-        if is_gpu:
-            torch.cuda.empty_cache()
-    if is_gpu:
-        report.add("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+def free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 new_model: Callable[[LlamaConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
@@ -118,7 +102,7 @@ def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
     return model
 
 
-def first_tokens(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
+def first_tokens(loaded: LoadedModel, sizes: Sizes) -> Rows:
     """From a prompt to its first token: all of it computed, and all but the last block read."""
     for tokens in sizes.contexts:
         runner = loaded.runner(-(-tokens // BLOCK_SIZE), BLOCK_SIZE)
@@ -145,7 +129,7 @@ def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
         start += count
 
 
-def decoding(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
+def decoding(loaded: LoadedModel, sizes: Sizes) -> Rows:
     """Steps of one token a sequence, behind one shared prefix and behind one each."""
     shared, own = sizes.shared_tokens // BLOCK_SIZE, sizes.own_tokens // BLOCK_SIZE
     for batch in sizes.batches:
@@ -178,7 +162,7 @@ def decode(runner: TorchRunner, tables: list[list[int]], start: int, steps: int)
         )
 
 
-def host_tier(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
+def host_tier(loaded: LoadedModel, sizes: Sizes) -> Rows:
     """Copies of whole blocks between the device and the host, as the engine makes them."""
     count = sizes.host_blocks
     runner = loaded.runner(count, BLOCK_SIZE, count)
