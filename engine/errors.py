@@ -87,15 +87,5 @@ def rebuilt(code: ErrorCode, message: str, *, is_public: bool) -> EngineError:
     return kind.__new__(kind, message)
 
 
-_KINDS: dict[ErrorCode, type[EngineError]] = {
-    kind.code: kind
-    for kind in (
-        InvalidRequest,
-        PromptTooLong,
-        TooCostly,
-        Unsupported,
-        NotFound,
-        NotReady,
-        Overloaded,
-    )
-}
+_known: list[type[EngineError]] = [*EngineError.__subclasses__(), PromptTooLong]
+_KINDS: dict[ErrorCode, type[EngineError]] = {kind.code: kind for kind in _known}

@@ -189,47 +189,43 @@ class Settings(BaseSettings):
             raise ValueError("must be `session`, `today` or a day as YYYY-MM-DD") from None
 
     @model_validator(mode="after")
-    def _upstream_has_a_url(self) -> "Settings":
-        if self.backend == "upstream" and not self.upstream.startswith(("http://", "https://")):
-            raise ValueError("ENGINE_BACKEND=upstream needs a URL in ENGINE_UPSTREAM")
-        return self
-
-    @model_validator(mode="after")
-    def _store_needs_own_memory(self) -> "Settings":
-        if self.store and self.backend not in ("native", "synthetic"):
-            raise ValueError("ENGINE_STORE works with ENGINE_BACKEND native or synthetic")
-        return self
-
-    @model_validator(mode="after")
-    def _role_needs_a_shared_store(self) -> "Settings":
-        if self.role != "both" and not (self.store and self.store_shared):
-            raise ValueError("ENGINE_ROLE needs ENGINE_STORE and ENGINE_STORE_SHARED=true")
-        return self
-
-    @model_validator(mode="after")
-    def _speculation_needs_own_model(self) -> "Settings":
-        if self.speculation != "off" and self.backend != "native":
-            raise ValueError(
+    def _fit_together(self) -> "Settings":
+        is_native, keeps_other = self.backend == "native", self.kv_dtype != "model"
+        for is_wrong, message in (
+            (
+                self.backend == "upstream"
+                and not self.upstream.startswith(("http://", "https://")),
+                "ENGINE_BACKEND=upstream needs a URL in ENGINE_UPSTREAM",
+            ),
+            (
+                self.store and self.backend not in ("native", "synthetic"),
+                "ENGINE_STORE works with ENGINE_BACKEND native or synthetic",
+            ),
+            (
+                self.role != "both" and not (self.store and self.store_shared),
+                "ENGINE_ROLE needs ENGINE_STORE and ENGINE_STORE_SHARED=true",
+            ),
+            (
+                self.speculation != "off" and not is_native,
                 "ENGINE_SPECULATION works with ENGINE_BACKEND native; vLLM takes "
-                "`speculative_config` in ENGINE_VLLM_ARGS"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _kv_dtype_is_ours(self) -> "Settings":
-        if self.kv_dtype != "model" and self.backend != "native":
-            raise ValueError(
+                "`speculative_config` in ENGINE_VLLM_ARGS",
+            ),
+            (
+                keeps_other and not is_native,
                 "ENGINE_KV_DTYPE works with ENGINE_BACKEND native; vLLM takes `kv_cache_dtype` in "
-                "ENGINE_VLLM_ARGS"
-            )
-        if self.kv_dtype != "model" and self.attention in ("triton", "cpp"):
-            raise ValueError("ENGINE_KV_DTYPE needs ENGINE_ATTENTION auto or sdpa")
-        return self
-
-    @model_validator(mode="after")
-    def _manual_clock_stays_home(self) -> "Settings":
-        if self.clock == "manual" and self.host not in LOOPBACK:
-            raise ValueError("ENGINE_CLOCK=manual needs a loopback address in ENGINE_HOST")
+                "ENGINE_VLLM_ARGS",
+            ),
+            (
+                keeps_other and self.attention in ("triton", "cpp"),
+                "ENGINE_KV_DTYPE needs ENGINE_ATTENTION auto or sdpa",
+            ),
+            (
+                self.clock == "manual" and self.host not in LOOPBACK,
+                "ENGINE_CLOCK=manual needs a loopback address in ENGINE_HOST",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(message)
         return self
 
 

@@ -6,9 +6,10 @@ are seconds, all digests are lower-case hex.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 PROTOCOL_VERSION = 1
 SCOPE_HEADER = "x-scope"
@@ -16,9 +17,11 @@ SCOPE_HEADER = "x-scope"
 MAX_NAMES = 512
 MAX_BREAKPOINTS = 4
 MAX_CELLS = 2048
+MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_RECORD_BYTES = 4096
 
+NotNegative = Annotated[int, Meta(ge=0)]
 Ttl = Literal["5m", "30m", "1h"]
 
 
@@ -187,9 +190,9 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     class that its write is billed as.
     """
 
-    segment: int
+    segment: NotNegative
     ttl: Ttl = "5m"
-    seconds: float | None = None
+    seconds: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -199,7 +202,7 @@ class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     digest: str
-    segment: int
+    segment: NotNegative
     characters: int | None = None
 
 
@@ -217,18 +220,18 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     have the log-probabilities of their tokens, and of so many of the most likely ones.
     """
 
-    max_tokens: int | None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    max_tokens: NotNegative | None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: NotNegative | None = None
     stop_sequences: list[str] = []
     seed: int | None = None
-    num_choices: int = 1
+    num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -269,14 +272,14 @@ class GenerateRequest(
     until the request's final counts are acknowledged.
     """
 
-    request_id: str
-    scope: str
+    request_id: Annotated[str, Meta(min_length=1)]
+    scope: Annotated[str, Meta(min_length=1)]
     prompt: Prompt
     sampling: Sampling
-    breakpoints: list[Breakpoint] = []
-    names: list[Name] = []
-    age_seconds: float = 0.0
-    min_cache_tokens: int | None = None
+    breakpoints: Annotated[list[Breakpoint], Meta(max_length=MAX_BREAKPOINTS)] = []
+    names: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []
+    age_seconds: Annotated[float, Meta(ge=0, lt=86_400)] = 0.0
+    min_cache_tokens: NotNegative | None = None
     tool_choice: ToolChoice = ToolChoice()
     thinking: bool = False
     output_schema: dict[str, Any] | None = None

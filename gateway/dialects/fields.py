@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Raw
 
-from engine.protocol import MAX_LOGPROBS
+from engine.protocol import MAX_CHOICES, MAX_LOGPROBS
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.bodies import check_values, is_neutral
@@ -255,7 +255,6 @@ CallInput = Annotated[dict[str, Any], call_input]
 Arguments = Annotated[str, arguments]
 
 MAX_COUNT = 1_000_000_000
-MAX_CHOICES = 16
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES), choices]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -23,9 +23,6 @@ from engine.errors import (
     Unsupported,
 )
 from engine.protocol import (
-    MAX_BREAKPOINTS,
-    MAX_LOGPROBS,
-    MAX_NAMES,
     MAX_RECORD_BYTES,
     Breakpoint,
     Capability,
@@ -48,7 +45,6 @@ from engine.protocol.reports import Description
 from engine.text.grammar import is_free
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
-MAX_CHOICES = 16
 MAX_SEGMENTS = 100_000
 """Tools, system blocks and message parts of one request."""
 MAX_STOPS = 1_024
@@ -66,49 +62,27 @@ MAX_SCHEMA_MULTIPLE = 100_000
 
 
 def check_request(request: GenerateRequest, description: Description) -> None:
-    """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later."""
+    """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later.
+
+    The protocol's types bound what stands in one field.
+    """
     check_prompt(request.prompt)
     num_segments, sampling = request.prompt.num_segments, request.sampling
     fields: dict[str, Sequence[Breakpoint | Name]]
     fields = {"breakpoints": request.breakpoints, "names": request.names}
     for field, placed in fields.items():
         for index, one in enumerate(placed):
-            if not 0 <= one.segment < num_segments:
+            if one.segment >= num_segments:
                 raise InvalidRequest(f"{field}[{index}].segment: no such segment")
     checks = (
-        (request.request_id != "", "request_id: must not be empty"),
-        (request.scope != "", "scope: must not be empty"),
         (num_segments > 0, "prompt: must not be empty"),
-        (len(request.breakpoints) <= MAX_BREAKPOINTS, "breakpoints: at most 4"),
-        (len(request.names) <= MAX_NAMES, f"names: at most {MAX_NAMES}"),
         (
             len(request.record.encode()) <= MAX_RECORD_BYTES,
             f"record: at most {MAX_RECORD_BYTES} bytes",
         ),
-        (0 <= request.age_seconds < 86_400, "age_seconds: must be 0 to 86,400"),
-        ((sampling.max_tokens or 0) >= 0, "sampling.max_tokens: must not be negative"),
-        (0 <= (sampling.temperature or 0) <= 2, "sampling.temperature: must be 0 to 2"),
-        (
-            sampling.top_p is None or 0 < sampling.top_p <= 1,
-            "sampling.top_p: must be above 0 and at most 1",
-        ),
-        ((sampling.top_k or 0) >= 0, "sampling.top_k: must not be negative"),
-        (
-            1 <= sampling.num_choices <= MAX_CHOICES,
-            f"sampling.num_choices: must be 1 to {MAX_CHOICES}",
-        ),
-        (
-            0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS,
-            f"sampling.logprobs: must be 0 to {MAX_LOGPROBS}",
-        ),
         (
             sampling.num_choices == 1 or sampling.max_tokens != 0,
             "sampling.num_choices: must be 1 where max_tokens is 0",
-        ),
-        ((request.min_cache_tokens or 0) >= 0, "min_cache_tokens"),
-        (
-            all(point.seconds is None or point.seconds > 0 for point in request.breakpoints),
-            "breakpoints.seconds: must be above 0",
         ),
         (0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
     )
