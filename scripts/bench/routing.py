@@ -12,10 +12,9 @@ one client streams from whoever is measured, by /v1/chat/completions, closed loo
 turns within each seed. What the workloads are stands in `routing_load.py`.
 
 *hit* is the share of prompt tokens that the engines physically reused, by their own counters.
-*ceiling* is the share that one infinite cache would have reused of the prompts that were sent: by
-whole blocks, or to the token where the requests are marked, since an entry ends where its mark
-stands. *load* is tokens prefilled and decoded by an engine, max/mean. Times to the first token are
-the client's.
+*ceiling* is the share that one infinite cache would have reused of the prompts that were sent, by
+whole blocks. *load* is tokens prefilled and decoded by an engine, max/mean. Times to the first
+token are the client's.
 """
 
 import asyncio
@@ -189,13 +188,12 @@ def _measure(subject: Subject, workload: Workload, num_blocks: int) -> list[str]
         if name in ("input_tokens", "cache_read_tokens") or name.startswith("cache_write_")
     )
     ceiling = ceiling_of(seen.prompts)
-    most = (ceiling.by_token if subject.is_marked else ceiling.by_block) / ceiling.prompt
     hit = (prompt - computed) / prompt
     loads = [one["computed_tokens"] + one["output_tokens"] for one in grown]
     print("".join(f"    {error}\n" for error in seen.errors[:2]), end="")
     return [
         f"{hit:.4f}",
-        f"{hit / most:.2%}",
+        f"{hit * ceiling.prompt / ceiling.reused:.2%}",
         f"{computed:,}",
         f"{max(loads) / statistics.fmean(loads):.3f}",
         *(f"{1e3 * percentile(seen.first_token, share):.0f}ms" for share in (0.5, 0.95)),
@@ -234,8 +232,7 @@ def _num_blocks(workload: Workload, room: float, announce: str) -> int:
         f"\n{workload.shape}, {announce}, seed {workload.seed}: "
         f"{len(prompts):,} requests of {data.prompt:,} tokens, "
         f"{data.unique:,} different; {NUM_ENGINES} engines of {num_blocks * BLOCK_TOKENS:,}, "
-        f"{room:.0%} of that together\nceiling {data.by_block / data.prompt:.4f} by blocks of "
-        f"{BLOCK_TOKENS}, {data.by_token / data.prompt:.4f} to the token; "
+        f"{room:.0%} of that together\nceiling {data.reused / data.prompt:.4f}; "
         f"{workload.in_flight} in flight, {workload.max_tokens} tokens answered"
     )
     return num_blocks

@@ -5,7 +5,6 @@ conversations runs at once, each to its end; then the next one begins.
 """
 
 import asyncio
-import itertools
 import random
 import time
 from array import array
@@ -155,43 +154,30 @@ async def run_load(workload: Workload, url: str, key: str, *, is_marked: bool) -
 
 @dataclass(slots=True)
 class Ceiling:
-    """Tokens that one infinite cache would have reused, by whole blocks and to the token.
-
-    `unique` is what there is to hold, in tokens of whole blocks.
-    """
+    """Tokens of prompts, those that one infinite cache would have reused by whole blocks, and how
+    many different ones there are to hold."""
 
     prompt: int = 0
-    by_block: int = 0
-    by_token: int = 0
+    reused: int = 0
     unique: int = 0
 
 
 def ceiling_of(prompts: Sequence[Texts]) -> Ceiling:
     """Replay prompts as the engine tokenizes them; the last token is always computed."""
-    ceiling = Ceiling()
-    known: dict[bytes, set[bytes]] = {}
+    ceiling, known, size = Ceiling(), set[bytes](), BLOCK_TOKENS * BYTES_PER_TOKEN
     for texts in prompts:
-        tokens = tokens_of(texts)
-        size = BLOCK_TOKENS * BYTES_PER_TOKEN
-        parent, held, exact, is_known = b"", 0, 0, True
+        tokens, chain, num_held = tokens_of(texts), b"", 0
         for start in range(0, len(tokens), size):
             block = tokens[start : start + size]
-            behind = known.setdefault(parent, set())
-            num_tokens = len(block) // BYTES_PER_TOKEN
-            if is_known and block in behind:
-                held += num_tokens if num_tokens == BLOCK_TOKENS else 0
-                exact += num_tokens
-            else:
-                if is_known:
-                    exact += max((_common(block, other) for other in behind), default=0)
-                    is_known = False
-                behind.add(block)
-                ceiling.unique += num_tokens
-            parent = blake2b(parent + block, digest_size=16).digest()
+            chain = blake2b(chain + block, digest_size=16).digest()
+            if chain not in known:
+                known.add(chain)
+                ceiling.unique += len(block) // BYTES_PER_TOKEN
+            elif len(block) == size:
+                num_held += BLOCK_TOKENS
         prompt = len(tokens) // BYTES_PER_TOKEN
         ceiling.prompt += prompt
-        ceiling.by_block += min(held, (prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
-        ceiling.by_token += min(exact, prompt - 1)
+        ceiling.reused += min(num_held, (prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
     return ceiling
 
 
@@ -200,9 +186,3 @@ def tokens_of(texts: Texts) -> bytes:
     prompt = Prompt([Message("user", [TextPart(text)]) for text in texts])
     rendered = SyntheticRenderer().render(prompt, thinking=False, scope="")
     return array("I", rendered.token_ids).tobytes()
-
-
-def _common(left: bytes, right: bytes) -> int:
-    """How many tokens two blocks begin with in common."""
-    pairs = zip(array("I", left), array("I", right), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

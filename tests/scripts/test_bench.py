@@ -55,8 +55,7 @@ def test_the_ceiling_is_the_longest_earlier_prefix_of_each_prompt(seed: int) -> 
     ]
     ceiling = ceiling_of(prompts)
     assert ceiling.prompt == sum(map(len, texts))
-    assert ceiling.by_token == sum(exact)
-    assert ceiling.by_block == sum(one // BLOCK_TOKENS * BLOCK_TOKENS for one in exact)
+    assert ceiling.reused == sum(one // BLOCK_TOKENS * BLOCK_TOKENS for one in exact)
 
 
 def test_a_workload_is_drawn_by_its_seed_and_shares_a_tenants_prompt() -> None:
