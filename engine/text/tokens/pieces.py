@@ -158,10 +158,6 @@ class Piece:
     character_ends: "array[int]"
     edges: bytearray
 
-    @property
-    def num_bytes(self) -> int:
-        return 9 * len(self.token_ids)
-
     def __len__(self) -> int:
         return len(self.token_ids)
 
@@ -211,7 +207,13 @@ class PieceTokenizer:
         # Its post-processor moves offsets off white space, and adds what templates write.
         parts["post_processor"] = None
         self._whole = Tokenizer.from_str(json.dumps(parts))
-        self._splitting = _splitting_ids(parts)
+        # The added tokens at which the tokenizer splits a text before it does anything else to it;
+        # True for those that take the white space before them.
+        self._splitting: dict[TokenId, bool] = {
+            token["id"]: token["lstrip"]
+            for token in parts["added_tokens"]
+            if not token["single_word"] and (not token["normalized"] or parts["normalizer"] is None)
+        }
         self.control_ids = self.controls.ids
         self._controls = frozenset(self.control_ids.values())
         self._plain: _PlainTokenizer | None = None
@@ -223,76 +225,57 @@ class PieceTokenizer:
 
         Those with one of `cuts` (characters, ascending) at their beginning or inside are not.
         """
-        matches = self.controls.matches(text)
-        owned = [m for m in matches if not _has_cut(m, cuts)] if cuts else matches
-        starts = [match.begin for match in owned if self._splits(text, match)]
-        borders = [0, *starts, len(text)] if text else []
-        if len(borders) > 1 and borders[0] == borders[1]:
-            del borders[0]
-        return self._place(borders, self._keys(text, borders, owned, cuts, scope))
-
-    def _keys(
-        self,
-        text: str,
-        borders: Sequence[int],
-        owned: Sequence[ControlMatch],
-        cuts: Sequence[int],
-        scope: str,
-    ) -> "list[_Key]":
-        """What each piece is known by."""
-        keys: list[_Key] = []
+        owned = [
+            match
+            for match in self.controls.matches(text)
+            if bisect_left(cuts, match.begin) == bisect_left(cuts, match.end)
+        ]
         begins = [match.begin for match in owned]
-        for begin, end in pairwise(borders):
+        # A text may be encoded in two parts that meet where a control token splits it.
+        borders = [0] if text else []
+        for match in owned:
+            takes_space = self._splitting.get(match.token_id)
+            is_split = takes_space is False or (
+                takes_space is True and not text[match.begin - 1].isspace()
+            )
+            if match.begin and is_split:
+                borders.append(match.begin)
+        keys: list[_Key] = []
+        for begin, end in pairwise([*borders, len(text)]):
             inside: tuple[ControlMatch, ...] | None = None
-            if cuts and bisect_left(cuts, begin) != bisect_left(cuts, end):
+            if bisect_left(cuts, begin) != bisect_left(cuts, end):
                 own = owned[bisect_left(begins, begin) : bisect_left(begins, end)]
                 inside = tuple(
                     ControlMatch(m.begin - begin, m.end - begin, m.token_id) for m in own
                 )
             keys.append(_Key(scope, text[begin:end], begin == 0, inside))
-        return keys
-
-    def _place(self, borders: Sequence[int], keys: "Sequence[_Key]") -> EncodedText:
-        pieces = [self._cache.find(key) for key in keys]
-        missing = list(dict.fromkeys(k for k, piece in zip(keys, pieces, strict=True) if not piece))
+        known = {key: piece for key in keys if (piece := self._cache.find(key)) is not None}
+        missing = [key for key in dict.fromkeys(keys) if key not in known]
         # A batch frees the interpreter's lock; a single call holds it.
         encodings = self._whole.encode_batch([k.text for k in missing], add_special_tokens=False)
-        made = {
-            key: self._piece(key, encoding)
-            for key, encoding in zip(missing, encodings, strict=True)
-        }
-        for key, piece in made.items():
-            self._cache.add(key, piece)
+        for key, encoding in zip(missing, encodings, strict=True):
+            known[key] = self._piece(key, encoding)
+            self._cache.add(key, known[key])
         placed: list[PlacedPiece] = []
         num_tokens = 0
-        for begin, key, known in zip(borders, keys, pieces, strict=False):
-            piece = known or made[key]
-            placed.append(PlacedPiece(begin, num_tokens, piece))
-            num_tokens += len(piece)
-        return EncodedText(placed, [piece.begin for piece in placed])
+        for begin, key in zip(borders, keys, strict=True):
+            placed.append(PlacedPiece(begin, num_tokens, known[key]))
+            num_tokens += len(known[key])
+        return EncodedText(placed, borders)
 
     def _piece(self, key: "_Key", encoding: Encoding) -> Piece:
         owned = key.owned
         if owned is None:
             owned = tuple(self.controls.matches(key.text))
-        if self._makes_controls(encoding, owned):
-            if self._plain is None:
-                self._plain = _PlainTokenizer(self._whole, self.controls)
-            return self._guarded(key, owned, self._plain)
-        ends = array("I", [end for _, end in encoding.offsets])
-        edges = self._edges.of(key.text, encoding)
-        return Piece(array("I", encoding.ids), ends, edges)
-
-    def _makes_controls(self, encoding: Encoding, owned: Sequence[ControlMatch]) -> bool:
-        """Are there control tokens that are not the template's?"""
         begins = {match.begin: match.token_id for match in owned}
         for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id not in self._controls:
-                continue
-            # A token may take the white space beside it.
-            if not any(begins.get(place) == token_id for place in range(begin, end)):
-                return True
-        return False
+            # A control token that is not the template's; one may take the white space beside it.
+            if token_id in self._controls and token_id not in map(begins.get, range(begin, end)):
+                if self._plain is None:
+                    self._plain = _PlainTokenizer(self._whole, self.controls)
+                return self._guarded(key, owned, self._plain)
+        ends = array("I", [end for _, end in encoding.offsets])
+        return Piece(array("I", encoding.ids), ends, self._edges.of(key.text, encoding))
 
     def _guarded(
         self, key: "_Key", owned: Sequence[ControlMatch], plain: "_PlainTokenizer"
@@ -314,13 +297,6 @@ class PieceTokenizer:
                 joined.edges.append(1)
                 last = match.end
         return joined
-
-    def _splits(self, text: str, match: ControlMatch) -> bool:
-        """May the text be encoded in two parts that meet at the beginning of this match?"""
-        takes_space = self._splitting.get(match.token_id)
-        if takes_space is None:
-            return False
-        return not (takes_space and match.begin > 0 and text[match.begin - 1].isspace())
 
 
 class _Key(NamedTuple):
@@ -453,23 +429,7 @@ class _PieceCache:
 
 
 def _size(key: _Key, piece: Piece) -> int:
-    return _ENTRY_BYTES + 4 * len(key.text) + piece.num_bytes
-
-
-def _has_cut(match: ControlMatch, cuts: Sequence[int]) -> bool:
-    return bisect_left(cuts, match.begin) < bisect_left(cuts, match.end)
-
-
-def _splitting_ids(parts: dict[str, Any]) -> dict[TokenId, bool]:
-    """The added tokens at which a tokenizer splits a text before it does anything else to it.
-
-    True for those that take the white space before them.
-    """
-    return {
-        token["id"]: token["lstrip"]
-        for token in parts["added_tokens"]
-        if not token["single_word"] and (not token["normalized"] or parts["normalizer"] is None)
-    }
+    return _ENTRY_BYTES + 4 * len(key.text) + 9 * len(piece)
 
 
 def _without_prefix(
