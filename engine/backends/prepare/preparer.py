@@ -66,7 +66,6 @@ def check_request(request: GenerateRequest, description: Description) -> None:
 
     The protocol's types bound what stands in one field.
     """
-    check_prompt(request.prompt)
     num_segments, sampling = request.prompt.num_segments, request.sampling
     fields: dict[str, Sequence[Breakpoint | Name]]
     fields = {"breakpoints": request.breakpoints, "names": request.names}
@@ -102,7 +101,19 @@ def check_request(request: GenerateRequest, description: Description) -> None:
         if is_needed and capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
     if "own_template" not in description.capabilities:
-        _check_for_server(request)
+        messages = request.prompt.messages
+        for is_asked, what in (
+            (request.prompt.text is not None, "prompt.text: a raw prompt"),
+            (
+                bool(messages) and messages[-1].role == "assistant",
+                "messages: a last message of the assistant, to be continued,",
+            ),
+            (sampling.ignore_eos, "ignore_eos"),
+        ):
+            if is_asked:
+                raise Unsupported(
+                    f"{what} is not supported: the model's server renders its own prompts"
+                )
     choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
     is_forced = choice.mode in ("any", "tool")
     for is_wrong, message in (
@@ -115,48 +126,13 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             raise InvalidRequest(message)
 
 
-def _check_for_server(request: GenerateRequest) -> None:
-    """Raise Unsupported for what a server that renders its prompts itself can't be told."""
-    messages = request.prompt.messages
-    checks = (
-        (request.prompt.text is not None, "prompt.text: a raw prompt"),
-        (
-            bool(messages) and messages[-1].role == "assistant",
-            "messages: a last message of the assistant, to be continued,",
-        ),
-        (request.sampling.ignore_eos, "ignore_eos"),
-    )
-    for is_asked, what in checks:
-        if is_asked:
-            raise Unsupported(
-                f"{what} is not supported: the model's server renders its own prompts"
-            )
-
-
 def check_prompt(prompt: Prompt) -> None:
-    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once."""
+    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once, or has more
+    segments than an engine takes."""
     if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
         raise InvalidRequest("prompt.text: excludes messages, tools and system")
-
-
-def check_size(prompt: Prompt) -> None:
-    """Raises InvalidRequest for more segments than an engine takes."""
     if prompt.num_segments + len(prompt.named_tools) > MAX_SEGMENTS:
         raise InvalidRequest(f"prompt: at most {MAX_SEGMENTS} tools, blocks and parts")
-
-
-def check_length(prompt: Prompt, description: Description) -> None:
-    """Raises PromptTooLong where even the longest token would not bring the text into the context.
-
-    `longest_token_bytes` 0 means that the tokenizer gives no such bound.
-    """
-    longest = description.longest_token_bytes
-    if not longest:
-        return
-    num_bytes = sum(len(text.encode()) for text in _texts(prompt))
-    room = description.max_context_tokens - 1
-    if num_bytes > room * longest:
-        raise PromptTooLong(-(-num_bytes // longest), room)
 
 
 def check_demand(request: GenerateRequest) -> None:
@@ -169,28 +145,17 @@ def check_demand(request: GenerateRequest) -> None:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOPS}")
     if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
-    check_schemas(_schemas(request))
-
-
-def _texts(prompt: Prompt) -> Iterator[str]:
-    """What a client wrote as text; of objects nothing, since a template may write them shorter."""
-    if prompt.text is not None:
-        yield prompt.text
-    yield from (block.text for block in prompt.system)
-    for message in prompt.messages:
-        yield from (part.text for part in message.parts if not isinstance(part, ToolUsePart))
-
-
-def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas that bind the output, each with the field that it stands in."""
-    choice = request.tool_choice
+    choice, schemas = request.tool_choice, list[tuple[str, dict[str, Any]]]()
     is_forced = choice.mode in ("any", "tool")
     if is_forced or (request.output_schema is not None and choice.mode == "auto"):
-        for index, tool in enumerate(request.prompt.callable_tools):
-            if choice.allows(tool.name):
-                yield f"tools[{index}].input_schema", tool.input_schema
+        schemas += [
+            (f"tools[{index}].input_schema", tool.input_schema)
+            for index, tool in enumerate(request.prompt.callable_tools)
+            if choice.allows(tool.name)
+        ]
     if request.output_schema is not None:
-        yield "output_schema", request.output_schema
+        schemas.append(("output_schema", request.output_schema))
+    check_schemas(schemas)
 
 
 def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
@@ -374,7 +339,7 @@ class Preparer:
         return Counted(reply=CountReply(len(rendered.token_ids), ends))
 
     def _generate(self, request: GenerateRequest, days: KnownDays | None) -> Prepared:
-        check_size(request.prompt)
+        check_prompt(request.prompt)
         check_request(request, self._description)
         check_demand(request)
         rendered = self._rendered(request, days)
@@ -397,10 +362,20 @@ class Preparer:
     def _rendered(
         self, request: GenerateRequest | CountRequest, days: KnownDays | None
     ) -> RenderedPrompt:
-        check_size(request.prompt)
-        check_length(request.prompt, self._description)
+        """Raises PromptTooLong where even the longest token would not bring the text into the
+        context; `longest_token_bytes` 0 means that the tokenizer gives no such bound."""
+        prompt, longest = request.prompt, self._description.longest_token_bytes
+        if longest:
+            # What a client wrote as text; of objects nothing: a template may write them shorter.
+            texts = [prompt.text or "", *(block.text for block in prompt.system)]
+            parts = (part for message in prompt.messages for part in message.parts)
+            texts += [part.text for part in parts if not isinstance(part, ToolUsePart)]
+            num_bytes = sum(len(text.encode()) for text in texts)
+            room = self._description.max_context_tokens - 1
+            if num_bytes > room * longest:
+                raise PromptTooLong(-(-num_bytes // longest), room)
         return self._renderer.render(
-            request.prompt, thinking=request.thinking, scope=request.scope, days=days
+            prompt, thinking=request.thinking, scope=request.scope, days=days
         )
 
     def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
