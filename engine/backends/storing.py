@@ -17,7 +17,7 @@ from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.store_tier import BlockKey, PeerTier, StoreTier
+from engine.cache.store_tier import PeerTier, StoreTier
 from engine.clock import Clock
 from engine.protocol.reports import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
@@ -31,7 +31,7 @@ from engine.store.files import (
     header_bytes,
     open_member,
 )
-from engine.store.journal import End, Put, replay, restore
+from engine.store.journal import End, replay, restore
 from engine.store.peers import Peers, PeerWork
 from engine.store.store import DiskStore, StoreBounds, StoreThreads
 
@@ -47,16 +47,13 @@ STORE_BYTES_PER_SECOND = 64 * 2**20
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class StorePlan:
+class StorePlan(NamedTuple):
     """A directory that this engine may use, and how its content is told from others'."""
 
     directory: StoreDirectory
-    model: bytes
-    payload_bytes: int
+    reader: BlockReader
     file_bytes: int
     num_blocks: int
-    is_shared: bool
 
 
 def plan_store(
@@ -69,20 +66,19 @@ def plan_store(
     if not settings.store or facts is None:
         return None
     payload_bytes = len(runner.save([BlockId(0)])[0])
-    whole = header_bytes(block_size) + payload_bytes
-    file_bytes = -(-whole // PAGE_BYTES) * PAGE_BYTES
+    file_bytes = -(-(header_bytes(block_size) + payload_bytes) // PAGE_BYTES) * PAGE_BYTES
     num_blocks = min(settings.store_bytes // file_bytes, MAX_BLOCKS)
     if num_blocks < MIN_BLOCKS:
         message = f"ENGINE_STORE_BYTES is too small for {MIN_BLOCKS} blocks of {file_bytes} bytes"
         raise StoreRefused("too_small", message)
+    model, root = fingerprint(facts), Path(settings.store)
     try:
-        model = fingerprint(facts)
-        root = Path(settings.store)
-        shared = settings.store_shared
-        directory = open_member(root, model) if shared else StoreDirectory(root)
+        directory = open_member(root, model) if settings.store_shared else StoreDirectory(root)
     except OSError as error:
         raise StoreRefused("unusable", f"{settings.store}: {error.strerror}") from error
-    return StorePlan(directory, model, payload_bytes, file_bytes, num_blocks, shared)
+    return StorePlan(
+        directory, BlockReader(model, payload_bytes, directory.keys), file_bytes, num_blocks
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +131,10 @@ def new_memory(
 
     Raises StartRefused where the engine's role needs the store.
     """
-    plan = refused = None
+    plan = refused = host = tier = peer_tier = None
     pool = BlockPool(description.num_blocks, description.block_size)
-    host = None
+    max_copies = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
     if settings.host_blocks:
-        max_copies = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
         host = HostTier(pool, settings.host_blocks, max_copies)
     try:
         plan = plan_store(settings, parts.runner, parts.facts, pool.block_size)
@@ -150,13 +145,12 @@ def new_memory(
         log.warning("no store: the engine runs without", code=refused, reason=str(refusal))
     key = plan.directory.keys.chain if plan is not None else os.urandom(32)
     hasher = ChainHasher(key, pool.block_size)
-    tier = peers = None
+    above = [pool] if host is None else [pool, host.pool]
     if plan is not None:
-        above = [pool] if host is None else [pool, host.pool]
         size, name_of = (plan.num_blocks, pool.block_size), plan.directory.keys.name_of
         tier = StoreTier(*size, hasher, name_of, lower_than=above)
-        if plan.is_shared:
-            peers = PeerTier(*size, hasher, name_of, lower_than=[*above, tier.pool])
+        if settings.store_shared:
+            peer_tier = PeerTier(*size, hasher, name_of, lower_than=[*above, tier.pool])
     entries = Entries(
         pool,
         lease_share=settings.lease_share,
@@ -166,39 +160,25 @@ def new_memory(
         host=host.pool if host is not None else None,
         store=tier,
     )
-    cache = PrefixCache(pool, entries, hasher, host, tier, peers)
-    if plan is None:
+    cache = PrefixCache(pool, entries, hasher, host, tier, peer_tier)
+    if plan is None or tier is None:
         return EngineMemory(cache, refused=refused)
-    store = _open_store(plan, cache, hasher, parts, clock, wall)
-    return EngineMemory(cache, store)
-
-
-def _open_store(
-    plan: StorePlan,
-    cache: PrefixCache,
-    hasher: ChainHasher,
-    parts: Parts,
-    clock: Clock,
-    wall: Callable[[], float],
-) -> OpenStore:
-    """Take the journal's entries back, and start the threads."""
-    assert cache.store is not None
-    peers = peer_work = None
-    directory, keys = plan.directory, plan.directory.keys
-    reader = BlockReader(plan.model, plan.payload_bytes, keys)
+    # Take the journal's entries back, and start the threads.
+    directory, reader = plan.directory, plan.reader
     threads = StoreThreads(directory, reader)
     lines: list[bytes] = []
     try:
         lines = directory.journal_lines()
     except OSError as error:
         log.warning("the store's journal can't be read", reason=error.strerror)
-    told = replay(lines, plan.model.hex(), keys)
-
-    def keys_of(put: Put) -> list[BlockKey] | None:
-        return put.keys(hasher, keys)
-
-    miss_of = partial(reader.miss_of, directory.path)
-    restored = restore(told, cache.entries, keys_of, miss_of, clock.now(), wall())
+    restored = restore(
+        replay(lines, reader.model.hex(), reader.keys),
+        entries,
+        lambda put: put.keys(hasher, reader.keys),
+        partial(reader.miss_of, directory.path),
+        clock.now(),
+        wall(),
+    )
     if directory.lacks_journal:
         log.warning("the store's journal is gone: what it has is reused, and nothing is leased")
         restored.misses["journal_missing"] += 1
@@ -210,21 +190,17 @@ def _open_store(
         lost_leases=restored.num_lost,
         misses=restored.misses,
     )
-    max_loads = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
-    bounds = StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, max_loads)
-    if plan.is_shared:
+    peers = peer_work = None
+    if peer_tier is not None:
         peers = Peers(directory, reader, hasher)
-        tier = cache.stores[-1]
-        assert isinstance(tier, PeerTier)
-        above = [cache.pool, *([cache.host.pool] if cache.host is not None else [])]
-        peer_work = PeerWork(tier, cache.entries, above, peers, clock, wall)
+        peer_work = PeerWork(peer_tier, entries, above, peers, clock, wall)
     disk = DiskStore(
-        cache.store,
-        cache.entries,
-        cache.pool,
+        tier,
+        entries,
+        pool,
         parts.runner,
         threads,
-        bounds,
+        StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, max_copies),
         clock=clock,
         wall=wall,
         restored=restored,
@@ -232,4 +208,4 @@ def _open_store(
     )
     threads.append([End(key=key) for key in restored.dead], {})
     threads.compact()
-    return OpenStore(disk, threads, directory, peers)
+    return EngineMemory(cache, OpenStore(disk, threads, directory, peers))
