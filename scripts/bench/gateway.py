@@ -76,7 +76,7 @@ class Measured:
 
 
 class RawConnection(asyncio.Protocol):
-    """HTTP/1.1 over a raw socket, which leaves the CPU to what is measured; one request at a time."""
+    """HTTP/1.1 over a raw socket, which leaves the CPU to what is measured."""
 
     def __init__(self) -> None:
         self.transport: Any = None

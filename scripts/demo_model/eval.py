@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
 
 from scripts.demo_model import data
-from scripts.demo_model.encoder import END, Encoder
+from scripts.demo_model.data import END, Encoder
 from scripts.runner.data import handbook
 from scripts.runner.story import QUESTIONS
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from scripts.demo_model import data
-from scripts.demo_model.encoder import CONTROL, MARKS, VOCAB, Encoder, Example
+from scripts.demo_model.data import CONTROL, MARKS, VOCAB, Encoder, Example
 from scripts.demo_model.eval import evaluate
 from scripts.setup.options import parse
 from scripts.stack import ROOT

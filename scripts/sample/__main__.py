@@ -21,8 +21,7 @@ from gateway.base.settings import (
 from gateway.ledger import upkeep
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.files import PriceBook
-from scripts.sample.cast import APPS, DAYS
-from scripts.sample.month import Month, key_id_of
+from scripts.sample.month import APPS, DAYS, Month, key_id_of
 from scripts.setup.options import parse
 
 

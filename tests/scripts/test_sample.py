@@ -30,8 +30,7 @@ from gateway.ledger.upkeep import rebuild
 from gateway.prices.files import PriceBook
 from scripts.sample.__main__ import fill_sample
 from scripts.sample.__main__ import main as make_sample
-from scripts.sample.cast import APPS, MACHINES
-from scripts.sample.month import Month
+from scripts.sample.month import APPS, MACHINES, Month
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
 from tests.postgres import new_database
