@@ -207,12 +207,11 @@ class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`max_tokens` 0 pre-warms: the prompt is read and written, nothing is generated; None is
-    what the prompt leaves of the context.
+    """`max_tokens` 0 pre-warms: nothing is generated; None is what the prompt leaves of the context.
 
-    `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; what is None is the model's own
-    default, see `Description`. `seed` makes sampling repeatable on one engine build.
-    `ignore_eos` goes on past the tokens that end a turn, for measurements of a given length.
+    `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; None is the model's own default.
+    `seed` makes sampling repeatable on one engine build. `ignore_eos` goes on past the tokens that
+    end a turn.
 
     Each logit is raised by its token's `logit_bias` and lowered by `presence_penalty` where the
     choice has the token, and by `frequency_penalty` for each time that it has it (capability
@@ -261,15 +260,13 @@ class GenerateRequest(
 ):
     """One turn for an engine.
 
-    `request_id` is the turn's id and the idempotence key; `scope` the tenant salt (32 hex digits);
-    `age_seconds` the time since the turn arrived at the gateway: TTLs count from then.
-    `min_cache_tokens` None means the engine's own minimum. With an `output_schema` (JSON Schema;
-    needs the capability `structured_output`) the text is JSON of that schema. `lease_share` is the
-    part (0 to 1) of the lease budget that the scope gets even where others have it all, from this
-    request on; None is the engine's own. A `service_class` of `batch` needs the capability
-    `service_class`: the engine computes the request behind the interactive ones. `record` is the
-    gateway's own, `MAX_RECORD_BYTES` of UTF-8 at most: an engine that `keeps_records` gives it back
-    until the request's final counts are acknowledged.
+    `request_id` is the idempotence key; `scope` the tenant salt (32 hex digits); `age_seconds` the
+    time since the turn arrived at the gateway: TTLs count from then. `min_cache_tokens` None means
+    the engine's own minimum. With an `output_schema` (capability `structured_output`) the text is
+    JSON of that schema. `lease_share` is the part (0 to 1) of the lease budget that the scope gets
+    even where others have it all, from this request on; None is the engine's own. With the
+    `service_class` (a capability) `batch` it is computed behind the interactive ones. `record` is
+    the gateway's own: an engine that `keeps_records` gives it back until counts are acknowledged.
     """
 
     request_id: Annotated[str, Meta(min_length=1)]
