@@ -207,7 +207,7 @@ class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`max_tokens` 0 pre-warms: nothing is generated; None is what the prompt leaves of the context.
+    """`max_tokens` 0 pre-warms: nothing is generated; None is what is left of the context.
 
     `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; None is the model's own default.
     `seed` makes sampling repeatable on one engine build. `ignore_eos` goes on past the tokens that
