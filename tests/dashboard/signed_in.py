@@ -11,6 +11,7 @@ from dashboard import client as client_module
 from dashboard.access.sessions import COOKIE, sessions
 from dashboard.client import AdminClient
 from gateway.admin.structs.fleet import About
+from tests.gateway.serving import WAIT_SECONDS
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 
@@ -18,6 +19,8 @@ APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 def sign_in(monkeypatch: pytest.MonkeyPatch, gateway_url: str, key: str) -> None:
     """Open a real session and give the harness its cookie, which has no browser to hold it."""
     monkeypatch.setattr(client_module, "KEPT_SECONDS", 0.0)
+    # The default of every call; a busy machine answers later than a page waits for.
+    monkeypatch.setattr(client_module.TIMEOUT, "read", WAIT_SECONDS)
     made = AdminClient(gateway_url, key)
     cookie = sessions().open(made, made.get("/admin/v1/about", About))
     cookies = StreamlitCookies({COOKIE: cookie})

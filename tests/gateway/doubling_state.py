@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import patch
 from urllib.parse import parse_qsl
 
 from engine.protocol import ChainHeld, HeldName, Snapshot
@@ -19,10 +20,12 @@ from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
 from gateway.http.connections import Connections
 from gateway.http.query import query_problems
+from gateway.journal import store
 from gateway.journal.store import Journal
 from gateway.prompt.ask import Principal
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 from tests.doubling import Dimension, Work
+from tests.gateway.serving import WAIT_SECONDS
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 _NAMES_OF_A_TURN = 512
@@ -39,7 +42,7 @@ def _snapshot(size: int) -> Work:
 
 
 def _placed(size: int) -> Work:
-    """A turn of many names is looked up, expected and touched in an index of `size` names."""
+    """A turn of many names is looked up and expected in an index of `size` names."""
     index = ResidencyIndex()
     index.apply(Snapshot(seq=0, epoch="e", chains=[_chain(n) for n in range(size // 10)]), 0.0)
     ends = [PrefixEnd(f"{n:016x}", 10 * (n + 1)) for n in range(_NAMES_OF_A_TURN)]
@@ -47,7 +50,6 @@ def _placed(size: int) -> Work:
     def work() -> None:
         index.coverage(ends, 1.0)
         index.expect(ends, 1.0)
-        index.touch(ends)
 
     return work
 
@@ -120,7 +122,8 @@ def _opened(size: int) -> Work:
         await asyncio.gather(*(journal.open(_record(f"msg_{n:08}", "w")) for n in range(number)))
         await journal.stop()
 
-    asyncio.run(live(size))
+    with patch.object(store, "_DEADLINE_SECONDS", WAIT_SECONDS):
+        asyncio.run(live(size))
     weakref.finalize(live, shutil.rmtree, folder, ignore_errors=True)
     return lambda: asyncio.run(live(0))
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.cache.block import Block
+from engine.cache.block import Block, BlockQueue
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.entries import Entries
 from engine.cache.leases import Leases
@@ -94,16 +94,18 @@ def check_pool(pool: BlockPool) -> None:
     """All that needs no outside knowledge."""
     shares = list(pool._shares)
     queues = [pool._empty, *(q for share in shares for q in (share.cached, share.best_effort))]
-    queued = {block.block_id: block.queue for block in pool.blocks if block.queue is not None}
+    inside: dict[BlockQueue | None, list[Block]] = {}
+    for block in pool.blocks:
+        inside.setdefault(block.queue, []).append(block)
     for queue in queues:
-        inside = [block for block in pool.blocks if block.queue is queue]
-        assert len(queue) == len(inside)
-        check_order(queue.order, inside)
-    assert len(queued) == pool.num_reclaimable == sum(map(len, queues)), "a block is in two queues"
+        queued = inside.get(queue, [])
+        assert len(queue) == len(queued)
+        check_order(queue.order, queued)
+    num_queued = sum(map(len, queues))
+    assert num_queued == pool.num_reclaimable == len(pool.blocks) - len(inside.get(None, []))
     for block in pool.blocks:
         assert 0 <= block.lease_count <= block.ref_count
-        assert (block.ref_count == 0) == (block.block_id in queued)
-        assert block.queue is queued.get(block.block_id)
+        assert (block.ref_count == 0) == (block.queue is not None)
         assert len(block.tokens) <= pool.block_size * TOKEN_BYTES
         if (share := block.share) is None:
             assert block.queue is pool._empty

@@ -14,6 +14,8 @@ STEP_TOKENS = 256
 PER_TOKEN = 0.0005
 PER_KEY = 0.0000001
 FIXED = 0.002
+# As many as the longest test needs: every step looks at each.
+NUM_BLOCKS = 1536
 
 
 class TimedRunner(FakeRunner):
@@ -40,9 +42,9 @@ class Timed(Harness):
 
     def __init__(self, max_running: int = 8) -> None:
         self.manual = ManualClock()
-        self.timed = TimedRunner(self.manual, 4096, 4)
+        self.timed = TimedRunner(self.manual, NUM_BLOCKS, 4)
         super().__init__(
-            num_blocks=4096,
+            num_blocks=NUM_BLOCKS,
             max_step_tokens=STEP_TOKENS,
             max_waiting=400,
             max_running=max_running,
