@@ -97,65 +97,46 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
         config = nested
     if dtype not in KV_DTYPES:
         raise NotSizable(f"dtype: one of {', '.join(KV_DTYPES)}, not {dtype!r}")
-    _check_is_described(config)
-    num_layers = _number(config, _NUM_LAYERS)
-    num_heads = _number(config, _NUM_HEADS)
-    is_latent = bool(config.get("kv_lora_rank"))
-    if is_latent:
+    for field, meaning in _OTHER_MEMORY.items():
+        if config.get(field):
+            raise NotSizable(f"{field}: the model has {meaning}")
+    kinds = config.get("layer_types")
+    if others := set(kinds or ()) - _KEEPING_LAYERS:
+        raise NotSizable(f"layer_types: not known how much {', '.join(sorted(others))} keeps")
+    num_layers, num_heads = _number(config, _NUM_LAYERS), _number(config, _NUM_HEADS)
+    num_kv_heads = num_heads
+    if config.get("kv_lora_rank"):
         rotated = _number(config, ("qk_rope_head_dim",))
         num_kv_heads, head_dim = 1, _number(config, ("kv_lora_rank",)) + rotated
     else:
-        num_kv_heads, head_dim = _num_kv_heads(config, num_heads), _head_dim(config, num_heads)
-    window, num_windowed = _windows(config, num_layers)
+        if _given(config, _NUM_KV_HEADS) is not None:
+            num_kv_heads = _number(config, _NUM_KV_HEADS)
+        # Falcon's newer decoder has grouped heads whatever `multi_query` says.
+        elif config.get("multi_query") and not config.get("new_decoder_architecture"):
+            num_kv_heads = 1
+        # Qwen3's is not hidden size / heads.
+        if config.get("head_dim") is not None:
+            head_dim = _number(config, ("head_dim",))
+        else:
+            head_dim, rest = divmod(_number(config, _HIDDEN_SIZE), num_heads)
+            if rest:
+                raise NotSizable(
+                    "head_dim: not given, and the hidden size is no multiple of the heads"
+                )
+    window = config.get("sliding_window")
+    num_windowed = num_layers if kinds is None else list(kinds).count("sliding_attention")
+    if not isinstance(window, int) or config.get("use_sliding_window") is False:
+        num_windowed = 0
     return KvSize(
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         head_bytes=head_bytes(head_dim, dtype),
-        window=window,
+        window=window if num_windowed else None,
         num_windowed=num_windowed,
-        num_planes=1 if is_latent else 2,
+        num_planes=1 if config.get("kv_lora_rank") else 2,
     )
-
-
-def _check_is_described(config: Mapping[str, Any]) -> None:
-    for field, meaning in _OTHER_MEMORY.items():
-        if config.get(field):
-            raise NotSizable(f"{field}: the model has {meaning}")
-    others = set(config.get("layer_types") or ()) - _KEEPING_LAYERS
-    if others:
-        raise NotSizable(f"layer_types: not known how much {', '.join(sorted(others))} keeps")
-
-
-def _num_kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
-    """The given number, 1 with multi-query attention, else one for each query head."""
-    if _given(config, _NUM_KV_HEADS) is not None:
-        return _number(config, _NUM_KV_HEADS)
-    # Falcon's newer decoder has grouped heads whatever `multi_query` says.
-    if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        return 1
-    return num_heads
-
-
-def _head_dim(config: Mapping[str, Any], num_heads: int) -> int:
-    """The given dimension (Qwen3's is not hidden size / heads), else hidden size / heads."""
-    if config.get("head_dim") is not None:
-        return _number(config, ("head_dim",))
-    head_dim, rest = divmod(_number(config, _HIDDEN_SIZE), num_heads)
-    if rest:
-        raise NotSizable("head_dim: not given, and the hidden size is no multiple of the heads")
-    return head_dim
-
-
-def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, int]:
-    """The sliding window and how many layers have it; None and 0 without one."""
-    window = config.get("sliding_window")
-    if not isinstance(window, int) or config.get("use_sliding_window") is False:
-        return None, 0
-    kinds = config.get("layer_types")
-    count = num_layers if kinds is None else list(kinds).count("sliding_attention")
-    return (window, count) if count else (None, 0)
 
 
 def _given(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:

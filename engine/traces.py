@@ -12,11 +12,12 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, SpanKind
 
@@ -53,13 +54,10 @@ class Traces:
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
         # The variables' own attributes are added by `create`, and the service's name counts first.
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-        self._queue = _bounded(exporter)
-        self._provider.add_span_processor(self._queue.processor)
+        processor, self.count = _bounded(exporter)
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("holdfast")
         self._propagator = TraceContextTextMapPropagator()
-
-    def count(self) -> SpanCounts:
-        return self._queue.counts
 
     def context_of(self, headers: Mapping[str, str]) -> "Context":
         """The caller's span, of `traceparent` and `tracestate`. What is not valid is ignored."""
@@ -146,24 +144,7 @@ def _exporter() -> "SpanExporter":
     raise TracesError(f"{PROTOCOL}: `{protocol[:40]}` is neither grpc nor http/protobuf")
 
 
-def _queue_size() -> int:
-    written = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "2048")
-    try:
-        return max(int(written), 1)
-    except ValueError:
-        raise TracesError(f"OTEL_BSP_MAX_QUEUE_SIZE: `{written[:20]}` is no number") from None
-
-
-class _Queue(NamedTuple):
-    processor: Any
-    exporter: Any
-
-    @property
-    def counts(self) -> SpanCounts:
-        return SpanCounts(self.exporter.exported, self.exporter.failed, self.processor.dropped)
-
-
-def _bounded(exporter: "SpanExporter") -> _Queue:
+def _bounded(exporter: "SpanExporter") -> "tuple[SpanProcessor, Callable[[], SpanCounts]]":
     """The SDK's batches, with counts. Its own queue drops without telling the program."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import (
@@ -211,5 +192,11 @@ def _bounded(exporter: "SpanExporter") -> _Queue:
             self.passed += 1
             super().on_end(span)
 
+    written = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "2048")
+    try:
+        most = max(int(written), 1)
+    except ValueError:
+        raise TracesError(f"OTEL_BSP_MAX_QUEUE_SIZE: `{written[:20]}` is no number") from None
     counting = Counting()
-    return _Queue(Bounded(counting, _queue_size()), counting)
+    bounded = Bounded(counting, most)
+    return bounded, lambda: SpanCounts(counting.exported, counting.failed, bounded.dropped)

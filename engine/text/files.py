@@ -37,14 +37,23 @@ def read_prompt_files(model: str) -> PromptFiles:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     settings = read_json(model, "tokenizer_config.json")
-    special_tokens = {
-        name: text for name in _SPECIAL_TOKENS if (text := _token_text(settings.get(name)))
-    }
+    special_tokens: dict[str, str] = {}
+    for name in _SPECIAL_TOKENS:
+        text = settings.get(name)
+        text = text.get("content") if isinstance(text, dict) else text
+        if text and isinstance(text, str):
+            special_tokens[name] = text
+    ends: set[TokenId | None] = set()
+    for file in ("generation_config.json", "config.json"):
+        declared = read_json(model, file).get("eos_token_id")
+        ends.update(declared if isinstance(declared, list) else [declared])
+    if eos_token := special_tokens.get("eos_token"):
+        ends.add(tokenizer.token_to_id(eos_token))
     return PromptFiles(
         tokenizer=tokenizer,
         templates=_templates(model, settings.get("chat_template")),
         special_tokens=special_tokens,
-        end_token_ids=_end_token_ids(model, tokenizer, special_tokens.get("eos_token")),
+        end_token_ids=frozenset(token_id for token_id in ends if token_id is not None),
     )
 
 
@@ -108,21 +117,6 @@ def _more_templates(model: str) -> dict[str, str]:
     )
     paths += [] if found is None else [found]
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
-
-
-def _token_text(setting: Any) -> str | None:
-    text = setting.get("content") if isinstance(setting, dict) else setting
-    return text if isinstance(text, str) else None
-
-
-def _end_token_ids(model: str, tokenizer: Tokenizer, eos_token: str | None) -> frozenset[TokenId]:
-    found: set[TokenId | None] = set()
-    for name in ("generation_config.json", "config.json"):
-        declared = read_json(model, name).get("eos_token_id")
-        found.update(declared if isinstance(declared, list) else [declared])
-    if eos_token is not None:
-        found.add(tokenizer.token_to_id(eos_token))
-    return frozenset(token_id for token_id in found if token_id is not None)
 
 
 def read_json(model: str, name: str) -> dict[str, Any]:
