@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.protocol import Prompt, Tool
-from engine.text.conversations import render_text
 from engine.text.files import read_prompt_files
 from engine.text.rendered import TemplateRefused
-from engine.text.renderer import ChatRenderer
+from engine.text.renderer import ChatRenderer, render_text
 from engine.text.template.chat_template import ChatTemplate
 from tests.engine.backends.looped import prompt
 from tests.engine.text.templates import DEMO_MODEL, decode, demo_renderer
