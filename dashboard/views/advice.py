@@ -147,8 +147,11 @@ def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
         }
         for each in findings
     ]
+    # In full: a cell cuts off what it has no room for.
+    for each in findings:
+        st.text(f"{each.path}: {each.text} {each.change}")
     alt_text = f"{formats.counted(len(rows), 'finding')}, with what to change."
-    parts.table(rows, key, alt_text, wide=("What", "What to change"))
+    parts.table(rows, key, alt_text)
 
 
 def draw_apply(session: Session, stream: StreamAdvice) -> None:

@@ -304,7 +304,10 @@ async def summarized(services: Services, workspace: str | None, viewer: Viewer) 
     known = await prefixes(ledger, of, services.prices.own, MAX_PREFIXES)
     totals = await services.queries.totals_by(of, ("workspace_id",))
     lines, num_more = summary_lines(
-        report.streams, known, {name: sums for (name,), sums in totals.items()}
+        report.streams,
+        known,
+        {name: sums for (name,), sums in totals.items()},
+        {key.id: key.name for key in await services.keys.all(workspace)},
     )
     for number, line in enumerate(lines):
         if line.kind == "unpaid" and line.workspace is not None:

@@ -19,18 +19,23 @@ _TTL_WORDS: dict[Ttl, str] = {"5m": "5-minute", "1h": "1-hour"}
 
 
 def summary_lines(
-    streams: Iterable[StreamAdvice], prefixes: Sequence[PrefixReport], spent: Mapping[str, Totals]
+    streams: Iterable[StreamAdvice],
+    prefixes: Sequence[PrefixReport],
+    spent: Mapping[str, Totals],
+    keys: Mapping[str, str],
 ) -> tuple[list[SummaryLine], int]:
     """The lines that are worth most, the dearest first, and how many more there are.
 
-    `spent` are the sums of workspaces. No more than two lines are of one kind.
+    `spent` are the sums of workspaces, `keys` the names of keys by id. No more than two lines are
+    of one kind.
     """
     found = [*_of_ttls(prefixes)]
     for workspace, sums in spent.items():
         found += _unpaid(workspace, sums)
     for stream in streams:
         if stream.num_turns >= MIN_TURNS:
-            about = f"Workspace {stream.workspace} with {stream.model}"
+            key = keys.get(stream.key, stream.key)
+            about = f"Workspace {stream.workspace}, key {key} with {stream.model}"
             is_sound = stream.verdict == "leave"
             if not is_sound:
                 found.append(_line(stream, "markers", f"{about}: {stream.text}"))

@@ -159,8 +159,13 @@ def _engine_arg(text: str) -> tuple[str, str]:
         raise UsageError(f"`--engine-arg` must have the form K=V: {text}")
     if key in ("host", "port", "secret", "backend"):
         raise UsageError(f"`--engine-arg {key}` is set by scripts/run itself")
-    if f"ENGINE_{key.upper()}" not in known_settings():
-        raise UsageError(f"`--engine-arg {key}` is no engine setting; engine/SETTINGS.md lists all")
+    known = [name[7:].lower() for name in known_settings() if name.startswith("ENGINE_")]
+    if key not in known:
+        nearest = get_close_matches(key, known, 1)
+        meant = f": did you mean `{nearest[0]}`?" if nearest else ";"
+        raise UsageError(
+            f"`--engine-arg {key}` is no engine setting{meant} engine/SETTINGS.md lists all"
+        )
     return key, value
 
 

@@ -103,6 +103,8 @@ def test_a_wrong_setting_of_the_engine_is_told(tmp_path: Path) -> None:
     assert "ENGINE_NUM_BLOCKS: Input should be greater than or equal to 8" in said
     said = refused(tmp_path, *SYNTHETIC, "no_such=3")
     assert "`--engine-arg no_such` is no engine setting" in said
+    said = refused(tmp_path, *SYNTHETIC, "num_block=3")
+    assert "no engine setting: did you mean `num_blocks`?" in said
 
 
 def test_a_data_directory_has_one_owner_at_a_time_and_nobody_else_reads_it(tmp_path: Path) -> None:

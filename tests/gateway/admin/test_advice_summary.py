@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gateway.admin.structs.advice import StreamAdvice
+from gateway.advice.summary import summary_lines
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import with_ledger
 from tests.gateway.admin_client import Admin
@@ -59,7 +62,10 @@ def test_a_line_says_what_its_page_says(gateway: Admin) -> None:
     (stream,) = gateway.post("advise", body)["streams"]
     (line,) = found["lines"]
     assert line["kind"] == "markers" and line["page"] == "advice"
-    assert line["text"] == f"Workspace unmarked with m: {stream['text']}"
+    assert line["text"] == f"Workspace unmarked, key {stream['key']} with m: {stream['text']}"
+    advised = msgspec.convert(stream, StreamAdvice)
+    ((named,), _) = summary_lines([advised], [], {}, {advised.key: "agent"})
+    assert named.text.startswith("Workspace unmarked, key agent with m: ")
     assert (line["turns"], line["num_turns"]) == (stream["turns"], NUM)
     assert {name: line[name] for name in ("multiples", "nano")}.items() <= stream["saves"].items()
 
