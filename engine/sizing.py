@@ -2,8 +2,11 @@
 
 Per token: 2 (keys and values) x layers x KV heads x head dimension x bytes of one number. Layers
 with a sliding window count in full, because the engine keeps the tokens outside the window and
-masks them. With latent attention it is layers x (latent + rotated part) x bytes. Models that no
-formula describes, such as those with state-space layers, are refused.
+masks them. With latent attention it is layers x (latent + rotated part) x bytes.
+
+A linear layer keeps one state of each sequence, whatever its length: what its convolution has seen
+last (channels x kernel, in the model's type), and its recurrence (heads x key dimension x value
+dimension, in 32 bits). Models that no formula describes are refused.
 """
 
 from collections.abc import Mapping
@@ -27,6 +30,9 @@ _OTHER_MEMORY = {
     "global_head_dim": "layers of different head dimensions",
     "is_encoder_decoder": "an encoder",
     "block_configs": "layers of different shapes",
+}
+# The same where the configuration does not say which of the layers keep a state.
+_STATES = {
     "hybrid_override_pattern": "state-space layers",
     "ssm_state_size": "state-space layers",
     "mamba_d_state": "state-space layers",
@@ -34,6 +40,8 @@ _OTHER_MEMORY = {
     "linear_num_key_heads": "linear attention",
 }
 _KEEPING_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_LINEAR_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "mamba"})
+_OTHER_LAYERS = frozenset({"mlp", "moe"})
 
 
 class NotSizable(ValueError):
@@ -46,6 +54,7 @@ class KvSize:
 
     `head_bytes` are those of one head's keys. `num_planes` is 2, for keys and values, or 1 for the
     latents of multi-head latent attention, whose one head is a latent with its rotated part.
+    `num_layers` keep keys and values. `state_bytes` are those of one recurrent state.
     """
 
     num_layers: int
@@ -56,6 +65,7 @@ class KvSize:
     window: int | None = None
     num_windowed: int = 0
     num_planes: int = 2
+    state_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -97,13 +107,13 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
         config = nested
     if dtype not in KV_DTYPES:
         raise NotSizable(f"dtype: one of {', '.join(KV_DTYPES)}, not {dtype!r}")
-    for field, meaning in _OTHER_MEMORY.items():
-        if config.get(field):
-            raise NotSizable(f"{field}: the model has {meaning}")
-    kinds = config.get("layer_types")
-    if others := set(kinds or ()) - _KEEPING_LAYERS:
-        raise NotSizable(f"layer_types: not known how much {', '.join(sorted(others))} keeps")
-    num_layers, num_heads = _number(config, _NUM_LAYERS), _number(config, _NUM_HEADS)
+    kinds = _layer_kinds(config)
+    _check_is_described(config, set(kinds))
+    linear = [kind for kind in kinds if kind in _LINEAR_LAYERS]
+    num_layers = sum(kind in _KEEPING_LAYERS or kind == "hybrid" for kind in kinds)
+    if not kinds:
+        num_layers = _number(config, _NUM_LAYERS)
+    num_heads = _number(config, _NUM_HEADS)
     num_kv_heads = num_heads
     if config.get("kv_lora_rank"):
         rotated = _number(config, ("qk_rope_head_dim",))
@@ -124,7 +134,7 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
                     "head_dim: not given, and the hidden size is no multiple of the heads"
                 )
     window = config.get("sliding_window")
-    num_windowed = num_layers if kinds is None else list(kinds).count("sliding_attention")
+    num_windowed = kinds.count("sliding_attention") if kinds else num_layers
     if not isinstance(window, int) or config.get("use_sliding_window") is False:
         num_windowed = 0
     return KvSize(
@@ -136,7 +146,57 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
         window=window if num_windowed else None,
         num_windowed=num_windowed,
         num_planes=1 if config.get("kv_lora_rank") else 2,
+        state_bytes=len(linear) * _layer_state_bytes(config, linear[0], dtype) if linear else 0,
     )
+
+
+def _check_is_described(config: Mapping[str, Any], kinds: set[str]) -> None:
+    described = _OTHER_MEMORY | ({} if kinds & _LINEAR_LAYERS else _STATES)
+    for field, meaning in described.items():
+        if config.get(field):
+            raise NotSizable(f"{field}: the model has {meaning}")
+    has_attention = kinds & (_KEEPING_LAYERS | {"hybrid"})
+    described_kinds = _KEEPING_LAYERS | (_LINEAR_LAYERS | _OTHER_LAYERS if has_attention else set())
+    if others := kinds - described_kinds:
+        raise NotSizable(f"layer_types: not known how much {', '.join(sorted(others))} keeps")
+
+
+def _layer_kinds(config: Mapping[str, Any]) -> list[str]:
+    """The kind of each layer, as far as the configuration says."""
+    if kinds := config.get("layer_types") or config.get("layers_block_type"):
+        return list(kinds)
+    attending, count = config.get("attn_layer_indices"), config.get("num_hidden_layers")
+    if attending and isinstance(count, int):  # Bamba
+        return [
+            "full_attention" if layer in attending else "linear_attention" for layer in range(count)
+        ]
+    # Each layer of Falcon-H1 has both.
+    return ["hybrid"] * count if config.get("mamba_d_ssm") and isinstance(count, int) else []
+
+
+def _layer_state_bytes(config: Mapping[str, Any], kind: str, dtype: str) -> int:
+    """One linear layer's state of one sequence: Gated DeltaNet, KDA, Mamba2 or a convolution."""
+    number_bytes = DTYPE_BYTES.get(dtype, 2)
+    kernel: tuple[str, ...]
+    if kind == "conv":
+        width = _number(config, ("conv_L_cache",))
+        return _number(config, _HIDDEN_SIZE) * width * number_bytes
+    if config.get("linear_num_value_heads"):
+        heads = _number(config, ("linear_num_value_heads",))
+        key, value = (_number(config, (f"linear_{each}_head_dim",)) for each in ("key", "value"))
+        channels = 2 * _number(config, ("linear_num_key_heads",)) * key + heads * value
+        kernel = ("linear_conv_kernel_dim",)
+    elif config.get("linear_num_heads"):
+        heads = _number(config, ("linear_num_heads",))
+        key = value = _number(config, ("linear_head_dim",))
+        channels, kernel = 3 * heads * key, ("linear_conv_kernel_dim", "short_conv_kernel_size")
+    else:
+        heads = _number(config, ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"))
+        value = _number(config, ("mamba_d_head", "mamba_head_dim", "mamba_headdim"))
+        key = _number(config, ("mamba_d_state", "ssm_state_size"))
+        groups = _number(config, ("mamba_n_groups", "n_groups", "mamba_ngroups"))
+        channels, kernel = heads * value + 2 * groups * key, ("mamba_d_conv", "conv_kernel")
+    return channels * _number(config, kernel) * number_bytes + heads * key * value * 4
 
 
 def _given(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:

@@ -105,7 +105,8 @@ class Parts:
     step, so it should take about 0.1 s. A copy of one block moves `block_bytes`. `worker` says how
     a worker process makes the same renderer; None if it can't. `facts` are what a block's content
     depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
-    proposes a choice's next tokens; None without speculation.
+    proposes a choice's next tokens; None without speculation. A recurrent state takes
+    `state_blocks`; 0 for a model without linear layers.
     """
 
     runner: Runner
@@ -116,6 +117,7 @@ class Parts:
     worker: WorkerSpec | None = None
     facts: Mapping[str, str] | None = None
     new_drafter: Callable[[], Drafter] | None = None
+    state_blocks: int = 0
 
 
 def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:

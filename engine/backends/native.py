@@ -7,6 +7,7 @@ import structlog
 
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
+from engine.compute.errors import ModelRefused
 from engine.compute.loading import load_model, model_facts
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import Capability
@@ -21,6 +22,8 @@ MEMORY_SHARE = 0.25
 DEFAULT_CONTEXTS = 8
 """Without ENGINE_NUM_BLOCKS the pool has room for this many full contexts. It takes MEMORY_SHARE of
 the free memory at most."""
+MARKS_A_CONTEXT = 5
+"""A recurrent state for each breakpoint of a prompt, and one that goes on."""
 SPECULATION_TOKENS = 8
 """Tokens that are proposed at once at most."""
 
@@ -38,9 +41,12 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         log.warning("torch's own functions attend, which is slower", why=loaded.why_no_kernel)
     progress("allocating blocks", 0.9)
     block_bytes = loaded.layout.bytes_per_block(settings.block_size)
-    num_blocks = settings.num_blocks
+    num_blocks, state_blocks = settings.num_blocks, loaded.layout.state_blocks(settings.block_size)
+    if state_blocks and settings.speculation != "off":
+        raise ModelRefused("ENGINE_SPECULATION: a recurrent state takes no proposed token back")
     if num_blocks is None:
-        wanted = DEFAULT_CONTEXTS * loaded.max_context_tokens // settings.block_size
+        context_blocks = loaded.max_context_tokens // settings.block_size
+        wanted = DEFAULT_CONTEXTS * (context_blocks + MARKS_A_CONTEXT * state_blocks)
         num_blocks = max(min(int(loaded.free_bytes() * MEMORY_SHARE) // block_bytes, wanted), 8)
     runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
     progress("loading tokenizer", 0.95)
@@ -72,6 +78,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         new_drafter=partial(NgramDrafter, SPECULATION_TOKENS) if speculates else None,
         step_tokens=STEP_TOKENS[loaded.device.type],
         block_bytes=block_bytes,
+        state_blocks=state_blocks,
         description=Description(
             backend="native",
             model=Path(settings.model).name,
@@ -86,6 +93,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
             kv_bytes_per_token=layout.bytes_per_token,
+            state_blocks=state_blocks,
             kv_dtype=(
                 str(layout.dtype).removeprefix("torch.")
                 if layout.codec is None

@@ -160,7 +160,7 @@ def new_memory(
         host=host.pool if host is not None else None,
         store=tier,
     )
-    cache = PrefixCache(pool, entries, hasher, host, tier, peer_tier)
+    cache = PrefixCache(pool, entries, hasher, host, tier, peer_tier, parts.state_blocks)
     if plan is None or tier is None:
         return EngineMemory(cache, refused=refused)
     # Take the journal's entries back, and start the threads.

@@ -108,6 +108,9 @@ class SyntheticRunner:
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """There is no memory to copy."""
 
+    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
+        """There is no memory to clear."""
+
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self._wait_for(len(pairs))
 

@@ -136,6 +136,8 @@ class BlockPool:
         self.num_leased = self.num_idle = self.num_shared = 0
         self.num_evicted = self.num_copied = 0
         self._num_uses = self._num_lease_only = 0
+        self._with_state: set[BlockId] = set()
+        self._to_clear: list[BlockId] = []
         for block in self.blocks:
             self._empty.append(block)
 
@@ -146,10 +148,11 @@ class BlockPool:
         """Blocks with nothing of use in them."""
         return len(self._empty)
 
-    def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
+    def allocate(self, index: int = 0, owner: Digest = NOBODY, *, is_state: bool = False) -> Block:
         """A block with one reference and no content, for this place in a chain.
 
-        `owner` is the digest of its scope's empty prefix. Raises NoFreeBlocks.
+        `owner` is the digest of its scope's empty prefix. `is_state`: the block is for a recurrent
+        state. Raises NoFreeBlocks.
         """
         block = self._empty.pop() if self._empty else self._shares.pop_victim(owner)
         if block is None:
@@ -162,7 +165,20 @@ class BlockPool:
         self._shares.take(block)
         block.ref_count = 1
         block.index = index
+        if is_state:
+            self._with_state.add(block.block_id)
+        elif block.block_id in self._with_state:
+            self._with_state.discard(block.block_id)
+            self._to_clear.append(block.block_id)
         return block
+
+    def take_to_clear(self) -> list[BlockId]:
+        """Blocks that had a state, and now get keys and values: their memory must be zeros first.
+
+        Attention multiplies slots without a token by 0, and a state's bytes may read as NaN there.
+        """
+        to_clear, self._to_clear = self._to_clear, []
+        return to_clear
 
     def acquire(self, block: Block) -> None:
         """Add a reference."""
@@ -254,7 +270,9 @@ class BlockPool:
     # Content.
 
     def num_tokens(self, block: Block) -> int:
-        return len(block.tokens) // TOKEN_BYTES
+        """The slots that are in use: all of a block with a recurrent state."""
+        is_state = block.block_id in self._with_state
+        return self.block_size if is_state else len(block.tokens) // TOKEN_BYTES
 
     def can_append(self, block: Block, offset: int) -> bool:
         """Whether a holder may write at `offset` without changing the content of others."""

@@ -15,6 +15,7 @@ from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.cache.recurrent import RecurrentState, state_position
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (
@@ -51,6 +52,7 @@ class CacheQuery:
 class Found:
     """The result of a look-up. The hit's blocks are held until `begin` or `let_go`.
 
+    `state` has those of a model's recurrent state.
     `refreshes` are permanent from `write` on. Another sequence was computing `raced` tokens of the
     prompt when this request could have run.
     """
@@ -60,6 +62,7 @@ class Found:
     read: int
     miss_reason: MissReason | None
     held: list[Block] = field(default_factory=list)
+    state: list[Block] = field(default_factory=list)
     refreshes: list[Refresh] = field(default_factory=list)
     reused: int = 0
     raced: int = 0
@@ -86,8 +89,14 @@ class PrefixCache:
         host: HostTier | None = None,
         store: StoreTier | None = None,
         peers: StoreTier | None = None,
+        state_blocks: int = 0,
     ) -> None:
-        """`peers`: what other engines' members of a shared store have."""
+        """`peers`: what other engines' members of a shared store have.
+
+        `state_blocks`: the blocks that one recurrent state takes; 0 for a model without linear
+        layers. A model with such a state reads whole entries alone: nothing else is reused.
+        """
+        self.state_blocks = state_blocks
         self.pool = pool
         self.host = host
         self.store = store
@@ -113,6 +122,8 @@ class PrefixCache:
             block = self.pool.peek(digest)
             return block is None or (is_held and not block.ref_count)
 
+        if self.state_blocks:
+            return 0
         return bisect_left(digests.full, True, hi=most, key=is_gone)
 
     def touch(self, digests: PromptDigests) -> None:
@@ -120,8 +131,16 @@ class PrefixCache:
         blocks = (self.pool.peek(digest) for digest in digests.full[: self.resident(digests)])
         self.pool.touch([block for block in blocks if block is not None])
 
-    def new_table(self, query: CacheQuery) -> BlockTable:
-        return BlockTable(self.pool, self._hasher, query.digests.root)
+    def new_table(self, query: CacheQuery, *, may_fork: bool = False) -> BlockTable:
+        """An empty table. `may_fork`: others will go on from the prompt's last token."""
+        root, state, last = query.digests.root, None, len(query.tokens) - 1
+        if self.state_blocks:
+            marks = eligible(query.segments, query.breakpoints, query.min_tokens)
+            plan = {mark.tokens: mark.tokens for mark in marks if mark.tokens <= last}
+            if last and (may_fork or any(mark.tokens > last for mark in marks)):
+                plan.setdefault(last, last + 1)
+            state = RecurrentState(self.pool, root, self.state_blocks, plan)
+        return BlockTable(self.pool, self._hasher, root, state)
 
     def look_up(self, query: CacheQuery) -> Found:
         """Find and hold the longest entry that the breakpoints may read.
@@ -131,9 +150,7 @@ class PrefixCache:
         now = query.arrived_at
         self.entries.leases.set_share(query.scope, query.lease_share)
         marks = eligible(query.segments, query.breakpoints, query.min_tokens)
-        hit = longest_hit(
-            query.segments, marks, lambda tokens: self.entries.find(query.digests, tokens, now)
-        )
+        hit = longest_hit(query.segments, marks, lambda tokens: self._find_readable(query, tokens))
         reason = self._miss_reason(query, marks, hit)
         touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
         if hit not in touched:
@@ -142,15 +159,18 @@ class PrefixCache:
         found.refreshes = [self.entries.refresh(entry, now) for entry in touched if entry]
         if hit is not None:
             # The last token is always computed, because its logits give the first output token.
-            found.read = min(hit.tokens, len(query.tokens) - 1)
+            position = state_position(hit) if self.state_blocks else hit.tokens
+            found.read = min(position, len(query.tokens) - 1)
             found.held = list(hit.blocks[: -(-found.read // self.pool.block_size)])
-            _acquire(found.held)
+            if self.state_blocks:
+                found.state = list(hit.blocks[-self.state_blocks :])
+            _acquire([*found.held, *found.state])
         return found
 
     def let_go(self, found: Found) -> None:
         """Release the blocks of a look-up."""
-        _release(found.held)
-        found.held = []
+        _release([*found.held, *found.state])
+        found.held, found.state = [], []
 
     def give_up(self, found: Found) -> None:
         """Release the blocks of a look-up that will be repeated. Its refreshes stay."""
@@ -179,12 +199,12 @@ class PrefixCache:
         _acquire(acquired)
         _release(unused)
         try:
-            copies = table.fill(sources, query.digests.full, len(query.tokens))
+            copies = table.fill(sources, query.digests.full, len(query.tokens), found.state)
         except NoFreeBlocks:
             _acquire(unused)
             _release(acquired)
             raise
-        found.held = []
+        found.held, found.state = [], []
         found.reused = sum(source.num_tokens for source in sources.values())
         return copies
 
@@ -206,7 +226,7 @@ class PrefixCache:
         hit = longest_hit(
             query.segments,
             found.marks,
-            lambda end: self.entries.find(query.digests, end, now) if end in whole else None,
+            lambda end: self._find_readable(query, end) if end in whole else None,
         )
         found.hit, found.read = hit, hit.tokens if hit is not None else 0
         found.miss_reason = self._miss_reason(query, found.marks, hit)
@@ -233,10 +253,12 @@ class PrefixCache:
         self._confirm(found)
         if found.hit is not None:
             found.hit.reads += 1
-            self.entries.bring_back(found.hit, table.blocks)
+            self.entries.bring_back(found.hit, self._blocks_of(found.hit, table))
         reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
         receipt, held = self._hold_names(query, table, now)
+        if table.state is not None:
+            table.state.let_go()
         return CacheResult(
             usage=bill(found.marks, len(query.tokens), found.read, found.reused),
             breakpoints=[
@@ -290,8 +312,17 @@ class PrefixCache:
                 sources[index] = Source(found.held[index], tail)
         return sources
 
+    def _find_readable(self, query: CacheQuery, tokens: int) -> Entry | None:
+        """The entry at this offset, if this prompt can be gone on with from it."""
+        entry = self.entries.find(query.digests, tokens, query.arrived_at)
+        if entry is None or not self.state_blocks:
+            return entry
+        return entry if state_position(entry) < len(query.tokens) else None
+
     def _find_full(self, digests: PromptDigests, index: int) -> Block | None:
         """The block with this content, in the highest tier that has it."""
+        if self.state_blocks:
+            return None
         digest, packed = digests.full[index], digests.block_tokens(index)
         for pool in self._pools:
             if (block := pool.find(digest, packed)) is not None:
@@ -302,13 +333,35 @@ class PrefixCache:
         """The tier that has a block of tier `disk`."""
         return next(store for store in self.stores if store.pool is block.home)
 
+    def _blocks_of(self, entry: Entry, table: BlockTable) -> list[Block]:
+        """The table's blocks for an entry of its prompt, or the entry's own where it has no such.
+
+        A state is the entry's if it has taken in as many of its tokens.
+        """
+        blocks = table.blocks[: -(-entry.tokens // self.pool.block_size)]
+        if table.state is None:
+            return blocks
+        state = table.state.kept.get(state_position(entry))
+        return entry.blocks if state is None else [*blocks, *state]
+
     def _write_mark(
         self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
     ) -> BreakpointReport:
+        key = query.digests.at(mark.tokens)
+        if table.state is None:
+            blocks = table.blocks[: -(-mark.tokens // self.pool.block_size)]
+        elif (known := self.entries.find(query.digests, mark.tokens, now)) is not None:
+            blocks = self._blocks_of(known, table)
+        elif (state := table.state.of_entry(mark.tokens)) is not None:
+            blocks = [*table.blocks[: -(-mark.tokens // self.pool.block_size)], *state]
+        else:  # the prompt went on from a state behind it
+            return BreakpointReport(
+                segment=mark.segment, state="none", tokens=mark.tokens, reason="no_boundary"
+            )
         entry = self.entries.write(
             query.scope,
-            query.digests.at(mark.tokens),
-            table.blocks[: -(-mark.tokens // self.pool.block_size)],
+            key,
+            blocks,
             tokens=mark.tokens,
             ttl=mark.ttl,
             seconds=mark.seconds,
@@ -341,31 +394,45 @@ class PrefixCache:
     def _hold_names(
         self, query: CacheQuery, table: BlockTable, now: float
     ) -> tuple[Receipt, ChainHeld | None]:
-        """Anchor each name at the last full block of its prefix."""
+        """Anchor each name at the last full block of its prefix.
+
+        With a recurrent state, at the last block of an entry: nothing else of a prefix can be read.
+        """
         size, is_news, num_held, num_leased = self.pool.block_size, False, 0, 0
         held: list[HeldName] = []
         for name in query.names:
             if name.tokens > table.num_tokens:
                 break
+            if table.state is not None:
+                known = self.entries.find(query.digests, name.tokens, now)
+                if known is None:
+                    continue
+                self.pool.anchor(name.digest, known.blocks[-1], name.tokens)
+                is_news = True
+                # The receipt tells of a prompt's first names alone, the event of all.
+                num_held += name is query.names[num_held]
+                num_leased += known.is_leased and num_leased == len(held)
+                held.append(HeldName(name.digest, name.tokens))
+                continue
             num_held += 1
             full = name.tokens // size
-            if not full:
-                continue
-            block = self.pool.canonical(query.digests.full[full - 1], table.blocks[full - 1])
-            is_news |= self.pool.anchor(name.digest, block, full * size)
-            held.append(HeldName(name.digest, full * size))
-            if block.is_promised:
-                num_leased = len(held)
+            if full:
+                block = self.pool.canonical(query.digests.full[full - 1], table.blocks[full - 1])
+                is_news |= self.pool.anchor(name.digest, block, full * size)
+                held.append(HeldName(name.digest, full * size))
+                if block.is_promised:
+                    num_leased = len(held)
         lease: float | None = None
         for end in reversed([segment.end for segment in query.segments if segment.end]):
             entry = self.entries.get(query.digests.at(end)) if num_leased else None
             if entry is not None and entry.is_leased:  # the longest of the prompt's leases
                 lease = entry.expires_at - now
                 break
+        num_unanchored = 0 if table.state is not None else num_held - len(held)
         receipt = Receipt(
             name_tokens=[name.tokens for name in query.names],
             num_held=num_held,
-            num_leased=num_leased + num_held - len(held) if num_leased else 0,
+            num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
             lease_seconds=lease,
         )
         if not held or not (is_news or num_leased):
@@ -387,6 +454,8 @@ class PrefixCache:
         if hit is not None and hit.tokens >= marks[-1].tokens:
             return None
         now = query.arrived_at
+        if self.state_blocks and self.entries.find(query.digests, marks[-1].tokens, now):
+            return "no_boundary"  # its state has taken in the prompt's last token
         for mark in reversed(marks):
             reason = self.entries.why_missing(query.digests.at(mark.tokens), now)
             if reason is not None:

@@ -446,7 +446,8 @@ class StoreTier:
             if self._num_looked_at > MAX_LOOKED_AT:
                 return False
             source = entry.blocks[index]
-            num_bytes = min(entry.tokens - index * size, size) * TOKEN_BYTES
+            left = entry.tokens - index * size  # none in a block of a recurrent state
+            num_bytes = (min(left, size) if left > 0 else size) * TOKEN_BYTES
             packed = bytes(source.tokens[:num_bytes])
             if entry.is_broken or len(packed) != num_bytes:
                 return self._give_up(job)

@@ -14,6 +14,7 @@ from engine.cache.block import Block
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
 from engine.cache.ids import BlockId, Digest, TokenId
 from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.cache.recurrent import RecurrentState
 from engine.protocol import Tier
 
 
@@ -33,10 +34,19 @@ class BlockTable:
     """Holds one reference on each of its blocks.
 
     `beyond` has, by logical index, the number of tokens in memory behind the frontier. `incoming`
-    has the blocks in host memory whose content must still be copied; they are held too.
+    has the blocks in host memory whose content must still be copied; they are held too. The blocks
+    of a model's recurrent `state` have negative indices there: nothing is computed before they are
+    here. A model with such a state reuses whole entries only, so its blocks are not findable.
     """
 
-    def __init__(self, pool: BlockPool, hasher: ChainHasher, root: Digest) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        hasher: ChainHasher,
+        root: Digest,
+        state: RecurrentState | None = None,
+    ) -> None:
+        self.state = state
         self._pool = pool
         self._hasher = hasher
         self._root = root
@@ -48,6 +58,7 @@ class BlockTable:
         # quadratic.
         self._order: deque[int] = deque()
         self._arrivals: deque[int] = deque()
+        self._arriving_state: list[Block] = []
         # Where arrived blocks came from, by logical index.
         self._origins: dict[int, Tier] = {}
         self.blocks: list[Block] = []
@@ -62,12 +73,17 @@ class BlockTable:
         return self._ids[:]
 
     def fill(
-        self, sources: Mapping[int, Source], digests: Sequence[Digest], num_tokens: int
+        self,
+        sources: Mapping[int, Source],
+        digests: Sequence[Digest],
+        num_tokens: int,
+        state: Sequence[Block] = (),
     ) -> list[BlockCopy]:
         """Make an empty table ready for `num_tokens`. Raises NoFreeBlocks with nothing changed.
 
-        `sources` are by logical index, ascending, and were acquired for this table. `digests` are
-        the prompt's. A tail that others use is copied at once. The copies are returned.
+        `sources` are by logical index, ascending, and were acquired for this table. So were the
+        blocks of the recurrent `state` behind them. `digests` are the prompt's. A tail that others
+        use is copied at once. The copies are returned.
         """
         assert not self.blocks
         size, total = self._pool.block_size, self._blocks_for(num_tokens)
@@ -75,8 +91,13 @@ class BlockTable:
         shared = {index for index, source in partial.items() if self._must_copy(source)}
         num_away = sum(source.block.is_away for source in sources.values())
         num_needed = total - len(sources) + len(shared) + num_away
+        position = sum(source.num_tokens for source in sources.values())
+        if self.state is not None:
+            num_needed += self.state.num_to_fill(position) + sum(one.is_away for one in state)
         if num_needed > self._pool.num_reclaimable:
             raise NoFreeBlocks(num_needed)
+        if self.state is not None:
+            self.state.fill(position, self._arrange_state(state))
         copies: list[BlockCopy] = []
         for index in range(total):
             source = sources.get(index)
@@ -103,6 +124,17 @@ class BlockTable:
         self._arrivals.extend(self.incoming)
         self._pass_over()
         return copies
+
+    def _arrange_state(self, state: Sequence[Block]) -> list[Block]:
+        """A state's blocks on the device. The content of those that are away is still to come."""
+        here: list[Block] = []
+        for number, block in enumerate(state, -len(state)):
+            if block.is_away:
+                self.incoming[number] = block
+                block = self._pool.allocate(block.index, self._root, is_state=True)
+            here.append(block)
+        self._arriving_state = here
+        return here
 
     def gaps(self, end: int) -> Iterator[tuple[int, int]]:
         """The ranges of positions before `end` that are still to be computed, in order."""
@@ -149,9 +181,12 @@ class BlockTable:
     def arrive(self) -> BlockCopy:
         """Account for the first incoming block. Return the copy to make."""
         index = self._arrivals.popleft()
-        source, block, count = self.incoming.pop(index), self.blocks[index], self.beyond[index]
+        source = self.incoming.pop(index)
+        is_state = index < 0
+        block = self._arriving_state[index] if is_state else self.blocks[index]
+        count = self._pool.block_size if is_state else self.beyond[index]
         self._pool.append(block, bytes(source.tokens[: count * TOKEN_BYTES]))
-        if count == self._pool.block_size:
+        if self.state is None and count == self._pool.block_size:
             self._pool.index(block, self._known[index])
             self._pool.canonical(self._known[index], block).names.update(source.names)
             self._pool.changes.moved("device", source.names)
@@ -177,6 +212,8 @@ class BlockTable:
         shared = self.blocks[: -(-num_tokens // self._pool.block_size)]
         for block in shared:
             self._pool.acquire(block)
+        if self.state is not None:
+            twin.state = self.state.fork(num_tokens)
         twin.blocks, twin.num_tokens = list(shared), num_tokens
         twin._digests = self._digests[: num_tokens // self._pool.block_size]
         return twin
@@ -184,6 +221,8 @@ class BlockTable:
     def blocks_needed(self, num_tokens: int) -> int:
         """The most allocations that writing `num_tokens` more can take."""
         new = self._blocks_for(num_tokens) - len(self.blocks)
+        if self.state is not None:
+            new = max(new, 0) + self.state.num_lacking
         return max(new, 0) + (1 if num_tokens and self._must_copy_tail() else 0)
 
     def prepare(self, num_tokens: int) -> list[BlockCopy]:
@@ -193,6 +232,8 @@ class BlockTable:
         """
         if self.blocks_needed(num_tokens) > self._pool.num_reclaimable:
             raise NoFreeBlocks
+        if self.state is not None:
+            self.state.make_room()
         copies: list[BlockCopy] = []
         if num_tokens and self._must_copy_tail():
             tail = self.num_tokens // self._pool.block_size
@@ -226,7 +267,10 @@ class BlockTable:
             if offset + count == size:
                 parent = self._digests[-1] if self._digests else self._root
                 self._digests.append(self._hasher.extend(parent, block.tokens))
-                self._pool.index(block, self._digests[-1])
+                if self.state is None:
+                    self._pool.index(block, self._digests[-1])
+        if self.state is not None:
+            self.state.moved(self.num_tokens)
         self._pass_over()
 
     def release(self) -> None:
@@ -234,11 +278,13 @@ class BlockTable:
         self._pool.release_chain(self.blocks)
         for block in reversed(self.incoming.values()):
             block.home.release(block)
+        if self.state is not None:
+            self.state.release()
         self.incoming = {}
         self._order.clear()
         self._arrivals.clear()
         self._origins = {}
-        self.blocks = []
+        self.blocks, self._arriving_state = [], []
         self._digests = []
         del self._ids[:]
         self.beyond = {}

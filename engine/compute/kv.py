@@ -110,6 +110,28 @@ def _half(scale: torch.Tensor) -> torch.Tensor:
     return scale.clamp(_LEAST_SCALE, _HALF_MAX).to(torch.float16)
 
 
+STATE_ALIGNED = 16
+
+
+class StatePart(NamedTuple):
+    """One tensor of a sequence's state: (1, ...) of `dtype`, `start` bytes into the state.
+
+    A linear layer's convolution has one, and its recurrence another. `number` counts those of a
+    layer.
+    """
+
+    layer: int
+    kind: Literal["conv", "recurrent"]
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
 # The host tier's memory is taken in pieces of at most so many bytes.
 PIECE_BYTES = 2**30
 
@@ -125,6 +147,8 @@ class KvLayout:
 
     With multi-head latent attention `latent_rank` is the latents' width. A token's one head is the
     latent with the rotated part of the key behind it, `head_dim` together, and there are no values.
+
+    `state_parts` are what linear layers keep of a sequence, whatever its length.
     """
 
     num_layers: int
@@ -134,6 +158,7 @@ class KvLayout:
     kv_dtype: KvDtype = "model"
     latent_rank: int | None = None
     places: Mapping[int, int] | None = None
+    state_parts: Sequence[StatePart] = ()
 
     @property
     def place_of(self) -> Mapping[int, int] | range:
@@ -163,6 +188,15 @@ class KvLayout:
 
     def bytes_per_block(self, block_size: int) -> int:
         return block_size * self.bytes_per_token
+
+    @property
+    def state_bytes(self) -> int:
+        """One sequence's recurrent state; 0 for a model without linear layers."""
+        return sum(-(-part.num_bytes // STATE_ALIGNED) * STATE_ALIGNED for part in self.state_parts)
+
+    def state_blocks(self, block_size: int) -> int:
+        """The blocks that a recurrent state takes."""
+        return -(-self.state_bytes // self.bytes_per_block(block_size))
 
 
 class KvPool:
@@ -221,6 +255,25 @@ class KvPool:
             dtype = self.layout.dtype
             keys, values = self._codec.decode(keys, dtype), self._codec.decode(values, dtype)
         return keys.flatten(0, 1), values.flatten(0, 1)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layout.bytes_per_block(self.block_size)
+
+    def read_bytes(self, blocks: Sequence[BlockId]) -> torch.Tensor:
+        """A copy of blocks' memory as it is: (blocks, `block_bytes`), on the device."""
+        index = torch.tensor(blocks, device=self.device)
+        return self._all.transpose(0, 1).index_select(0, index).flatten(1).view(torch.uint8)
+
+    def write_bytes(self, blocks: Sequence[BlockId], content: torch.Tensor) -> None:
+        """Write what `read_bytes` gives."""
+        rows = self._all.transpose(0, 1)
+        shape = (len(blocks), *rows.shape[1:])
+        index = torch.tensor(blocks, device=self.device)
+        rows.index_copy_(0, index, content.contiguous().view(self._all.dtype).view(shape))
+
+    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
+        self._all.index_fill_(1, torch.tensor(blocks, device=self.device), 0)
 
     def of_block(self, block: BlockId) -> torch.Tensor:
         """One block's memory (planes, block_size, kv_heads, head_dim): keys, then values."""

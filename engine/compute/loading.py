@@ -23,11 +23,13 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DynamicCache,
     PretrainedConfig,
     PreTrainedModel,
 )
 
 from engine.cache.ids import BlockId
+from engine.cache.recurrent import StateMove
 from engine.compute.attention.cpu_kernel import CpuKernel
 from engine.compute.attention.step import (
     ATTENTION_NAME,
@@ -38,6 +40,7 @@ from engine.compute.attention.step import (
 from engine.compute.compiler import NotCompiled
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import HostKv, KvDtype, KvLayout, KvPool, new_codec
+from engine.compute.linear import state_parts, wrap_linear_layers
 from engine.compute.runner import Kernel, TorchRunner
 from engine.schedule.runner import SampleParams, Work
 from engine.sizing import NotSizable
@@ -203,7 +206,8 @@ def prepare_model(
         attention = "sdpa"
     _register_attention()
     check_config(model.config)
-    check_class(type(model))
+    if not has_state(model.config):
+        check_class(type(model))
     if "logits_to_keep" not in signature(model.forward).parameters:
         raise ModelRefused(f"{type(model).__name__} can't compute selected logits")
     parameter = next(model.parameters())
@@ -212,6 +216,7 @@ def prepare_model(
     lay_out(model)
     model.set_attn_implementation(ATTENTION_NAME)
     layout = kv_layout(model)
+    wrap_linear_layers(model, layout.state_parts)
     num_heads = model.config.num_attention_heads
     max_context_tokens = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(max_context_tokens, int):
@@ -256,9 +261,19 @@ def check_exactness(loaded: LoadedModel) -> None:
         raise ModelRefused(f"{type(loaded.model).__name__} keeps its own attention")
     table = [BlockId(block) for block in (4, 1, 3)]
     params = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
-    runner = loaded.runner(num_blocks=5, block_size=_CHECK_BLOCK)
-    for start, end in pairwise(_CHECK_CUTS):
-        work = Work(token_ids=token_ids[start:end], start=start, block_table=table, sample=params)
+    num_blocks = 5 + 2 * loaded.layout.state_blocks(_CHECK_BLOCK)
+    runner = loaded.runner(num_blocks, block_size=_CHECK_BLOCK)
+    num_state = loaded.layout.state_blocks(_CHECK_BLOCK)
+    places = [[BlockId(5 + num_state * turn + i) for i in range(num_state)] for turn in (0, 1)]
+    for turn, (start, end) in enumerate(pairwise(_CHECK_CUTS)):
+        source, target = places[1 - turn % 2], places[turn % 2]
+        work = Work(
+            token_ids=token_ids[start:end],
+            start=start,
+            block_table=table,
+            sample=params,
+            state=StateMove(source if start else None, target) if num_state else None,
+        )
         logits, visited = runner.visit([work])
         if visited != list(loaded.layout.place_of):
             raise ModelRefused(f"layers without attention of ours: {len(visited)} came by")
@@ -336,7 +351,9 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
     layout = loaded.layout
     # Ways of attention differ in the last bits, and what one computed should go on as it began.
     kernel = loaded.kernel if layout.codec is None else None
+    parts = {"state": str(list(layout.state_parts))} if layout.state_parts else {}
     return {
+        **parts,
         "weights": state.hexdigest(),
         "class": type(loaded.model).__name__,
         "config": loaded.model.config.to_json_string(use_diff=False),
@@ -361,12 +378,17 @@ _UNSUPPORTED_ATTRIBUTES = {
     "use_bidirectional_attention": "bidirectional attention",
     "is_encoder_decoder": "an encoder",
     "attention_chunk_size": "chunked attention",
+}
+# The same for models that don't say which of their layers keep a state.
+_STATES = {
     "ssm_state_size": "state-space layers",
     "mamba_d_state": "state-space layers",
     "state_size": "state-space layers",
     "linear_num_key_heads": "linear attention",
 }
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LINEAR_TYPES = frozenset({"linear_attention", "conv", "hybrid"})
+_ATTENDING_TYPES = frozenset({"full_attention", "sliding_attention", "hybrid"})
+_LAYER_TYPES = frozenset({"mlp", "moe"}) | _ATTENDING_TYPES | _LINEAR_TYPES
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -376,7 +398,8 @@ def check_config(config: PretrainedConfig) -> None:
     """
     config = config.get_text_config(decoder=True)
     name = getattr(config, "model_type", "unknown")
-    for attribute, meaning in _UNSUPPORTED_ATTRIBUTES.items():
+    unsupported = _UNSUPPORTED_ATTRIBUTES | ({} if has_state(config) else _STATES)
+    for attribute, meaning in unsupported.items():
         if getattr(config, attribute, None):
             raise ModelRefused(f"`{name}` models have {meaning}: not supported")
     needed = ("vocab_size", "num_hidden_layers", "num_attention_heads")
@@ -394,6 +417,12 @@ def check_config(config: PretrainedConfig) -> None:
     for rope_type in _rope_types(getattr(config, "rope_parameters", None)):
         if rope_type in _LENGTH_DEPENDENT_ROPES:
             raise ModelRefused(f"rotary embedding that depends on the length: {rope_type}")
+
+
+def has_state(config: PretrainedConfig) -> bool:
+    """Whether linear layers beside attention keep a state of each sequence."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return not kinds.isdisjoint(_LINEAR_TYPES) and not kinds.isdisjoint(_ATTENDING_TYPES)
 
 
 def check_class(model_class: type[PreTrainedModel]) -> None:
@@ -415,16 +444,18 @@ def layer_windows(config: PretrainedConfig) -> list[int | None]:
 
 
 def kv_layout(model: PreTrainedModel) -> KvLayout:
-    """The KV shape of each attention layer, as a forward calls them."""
+    """The KV shape of each attention layer and the parts of a state, as a forward calls them."""
     config, parameter = model.config, next(model.parameters())
     rank: int | None = getattr(config, "kv_lora_rank", None) or None
     probe = AttentionProbe()
+    cache = DynamicCache(config=config) if has_state(config) else None
     ids = torch.zeros((1, 2), dtype=torch.long, device=parameter.device)
     with torch.inference_mode():
         model(
             ids,
             position_ids=torch.arange(2)[None].to(ids),
-            use_cache=False,
+            past_key_values=cache,
+            use_cache=cache is not None,
             **{STEP_ARGUMENT: probe},
         )
     if not probe.layers:
@@ -444,6 +475,7 @@ def kv_layout(model: PreTrainedModel) -> KvLayout:
         dtype=parameter.dtype,
         latent_rank=rank,
         places={seen.layer: places[seen.source] for seen in probe.layers},
+        state_parts=state_parts(cache) if cache is not None else (),
     )
 
 

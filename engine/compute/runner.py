@@ -13,6 +13,7 @@ from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
+from engine.compute.linear import PackedCache, StepStates
 from engine.compute.sampler import biased, is_greedy, sample, sample_rows, tell_probs
 from engine.schedule.runner import DraftDraw, SampleParams, Stop, Work
 
@@ -74,6 +75,9 @@ class TorchRunner:
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self.pool.copy_blocks(pairs)
 
+    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
+        self.pool.clear_blocks(blocks)
+
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self.host.demote(pairs)
 
@@ -111,17 +115,22 @@ class TorchRunner:
         step = AttentionStep(
             pool=self.pool, batch=batch, windows=self._windows, stop=stop, attend=attend
         )
-        latents = None
+        states, cache = None, None
+        if self.pool.layout.state_parts:
+            states = StepStates(works, self.pool, self._model.config.num_hidden_layers)
+            cache = PackedCache(states)
         if self.pool.layout.latent_rank is not None:
-            latents = LatentCache(self.pool, batch.slots)
+            cache = LatentCache(self.pool, batch.slots, states)
         output = self._model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
-            past_key_values=latents,
-            use_cache=latents is not None,
+            past_key_values=cache,
+            use_cache=cache is not None,
             logits_to_keep=batch.sampled,
             **{STEP_ARGUMENT: step},
         )
+        if states is not None:
+            states.keep()
         logits: torch.Tensor = output.logits[0]
         return logits, step.visited
 

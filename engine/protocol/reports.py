@@ -60,6 +60,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     tool_format: str | None = None
     reasoning_format: str | None = None
     kv_bytes_per_token: int = 0
+    state_blocks: int = 0
     kv_dtype: str = ""
     attention: str = ""
     default_temperature: float = 1.0

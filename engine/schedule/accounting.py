@@ -89,18 +89,18 @@ class Accounting:
             raise DuplicateRequest(f"request {request_id!r} is running or unacknowledged")
         self.expire(self._clock.now())
         request.found = self._cache.look_up(request.query)
-        request.boundaries = new_boundaries(request)
         request.sequences = [
             SequenceState(
                 request,
                 choice,
-                self._cache.new_table(request.query),
+                self._cache.new_table(request.query, may_fork=len(request.parsers) > 1),
                 parser,
                 sample[choice],
                 list(request.query.tokens),
             )
             for choice, parser in enumerate(request.parsers)
         ]
+        request.boundaries = new_boundaries(request)
         self._requests[request_id] = request
 
     def find(self, request_id: str) -> RequestState | None:

@@ -83,6 +83,8 @@ class EngineLoop:
                 )
         chunks = self.scheduler.schedule(now)
         self._runner.demote(self.scheduler.take_demotions())
+        if to_clear := self.scheduler.take_to_clear():
+            self._runner.clear_blocks(to_clear)
         self._runner.copy_blocks(self.scheduler.take_copies())
         self._bring_back()
         begun = self._clock.now()
@@ -174,6 +176,7 @@ class EngineLoop:
             bias=sequence.bias if samples else None,
             probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
             drafts=draws_behind(sequence, chunk.draft) if chunk.draft else (),
+            state=sequence.table.state.move() if sequence.table.state else None,
         )
 
     # Requests, on the engine's thread.

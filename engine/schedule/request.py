@@ -260,10 +260,12 @@ def new_boundaries(request: RequestState) -> list[int]:
 
     One is at each breakpoint, so that the text behind a cached prefix is computed in the same
     chunks as without it (bitwise equal results). One is before the last token if several choices
-    start there.
+    start there. A recurrent state is kept at some of them, and at no other place.
     """
     ends = {request.query.segments[p.segment].end for p in request.query.breakpoints}
     boundaries = {end for end in ends if end}
     if request.request.sampling.num_choices > 1:
         boundaries.add(len(request.query.tokens) - 1)
+    if (state := request.leader.table.state) is not None:
+        boundaries.update(state.plan)
     return sorted(boundaries)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cache.ids import BlockId, TokenId
+from engine.cache.recurrent import StateMove
 from engine.cache.store_tier import Payload
 
 
@@ -70,6 +71,9 @@ class Work:
 
     The last `len(drafts)` of `token_ids` are only proposed. The runner draws behind the token
     before them. As long as it drew what was proposed, it draws behind that too, and fills `drafts`.
+
+    `state` says where the recurrent state behind [0, start) is, and where the new one is written,
+    for models with linear layers. Where a step is stopped, nothing is written.
     """
 
     token_ids: Sequence[TokenId]
@@ -80,6 +84,7 @@ class Work:
     bias: Mapping[TokenId, float] | None = None
     probs: DrawnProbs | None = None
     drafts: Sequence[DraftDraw] = ()
+    state: StateMove | None = None
 
     @property
     def proposed(self) -> Sequence[TokenId]:
@@ -109,6 +114,10 @@ class Runner(Protocol):
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy whole blocks (source, destination) in all layers, before the next `execute`."""
+        ...
+
+    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
+        """Write zeros to whole blocks, before any later call reads or writes them."""
         ...
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:

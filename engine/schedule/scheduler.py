@@ -19,6 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from engine.cache.digests import common_blocks
+from engine.cache.ids import BlockId
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import Load
@@ -149,6 +150,10 @@ class Scheduler:
         copies, self.copies = self.copies, []
         return copies
 
+    def take_to_clear(self) -> list[BlockId]:
+        """The blocks to write zeros to, behind the demotions and before anything else."""
+        return self._cache.pool.take_to_clear()
+
     def take_demotions(self) -> list[BlockCopy]:
         """The copies to the host to make before anything is written on the device."""
         return self._cache.host.take_demotions() if self._cache.host is not None else []
@@ -161,7 +166,7 @@ class Scheduler:
         promotions: list[BlockCopy] = []
         loads: list[Load] = []
         num_missed, is_first = 0, True
-        for sequence in self.running:
+        for sequence in list(self.running):
             while (table := sequence.table).incoming:
                 block = table.next_incoming
                 if block.tier == "host":
@@ -173,6 +178,10 @@ class Scheduler:
                 store = self._cache.store_of(block)
                 if store.is_lost(block):
                     request = sequence.request
+                    if self._cache.state_blocks:
+                        # Its entry is read whole or not at all: look it up again.
+                        self._preempt(sequence)
+                        break
                     is_new = sequence is request.leader and request.started_at is None
                     self._cache.miss(request.query, request.found if is_new else None, table)
                     num_missed += 1
@@ -234,7 +243,7 @@ class Scheduler:
     def _awaits_twin(self, sequence: SequenceState) -> bool:
         """Whether a running sequence computes what this one would compute."""
         request = sequence.request
-        if not sequence.is_new:
+        if not sequence.is_new or self._cache.state_blocks:
             return False
         twin = request.twin
         is_computing = twin is not None and twin.sequence in self.running

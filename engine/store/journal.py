@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 
 import msgspec
 
@@ -18,6 +19,7 @@ from engine.cache.block import Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
+from engine.cache.recurrent import split_states
 from engine.cache.store_tier import BlockKey
 from engine.protocol import HeldName, Ttl
 from engine.store.files import Missed, StoreKeys
@@ -49,7 +51,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
-    """An entry. `packed` are its token ids. `names` are by the index of the block they stand at."""
+    """An entry. `packed` are its token ids, and the markers of its state. `names` are by the index
+    of the block they stand at."""
 
     key: str
     model: str
@@ -65,13 +68,18 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
         """The keys of the entry's files, in order. None where its tokens are not the key's."""
         keys: list[BlockKey] = []
         root = parent = hasher.root(self.scope)
-        stride = hasher.block_size * TOKEN_BYTES
-        for place, start in enumerate(range(0, len(self.packed), stride)):
-            piece = self.packed[start : start + stride]
+        stride, end = hasher.block_size * TOKEN_BYTES, split_states(self.packed)
+        if end == 0:
+            return None
+        starts = [*range(0, end, stride), *range(end, len(self.packed), stride)]
+        for place, (start, behind) in enumerate(pairwise([*starts, len(self.packed)])):
+            piece = self.packed[start:behind]
             digest = hasher.extend(parent, piece)
             keys.append(BlockKey(file_keys.name_of(digest), root, digest, parent, place, piece))
             parent = digest
-        return keys if parent.hex() == self.key else None
+            if behind == end and digest.hex() != self.key:
+                return None
+        return keys
 
     def entry(self, now: float, wall: float, *, is_leased: bool) -> Entry:
         """The entry without its blocks. `now` is the engine's clock, `wall` the same moment."""
@@ -80,7 +88,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
         return Entry(
             self.scope,
             Digest(bytes.fromhex(self.key)),
-            len(self.packed) // TOKEN_BYTES,
+            split_states(self.packed) // TOKEN_BYTES,
             self.ttl,
             [],
             ready_at=written - self.times.age,

@@ -259,6 +259,9 @@ class TimedRunner:
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copies on the device take no time."""
 
+    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
+        """Nor does this."""
+
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copies to the host are made beside."""
 

@@ -44,6 +44,11 @@ def sizes_of(asked: PlanRequest) -> Sizes:
         shape = kv_size(config, "bfloat16")
     except NotSizable as error:
         raise InvalidRequest(f"{where}: {error}") from None
+    if shape.state_bytes:
+        raise InvalidRequest(
+            f"{where}: the model's linear layers keep a state of {shape.state_bytes:,} bytes at"
+            " each breakpoint, and plans know keys and values alone"
+        )
     per_token = shape.bytes_per_token * _KV_BYTES[asked.kv_dtype] // 2
     weights = asked.weights_gib
     if weights is None:

@@ -18,6 +18,8 @@ from tests.conformance.engines import PROFILES, Engine, Settings, running_engine
 ASKED = os.environ.get("CONFORMANCE_BACKENDS", "").split()
 # Every commit runs the engine that computes; scripts/long_tests conformance runs both.
 BACKENDS = ASKED or ["native", pytest.param("synthetic", marks=pytest.mark.slow)]
+MODEL = os.environ.get("CONFORMANCE_MODEL")
+"""A model's directory for the native engine, such as that of a hybrid."""
 SKIPS = Path(__file__).with_name("vllm_skips.txt")
 SKIPPED: dict[str, str] = {}
 VLLM_BLOCK_SIZE = 32
@@ -44,6 +46,8 @@ def fleet() -> Iterator[Fleet]:
 def settings_of(backend: str, profile: str) -> Settings:
     """A profile's settings that say anything to this backend."""
     settings = dict(PROFILES[profile])
+    if backend == "native" and MODEL:
+        settings["MODEL"] = MODEL
     if backend != "synthetic":
         settings = {k: v for k, v in settings.items() if not k.startswith("SYNTHETIC_")}
     if backend in ("vllm", "upstream"):

@@ -1,6 +1,6 @@
 """Random sequences against the reference model of the contract: equal counters, no tolerance.
 
-scripts/fuzz_accounting [--sequences 2000] [--seed 1] [--engine native|synthetic|vllm]
+scripts/fuzz_accounting [--sequences 2000] [--seed 1] [--engine native|hybrid|synthetic|vllm]
     [--through engine|gateway]
 
 Sequence i has seed + i: `--seed N --sequences 1` plays one again. Ends with status 1 where there
@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--sequences", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1, help="of the first sequence")
-    parser.add_argument("--engine", choices=["native", "synthetic", "vllm"], default="native")
+    parser.add_argument(
+        "--engine", choices=["native", "hybrid", "synthetic", "vllm"], default="native"
+    )
     parser.add_argument("--through", choices=["engine", "gateway"], default="engine")
     return parser
 

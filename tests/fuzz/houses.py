@@ -47,13 +47,15 @@ def running_machines(directory: Path, backend: str, slots: int = SLOTS) -> Itera
                 "SYNTHETIC_PREFILL_US": 0,
                 "SYNTHETIC_DECODE_MS": 0,
             }
-            if backend == "native":
-                settings["MODEL"] = write_tiny_model(directory / name)
+            if backend in ("native", "hybrid"):
+                is_hybrid = backend == "hybrid"
+                settings["MODEL"] = write_tiny_model(directory / name, is_hybrid=is_hybrid)
             if backend == "vllm":
                 settings["MODEL"] = write_tiny_model(directory / name, head_dim=32)
                 settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
             asked.append(settings)
-        engines = stack.enter_context(running_engines(backend, asked))
+        named = "native" if backend == "hybrid" else backend
+        engines = stack.enter_context(running_engines(named, asked))
         yield Machines(engines, slots)
 
 

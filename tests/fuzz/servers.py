@@ -112,6 +112,10 @@ class Machines:
     def granularity(self) -> int:
         return self.engines[0].description.granularity
 
+    @property
+    def keeps_states(self) -> bool:
+        return self.engines[0].description.state_blocks > 0
+
     def advance(self, seconds: float) -> None:
         if not seconds:
             return

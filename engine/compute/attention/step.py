@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import Cache
 
 from engine.compute.attention.arithmetic import (
     Layer,
@@ -28,6 +27,7 @@ from engine.compute.attention.arithmetic import (
 from engine.compute.batch import Batch, TokenRun
 from engine.compute.errors import ModelRefused, StepStopped
 from engine.compute.kv import KvPool
+from engine.compute.linear import PackedCache, StepStates
 from engine.schedule.runner import Stop
 
 Attend = Callable[[torch.Tensor, KvPool, Layer], torch.Tensor]
@@ -136,11 +136,11 @@ class AttentionProbe:
         self.layers.append(ProbedLayer(index, key.shape[1], width, source))
 
 
-class LatentCache(Cache):
+class LatentCache(PackedCache):
     """Where a model with multi-head latent attention would keep a step's latents: in the pool."""
 
-    def __init__(self, pool: KvPool, slots: torch.Tensor) -> None:
-        super().__init__(layers=[])
+    def __init__(self, pool: KvPool, slots: torch.Tensor, states: StepStates | None = None) -> None:
+        super().__init__(states)
         self._pool = pool
         self._slots = slots
 
@@ -155,9 +155,6 @@ class LatentCache(Cache):
         rows = both[0].transpose(0, 1)
         self._pool.write(layout.place_of[layer_idx], self._slots, rows, rows)
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
 
 
 def _attend_latents(

@@ -71,7 +71,17 @@ def expected(prompt: Sequence[TokenId], seed: int, count: int) -> list[TokenId]:
     return tokens[len(prompt) :]
 
 
+STATE = 10**12
+
+
+def state_of(tokens: Sequence[TokenId]) -> int:
+    """What a linear layer makes of these tokens."""
+    return STATE + crc32(repr(list(tokens)).encode())
+
+
 class FakeRunner:
+    """With a recurrent state, a work must find that of exactly the tokens in front of it."""
+
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
         self._size = block_size
         self.host = [[-1] * block_size for _ in range(host_blocks)]
@@ -86,6 +96,10 @@ class FakeRunner:
         sources = [list(self.memory[source]) for source, _ in pairs]
         for (_, destination), content in zip(pairs, sources, strict=True):
             self.memory[destination] = content
+
+    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            self.memory[block] = [-1] * self._size
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         assert len({destination for _, destination in pairs}) == len(pairs)
@@ -118,7 +132,22 @@ class FakeRunner:
                 assert slot not in written, "two sequences write to one slot"
                 written.add(slot)
                 self.memory[slot[0]][slot[1]] = token
+                assert max(self.memory[slot[0]]) < STATE, "what is left of a state may be no number"
+        for work in works:
+            self._move_state(work)
         return [self._answer(work) for work in works]
+
+    def _move_state(self, work: Work) -> None:
+        if work.state is None:
+            return
+        source, target = work.state
+        seen = [slot for block in work.block_table for slot in self.memory[block]]
+        assert (source is None) == (work.start == 0)
+        for number, block in enumerate(source or ()):
+            assert self.memory[block] == [state_of(seen[: work.start]) + number] * self._size
+        for number, block in enumerate(target):
+            state = state_of(seen[: work.start + len(work.token_ids)]) + number
+            self.memory[block] = [state] * self._size
 
     def _spoil(self, works: Sequence[Work]) -> None:
         """What a stopped step leaves: anything at the positions that it was to compute."""
@@ -211,6 +240,7 @@ class Harness:
         cache: PrefixCache | None = None,
         store: StoreWork | None = None,
         new_drafter: Callable[[], Drafter] | None = None,
+        state_blocks: int = 0,
     ) -> None:
         """`cache`, where it is given, has the tiers and entries; `store` does the store's work."""
         self.clock = clock or ManualClock()
@@ -223,7 +253,9 @@ class Harness:
             host=self.host.pool if self.host else None,
         )
         hasher = ChainHasher(b"key", block_size)
-        self.cache = cache or PrefixCache(self.pool, self.entries, hasher, self.host)
+        self.cache = cache or PrefixCache(
+            self.pool, self.entries, hasher, self.host, state_blocks=state_blocks
+        )
         self.pool, self.entries, self.host = self.cache.pool, self.cache.entries, self.cache.host
         self.scheduler = Scheduler(
             self.cache, max_step_tokens=max_step_tokens, max_running=max_running

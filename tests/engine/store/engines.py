@@ -60,7 +60,9 @@ class StoredEngine(Harness):
             store_shared=is_shared,
             host_blocks=host_blocks,
         )
-        parts = SimpleNamespace(runner=runner, facts={"weights": model}, block_bytes=BLOCK_SIZE * 8)
+        parts = SimpleNamespace(
+            runner=runner, facts={"weights": model}, block_bytes=BLOCK_SIZE * 8, state_blocks=0
+        )
         clock = clock or ManualClock()
         description = Description(
             backend="synthetic",

@@ -1,0 +1,141 @@
+"""The recurrent state of a sequence, for models with linear layers, in blocks of the pool.
+
+A linear layer keeps no keys and values. It keeps one state, which every token changes. So a prefix
+can be gone on from only where its state was kept: at its breakpoints. A state takes `num_blocks`
+blocks of the pool. They stand behind an entry's other blocks, so leases, tiers, the store and the
+reports count their bytes as they count all others.
+
+A kept state is never written again (copy-on-write): what goes on from it writes to other blocks. A
+kept block's tokens are a marker that no prompt can have, so a state has a place in the chain of
+digests. An entry at the very end of its prompt has the state one token before, because a prompt's
+last token is always computed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from engine.cache.block import Block, Entry
+from engine.cache.digests import pack
+from engine.cache.ids import BlockId, Digest
+from engine.cache.pool import BlockPool
+
+_AT_END = pack([2**32 - 1])
+_ONE_BEFORE = pack([2**32 - 2])
+
+
+class StateMove(NamedTuple):
+    """The blocks that a step reads a sequence's state from, and those that it writes it to.
+
+    `source` is None before the first token.
+    """
+
+    source: Sequence[BlockId] | None
+    target: Sequence[BlockId]
+
+
+def state_position(entry: Entry) -> int:
+    """The number of an entry's tokens that its state has taken in."""
+    return entry.tokens - entry.blocks[-1].tokens.startswith(_ONE_BEFORE)
+
+
+def split_states(packed: bytes) -> int:
+    """Where the markers of states begin in an entry's token ids, in bytes."""
+    # No four bytes of ids below 2**31 are a marker's, wherever they begin.
+    starts = (packed.find(marker) for marker in (_AT_END, _ONE_BEFORE))
+    return min((start for start in starts if start >= 0), default=len(packed))
+
+
+class RecurrentState:
+    """Holds one reference on each block of the state behind a table's computed tokens.
+
+    `plan` has the positions at which the state is kept, with the tokens of their entries. `kept`
+    has those states by position, and the one that was read.
+    """
+
+    def __init__(
+        self, pool: BlockPool, root: Digest, num_blocks: int, plan: Mapping[int, int]
+    ) -> None:
+        self._pool = pool
+        self._root = root
+        self._num_blocks = num_blocks
+        self.plan = dict(plan)
+        self.kept: dict[int, list[Block]] = {}
+        self._current: list[Block] = []
+        self._spare: list[Block] = []
+        self._read: int | None = None
+
+    def num_to_fill(self, position: int) -> int:
+        """The blocks that going on from this position takes: for the state, and for kept ones."""
+        return self._num_blocks * (1 + sum(place > position for place in self.plan))
+
+    def fill(self, position: int, state: Sequence[Block]) -> None:
+        """Go on from a state, whose blocks have a reference for this table. There is room."""
+        for _ in range(self.num_to_fill(position)):
+            self._spare.append(self._pool.allocate(0, self._root, is_state=True))
+        self._current, self._read = list(state), position if state else None
+
+    def move(self) -> StateMove:
+        """What the next step reads and writes. `make_room` was called before."""
+        target = self._current if self._is_own else self._spare[: self._num_blocks]
+        source = [block.block_id for block in self._current]
+        return StateMove(source or None, [block.block_id for block in target])
+
+    def moved(self, num_tokens: int) -> None:
+        """A step has computed up to `num_tokens`. What was read is kept."""
+        if not self._is_own:
+            if self._read is not None:
+                self.kept[self._read], self._read = self._current, None
+            else:
+                self._pool.release_chain(self._current)
+            self._current = self._spare[: self._num_blocks]
+            del self._spare[: self._num_blocks]
+        if (tokens := self.plan.get(num_tokens)) is None:
+            return
+        marker = (_AT_END if tokens == num_tokens else _ONE_BEFORE) * self._pool.block_size
+        for place, block in enumerate(self._current, -(-tokens // self._pool.block_size)):
+            block.index = place
+            self._pool.append(block, marker)
+            self._pool.acquire(block)
+        self.kept[num_tokens] = list(self._current)
+
+    @property
+    def num_lacking(self) -> int:
+        """The blocks that `make_room` allocates."""
+        has_target = self._is_own or len(self._spare) >= self._num_blocks
+        return 0 if has_target else self._num_blocks
+
+    def make_room(self) -> None:
+        for _ in range(self.num_lacking):
+            self._spare.append(self._pool.allocate(0, self._root, is_state=True))
+
+    def of_entry(self, tokens: int) -> list[Block] | None:
+        """The kept state of the planned entry at these tokens."""
+        places = (place for place, entry_tokens in self.plan.items() if entry_tokens == tokens)
+        return next((self.kept[place] for place in places if place in self.kept), None)
+
+    def fork(self, position: int) -> "RecurrentState":
+        twin = RecurrentState(self._pool, self._root, self._num_blocks, {})
+        twin._current = list(self.kept.get(position, self._current))
+        for block in twin._current:
+            self._pool.acquire(block)
+        return twin
+
+    def let_go(self) -> None:
+        """The entries are written: nothing more is kept."""
+        for blocks in self.kept.values():
+            self._pool.release_chain(blocks)
+        self.kept, self.plan = {}, {}
+
+    def release(self) -> None:
+        """Give every reference back."""
+        for blocks in (*self.kept.values(), self._spare, self._current):
+            self._pool.release_chain(blocks)
+        self.kept, self._spare, self._current = {}, [], []
+        self._read = None
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the state may be changed where it is."""
+        return bool(self._current) and all(
+            block.ref_count == 1 and not block.tokens for block in self._current
+        )

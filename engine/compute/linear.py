@@ -1,0 +1,196 @@
+"""Linear layers: Gated DeltaNet, Mamba2, short convolutions, KDA, and what their states take.
+
+Such a layer keeps its state in a `Cache` of transformers, and knows no packed row of several
+sequences. So each is called once a sequence, with a cache of the sequence's own, and once for all
+sequences that have one new token. Before a step the states are read from their blocks, and behind
+it they are written to theirs, as bytes: a state is exact whatever keys and values are kept in.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import LinearAttentionLayer
+
+from engine.cache.recurrent import StateMove
+from engine.compute.errors import ModelRefused
+from engine.compute.kv import STATE_ALIGNED, KvPool, StatePart
+from engine.schedule.runner import Work
+
+_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+
+
+def state_parts(cache: Cache) -> list[StatePart]:
+    """The parts of a state, from the cache that a forward of one sequence has filled."""
+    parts: list[StatePart] = []
+    start = 0
+    for index, layer in enumerate(cache.layers):
+        if not isinstance(layer, LinearAttentionLayer):
+            continue
+        for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
+            for number, state in states.items():
+                if state is not None:
+                    shape = tuple(state.shape)
+                    part = StatePart(index, kind, number, shape, state.dtype, start)  # type: ignore[arg-type]
+                    parts.append(part)
+                    start += -(-part.num_bytes // STATE_ALIGNED) * STATE_ALIGNED
+    return parts
+
+
+class _Own(Cache):
+    """The states of some sequences, as the linear layers find them."""
+
+    def __init__(self, num_layers: int, parts: Sequence[StatePart], states: torch.Tensor | None):
+        """`states` (sequences, bytes); None where no token was computed yet."""
+        numbers = [0] * num_layers
+        for part in parts:
+            numbers[part.layer] = max(numbers[part.layer], part.number + 1)
+        super().__init__(
+            layers=[LinearAttentionLayer(number_of_states=max(number, 1)) for number in numbers]
+        )
+        for part in parts if states is not None else ():
+            assert states is not None
+            kept = states[:, part.start : part.start + part.num_bytes].contiguous()
+            state = kept.view(part.dtype).view(len(states), *part.shape[1:])
+            if part.kind == "conv":
+                self.update_conv_state(state, part.layer, part.number)
+            else:
+                self.update_recurrent_state(state, part.layer, part.number)
+
+    def states(self, parts: Sequence[StatePart], num_bytes: int) -> torch.Tensor:
+        """(sequences, `num_bytes`), with zeros behind the last part."""
+        found: list[torch.Tensor] = []
+        for part in parts:
+            layer: Any = self.layers[part.layer]
+            kept = layer.conv_states if part.kind == "conv" else layer.recurrent_states
+            found.append(kept[part.number].to(part.dtype).contiguous())
+        states = found[0].new_zeros((len(found[0]), num_bytes), dtype=torch.uint8)
+        for part, state in zip(parts, found, strict=True):
+            states[:, part.start : part.start + part.num_bytes] = state.flatten(1).view(torch.uint8)
+        return states
+
+
+class _Run(NamedTuple):
+    """Rows of a packed row: one sequence's tokens, or the one new token of each of several."""
+
+    rows: slice | torch.Tensor
+    moves: list[StateMove]
+    own: _Own
+
+
+class StepStates:
+    """The states of one step's sequences."""
+
+    def __init__(self, works: Sequence[Work], pool: KvPool, num_layers: int) -> None:
+        self._pool = pool
+        self._parts = pool.layout.state_parts
+        self.runs: list[_Run] = []
+        begin, single = 0, []
+        for work in works:
+            end, move = begin + len(work.token_ids), work.state
+            assert move is not None, "a work without a state"
+            if move.source is not None and end - begin == 1:
+                single.append((begin, move))
+            else:
+                self.runs.append(self._run(slice(begin, end), [move], num_layers))
+            begin = end
+        if single:
+            rows = torch.tensor([row for row, _ in single], device=pool.device)
+            self.runs.append(self._run(rows, [move for _, move in single], num_layers))
+
+    def _run(self, rows: slice | torch.Tensor, moves: list[StateMove], num_layers: int) -> _Run:
+        states = None
+        if moves[0].source is not None:
+            blocks = [block for move in moves for block in move.source or ()]
+            states = self._pool.read_bytes(blocks).view(len(moves), -1)
+        return _Run(rows, moves, _Own(num_layers, self._parts, states))
+
+    def keep(self) -> None:
+        """Write the states behind the step to their blocks."""
+        for run in self.runs:
+            blocks = [block for move in run.moves for block in move.target]
+            num_bytes = len(run.moves[0].target) * self._pool.block_bytes
+            states = run.own.states(self._parts, num_bytes)
+            self._pool.write_bytes(blocks, states.view(len(blocks), -1))
+
+
+class PackedCache(Cache):
+    """What the layers of a packed row find as their cache.
+
+    An attention layer's keys and values go to the pool elsewhere (`attention/step.py`), and a
+    linear layer is called with each sequence's own (`wrap_linear_layers`).
+    """
+
+    def __init__(self, states: StepStates | None = None) -> None:
+        super().__init__(layers=[])
+        self.states = states
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        del layer_idx
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Asked for masks alone, of which there are none."""
+        return False
+
+
+def wrap_linear_layers(model: PreTrainedModel, parts: Sequence[StatePart]) -> None:
+    """Have each linear layer called once a sequence. Raises ModelRefused where not all are found.
+
+    A layer that was wrapped before stays so.
+    """
+    layers = {part.layer for part in parts}
+    found = set()
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if index in layers and any(isinstance(child, nn.Conv1d) for child in module.modules()):
+            names = signature(type(module).forward).parameters
+            name = next((one for one in _CACHE_ARGUMENTS if one in names), None)
+            if name is None or "hidden_states" not in names:
+                continue
+            found.add(index)
+            if "forward" not in vars(module):
+                module.forward = _by_sequence(module.forward, name)
+    if lacking := sorted(layers - found):
+        raise ModelRefused(f"layer {lacking[0]} keeps a state in a way that is not known")
+
+
+def _by_sequence(plain: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
+    bind = signature(plain).bind
+
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        bound = bind(*args, **kwargs)
+        cache = bound.arguments.get(name)
+        if not isinstance(cache, PackedCache) or cache.states is None:
+            return plain(*args, **kwargs)
+        whole: torch.Tensor = bound.arguments["hidden_states"]
+        output: torch.Tensor | None = None
+        for rows, part, own in _parts_of(whole, cache.states):
+            bound.arguments["hidden_states"], bound.arguments[name] = part, own
+            computed = plain(*bound.args, **bound.kwargs)
+            if output is None:
+                output = computed.new_empty((1, whole.shape[1], computed.shape[-1]))
+            output[0, rows] = computed.flatten(0, 1)
+        assert output is not None
+        return output
+
+    return forward
+
+
+def _parts_of(
+    hidden: torch.Tensor, states: StepStates
+) -> Iterator[tuple[slice | torch.Tensor, torch.Tensor, Cache]]:
+    """Each run's rows of (1, tokens, width), as (sequences, tokens of each, width)."""
+    for run in states.runs:
+        part = hidden[0, run.rows]
+        yield run.rows, part.view(len(run.moves), -1, part.shape[-1]), run.own

@@ -1,0 +1,99 @@
+"""Recurrent states: what is read, kept, forked and given back, under pressure and in every tier."""
+
+import random
+
+import pytest
+
+from engine.protocol import Ttl
+from tests.engine.schedule.harness import Harness, Sent, words
+
+ENDS: tuple[Ttl, ...] = ("5m", "1h")
+
+
+def test_a_second_turn_goes_on_from_the_state_at_the_mark() -> None:
+    engine = Harness(state_blocks=2)
+    first = engine.send(words(0, 10), words(100, 9), marks={0: "5m"})
+    engine.finish(first)
+    second = engine.send(words(0, 10), words(200, 9), marks={0: "5m"})
+    engine.finish(second)
+    assert second.started is not None and second.started.usage.cache_read_tokens == 10
+    engine.check_idle()
+
+
+def test_nothing_is_reused_without_a_state() -> None:
+    """The first turn's other blocks are in memory, but no state that goes with them."""
+    engine = Harness(state_blocks=1)
+    engine.finish(engine.send(words(0, 30), words(100, 9), marks={1: "5m"}))
+    second = engine.send(words(0, 30), words(200, 9), marks={0: "5m"})
+    engine.finish(second)
+    assert second.started is not None
+    usage = second.started.usage
+    assert (usage.cache_read_tokens, usage.automatic_tokens, usage.computed_tokens) == (0, 0, 40)
+
+
+def test_a_mark_in_front_of_what_is_read_writes_no_entry() -> None:
+    engine = Harness(state_blocks=1)
+    engine.finish(engine.send(words(0, 12), words(100, 12), marks={1: "5m"}))
+    second = engine.send(words(0, 12), words(100, 12), marks={0: "5m", 1: "5m"})
+    engine.finish(second)
+    assert second.started is not None
+    assert second.started.usage.cache_read_tokens == 24
+    reports = second.started.breakpoints
+    assert [one.state for one in reports] == ["none", "leased"]
+    assert reports[0].reason == "no_boundary"
+
+
+def test_a_leased_state_is_held_against_a_flood() -> None:
+    engine = Harness(state_blocks=3, num_blocks=48)
+    engine.finish(engine.send(words(0, 20), words(100, 4), marks={0: "1h"}))
+    (entry,) = engine.entries.live()
+    assert entry.is_leased and len(entry.blocks) == 5 + 3
+    for number in range(8):
+        engine.finish(engine.send(words(1000 * (number + 1), 60), scope="flood"))
+    again = engine.send(words(0, 20), words(200, 4), marks={0: "1h"})
+    engine.finish(again)
+    assert again.started is not None and again.started.usage.cache_read_tokens == 20
+
+
+@pytest.mark.parametrize("host_blocks", [0, 96])
+def test_random_turns_find_the_states_of_exactly_their_tokens(host_blocks: int) -> None:
+    """Every step checks every reference, and the runner every state that it is told to read."""
+    assert sum(read_in_a_random_life(seed, host_blocks) for seed in range(60)) > 1000
+
+
+def read_in_a_random_life(seed: int, host_blocks: int) -> int:
+    rng = random.Random(seed)
+    engine = Harness(
+        num_blocks=rng.choice([40, 80]),
+        state_blocks=rng.choice([1, 3]),
+        host_blocks=host_blocks,
+        max_step_tokens=rng.choice([8, 16, 64]),
+        max_running=rng.choice([2, 4]),
+        max_waiting=100,
+        lease_share=rng.choice([0.2, 0.5]),
+    )
+    texts = [words(1000 * number, rng.randint(1, 14)) for number in range(5)]
+    sent: list[Sent] = []
+    for _ in range(25):
+        segments = [rng.choice(texts[:3]), *(rng.choice(texts) for _ in range(rng.randint(0, 3)))]
+        marked = rng.sample(range(len(segments)), rng.randint(0, len(segments)))
+        sent.append(
+            engine.send(
+                *segments,
+                marks={index: rng.choice(ENDS) for index in sorted(marked)},
+                max_tokens=rng.randint(1, 6),
+                choices=rng.choice([1, 1, 1, 3]),
+                scope=rng.choice("ab"),
+                service_class=rng.choice(["interactive", "interactive", "batch"]),
+                has_names=True,
+            )
+        )
+        engine.step(rng.randint(0, 6))
+        if rng.random() < 0.15:
+            engine.loop.cancel(sent[-1].state.request_id)
+            sent.pop()
+        if rng.random() < 0.1:
+            engine.clock.advance(rng.choice([20, 301]))  # type: ignore[attr-defined]
+    engine.finish(*sent)
+    engine.check_idle()
+    return sum(one.started.usage.cache_read_tokens for one in sent if one.started)
