@@ -14,6 +14,12 @@ from scripts.stack import serving_dashboard
 # All is drawn. Streamlit drops the filters that are not drawn yet when a link is clicked.
 SETTLED = '[data-test-script-state="notRunning"]:not(:has([data-testid="stSkeleton"]))'
 WAIT_MS = 180_000
+# Each frame of an animation is painted by the processor.
+STILL = """
+const still = new CSSStyleSheet();
+still.replaceSync("*, ::before, ::after { animation: none !important }");
+document.adoptedStyleSheets.push(still);
+"""
 
 
 @contextmanager
@@ -31,6 +37,7 @@ class Visit:
         self.url = url
         self.page: Page = new_page(opened, **options)
         self.context = self.page.context
+        self.context.add_init_script(STILL)
         self._heard: list[str] = []
         own = (url, url.replace("http", "ws"), "data:", "blob:")
         listen(self.page, self._heard)
