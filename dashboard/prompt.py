@@ -210,11 +210,8 @@ def text_of(dialect: str, answer: Mapping[str, Any]) -> str:
 
 
 def counts_of(turn: Turn) -> dict[str, int]:
-    """A prompt's tokens by class, in their order in it.
-
-    Tokens that were read come first, then those that were written, then those that were in memory
-    all the same, then the rest. Longer TTLs come first: the contract asks for that order.
-    """
+    """A prompt's tokens by class, in their order in it: read, written (longer TTLs first, as the
+    contract asks), in memory all the same, and the rest."""
     plain = turn.input_tokens
     reused = min(max(turn.automatic_tokens - turn.written_tokens, 0), plain)
     writes = reversed(turn.writes.items())

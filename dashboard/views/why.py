@@ -116,11 +116,9 @@ def pick(row: Row) -> None:
 
 
 def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
-    """Judge a turn by its own counts first, and by the comparison where these leave it open.
-
-    `cold` says only that nothing was known of the prefix, so a first difference says more. A
-    difference behind the last marker costs nothing and is no part of the verdict.
-    """
+    """Judge a turn by its own counts first, then by the comparison. `cold` says only that nothing
+    was known of the prefix, so a first difference says more. A difference behind the last marker
+    costs nothing."""
     read, written = turn.cache_read_tokens, turn.written_tokens
     differs = found if found is not None and found.kind is not None else None
     if differs is not None and read + written and (differs.shared_tokens or 0) >= read + written:

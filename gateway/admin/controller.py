@@ -69,11 +69,8 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 class JsonBody(Provide):
-    """A dependency: the request's body as a `kind`.
-
-    The description of the API reads `kind` from the handler's dependencies. A request of another
-    media type is refused with UnsupportedMedia, a wrong body with InvalidRequest.
-    """
+    """A dependency: the request's body as a `kind`. Raise UnsupportedMedia for another media type,
+    InvalidRequest for a wrong body."""
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         async def read(request: Request[Any, Any, Any], body: RawBody) -> Any:

@@ -12,13 +12,7 @@ from msgspec import Meta
 
 from engine.protocol.reports import EntryInfo
 from gateway.admin.controller import AdminController, Deps, EngineName, WorkspaceName, action, view
-from gateway.admin.structs.fleet import (
-    Dropped,
-    EngineReport,
-    Lease,
-    Removed,
-    RoutingReport,
-)
+from gateway.admin.structs.fleet import Dropped, EngineReport, Lease, Removed, RoutingReport
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.http.auth import AdminRequest
@@ -91,14 +85,13 @@ async def _report(engine: Engine) -> EngineReport:
         except GatewayError:
             stats = None  # a slow answer says nothing of whether it takes turns
     now = engine.monotonic()
-    breaker = engine.breaker.view(now)
     return EngineReport(
         name=engine.name,
         url=engine.url,
         status=engine.status,
         is_draining=engine.is_draining,
-        breaker=breaker.state,
-        times_opened=breaker.times_opened,
+        breaker=engine.breaker.state(now),
+        times_opened=engine.breaker.num_opened,
         detail=engine.readiness,
         description=engine.description,
         stats=stats,
@@ -161,11 +154,8 @@ class LeasesController(AdminController):
         workspace: Annotated[str, QueryParameter(name="workspace", min_length=1, max_length=64)],
         engine: Annotated[str, QueryParameter(name="engine", min_length=1, max_length=64)],
     ) -> Dropped:
-        """End one entry of a workspace on an engine.
-
-        The next turn with that prefix misses with the reason `dropped`. Raise NotFound where the
-        engine has no such entry of that workspace.
-        """
+        """End one entry of a workspace on an engine; the next turn misses with the reason
+        `dropped`. Raise NotFound where the engine has no such entry of that workspace."""
         own = request.user.confine(workspace)
         assert own is not None
         if len(entry) != _ENTRY_DIGITS or not set(entry) <= set("0123456789abcdef"):

@@ -380,11 +380,8 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def _add_fields(schema: dict[str, Any], fields: Fields) -> None:
-    """Describe what OpenAI's bodies may hold besides the fields of their types.
-
-    There are fields without effect, fields that are refused except for their neutral values, and
-    null for every field that may be left out.
-    """
+    """Describe what OpenAI's bodies may hold besides the fields of their types: fields without
+    effect, fields that must be neutral, and null for every optional one."""
     properties, required = schema["properties"], schema.get("required", [])
     for name in properties.keys() - set(required):
         if properties[name].get("default", ...) is None:
@@ -465,11 +462,8 @@ class OpenApiController(Controller):
 
 
 def describe_once(app: Litestar) -> None:
-    """Make the description of an application, once.
-
-    The state's `openapi` becomes the document in bytes, and its `declared_queries` the parameters
-    that queries are checked against.
-    """
+    """Set the state's `openapi`, the document in bytes, and its `declared_queries`, the parameters
+    that queries are checked against; once."""
     document = describe(operations_of(app))
     app.state.openapi = msgspec.json.encode(document)
     app.state.declared_queries = {

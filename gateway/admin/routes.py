@@ -1,52 +1,30 @@
 """The controllers of the HTTP API."""
 
-from gateway.admin.access import KeysController, WorkspacesController
-from gateway.admin.advice import AdviceSummaryController, AdviseController, PlanController
-from gateway.admin.engines import EnginesController, LeasesController
-from gateway.admin.openapi import OpenApiController
-from gateway.admin.report import ReportController
-from gateway.admin.usage import (
-    DivergenceController,
-    LiveController,
-    RefusalsController,
-    UsageController,
-)
-from gateway.http.batches import BatchesController
-from gateway.http.cached_contents import (
-    CachedContentsAtV1Controller,
-    CachedContentsController,
-)
-from gateway.http.health import HealthController
-from gateway.http.model_calls import (
-    ChatCompletionsController,
-    CompletionsController,
-    MessagesController,
-    ResponsesController,
-)
-from gateway.http.models import GeminiModelsController, ModelsController
+from gateway.admin import access, advice, engines, openapi, report, usage
+from gateway.http import batches, cached_contents, health, model_calls, models
 
 CONTROLLERS = (
-    MessagesController,
-    BatchesController,
-    ChatCompletionsController,
-    CompletionsController,
-    ResponsesController,
-    ModelsController,
-    GeminiModelsController,
-    CachedContentsController,
-    CachedContentsAtV1Controller,
-    HealthController,
-    AdviseController,
-    AdviceSummaryController,
-    PlanController,
-    DivergenceController,
-    EnginesController,
-    LiveController,
-    LeasesController,
-    WorkspacesController,
-    KeysController,
-    UsageController,
-    RefusalsController,
-    ReportController,
-    OpenApiController,
+    model_calls.MessagesController,
+    batches.BatchesController,
+    model_calls.ChatCompletionsController,
+    model_calls.CompletionsController,
+    model_calls.ResponsesController,
+    models.ModelsController,
+    models.GeminiModelsController,
+    cached_contents.CachedContentsController,
+    cached_contents.CachedContentsAtV1Controller,
+    health.HealthController,
+    advice.AdviseController,
+    advice.AdviceSummaryController,
+    advice.PlanController,
+    usage.DivergenceController,
+    engines.EnginesController,
+    usage.LiveController,
+    engines.LeasesController,
+    access.WorkspacesController,
+    access.KeysController,
+    usage.UsageController,
+    usage.RefusalsController,
+    report.ReportController,
+    openapi.OpenApiController,
 )

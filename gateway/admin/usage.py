@@ -447,12 +447,9 @@ async def _turn(services: Services, turn_id: str, workspace: str | None) -> tupl
 async def _nearest(
     services: Services, turn: Turn, later: Fingerprint
 ) -> tuple[str, Fingerprint] | None:
-    """The earlier turn that shares the longest prefix with this one; of equals the latest.
-
-    Fingerprints of short prompts have few points, so two that begin alike may share none. Without
-    a shared one the latest prompt is taken whose tools and system blocks are as many and as long.
-    Any other prompt explains nothing, and is not compared.
-    """
+    """The earlier turn that shares the longest prefix with this one, the latest of equals. Without
+    a shared point (short prompts have few) it is the latest whose tools and system blocks are as
+    many and as long: any other prompt explains nothing."""
     best: tuple[int, str, Fingerprint] | None = None
     alike: tuple[str, Fingerprint] | None = None
     for turn_id, packed in await queries_turns.earlier(
@@ -468,11 +465,8 @@ async def _nearest(
 
 
 def _is_alike(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether the tools and system blocks of two prompts are as many, each about as long.
-
-    The messages only have to be as many: they are what a client asks anew. Of a prompt that is
-    messages alone, all but the last block are compared; a single block is like no other.
-    """
+    """Whether the tools and system blocks of two prompts are as many, each about as long, and the
+    messages as many. Of a prompt of messages alone all but the last block are compared."""
     shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (one, other)]
     fixed = (one.num_tools + one.num_system) or one.points[-1].segment
     if not fixed or shapes[0] != shapes[1]:

@@ -194,11 +194,8 @@ class WorkspaceLimits:
         self.changed(record.workspace)
 
     def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
-        """Take in the ledger's costs of this month: all gateways', by workspace, in nano-dollars.
-
-        The larger number counts. Ours has turns that are not in the ledger yet. The ledger's has
-        turns of other gateways and of earlier runs. So no turn counts twice.
-        """
+        """Take in the ledger's costs of this month, all gateways', by workspace, in nano-dollars.
+        The larger of its number and ours counts, so no turn counts twice."""
         for workspace, amount in spent.items():
             account = self.this_months(self.account(workspace))
             if account.month == month:

@@ -41,11 +41,8 @@ class Bounds:
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[ItemT]):
-    """One turn in the queue. Turns of one `kind` can go to the same engines.
-
-    `is_charged`: its tokens were added to its workspace's tag. A turn that an engine refused comes
-    back to the queue. It is charged once in all.
-    """
+    """One turn in the queue. Turns of one `kind` can go to the same engines. `is_charged`: its
+    tokens were added to its workspace's tag, once in all, also where an engine refuses it."""
 
     workspace: str
     kind: str | None
@@ -89,12 +86,8 @@ class FairQueue(Generic[ItemT]):
         return self._num_tokens
 
     def push(self, waiting: Waiting[ItemT], *, is_first: bool = False) -> list[Waiting[ItemT]]:
-        """Put a turn behind its workspace's turns, or before them.
-
-        Return the turns that made way for it.
-
-        Raise QueueFull, with nothing changed.
-        """
+        """Put a turn behind its workspace's turns, or before them; return the turns that made way.
+        Raise QueueFull, with nothing changed."""
         bounds, lane = self._bounds, self._lanes.get(waiting.workspace)
         if lane is not None and (
             len(lane.turns) >= bounds.workspace_turns
@@ -155,11 +148,8 @@ class FairQueue(Generic[ItemT]):
         return True
 
     def _victims(self, waiting: Waiting[ItemT]) -> list[Waiting[ItemT]]:
-        """The newest turns of the workspace that has the most, until there is room.
-
-        Raise QueueFull if that is the new turn's workspace, or if it has no more than that one
-        would have.
-        """
+        """The newest turns of the workspace that has the most, until there is room. Raise QueueFull
+        if the new turn's workspace would have as many."""
         bounds = self._bounds
         turns = self._num_turns + 1 - bounds.turns
         tokens = self._num_tokens + waiting.tokens - bounds.tokens

@@ -25,14 +25,7 @@ from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded, Too
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, limits_of
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
-from gateway.ledger.access import (
-    DEFAULT_WORKSPACE,
-    LOOKUP_SECONDS,
-    ApiKey,
-    Keys,
-    KnownKey,
-    digest_of,
-)
+from gateway.ledger.access import DEFAULT_WORKSPACE, LOOKUP_SECONDS, ApiKey, Keys, digest_of
 from gateway.prompt.ask import Principal
 
 POLL_SECONDS = 2.0
@@ -234,7 +227,7 @@ class KeyRing:
         self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in known}
 
 
-def _entry(key: ApiKey | KnownKey, owner: Principal) -> _Known:
+def _entry(key: ApiKey, owner: Principal) -> _Known:
     policy = owner.auto_cache.but(key.auto_cache, key.auto_cache_ttl)
     principal = replace(owner, key_id=key.id, key_scope=key.scope, auto_cache=policy)
     return _Known(principal, key.digest, key.expires_at)

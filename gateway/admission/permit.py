@@ -151,11 +151,8 @@ class EngineQueue:
         )
 
     async def enter(self, permit: Permit) -> None:
-        """Return at once if there is room, else wait.
-
-        A turn that is here again goes before its workspace's other turns. Raise Overloaded if the
-        queue is full or the turn's time is over.
-        """
+        """Return once there is room. A turn that is here again goes before its workspace's others.
+        Raise Overloaded if the queue is full or the turn's time is over."""
         workspace, model = permit.workspace, permit.ask.model.engine_model
         if not (permit.is_again or self._queue):
             has_place = self._has_room(model, counts_prefill=False)
@@ -237,11 +234,8 @@ class EngineQueue:
         return [url for url, until in self._closed.items() if until > now]
 
     def crowded(self) -> list[str]:
-        """URLs of engines that have a quarter more turns than they compute together.
-
-        Other engines are preferred, whatever prefixes these hold. Below that a held prefix is worth
-        a short wait.
-        """
+        """URLs of engines that have a quarter more turns than they compute together; below that a
+        held prefix is worth a short wait."""
         return [
             engine.url
             for engine in self._engines
@@ -338,12 +332,9 @@ class EngineQueue:
         )
 
     def _has_room(self, model: str | None, *, counts_prefill: bool = True) -> bool:
-        """Whether an engine that serves the model has room.
-
-        True also if no engine serves it, so that routing refuses at once. False if its only engine
-        is unsure: turns wait for that one. Prefill that waits at engines takes room if
-        `counts_prefill`.
-        """
+        """Whether an engine that serves the model has room; waiting prefill takes room if
+        `counts_prefill`. True if no engine serves it, so that routing refuses. False if its only
+        engine is unsure: turns wait for it."""
         if self._in_flight() - len(self._queue) > MAX_IN_FLIGHT:
             return False
         now, is_any = self._monotonic(), False

@@ -65,11 +65,8 @@ class TokenBucket:
         return self.wait(self.per_minute, now)
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Set another limit. The used part of the old one stays used, as far as there is a new one.
-
-        A lower limit makes no debt: what was within the old limit would be waited for at the new
-        rate, for hours. A debt that there is stays.
-        """
+        """Set another limit. What was used stays used, but a lower limit makes no debt: that would
+        be waited for at the new rate, for hours. A debt that there is stays."""
         self._refill(now)
         self.level = max(self.level + per_minute - self.per_minute, min(self.level, 0.0))
         self.per_minute = per_minute
@@ -118,11 +115,8 @@ class Counting:
 
     @contextmanager
     def admitted(self, workspace: str, num_bytes: int) -> Iterator[None]:
-        """Hold a place for one call with a body of `num_bytes`, or raise RateLimited.
-
-        A refused call takes nothing. An admitted call gives no requests and bytes back, because it
-        costs as much when nobody waits for it any more.
-        """
+        """Hold a place for one call with a body of `num_bytes`. Raise RateLimited, with nothing
+        taken. Requests and bytes are not given back: an abandoned call costs as much."""
         if self._running[workspace] >= self._most:
             raise RateLimited("concurrent calls of count_tokens", self._most, 1)
         wanted = (
@@ -151,12 +145,9 @@ class Wait(NamedTuple):
 
 
 class LargeBodies:
-    """How fast one workspace may send large bodies.
-
-    A large body takes tens of milliseconds of the interpreter's lock, whatever comes of it. A body
-    beyond the rate is not refused at once, since its client would send it again at once. It is left
-    in the socket until the rate has room, and only a long wait is refused.
-    """
+    """How fast one workspace may send large bodies, each of which takes tens of milliseconds of the
+    interpreter's lock. A body beyond the rate is left in the socket until there is room, since a
+    refused client would send it again at once; only a long wait is refused."""
 
     def __init__(self, bytes_per_minute: int, monotonic: Callable[[], float]) -> None:
         self._rate = Buckets(bytes_per_minute, monotonic)
@@ -176,12 +167,9 @@ class LargeBodies:
 
 
 class BodyBytes:
-    """How many bytes of request bodies may be read and held at one time.
-
-    A workspace may hold at most as many bytes as are left for all (dynamic thresholds, Choudhury
-    and Hahne 1998). One workspace alone gets half. If n workspaces want all that they can get, each
-    gets 1 / (n + 1), and 1 / (n + 1) stays free for the next workspace.
-    """
+    """How many bytes of request bodies may be read and held at one time. A workspace may hold as
+    many as are left for all (dynamic thresholds, Choudhury and Hahne 1998): alone it gets half, n
+    workspaces get 1 / (n + 1) each, and as much stays free for the next."""
 
     def __init__(self, most: int) -> None:
         self.total = 0

@@ -82,11 +82,8 @@ _WAYS = {
 
 
 def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice:
-    """Compare the ways to mark these turns. `turns` must not be empty.
-
-    Every way is computed for a cache that loses nothing. What is saved is the difference to the
-    markers as they were sent, in the same cache.
-    """
+    """Compare the ways to mark these turns, at least one. Each way, also the markers as sent, is
+    computed for a cache that loses nothing; `saves` is the difference."""
     first, observed = turns[0], Sums()
     for turn in turns:
         observed.add(turn.usage, turn.rates)

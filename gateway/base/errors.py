@@ -64,11 +64,8 @@ class ThreadNotFound(
 
 
 class DemandRefused(InvalidRequest):
-    """A tool or a schema that output can't be held to.
-
-    The message begins with the field as the engine protocol names it: `output_schema`, or
-    `tools[0].input_schema`. Each dialect says it in its own names.
-    """
+    """A tool or a schema that output can't be held to. The message begins with the engine
+    protocol's field (`output_schema`, `tools[0].input_schema`), which each dialect renames."""
 
 
 class SchemaTooCostly(DemandRefused):

@@ -97,11 +97,9 @@ class TurnRecord(InputUsage, kw_only=True):
             self.take_usage(msgspec.structs.replace(first, computed_tokens=self.computed_tokens))
 
     def over_legs(self, usage: InputUsage) -> InputUsage:
-        """The turn's usage, where its engine told `usage`.
-
-        If another engine prefilled the prompt, each token is of the class that it had there. What
-        this engine read was written for this turn. Both engines' computed tokens count.
-        """
+        """The turn's usage, where its engine told `usage`. A token that another engine prefilled is
+        of the class that it had there; what this engine read was written for this turn. Computed
+        tokens of both count."""
         first = self.first_leg
         if first is None:
             return usage

@@ -36,11 +36,8 @@ _URL = re.compile(
 
 
 class EnginePlace(NamedTuple):
-    """One engine of HOLDFAST_ENGINES.
-
-    Ledger rows, metrics and the admin API call the engine by this name. The name depends on the
-    engine's own entry alone, so a list in another order means the same engines.
-    """
+    """One engine of HOLDFAST_ENGINES. Ledger rows, metrics and the admin API call it by this name,
+    which depends on its own entry alone: the list's order means nothing."""
 
     name: str
     url: str

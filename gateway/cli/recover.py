@@ -101,11 +101,8 @@ async def count_open_turns(settings: Settings) -> Counter[str]:
 
 
 async def recover_instance(settings: Settings, instance: str) -> int:
-    """Make rows of the engines' counts of one instance; return how many counts there were.
-
-    Only for one that is gone with its journal: of a gateway that lives they would come before its
-    own rows, which know more.
-    """
+    """Make rows of the engines' counts of one instance that is gone with its journal; return how
+    many. For a living gateway they would come before its own rows, which know more."""
     charge = Billing(PriceBook(settings.prices, settings.hosted_prices), Metrics()).charge
     catalogue = load_catalogue(settings.models)
     async with _parts(settings) as (fleet, ledger):

@@ -9,13 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.admin.advice import (
-    MAX_TURNS,
-    AdviseRequest,
-    Gathering,
-    TrafficGathering,
-    of_requests,
-)
+from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, TrafficGathering, of_requests
 from gateway.admin.structs.advice import AdviceReport, Finding, Plan, Planned, Point
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
 from gateway.advice.stream import advise_stream

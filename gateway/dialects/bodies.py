@@ -31,12 +31,9 @@ _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'{}[:,"')
 
 
 def check_values(body: bytes, most: int, most_keys: int) -> None:
-    """Raise TooLarge for more JSON values than `most`, keys not counted; linear in the body.
-
-    The same for an object of more keys than `most_keys`. Each value but the first comes behind a
-    comma or a bracket that is in no string. Of bytes that are no JSON it may count anything up to
-    the number of their commas, colons and brackets.
-    """
+    """Raise TooLarge for more JSON values than `most`, keys not counted, or an object of more keys
+    than `most_keys`; linear in the body. Of bytes that are no JSON it may count up to the number of
+    their commas, colons and brackets."""
     if len(body) <= min(_LEAST_BYTES * most, _LEAST_KEY_BYTES * most_keys, _SMALL_BYTES):
         return
     pieces: list[bytes] = []

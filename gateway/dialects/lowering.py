@@ -92,11 +92,8 @@ class Lowering:
         named: Sequence[Tool] = (),
     ) -> Plan:
         """Raise InvalidRequest where the markers break a rule. `named` are tools that the
-        conversation names.
-
-        Of OpenAI's own markers the latest count: as many as the others leave, and an `automatic`
-        one or the `policy`'s, of those that a prompt may have.
-        """
+        conversation names. Of OpenAI's own markers the latest count: as many as the others and an
+        `automatic` one or the `policy`'s leave."""
         is_implicit = automatic or (policy is not None and policy.mode == "conversation")
         room = MAX_BREAKPOINTS - bool(is_implicit)
         slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)
@@ -223,11 +220,8 @@ def split_data_url(url: str) -> tuple[str, str]:
 def sampling_of(
     request: msgspec.Struct, renamed: Mapping[str, str] | None = None, **changed: Any
 ) -> Sampling:
-    """The sampling that a request's fields say.
-
-    A field has the name that it has in Sampling, or the one that `renamed` gives it. A `top_p` of 0
-    leaves only the most likely token, like a temperature of 0.
-    """
+    """The sampling that a request's fields say, by Sampling's names or those of `renamed`. A
+    `top_p` of 0 leaves the most likely token, like a temperature of 0."""
     names = renamed or {}
     given: dict[str, Any] = {"max_tokens": None}
     for name in Sampling.__struct_fields__:

@@ -139,11 +139,8 @@ class Drain:
         return len(turns)
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
-        """Insert the turns; return those that are in the ledger now.
-
-        A turn that the ledger can't hold would block all others. It is set aside and stays in the
-        journal.
-        """
+        """Insert the turns; return those that are in the ledger now. A turn that the ledger can't
+        hold is set aside, so that it blocks no others, and stays in the journal."""
         try:
             await self._insert(turns)
         except LedgerRefused as error:

@@ -125,11 +125,8 @@ class Reconciler:
         return len(self._pending)
 
     async def recover(self) -> int:
-        """Take over every turn that an earlier run of this gateway left open.
-
-        An engine may not have noticed that its gateway is gone (a lost machine closes no
-        connection). So each engine is told to cancel these turns.
-        """
+        """Take over every turn that an earlier run left open. Each engine is told to cancel these
+        turns: a lost machine closes no connection."""
         records = await self._journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
@@ -246,11 +243,8 @@ class Reconciler:
         return set(done)
 
     async def _give_up(self, heard: set[str]) -> None:
-        """Close the turns that no engine knows.
-
-        Only engines that answered in this step are believed: an engine that is too busy to answer
-        may have the counts.
-        """
+        """Close the turns that no engine knows. Only engines that answered in this step are
+        believed; a busy one may have the counts."""
         now, closing = self._monotonic(), []
         for leftover in self._pending.values():
             # If a gateway was killed before routing was recorded, any engine may have the turn.
@@ -288,11 +282,8 @@ class Reconciler:
                     raise failure
 
     async def _sweep(self, engine: Witness, mine: list[FinalCounts]) -> None:
-        """Acknowledge our turns that are in the ledger, and set the others aside by name.
-
-        The journal is asked first. The drain inserts a turn before the
-        journal forgets it, so a turn that has left the journal by now is in the ledger by now.
-        """
+        """Acknowledge our turns that are in the ledger, and set the others aside by name. The
+        journal is asked first: a turn that has left it is in the ledger by then."""
         requests = [final.request_id for final in mine]
         gone = set(await self._journal.unknown([turn_of(request)[0] for request in requests]))
         if not gone:

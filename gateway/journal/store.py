@@ -260,11 +260,9 @@ class Journal:
         return not self._is_failing and self.num_bytes < self.max_bytes
 
     async def open(self, record: TurnRecord) -> None:
-        """Return when the turn is on disk; an engine may be called then.
-
-        Raise JournalFull where there is no room for new turns. A turn whose opening failed, took
-        too long or was cancelled is not in the journal, or leaves it soon.
-        """
+        """Return when the turn is on disk; then an engine may be called. Raise JournalFull where
+        there is no room. A turn whose opening failed, took too long or was cancelled is not in the
+        journal, or leaves it soon."""
         if not self.has_room:
             raise JournalFull
         row = _row(record.id, OPEN, _encode(record))

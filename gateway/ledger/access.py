@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import ColumnElement, bindparam, func, insert, not_, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql
@@ -95,11 +95,8 @@ class Workspaces:
             return await _get(connection, workspace)
 
     async def spent(self, workspaces: list[str], month: datetime) -> dict[str, int]:
-        """The cost of the turns since the month's first moment, in nano-dollars.
-
-        Turns without a price cost nothing here. The numbers come from the sums by day, since a
-        month begins with a day (UTC).
-        """
+        """The cost of the turns since the month's first moment (UTC), in nano-dollars, from the
+        sums by day. Turns without a price cost nothing here."""
         query = (
             select(TurnRollupRow.workspace_id, func.sum(TurnRollupRow.cost_nano))
             .where(TurnRollupRow.workspace_id.in_(workspaces))
@@ -174,18 +171,6 @@ class ApiKey:
         return self.revoked_at is None and not expired
 
 
-class KnownKey(NamedTuple):
-    """The fields of a working key that the request path needs."""
-
-    id: str
-    workspace: str
-    digest: str
-    scope: KeyScope
-    expires_at: datetime | None
-    auto_cache: AutoCacheMode | None
-    auto_cache_ttl: AutoCacheTtl | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
     """All access of one `version`: the newest keys, and all workspaces by their ids.
@@ -196,7 +181,7 @@ class Directory:
 
     version: int
     is_sample: bool
-    keys: list[KnownKey]
+    keys: list[ApiKey]
     workspaces: dict[str, Workspace]
     has_ended: frozenset[str]
 
@@ -310,11 +295,8 @@ class Keys:
             return await identity.num_changes(connection)
 
     async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
-        """The newest keys that work, of workspaces that are not archived.
-
-        All rows are of one moment: a key that is made meanwhile is there with its workspace, or
-        neither is. The event loop runs between any two pages of keys.
-        """
+        """The newest keys that work, of workspaces that are not archived, all of one moment. The
+        event loop runs between any two pages of keys."""
         async with self._ledger.snapshot() as connection:
             version = await identity.num_changes(connection)
             is_sample = await identity.is_sample(connection)
@@ -338,8 +320,7 @@ class Keys:
         last = ApiKeyRow.last_used_at
         statement = (
             update(ApiKeyRow.__table__)  # type: ignore[arg-type]
-            .where(ApiKeyRow.id == bindparam("key"))
-            .where(or_(last.is_(None), last < bindparam("used")))
+            .where(ApiKeyRow.id == bindparam("key"), or_(last.is_(None), last < bindparam("used")))
             .values(last_used_at=bindparam("used"))
         )
         rows = [{"key": key_id, "used": moment} for key_id, moment in used.items()]
@@ -363,25 +344,24 @@ def _works(now: datetime) -> ColumnElement[bool]:
     return ApiKeyRow.revoked_at.is_(None) & or_(expires.is_(None), expires > now)
 
 
-async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) -> list[KnownKey]:
+async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) -> list[ApiKey]:
     """The newest first, in pages."""
     newest = (ApiKeyRow.created_at, ApiKeyRow.id)
-    names = ("id", "workspace_id", "digest", "scope", "expires_at", *AUTO_CACHE, "created_at")
     query = (
-        select(*(getattr(ApiKeyRow, name) for name in names))
+        select(ApiKeyRow.__table__)
         .join(WorkspaceRow, WorkspaceRow.id == ApiKeyRow.workspace_id)
         .where(_works(now), WorkspaceRow.archived_at.is_(None))
         .order_by(*(column.desc() for column in newest))
     )
-    keys: list[KnownKey] = []
+    keys: list[ApiKey] = []
     page = query
     while len(keys) < limit:
         found = await connection.execute(page.limit(min(_PAGE, limit - len(keys))))
-        rows: Sequence[Any] = found.all()
-        keys += [KnownKey(*row[: len(KnownKey._fields)]) for row in rows]
-        if len(rows) < _PAGE:
+        made = [_key(row) for row in found.mappings()]
+        keys += made
+        if len(made) < _PAGE:
             break
-        page = query.where(tuple_(*newest) < tuple_(rows[-1].created_at, rows[-1].id))
+        page = query.where(tuple_(*newest) < tuple_(made[-1].created_at, made[-1].id))
     return keys
 
 
@@ -391,11 +371,12 @@ async def _select(
     query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_at, ApiKeyRow.id)
     if condition is not None:
         query = query.where(condition)
+    return [_key(row) for row in (await connection.execute(query)).mappings()]
+
+
+def _key(row: Mapping[Any, Any]) -> ApiKey:
     names = [each.name for each in fields(ApiKey) if each.name != "workspace"]
-    return [
-        ApiKey(**{name: row[name] for name in names}, workspace=row["workspace_id"])
-        for row in (await connection.execute(query)).mappings()
-    ]
+    return ApiKey(**{name: row[name] for name in names}, workspace=row["workspace_id"])
 
 
 def _first(found: list[ApiKey]) -> ApiKey | None:

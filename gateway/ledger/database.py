@@ -23,14 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Connection,
-    Executable,
-    event,
-    make_url,
-    select,
-    text,
-)
+from sqlalchemy import Executable, event, make_url, select, text
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -101,11 +94,8 @@ async def patient(seconds: float) -> AsyncIterator[None]:
 
 
 class Ledger:
-    """One pool of connections to the database.
-
-    Parts that must not wait for each other have a ledger each. One ledger holds at most `pool_size`
-    connections.
-    """
+    """One pool of at most `pool_size` connections to the database. Parts that must not wait for
+    each other have a ledger each."""
 
     def __init__(
         self,
@@ -125,12 +115,9 @@ class Ledger:
     async def transaction(
         self, deadline_seconds: float | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """One transaction, committed at the end of the block, within the deadline.
-
-        Raise LedgerRefused for a value that the database can't hold, LedgerDamaged and
-        LedgerReplaced for a file that is not the ledger any more, and LedgerUnavailable for
-        everything else. A connection that was not left in order is thrown away, not used again.
-        """
+        """One transaction, committed at the end of the block, within the deadline. Raise
+        LedgerRefused for a value that the database can't hold, LedgerDamaged and LedgerReplaced for
+        a file that is not the ledger any more, LedgerUnavailable otherwise."""
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
         self.identity.check_file()
         try:
@@ -221,14 +208,8 @@ class Ledger:
         the errors of `transaction`, SampleData where the database holds sample data (nothing was
         inserted), and LedgerReplaced if the rows went into another database or a file that has lost
         its name: then the journal must keep the turns."""
-
-        def insert(connection: Connection) -> None:
-            insert_closed(connection, records)
-            self.identity.check_stamp(connection)
-            self.identity.check_log(connection)
-
         async with self.transaction() as connection:
-            await connection.run_sync(insert)
+            await connection.run_sync(insert_closed, records)
         self.identity.check_file()
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:

@@ -254,11 +254,9 @@ def _are_new(turn_id: Any, on_postgres: bool) -> ColumnElement[bool]:
 
 @cache
 def gap_changes(on_postgres: bool) -> Any:
-    """By prefix, how much its counts of gaps grow by the new turns, whatever their order.
-
-    A new turn has a gap to the turn before it. Where the turn after it was there already, that
-    one's gap was counted to the nearest earlier turn that was there, and now is to the new turn.
-    """
+    """By prefix, how much its counts of gaps grow by the new turns, whatever their order: by the
+    gap to the turn before, and where there is a turn after it, by that one's new gap less its
+    former one."""
     other = aliased(TurnRow)
     place, there = tuple_(TurnRow.opened_ms, TurnRow.id), tuple_(other.opened_ms, other.id)
     backwards = other.opened_ms.desc(), other.id.desc()
@@ -307,11 +305,8 @@ def gap_changes(on_postgres: bool) -> Any:
 
 @cache
 def _adding(on_postgres: bool) -> list[Any]:
-    """The statements of every drain; to make them costs more than to run them.
-
-    The prefixes' statement locks their rows, so that of two writers the second sees the first one's
-    turns when it looks for neighbours.
-    """
+    """The statements of every drain; to make them costs more than to run them. The prefixes'
+    statement locks their rows, so that the second of two writers sees the first one's turns."""
     where = _are_new(TurnRow.id, on_postgres)
     changes = gap_changes(on_postgres)
     gaps = (
@@ -329,11 +324,8 @@ def _adding(on_postgres: bool) -> list[Any]:
 
 
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
-    """Replace the sums of whole days by those of the turns that are there.
-
-    Writers wait meanwhile. Turns that they have inserted but not yet added are not seen here. The
-    writers add them when they go on.
-    """
+    """Replace the sums of whole days by those of the turns that are there. Writers wait meanwhile,
+    and then add turns that they have inserted already."""
     await _lock(connection, TurnRollupRow, ReasonRollupRow, LatencyRollupRow)
     for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
         within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)

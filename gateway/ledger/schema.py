@@ -104,12 +104,9 @@ class ApiKeyRow(Base):
 
 
 class WatermarkRow(Base):
-    """A number that grows with every change of the tables that its name stands for.
-
-    `access` stands for keys and workspaces. Gateways look at it every two seconds and read the
-    tables only when it has grown. A row `sample` marks a database of sample data; its value is the
-    moment (ms) at which the database was filled.
-    """
+    """A number that grows with every change of what its name stands for. `access` stands for keys
+    and workspaces, which gateways read anew when it has grown. A row `sample` marks a database of
+    sample data; its value is the moment (ms) of the filling."""
 
     __tablename__ = "watermarks"
 
@@ -251,11 +248,8 @@ class LatencyRollupRow(Base):
 
 
 class PrefixRow(CacheColumns, Base):
-    """One marked prefix over its whole life in the ledger.
-
-    `gaps_5m` counts the turns that came at most five minutes after the turn before with the same
-    prefix. `gaps_1h` counts those that came later, but within an hour.
-    """
+    """One marked prefix over its whole life in the ledger. `gaps_5m` of its turns came at most five
+    minutes after the one before, `gaps_1h` later but within an hour."""
 
     __tablename__ = "prefixes"
     # Most prefixes of growing conversations are sent once. The pages ask for the others.

@@ -123,8 +123,7 @@ class Batches:
         """Ask for the end of a batch that runs. Nothing happens to one that has ended."""
         statement = (
             update(BatchRow)
-            .where(BatchRow.id == batch_id)
-            .where(BatchRow.status == "in_progress")
+            .where(BatchRow.id == batch_id, BatchRow.status == "in_progress")
             .values(status="canceling", cancel_initiated_at=now)
         )
         async with self._ledger.transaction() as connection:
@@ -158,12 +157,9 @@ class Batches:
     async def claim(
         self, owner: str, now: datetime, until: datetime, *, working: Collection[str], most: int
     ) -> list[Batch]:
-        """Own the batches `working` until a time, and others that run and have no owner.
-
-        At most `most` batches of a workspace are owned. Canceled and expired batches are owned
-        besides, because they end at once. The others stay free for other gateways. Return what is
-        owned.
-        """
+        """Own the batches `working` until a time, and others that run and have no owner; return
+        them. At most `most` of a workspace are owned, so that others stay free for other gateways,
+        besides canceled and expired ones, which end at once."""
         is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
         is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
         place = func.row_number().over(
@@ -191,8 +187,7 @@ class Batches:
         """The batch's status, and the next rows in the order in which they run."""
         query = (
             select(*_ITEM)
-            .where(BatchItemRow.batch_id == batch_id)
-            .where(BatchItemRow.status == PENDING)
+            .where(BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING)
             .order_by(BatchItemRow.rank)
             .limit(limit)
         )
@@ -218,8 +213,7 @@ class Batches:
         """End the batch: rows that are still pending get this status and result."""
         rows = (
             update(BatchItemRow)
-            .where(BatchItemRow.batch_id == batch_id)
-            .where(BatchItemRow.status == PENDING)
+            .where(BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING)
             .values(status=status, result=result)
         )
         ended = update(BatchRow).where(BatchRow.id == batch_id)
@@ -369,21 +363,17 @@ class CachedContents:
         """The live ones of these prefixes: by workspace and prefix, their ids."""
         if not prefixes:
             return {}
-        query = (
-            select(CachedContentRow.workspace_id, CachedContentRow.prefix, CachedContentRow.id)
-            .where(CachedContentRow.expires_at > now)
-            .where(CachedContentRow.prefix.in_(prefixes))
-        )
+        query = select(
+            CachedContentRow.workspace_id, CachedContentRow.prefix, CachedContentRow.id
+        ).where(CachedContentRow.expires_at > now, CachedContentRow.prefix.in_(prefixes))
         rows = await self._ledger.rows(query)
         return {(row.workspace_id, row.prefix): row.id for row in rows}
 
     async def _check_room(
         self, connection: AsyncConnection, workspace: str, num_bytes: int, now: datetime
     ) -> None:
-        query = (
-            select(func.count(), func.coalesce(func.sum(CachedContentRow.num_bytes), 0))
-            .where(CachedContentRow.workspace_id == workspace)
-            .where(CachedContentRow.expires_at > now)
+        query = select(func.count(), func.coalesce(func.sum(CachedContentRow.num_bytes), 0)).where(
+            CachedContentRow.workspace_id == workspace, CachedContentRow.expires_at > now
         )
         count, total = (await connection.execute(query)).one()
         if count >= self._most:
@@ -396,11 +386,10 @@ async def _row(
     connection: AsyncConnection, columns: list[Any], workspace: str, content_id: str, now: datetime
 ) -> Any:
     # PostgreSQL refuses NUL in a text, and no id contains it.
-    query = (
-        select(*columns)
-        .where(CachedContentRow.id == content_id.replace("\0", "?"))
-        .where(CachedContentRow.workspace_id == workspace)
-        .where(CachedContentRow.expires_at > now)
+    query = select(*columns).where(
+        CachedContentRow.id == content_id.replace("\0", "?"),
+        CachedContentRow.workspace_id == workspace,
+        CachedContentRow.expires_at > now,
     )
     row = (await connection.execute(query)).one_or_none()
     if row is None:

@@ -71,11 +71,9 @@ class Deleted(NamedTuple):
 
 
 async def rebuild(ledger: Ledger) -> int:
-    """Make all sums again from the turns, day by day. Return the number of days.
-
-    Days that lie before the horizon, wholly or in part, stay as they are. Prefixes with deleted
-    turns begin anew with the remaining turns.
-    """
+    """Make all sums again from the turns, day by day; return the number of days. Days before the
+    horizon, wholly or in part, stay as they are. Prefixes with deleted turns begin anew with the
+    remaining turns."""
     async with ledger.transaction() as connection:
         found = await _whole_days(connection)
     for since, until in found:
@@ -98,12 +96,9 @@ async def _whole_days(connection: AsyncConnection) -> list[tuple[int, int]]:
 
 
 async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
-    """Delete turns and sums that began before these moments, both cut to whole UTC days.
-
-    Sums are kept longer than turns: `rollups_ms` must not be later than `turns_ms`. `month_ms` is
-    the beginning of the calendar month. Sums from then on always stay, because spend limits are
-    counted from them.
-    """
+    """Delete turns and sums that began before these moments, both cut to whole UTC days;
+    `rollups_ms` must not be later than `turns_ms`. Sums since `month_ms`, the beginning of the
+    calendar month, stay, because spend limits are counted from them."""
     assert rollups_ms <= turns_ms
     rollups_ms = min(rollups_ms, month_ms)
     turns_ms, rollups_ms = (ms // _DAY_MS * _DAY_MS for ms in (turns_ms, rollups_ms))
@@ -278,12 +273,8 @@ async def check_rows(ledger: Ledger, of: Range, step_seconds: int | None, most: 
 async def usage_lines(
     ledger: Ledger, of: Range, step_seconds: int, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:
-    """One line for each interval, workspace, key, engine, model and price, the header first.
-
-    All lines show one moment. One week at a time is in memory. Weeks before the first turn and
-    after the last one cost nothing. Three years take 158 statements at most. Raise
-    LedgerUnavailable after `seconds`.
-    """
+    """One line for each interval, workspace, key, engine, model and price, the header first, all of
+    one moment. One week at a time is in memory. Raise LedgerUnavailable after `seconds`."""
     yield line(
         ("starting_at", "workspace", "key", "engine", "model", "price", *_SUMS, "saved_nano")
     )

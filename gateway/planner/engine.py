@@ -168,11 +168,9 @@ class _NoThreads(MaskPool):
 
 
 class Ahead(Speculation):
-    """Makes many decode steps as one where nothing else would happen between.
-
-    An engine's speculation computes several tokens of an answer in a step. Here each of them takes
-    the time of a step. `next_arrival` is the earliest time of another request.
-    """
+    """Makes many decode steps as one where nothing else would happen between. Each token takes the
+    time of a step, also under speculation. `next_arrival` is the earliest time of another
+    request."""
 
     def __init__(self, clock: ManualClock, step_seconds: float) -> None:
         self._clock = clock

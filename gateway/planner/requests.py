@@ -70,11 +70,9 @@ def unit_for(turns: Sequence[Turn]) -> int:
 
 
 class Requests:
-    """`with_names`: more than one engine asks where a prefix is held.
-
-    `with_tails`: there is one unit at least in a template behind, so that all before it can be
-    read. Where the turn has none it takes no time.
-    """
+    """`with_names`: more than one engine asks where a prefix is held. `with_tails`: at least one
+    unit stands behind, so that all before it can be read; one that the turn does not have takes no
+    time."""
 
     def __init__(self, unit: int, *, with_names: bool, with_tails: bool = True) -> None:
         self._unit = unit

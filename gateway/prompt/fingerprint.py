@@ -67,11 +67,8 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first difference. `segment` is where the earlier prompt stops being matched, from
-    `characters` of its text on.
-
-    `missed_tokens`, estimated by bytes, are those of the earlier prompt behind that place; all
-    are None where the place is not known.
-    """
+    `characters` of its text on, and `missed_tokens` (estimated by bytes) its tokens from there on;
+    None where the place is not known."""
 
     kind: DivergenceKind
     segment: int | None = None
@@ -102,15 +99,6 @@ def digest_parameters(parameters: bytes, scope: str) -> bytes:
     return blake2b(
         parameters, digest_size=8, key=scope.encode()[:64], person=b"parameters"
     ).digest()
-
-
-def few_of(prefixes: Sequence[Prefix], num_tools: int, num_system: int) -> list[Prefix]:
-    """The prefixes whose points are stored, found without making a point of each."""
-    prefixes = [prefix for prefix in prefixes if (prefix.name.characters or 0) % STORED_STEP == 0]
-    if len(prefixes) <= MAX_POINTS:
-        return prefixes
-    places = [(prefix.name.segment, prefix.name.characters) for prefix in prefixes]
-    return [prefixes[ordinal] for ordinal in _kept(places, num_tools, num_system)]
 
 
 def pack(fingerprint: Fingerprint) -> bytes:

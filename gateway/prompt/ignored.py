@@ -27,11 +27,8 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """A field that engines with `capability` carry out and other engines ignore.
-
-    `tool` is the field's tool. An engine with the capability may still report that it can't carry
-    the field out for this tool.
-    """
+    """A field that engines with `capability` carry out and others ignore. An engine with it may
+    still report that it can't for this `tool`."""
 
     ignored: Ignored
     capability: Capability

@@ -100,11 +100,9 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
 
 
 def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefix]:
-    """At most MAX_NAMES of them, in their order.
-
-    Where there are more, these stay: the ends of segments in `keep`, then the first _FRONT_NAMES,
-    which other prompts are likely to share, then the deepest segment ends, then the deepest others.
-    """
+    """At most MAX_NAMES of them, in their order: the ends of segments in `keep`, then the first
+    _FRONT_NAMES, which others likely share, then the deepest segment ends, then the deepest
+    others."""
     if len(prefixes) <= MAX_NAMES:
         return prefixes
 

@@ -199,12 +199,9 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
 def leave_out(
     slots: Sequence[Slot], breakpoints: Sequence[Breakpoint]
 ) -> tuple[list[Slot], list[Breakpoint]]:
-    """Leave out the absent slots: those that stay are the prompt's segments.
-
-    The breakpoints then name segments. A breakpoint on an absent slot moves to the segment before,
-    which has the same prefix. If that segment has a breakpoint, that one stays; its TTL is not
-    shorter. If there is no segment before, the breakpoint is dropped.
-    """
+    """Leave out the absent slots; breakpoints then name segments. A breakpoint on an absent slot
+    moves to the segment before, which has the same prefix, unless that has one already, of no
+    shorter TTL. If there is no segment before, it is dropped."""
     segments: list[int] = []
     for slot in slots:
         segments.append((segments[-1] if segments else -1) + (not slot.is_absent))
@@ -239,11 +236,9 @@ def find_target(slots: Sequence[Slot]) -> int | None:
 def add_automatic(
     prompt: Prompt, slots: Sequence[Slot], given: Sequence[Breakpoint], policy: AutoCache
 ) -> list[Breakpoint]:
-    """The client's breakpoints with those of the policy, in prompt order.
-
-    `slots` are the prompt's segments. If the client set breakpoints, only the one behind the last
-    turn is added, because a shorter TTL may not come before a longer one.
-    """
+    """The client's breakpoints with those of the policy, in prompt order; `slots` are the prompt's
+    segments. Behind a client's own only the one after the last turn is added: a shorter TTL may not
+    come before a longer one."""
     if policy.mode == "off" or len(given) >= MAX_BREAKPOINTS:
         return list(given)
     found = {point.segment: point for point in given}

@@ -9,21 +9,12 @@ A refusal (overloaded, prompt too long) is an answer, so the engine works. Half-
 through at a time; its first frame is the success. Its place is given back however it ends.
 """
 
-from typing import NamedTuple
-
 from gateway.admin.structs.fleet import BreakerState
 
 FAILURES = 3
 """Failures in a row, without an answer in between."""
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
-
-
-class BreakerView(NamedTuple):
-    """What is told of a breaker."""
-
-    state: BreakerState
-    times_opened: int
 
 
 class Breaker:
@@ -39,9 +30,6 @@ class Breaker:
         if self._open_until is None:
             return "closed"
         return "open" if now < self._open_until else "half_open"
-
-    def view(self, now: float) -> BreakerView:
-        return BreakerView(self.state(now), self.num_opened)
 
     def allows(self, now: float) -> bool:
         """Whether the engine may get a turn: none while open, one at a time while half-open."""

@@ -10,15 +10,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from engine.protocol import (
-    Done,
-    ErrorReply,
-    Failed,
-    FinalCounts,
-    Finished,
-    Frame,
-    Started,
-)
+from engine.protocol import Done, ErrorReply, Failed, FinalCounts, Finished, Frame, Started
 from gateway.base.errors import (
     DemandRefused,
     EngineFailed,
@@ -99,12 +91,9 @@ class EngineResponse:
 
 
 class EngineHttp:
-    """Connections to all engines. Make it in a running loop.
-
-    Their number has no limit here, because admission bounds the turns. The regular GETs have
-    connections of their own: aiohttp takes the connection that was idle for longest, so they would
-    keep every connection of an earlier burst of turns.
-    """
+    """Connections to all engines, made in a running loop; admission bounds their number. The
+    regular GETs have their own: aiohttp takes the connection that was idle for longest, so they
+    would keep all of an earlier burst."""
 
     def __init__(self) -> None:
         self._turns, self._polls = _new_session(), _new_session()
@@ -132,11 +121,9 @@ class EngineHttp:
         body: bytes | None,
         timeout: aiohttp.ClientTimeout,
     ) -> EngineResponse:
-        """Return once the head of the answer is there.
-
-        Raise CannotConnect, EngineLost or EngineTimeout. A GET is sent once more where the engine
-        had closed an idle connection; a POST may have been carried out, so its sender decides.
-        """
+        """Return once the head of the answer is there. Raise CannotConnect, EngineLost or
+        EngineTimeout. A GET whose idle connection was closed is sent again; a POST may have been
+        carried out."""
         data = io.BytesIO(body) if body and len(body) > _LARGE_BYTES else body
         try:
             session = self._polls if method == "GET" else self._turns
@@ -180,11 +167,8 @@ class Generation:
         self.num_ignored = 0
 
     async def frames(self) -> AsyncIterator[list[Frame]]:
-        """Yield the frames until Done, as many at a time as have come.
-
-        An empty list is a heartbeat. Raise for Failed, for a silence, and for a stream that ends
-        without Done. The frames before a failure are yielded first.
-        """
+        """Yield the frames until Done, as many as have come; an empty list is a heartbeat. Raise
+        for Failed, a silence, or an end without Done, after the frames before it."""
         rest = b""
         try:
             async for chunk in self._response.chunks():

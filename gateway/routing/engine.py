@@ -179,12 +179,8 @@ class Engine:
     async def events(
         self, epoch: str | None, after: int
     ) -> AsyncGenerator[EventFrame | SnapshotPart, None]:
-        """Follow the engine's events.
-
-        They begin behind event `after` of that epoch if the engine still has those, else with a
-        snapshot. They end only if the engine ends them. Raise NotFound if the engine has no events,
-        and the errors of every call.
-        """
+        """Follow the engine's events, behind event `after` of that epoch if the engine still has
+        those, else from a snapshot, until the engine ends them. Raise the errors of every call."""
         path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
         response = await self._send("GET", path, None, _STREAM)
         try:
@@ -235,11 +231,8 @@ class Engine:
     # What polls say of it.
 
     async def poll(self) -> None:
-        """Ask whether the engine is ready, and take in its description.
-
-        A connection that breaks is tried once more. If the second one is refused, the engine has
-        ended; otherwise it had only closed an idle connection.
-        """
+        """Ask whether the engine is ready, and take in its description. After a broken connection
+        it is asked once more: the engine may only have closed an idle one."""
         try:
             try:
                 await self._look()
@@ -272,12 +265,8 @@ class Engine:
         self._unsure_since = None
 
     def _missed(self, error: GatewayError) -> None:
-        """Note that the engine did not answer.
-
-        It may be busy or stopped, or the network or DNS may be. It is down after some time without
-        an answer. It is down at once if it refuses connections, if its answer is wrong or if it was
-        never ready.
-        """
+        """Note that the engine did not answer. It is down after some time, or at once if it refuses
+        connections, if its answer is wrong or if it was never ready."""
         if isinstance(error, CannotConnect) and error.is_refused:
             self.mark_down("cannot connect")
             return

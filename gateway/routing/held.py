@@ -87,12 +87,9 @@ class HeldChain:
 
 
 class Coverage(NamedTuple):
-    """How much of a prompt an engine holds, in the unit of its `PrefixEnd`s, and how deep.
-
-    `device` is in device memory. `host` is the part behind it that must be copied back, and `disk`
-    the part behind both that must be read from the engine's store. `leased` is the part of all that
-    a lease holds.
-    """
+    """How much of a prompt an engine holds, in the unit of its `PrefixEnd`s: `device` in device
+    memory, then `host`, which must be copied back, then `disk`, which must be read from its store.
+    `leased` is the part of all that a lease holds."""
 
     device: int = 0
     host: int = 0
@@ -265,11 +262,8 @@ def _split(device: int, above: int, held: int, leased: int) -> Coverage:
 
 
 def frames_of(line: bytes) -> Iterator[EventFrame | SnapshotPart]:
-    """Yield the frame of a line of an engine's event stream, or the parts of a long snapshot.
-
-    Reading 160,000 names takes a third of a second, so the event loop must have other work between
-    the parts. Raise msgspec's errors and UnicodeDecodeError.
-    """
+    """Yield the frame of a line of an engine's event stream, or the parts of a long snapshot,
+    between which the event loop has other work. Raise msgspec's errors and UnicodeDecodeError."""
     if len(line) <= WHOLE_BYTES:
         yield _event.decode(line)
         return

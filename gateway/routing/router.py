@@ -292,11 +292,8 @@ HeldT = TypeVar("HeldT", bound=Routable, covariant=True)
 
 
 class TokenRates:
-    """Tokens per byte of content for each engine model, learned from answers.
-
-    The gateway has no tokenizer. A rate is the sum of tokens over the sum of bytes, in which older
-    prompts fade. So long prompts count more than short ones, which are mostly template.
-    """
+    """Tokens per byte of content for each engine model: the sum of tokens of answered prompts over
+    the sum of their bytes, in which older ones fade. The gateway has no tokenizer."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, float]] = {}
@@ -341,12 +338,8 @@ class Router:
     def choose(
         self, ask: Ask, ready: Iterable[EngineT], now: float, tried: Collection[str] = ()
     ) -> Route[EngineT]:
-        """Choose the cheapest engine that can serve the turn.
-
-        Engines with URLs in `tried` are left out.
-
-        Raise NoEngineReady if none is left, and InvalidRequest if no engine can serve it at all.
-        """
+        """Choose the cheapest engine that can serve the turn, without those with URLs in `tried`.
+        Raise NoEngineReady if none is left, InvalidRequest if none can serve it at all."""
         serving = [
             engine
             for engine in ready

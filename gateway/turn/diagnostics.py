@@ -117,12 +117,9 @@ class _Holder(NamedTuple):
 
 
 class LastHolders:
-    """Which engines were last known to hold prefixes: why a turn missed.
-
-    The source is this gateway's own responses, at breakpoints, until an entry's TTL is over.
-    Entries that other gateways placed are unknown. Routing does not use it. `epoch_of` gives an
-    engine's epoch by its name, None if unknown.
-    """
+    """Which engines were last known to hold prefixes, by this gateway's own responses, until an
+    entry's TTL is over: why a turn missed. Routing does not use it. `epoch_of` gives an engine's
+    epoch by its name, None if unknown."""
 
     def __init__(self, epoch_of: EpochOf, max_names: int = MAX_NAMES_KNOWN) -> None:
         self._epoch_of = epoch_of

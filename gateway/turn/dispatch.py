@@ -36,15 +36,7 @@ from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.router import Route, Router
 from gateway.turn.first_leg import FirstLeg, FirstLegs, over_legs, prefill_only
-from gateway.turn.state import (
-    Attempts,
-    Turn,
-    is_breakdown,
-    is_retried,
-    is_unsure,
-    reason_of,
-    told,
-)
+from gateway.turn.state import Attempts, Turn, is_breakdown, is_retried, is_unsure, reason_of, told
 
 RETRY_SECONDS = 300.0
 """Seconds from the turn's arrival. A later failure is the answer."""
@@ -109,11 +101,8 @@ class Dispatcher:
                 self._failed(turn, error)
 
     async def frames(self, turn: Turn) -> AsyncIterator[list[Frame]]:
-        """Yield the frames of a sent turn, as `Generation.frames` does.
-
-        Raise the error that ended it early. While no byte has gone out a second Started may come:
-        the answer begins anew.
-        """
+        """Yield the frames of a sent turn, as `Generation.frames` does. While no byte has gone out
+        a second Started may come: the answer begins anew."""
         while True:
             generation = turn.generation
             assert generation is not None
@@ -217,11 +206,8 @@ class Dispatcher:
                     self.reconciler.retire(*retired)
 
     async def _choose(self, turn: Turn) -> Route[Engine]:
-        """Choose the best engine that is not crowded.
-
-        If all engines that could take the turn are full, the turn waits, before the other turns of
-        its workspace. If they were lost it waits until one is back.
-        """
+        """Choose the best engine that is not crowded. If all that could take the turn are full or
+        lost, it waits, before the other turns of its workspace."""
         while True:
             refusing = self.queue.refusing
             busy = [*refusing, *turn.permit.admission.crowded()]

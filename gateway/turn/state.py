@@ -176,11 +176,8 @@ class Turn:
             self.whole.append(frame)
 
     def fail(self, error: GatewayError) -> None:
-        """The turn ends by an error, which the client is told. The record keeps its message.
-
-        A refused schema is named by its place alone, because the reason quotes what the client
-        wrote.
-        """
+        """The turn ends by an error, which the client is told and the record keeps. A refused
+        schema is named by its place alone: the reason quotes the client."""
         text = str(error)
         if type(error) is DemandRefused:
             text = f"{text.split(' ', 1)[0].rstrip(':')}: output can't be held to it"

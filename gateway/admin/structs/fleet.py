@@ -43,12 +43,9 @@ EngineStatus = Literal["starting", "ready", "unsure", "down"]
 
 
 class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What this gateway knows of an engine for routing.
-
-    `names` counts the prefixes that the engine holds, known from its events. `is_stale`: the engine
-    was silent for so long that these names no longer count.
-    `waiting_tokens` belong to turns that were sent and have no answer yet. `recent_tokens` fade.
-    """
+    """What this gateway knows of an engine for routing. `names` counts the prefixes that it holds
+    by its events; `is_stale`: it was silent for so long that these no longer count.
+    `waiting_tokens` belong to turns without an answer yet. `recent_tokens` fade."""
 
     is_stale: bool
     names: int
@@ -97,12 +94,8 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """One restart of an engine: two processes answered turns of the range.
-
-    `last_ms` is the last turn of the old process, `first_ms` the first turn of the new one.
-
-    `lost` counts until the next restart.
-    """
+    """One restart of an engine, between `last_ms`, the last turn of the old process, and
+    `first_ms`, the first turn of the new one. `lost` counts until the next restart."""
 
     engine: str
     epoch: str
@@ -112,12 +105,9 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the prompts of `turns` sampled turns. `engine` None is all engines.
-
-    `available_tokens` were held by some engine, `captured_tokens` by the chosen one, and
-    `delivered_tokens` were reused. What was reused was there: a turn's reuse that the gateway did
-    not foresee counts as captured and as available.
-    """
+    """Tokens of the prompts of `turns` sampled turns; `engine` None is all engines.
+    `available_tokens` were held by some engine, `captured_tokens` by the chosen one,
+    `delivered_tokens` were reused; reuse that was not foreseen counts as all three."""
 
     engine: str | None
     turns: int

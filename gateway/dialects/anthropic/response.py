@@ -272,11 +272,8 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
 
 
 def limit_headers(rates: RateStatuses, now: datetime) -> Iterator[tuple[str, str]]:
-    """`reset` is the time, RFC 3339, at which all of a limit is there again.
-
-    There is one limit for all tokens. Input and output each end where it ends, so clients that
-    look at one of them only find its numbers there too.
-    """
+    """`reset` is the time, RFC 3339, at which all of a limit is there again. One limit holds for
+    all tokens, so the numbers of input and of output are its own."""
     kinds = [
         ("requests", rates.requests),
         *((kind, rates.tokens) for kind in ("tokens", "input-tokens", "output-tokens")),

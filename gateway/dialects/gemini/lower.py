@@ -64,11 +64,8 @@ class Held:
 def ask_of(
     request: wire.GenerateRequest, asked: Asked, *, stream: bool, held: Held | None = None
 ) -> Ask:
-    """The request, behind what is `held` of a cached content, whose end is marked.
-
-    Without one the key's policy marks the prompt. Raise InvalidRequest for content that no engine
-    could be sent.
-    """
+    """The request, behind what is `held` of a cached content, whose end is marked; without one the
+    key's policy marks the prompt. Raise InvalidRequest for content that no engine takes."""
     lowering, config = _GeminiLowering(asked), request.generation_config
     notepad, thoughts = lowering.notepad, config.thinking_config
     _check_conversation(request)

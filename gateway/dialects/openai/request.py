@@ -381,11 +381,9 @@ def _foreign(tool: Raw) -> Tool:
 
 
 def _without_private(given: Mapping[str, Raw]) -> dict[str, Raw] | None:
-    """The fields, without those of messages whose names begin with `_`; None where none do.
-
-    Such a field is a note of the client's own, which it should have kept: Copilot CLI sends
-    `__copilotMessageSource` in a session that goes on.
-    """
+    """The fields, without those of messages whose names begin with `_`; None where none do. These
+    are a client's own notes: Copilot CLI sends `__copilotMessageSource` in a session that goes
+    on."""
     raw = given.get("messages", Raw())
     if b'"_' not in memoryview(raw).tobytes():
         return None

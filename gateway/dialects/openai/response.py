@@ -61,12 +61,9 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
-    """The engine's counts in OpenAI's fields, which never overlap.
-
-    `cached_tokens` came out of memory: what was read from entries and what was reused without one
-    (`automatic_tokens`). `cache_write_tokens` were written to entries and did not: where a marker
-    was put on what happened to be in memory, writing it computed nothing.
-    """
+    """The engine's counts in OpenAI's fields, which never overlap. `cached_tokens` came out of
+    memory, from entries or without one (`automatic_tokens`); `cache_write_tokens` were written to
+    entries and did not."""
     return Usage(
         usage.prompt_tokens,
         output_tokens,

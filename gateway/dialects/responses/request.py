@@ -18,13 +18,7 @@ from gateway.dialects.anthropic.request import Strict
 from gateway.dialects.bodies import bound_output, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_SHORTER
-from gateway.dialects.openai.request import (
-    JsonObjectFormat,
-    Key,
-    Refusal,
-    TextFormat,
-    explained,
-)
+from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
 from gateway.prompt.ignored import Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]

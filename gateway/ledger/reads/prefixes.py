@@ -30,8 +30,7 @@ async def _reports(
         parts = [
             select(
                 select(TurnRow.__table__)
-                .where(TurnRow.prefix == row["prefix"])
-                .where(TurnRow.workspace_id == row["workspace_id"])
+                .where(TurnRow.prefix == row["prefix"], TurnRow.workspace_id == row["workspace_id"])
                 .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
                 .limit(1)
                 .subquery()
@@ -75,17 +74,12 @@ _BATCH = 500
 async def prefixes(
     ledger: Ledger, of: Range, prices: PriceSheets, limit: int
 ) -> list[PrefixReport]:
-    """The prefixes that were last used in the range, by requests.
-
-    Each workspace has its most used ones among them, before any has its next. The engine filter
-    does not apply.
-    """
+    """The prefixes last used in the range, by requests; each workspace's most used one comes before
+    any has its next. The engine filter does not apply."""
     order = (PrefixRow.requests.desc(), PrefixRow.prefix)
     rank = func.row_number().over(partition_by=PrefixRow.workspace_id, order_by=order)
-    found = (
-        select(*PrefixRow.__table__.columns, rank.label("rank"))
-        .where(PrefixRow.requests > 1, PrefixRow.last_ms >= of.since_ms)
-        .where(PrefixRow.last_ms < of.until_ms)
+    found = select(*PrefixRow.__table__.columns, rank.label("rank")).where(
+        PrefixRow.requests > 1, PrefixRow.last_ms >= of.since_ms, PrefixRow.last_ms < of.until_ms
     )
     if of.workspace is not None:
         found = found.where(PrefixRow.workspace_id == of.workspace)

@@ -59,8 +59,9 @@ def _newest(columns: Sequence[Any], of: Range, limit: int) -> Select[Any]:
     """The newest turns of a range."""
     return (
         select(*columns)
-        .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
-        .where(*of.filters(TurnRow))
+        .where(
+            TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms, *of.filters(TurnRow)
+        )
         .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
         .limit(limit)
     )
@@ -299,8 +300,12 @@ async def _turn_at(
     order = TurnRow.opened_ms.desc() if is_last else TurnRow.opened_ms
     query = (
         select(TurnRow.opened_ms, TurnRow.epoch)
-        .where(TurnRow.opened_ms >= since_ms, TurnRow.opened_ms < until_ms)
-        .where(TurnRow.engine == engine, TurnRow.epoch.is_not(None))
+        .where(
+            TurnRow.opened_ms >= since_ms,
+            TurnRow.opened_ms < until_ms,
+            TurnRow.engine == engine,
+            TurnRow.epoch.is_not(None),
+        )
         .order_by(order)
         .limit(1)
     )
