@@ -188,8 +188,7 @@ def draw_engine(engine: EngineMemory) -> None:
 
 
 def block_map(memory: Memory, colours: charts.Palette) -> Any:
-    """A square for each cell, with what holds most of it, read like a page; blocks keep their
-    place."""
+    """A square for each cell, in the order of its blocks, with what holds most of it."""
     size = memory.blocks_per_cell
     each = formats.counted(size, "block")
     step = CELLS_A_ROW * size
