@@ -212,14 +212,12 @@ def text_of(dialect: str, answer: Mapping[str, Any]) -> str:
 def counts_of(turn: Turn) -> dict[str, int]:
     """A prompt's tokens by class, in their order in it: read, written (longer TTLs first, as the
     contract asks), in memory all the same, and the rest."""
-    plain = turn.input_tokens
-    reused = min(max(turn.automatic_tokens - turn.written_tokens, 0), plain)
     writes = reversed(turn.writes.items())
     return {
         "Read from cache": turn.cache_read_tokens,
         **{f"Written, {TTL_CLASSES[ttl].words}": tokens for ttl, tokens in writes},
-        "Automatically reused": reused,
-        "Uncached": plain - reused,
+        "Reused automatically": turn.automatic_input_tokens,
+        "Computed, not written": turn.computed_input_tokens,
     }
 
 

@@ -83,15 +83,6 @@ def rounded(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def rough_seconds(value: float | None) -> str:
-    """Write a time that is known to within 19 %: two digits, 220 ms, 1.2 s."""
-    if value is None:
-        return NO_VALUE
-    if value < 1:
-        return f"{float(f'{value * 1000:.2g}'):g} ms"
-    return f"{float(f'{value:.2g}'):g} s" if value < 60 else duration(value)
-
-
 def in_words(count: int) -> str:
     """Write a large count as people say it: 950, 12 thousand, 1.8 million."""
     size = float(count)

@@ -85,7 +85,7 @@ def draw_cards(view: View) -> None:
         )
     else:
         parts.hero(
-            "**No comparison yet**: it takes cached and uncached prompts of about the same length."
+            "**No comparison yet**: it takes prompts of about one length with and without a read."
         )
     with st.grid(4, min_column_width=190, row_height=132):
         for name, side in (
@@ -94,9 +94,9 @@ def draw_cards(view: View) -> None:
         ):
             parts.card(
                 "compared_first_token",
-                formats.rough_seconds(side.p50 if side else None),
+                formats.seconds(side.p50 if side else None),
                 label=f"First token, {name}",
-                delta=f"95 % within {formats.rough_seconds(side.p95)}" if side else None,
+                delta=f"95 % within {formats.seconds(side.p95)}" if side else None,
             )
         parts.card(
             "compared_first_token",
@@ -170,8 +170,8 @@ def draw_scatter(view: View) -> None:
     hits = sum(row["kind"] == "Hit" for row in rows)
     told = (
         f"{len(rows)} sampled requests, {hits} of them hits. Median time to first token:"
-        f" hits {formats.rough_seconds(view.latency.hits.p50)},"
-        f" misses {formats.rough_seconds(view.latency.misses.p50)}."
+        f" hits {formats.seconds(view.latency.hits.p50)},"
+        f" misses {formats.seconds(view.latency.misses.p50)}."
     )
     parts.chart(drawn, "scatter", told)
 
@@ -251,20 +251,20 @@ def latency_table(latency: Latency) -> list[Row]:
             {
                 "Prompt tokens": _length(cells_of[0]),
                 "Hits": hit.requests if hit else 0,
-                "Hit median (s)": _two_digits(hit.p50 if hit else None),
-                "Hit 95 % (s)": _two_digits(hit.p95 if hit else None),
+                "Hit median (s)": _four_digits(hit.p50 if hit else None),
+                "Hit 95 % (s)": _four_digits(hit.p95 if hit else None),
                 "Misses": miss.requests if miss else 0,
-                "Miss median (s)": _two_digits(miss.p50 if miss else None),
-                "Miss 95 % (s)": _two_digits(miss.p95 if miss else None),
-                "Times shorter": _two_digits(times_shorter),
+                "Miss median (s)": _four_digits(miss.p50 if miss else None),
+                "Miss 95 % (s)": _four_digits(miss.p95 if miss else None),
+                "Times shorter": _four_digits(times_shorter),
             }
         )
     return rows
 
 
-def _two_digits(value: float | None) -> float | None:
-    """The histogram's bins are 19 % wide, so a third digit would say nothing."""
-    return None if value is None else float(f"{value:.2g}")
+def _four_digits(value: float | None) -> float | None:
+    """A percentile is known to within 1 %, so a fifth digit would say nothing."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ NUM_REFUSED = 200
 TOKEN_CLASSES = {
     "Read from cache": "cache_read_tokens",
     **{f"Written, {TTLS[ttl].words}": name for ttl, name in WRITE_FIELDS.items()},
-    "Automatically reused": "automatic_input_tokens",
-    "Uncached": "computed_input_tokens",
+    "Reused automatically": "automatic_input_tokens",
+    "Computed, not written": "computed_input_tokens",
 }
 # Leases that ended before their time, by what ended them.
 LOST = {
@@ -88,7 +88,7 @@ def draw(view: View, chosen: Selection) -> None:
     else:
         spared = "" if seconds is None else f", which spared {formats.seconds(seconds)} of GPU time"
         parts.hero(
-            f"**{formats.in_words(read_tokens).capitalize()} tokens were not computed again** in"
+            f"**{formats.in_words(read_tokens).capitalize()} tokens were read, not computed** in"
             f" {chosen.words}{spared}."
         )
     draw_cards(view)
@@ -200,7 +200,7 @@ def draw_more_cards(view: View) -> None:
         ):
             parts.card(
                 "compared_first_token",
-                formats.rough_seconds(side.p50 if side else None),
+                formats.seconds(side.p50 if side else None),
                 label=f"First token, {title}",
                 delta=f"{found.length} tokens" if found else TOO_FEW,
             )
@@ -263,8 +263,8 @@ def draw_tokens(usage: Usage) -> None:
         "tokens",
         f"Prompt tokens over time: {totals.cache_read_tokens:,} read,"
         f" {', '.join(written)},"
-        f" {totals.automatic_input_tokens:,} automatically reused,"
-        f" {totals.computed_input_tokens:,} uncached.",
+        f" {totals.automatic_input_tokens:,} reused automatically,"
+        f" {totals.computed_input_tokens:,} computed and not written.",
     )
 
 

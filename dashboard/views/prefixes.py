@@ -119,7 +119,8 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
             # At most all of it, also where an engine's clock differs.
             "TTL left": min(max(entry.expires_in_seconds / TTLS[entry.ttl].seconds, 0.0), 1.0),
             "Ends in": time_left(entry.expires_in_seconds),
-            "TTL": entry.ttl,
+            # Cached contents end when their clients said.
+            "TTL": entry.ttl if entry.expires_in_seconds <= TTLS[entry.ttl].seconds else "its own",
             "Tokens": entry.tokens,
             "Blocks": entry.blocks,
             "Shared by": entry.shared_by,
@@ -136,9 +137,9 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
 
 
 def lease_label(lease: Lease) -> str:
-    """What a person can tell it by; its digest where its last request is not known."""
+    """What a person can tell it by."""
     look = lease.prefix.look if lease.prefix else None
-    return prefix_label((lease.entry.name or lease.entry.entry)[:16], look)
+    return prefix_label(look) if look else formats.counted(lease.entry.tokens, "token")
 
 
 def _doom(row: Row) -> None:

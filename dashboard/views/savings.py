@@ -233,7 +233,7 @@ def draw_prefixes(view: View) -> None:
 def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
     return [
         {
-            "Prefix": prefix_label(each.prefix, each.look),
+            "Prefix": prefix_label(each.look) if each.look else "its requests were deleted",
             "Workspace": each.workspace,
             "Model": each.model,
             "Client": each.look.user_agent if each.look else None,
@@ -283,16 +283,14 @@ def growing_table(groups: Sequence[Group], prefixes: Sequence[PrefixReport]) -> 
     ]
 
 
-def prefix_label(prefix: str, look: PrefixLook | None) -> str:
+def prefix_label(look: PrefixLook) -> str:
     """What a person can tell a prefix by: its name, or how many blocks of each kind it has."""
-    if look is None:
-        return prefix
     if look.name:
         return look.name
     kinds = {"tool": look.num_tools, "system block": look.num_system}
     kinds["message block"] = look.num_messages
     counted = [formats.counted(count, kind) for kind, count in kinds.items() if count]
-    return " · ".join([*counted, formats.counted(look.tokens, "token")])
+    return " · ".join([*counted, *([formats.counted(look.tokens, "token")] if look.tokens else [])])
 
 
 def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
@@ -307,8 +305,8 @@ def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
             "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
             "Read (tokens)": each.totals.cache_read_tokens,
             **{f"Written {ttl} (tokens)": n for ttl, n in each.totals.writes.items()},
-            "Automatically reused (tokens)": each.totals.automatic_input_tokens,
-            "Uncached (tokens)": each.totals.computed_input_tokens,
+            "Reused automatically (tokens)": each.totals.automatic_input_tokens,
+            "Computed, not written (tokens)": each.totals.computed_input_tokens,
             "Output (tokens)": each.totals.output_tokens,
         }
         for each in groups

@@ -51,15 +51,15 @@ request_hit_rate | Request hit rate | share of requests | requests with a read /
 requests | Requests | turns | turns that began in the range, failed ones included
 errors | Failed | turns | turns whose outcome is an error
 prompt_tokens | Prompt tokens | tokens | {_PROMPT}
-input_tokens | Uncached | tokens | prompt tokens neither read nor written; in charts without the
-    automatically reused ones
-automatic_input_tokens | Automatically reused | tokens | uncached prompt tokens that were in memory
-    all the same: max(automatic - written, 0) of each turn
+input_tokens | Neither read nor written | tokens | prompt tokens at the input price, reused
+    automatically or computed
+automatic_input_tokens | Reused automatically | tokens | prompt tokens neither read nor written that
+    were in memory all the same: max(automatic - written, 0) of each turn
 cache_read_tokens | Read from cache | tokens | prompt tokens whose KV was reused from a marked
     prefix
 output_tokens | Output | tokens | tokens generated; no part of any hit rate
-automatic_tokens | Reused unmarked | tokens | reused from memory beyond the read, billed as input or
-    write
+automatic_tokens | Reused automatically | tokens | reused from memory beyond the read, billed as
+    input or write
 saved_nano | Net saved | dollars | cost of the same tokens without a cache - cost, in nano-dollars,
     write premium included; negative while writes have not been read
 unpriced | Without a price | turns | requests whose model has no price: they are in the tokens, not
@@ -79,7 +79,7 @@ gpu_hours_avoided | GPU hours avoided | hours | prefill_seconds_avoided / 3600, 
 compared_first_token | First token, cached or not | seconds | medians of turns with and without a
     read, of the one prompt length that most of both had
 first_token_seconds | Time to first token | seconds | percentiles of a histogram, each known to
-    within 19 % of itself
+    within 1 % of itself
 better_ttl | Cheaper TTL | 5m or 1h | the cheaper of 5m: write_5m x turns that came over 5 minutes
     after the one before + read x the others, and 1h: the same with an hour and write_1h
 reads_to_pay_back | Pays back after | reads | the fewest reads of all marked tokens whose discount

@@ -6,6 +6,7 @@ shut down: the driver sees a broken connection at once.
 """
 
 import asyncio
+import math
 import os
 import socket
 import sqlite3
@@ -333,6 +334,10 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     # must be durable.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
+    try:
+        cursor.execute("SELECT ln(1)")
+    except sqlite3.OperationalError:  # a build without mathematics
+        connection.create_function("ln", 1, math.log, deterministic=True)
     cursor.close()
 
 

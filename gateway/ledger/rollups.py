@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
+from math import exp, log
 from operator import attrgetter
 from typing import Any
 
@@ -59,9 +60,10 @@ DAY_SECONDS = 86_400
 WIDTHS_SECONDS = (HOUR_SECONDS, DAY_SECONDS)
 # Upper edges of prompt-length buckets, in tokens; the last bucket has none.
 PROMPT_EDGES = (1_000, 4_000, 16_000, 64_000, 200_000)
-# Upper edges of the histogram's bins: from 1 ms in steps of √2, so that a percentile is known to
-# within 19 % of itself. The last bin has none.
-TTFT_EDGES_SECONDS = tuple(0.001 * 2 ** (step / 2) for step in range(35))
+# The histogram's bins are 2 % wide, so a percentile is known to within 1 % of itself.
+_BIN_WIDTH = log(1.02)
+_BIN_OF_ONE_SECOND = 1_000
+_SHORTEST_SECONDS = 1e-6
 
 _TOKENS = (*InputUsage.__struct_fields__, "output_tokens", "thinking_tokens")
 
@@ -134,18 +136,16 @@ def has_read() -> ColumnElement[int]:
     return case((TurnRow.cache_read_tokens > 0, 1), else_=0)
 
 
-def ttft_bin(low: int = 0, high: int = len(TTFT_EDGES_SECONDS)) -> ColumnElement[int]:
-    """The bin of a turn's time to first token.
+def ttft_bin() -> ColumnElement[int]:
+    """The bin of a turn's time to first token."""
+    seconds = TurnRow.first_token_seconds
+    longer = case((seconds > _SHORTEST_SECONDS, seconds), else_=_SHORTEST_SECONDS)
+    return cast(func.round(func.ln(longer) / _BIN_WIDTH), BigInteger) + _BIN_OF_ONE_SECOND
 
-    It is a balanced tree because it runs for every turn.
-    """
-    if low == high:
-        return literal(low, BigInteger)
-    middle = (low + high) // 2
-    return case(
-        (TurnRow.first_token_seconds <= TTFT_EDGES_SECONDS[middle], ttft_bin(low, middle)),
-        else_=ttft_bin(middle + 1, high),
-    )
+
+def seconds_of(number: int) -> float:
+    """The middle of a bin."""
+    return exp((number - _BIN_OF_ONE_SECOND) * _BIN_WIDTH)
 
 
 def _per_interval(

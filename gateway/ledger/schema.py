@@ -230,7 +230,7 @@ class ReasonRollupRow(Base):
 
 
 class LatencyRollupRow(Base):
-    """A histogram of one day's times to first token; `bin` counts `rollups.TTFT_EDGES_SECONDS`.
+    """A histogram of one day's times to first token; `bin` is that of `rollups.ttft_bin`.
 
     `prompt_bucket` counts `rollups.PROMPT_EDGES`; `has_read` is 1 for turns that read from a cache.
     """

@@ -3,6 +3,7 @@
 Workspaces, Latency, Requests, Why, Prefixes and Fleet, over the ledgers of `test_figures.py`.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from dashboard.ui import formats
 from dashboard.ui.reasons import ADVICE
 from tests.dashboard.signed_in import said, table
 from tests.dashboard.test_figures import (
+    AUTOMATIC,
+    COMPUTED,
     LENGTHS,
     PROMPT,
     READS,
     SAVED,
     SHOWN_SHARE,
-    UNCACHED,
     Figures,
     alts,
     bars,
@@ -31,14 +33,14 @@ def check_groups(figures: Figures, shown: Any, column: str) -> None:
     """A table by a dimension, against the sums of its turns."""
     expected = figures.rows(
         f"""SELECT {column}, COUNT(*), SUM(outcome LIKE '%\\_error' ESCAPE '\\'), {READS},
-            SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), {UNCACHED},
+            SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), {COMPUTED},
             SUM(output_tokens), 1.0 * {READS} / SUM({PROMPT}), {SAVED}, SUM(cost_nano)
             FROM turns""",
         rest=f"GROUP BY {column}",
     )
     assert set(shown.index) == {row[0] for row in expected}
     names = ["Requests", "Failed", "Read (tokens)", "Written 5m (tokens)", "Written 1h (tokens)"]
-    names += ["Uncached (tokens)", "Output (tokens)"]
+    names += ["Computed, not written (tokens)", "Output (tokens)"]
     for key, *counts, rate, saved, cost in expected:
         row = shown.loc[key]
         assert [int(row[name]) for name in names] == counts
@@ -84,8 +86,10 @@ def test_latency_by_prompt_length(figures: Figures) -> None:
             if times := figures.first_tokens(low, high, sign):
                 row = shown.loc[f"{low:,} to {high:,}"]
                 assert row["Hits" if kind == "Hit" else "Misses"] == len(times)
-                true = times[int(0.5 * len(times))]
-                assert row[f"{kind} median (s)"] == pytest.approx(true, rel=0.25)
+                for share, name in ((0.5, "median"), (0.95, "95 %")):
+                    true = times[math.ceil(share * len(times)) - 1]
+                    shown_seconds = row[f"{kind} {name} (s)"]
+                    assert shown_seconds == pytest.approx(true, rel=0.0105), (low, kind, name)
     dots = bars(app, 0)
     assert len(dots) == min(figures.value("COUNT(*)"), 600)
     assert f"{int((dots['kind'] == 'Hit').sum())} of them hits" in alts(app)[0]
@@ -103,8 +107,9 @@ def test_latency_by_prompt_length(figures: Figures) -> None:
 
 def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
     expected = figures.rows(
-        """SELECT id, outcome, miss_reason, status, workspace_id, model, cache_read_tokens,
-            cache_write_5m_tokens + cache_write_1h_tokens, input_tokens, output_tokens,
+        f"""SELECT id, outcome, miss_reason, status, workspace_id, model, cache_read_tokens,
+            cache_write_5m_tokens + cache_write_1h_tokens, {AUTOMATIC}, input_tokens - {AUTOMATIC},
+            output_tokens,
             first_token_seconds, cost_nano, cost_without_cache_nano - cost_nano, name,
             http_request_id, duration_seconds, error, user_agent, engine FROM turns""",
         where=where,
@@ -112,12 +117,13 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
     )
     assert list(shown["Id"]) == [row[0] for row in expected]
     names = ["Outcome", "Missed because", "HTTP", "Workspace", "Model", "Read (tokens)"]
-    names += ["Written (tokens)", "Uncached (tokens)", "Output (tokens)", "First token (s)"]
+    names += ["Written (tokens)", "Reused automatically (tokens)", "Computed, not written (tokens)"]
+    names += ["Output (tokens)", "First token (s)"]
     names += ["Cost ($)", "Net saved ($)", "Name", "Request id", "Duration (s)", "Error", "Client"]
     names += ["Engine"]
     for (_, *values), row in zip(expected, shown.to_dict("records"), strict=True):
         values[1] = ADVICE[values[1]].title if values[1] else None
-        values[10:12] = [None if nano is None else nano / 1e9 for nano in values[10:12]]
+        values[11:13] = [None if nano is None else nano / 1e9 for nano in values[11:13]]
         for name, value in zip(names, values, strict=True):
             if value is None:
                 assert row[name] is None or row[name] != row[name], name

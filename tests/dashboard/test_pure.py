@@ -286,8 +286,8 @@ def test_what_was_reused_unmarked_stands_behind_what_was_written(
     automatic: int, reused: int
 ) -> None:
     counts = prompt.counts_of(a_turn(100, 20, automatic_tokens=automatic, **PARTS))
-    assert counts["Automatically reused"] == reused
-    assert counts["Uncached"] == 50 - reused
+    assert counts["Reused automatically"] == reused
+    assert counts["Computed, not written"] == 50 - reused
     spans = prompt.prompt_spans(counts)
     assert sum(counts.values()) == spans[-1]["end"] == 200
 

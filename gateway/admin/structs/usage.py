@@ -244,6 +244,15 @@ class Turn(InputUsage, kw_only=True):
     status: int | None
     error: str | None
 
+    @property
+    def automatic_input_tokens(self) -> int:
+        """The input tokens that were reused from memory all the same."""
+        return min(max(self.automatic_tokens - self.written_tokens, 0), self.input_tokens)
+
+    @property
+    def computed_input_tokens(self) -> int:
+        return self.input_tokens - self.automatic_input_tokens
+
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
     """`next` is the cursor of the following page; None on the last page."""
@@ -297,7 +306,7 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token, from a histogram. Each is known to within 19 % of itself."""
+    """Seconds to the first token, from a histogram. Each is known to within 1 % of itself."""
 
     requests: int
     p50: float | None

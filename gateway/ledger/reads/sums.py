@@ -30,12 +30,12 @@ from gateway.ledger.rollups import (
     HOUR_SECONDS,
     MEASURES,
     PROMPT_EDGES,
-    TTFT_EDGES_SECONDS,
     dimensions,
     has_read,
     horizon_ms,
     measures,
     prompt_bucket,
+    seconds_of,
     ttft_bin,
 )
 from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
@@ -398,17 +398,12 @@ def percentiles(bins: Mapping[int, int]) -> Percentiles:
 
 
 def percentile(bins: Mapping[int, int], share: float) -> float | None:
-    """The middle of the percentile's bin, on the logarithmic scale. None without turns.
-
-    In the last bin it is the last edge, a lower bound.
-    """
+    """The middle of the percentile's bin. None without turns."""
     left = share * sum(bins.values())
     for number in sorted(bins):
         left -= bins[number]
         if bins[number] and left <= 0:
-            if number == len(TTFT_EDGES_SECONDS):
-                return TTFT_EDGES_SECONDS[-1]
-            return float(TTFT_EDGES_SECONDS[number] / 2**0.25)
+            return seconds_of(number)
     return None
 
 

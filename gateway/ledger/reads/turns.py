@@ -52,6 +52,8 @@ class Cursor(msgspec.Struct, frozen=True):
 
 REQUEST_PREFIX = "req_"
 """How the ids of HTTP requests begin; those of turns begin with `msg_`."""
+_RESPONSE_PREFIXES = "chatcmpl-", "cmpl-", "resp_"
+"""How OpenAI's dialects begin the id of a turn."""
 _COLUMNS = [column for column in TurnRow.__table__.columns if column.name != "fingerprint"]
 
 
@@ -129,7 +131,13 @@ async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byt
 
 
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:
-    """A turn by its id, or by the `req_…` of its response; only one of `workspace` if given."""
+    """A turn by its id, in the form of any dialect, or by the `req_…` of its response.
+
+    Only one of `workspace` if that is given.
+    """
+    for prefix in _RESPONSE_PREFIXES:
+        if turn_id.startswith(prefix):
+            turn_id = f"msg_{turn_id.removeprefix(prefix)}"
     is_request = turn_id.startswith(REQUEST_PREFIX)
     column = TurnRow.http_request_id if is_request else TurnRow.id
     query = select(*_COLUMNS).where(column == turn_id).limit(1)

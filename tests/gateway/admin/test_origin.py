@@ -50,6 +50,8 @@ def test_a_request_id_of_anthropics_sdk_leads_to_its_turn(stack: Stack, admin: A
     assert (turn["status"], turn["error"]) == (200, None)
     assert turn["name"] == "support handbook"
     assert str(turn["user_agent"]).startswith("Anthropic/Python")
+    for prefix in ("chatcmpl-", "cmpl-", "resp_"):
+        assert admin.get(f"turns/{prefix}{answer.id.removeprefix('msg_')}") == turn
 
 
 def test_the_answer_that_no_model_is_served_is_found_by_its_request_id(tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def test_latency_tells_hits_from_misses_by_length(http: httpx.Client, days: int)
     found = ask(http, "latency", until_ms=DAY_MS + days * DAYS_MS)
     assert found["hits"]["requests"] == 2
     assert found["misses"]["requests"] == 3 + (days > 1)
-    assert found["misses"]["p99"] == pytest.approx(1.1, rel=0.19)
-    assert found["hits"]["p50"] == pytest.approx(0.1, rel=0.19)
+    assert found["misses"]["p99"] == pytest.approx(1.1, rel=0.01)
+    assert found["hits"]["p50"] == pytest.approx(0.1, rel=0.01)
     cells = {(c["above_tokens"], c["is_hit"]): c["seconds"]["requests"] for c in found["cells"]}
     assert cells[(64_000, True)] == 1 and cells[(1_000, True)] == 1
 
