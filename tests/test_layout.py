@@ -22,13 +22,13 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 363
+MAX_MODULES = 364
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
-    "dashboard": 776,
+    "dashboard": 774,
     "dashboard/access": 451,
-    "dashboard/ui": 987,
+    "dashboard/ui": 978,
     "dashboard/views": 3589,
     "engine": 1222,
     "engine/backends": 7084,
@@ -41,7 +41,7 @@ BUDGETS: dict[str, int] = {
     "engine/store": 1570,
     "engine/text": 6071,
     "gateway": 253,
-    "gateway/admin": 3483,
+    "gateway/admin": 3492,
     "gateway/admission": 1943,
     "gateway/advice": 1824,
     "gateway/base": 1502,
@@ -49,14 +49,14 @@ BUDGETS: dict[str, int] = {
     "gateway/dialects": 6295,
     "gateway/http": 3193,
     "gateway/journal": 1050,
-    "gateway/ledger": 3334,
+    "gateway/ledger": 3342,
     "gateway/planner": 1555,
     "gateway/planning": 364,
     "gateway/prices": 409,
     "gateway/prompt": 1205,
     "gateway/routing": 1719,
     "gateway/turn": 1309,
-    "migrations": 274,
+    "migrations": 297,
     "scripts": 398,
     "scripts/bench": 2579,
     "scripts/compose": 580,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 55943,
+    "tests": 55954,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
