@@ -30,6 +30,8 @@ from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
 from engine.compute.loading import check_config, layer_windows, load_model, prepare_model
 from engine.schedule.runner import Work
+from scripts.docs.models import row_of
+from scripts.stack import ROOT
 from tests.engine.compute.tiny import GREEDY, relative_difference
 
 SMALL: dict[str, Any] = {
@@ -196,3 +198,11 @@ def test_a_directory_that_is_not_whole_is_refused_in_one_line(
     with pytest.raises(ModelRefused, match=reason) as refused:
         load_model(str(weights.parent))
     assert str(weights.parent) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["llama", "deepseek_v3", "deepseek_v32", "falcon", "kimi_linear", "lfm2"]
+)
+def test_the_table_of_models_says_what_the_check_says(architecture: str) -> None:
+    table = (ROOT / "engine" / "MODELS.md").read_text("utf-8")
+    assert f"| `{architecture}` | {row_of(architecture)} |" in table
