@@ -11,9 +11,9 @@ from gateway.admin.structs.fleet import KeyScope
 from gateway.base.catalogue import Model
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, Limits
 from gateway.prompt.fingerprint import (
-    STORED_STEP,
     Fingerprint,
     digest_parameters,
+    few_of,
     kinds_at,
     points_of,
 )
@@ -160,7 +160,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         num_tools, num_system = len(plan.prompt.tools), len(plan.prompt.system)
         prefixes = plan.prefixes
         if not self.comparison.is_wanted:
-            prefixes = [p for p in prefixes if (p.name.characters or 0) % STORED_STEP == 0]
+            prefixes = few_of(prefixes, num_tools, num_system)
         points = points_of(prefixes)
         places = ((name.segment, name.characters) for name in plan.names)
         told = dict(zip(places, name_tokens, strict=False))

@@ -101,6 +101,15 @@ def digest_parameters(parameters: bytes, scope: str) -> bytes:
     ).digest()
 
 
+def few_of(prefixes: Sequence[Prefix], num_tools: int, num_system: int) -> list[Prefix]:
+    """The prefixes whose points are stored, found without making a point of each."""
+    prefixes = [prefix for prefix in prefixes if (prefix.name.characters or 0) % STORED_STEP == 0]
+    if len(prefixes) <= MAX_POINTS:
+        return prefixes
+    places = [(prefix.name.segment, prefix.name.characters) for prefix in prefixes]
+    return [prefixes[ordinal] for ordinal in _kept(places, num_tools, num_system)]
+
+
 def pack(fingerprint: Fingerprint) -> bytes:
     """At most MAX_POINTS points, every second one left out until they fit.
 
