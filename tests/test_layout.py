@@ -22,14 +22,14 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 364
+MAX_MODULES = 365
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 774,
     "dashboard/access": 451,
     "dashboard/ui": 978,
-    "dashboard/views": 3589,
+    "dashboard/views": 3592,
     "engine": 1222,
     "engine/backends": 7084,
     "engine/cache": 3420,
@@ -41,7 +41,7 @@ BUDGETS: dict[str, int] = {
     "engine/store": 1570,
     "engine/text": 6071,
     "gateway": 253,
-    "gateway/admin": 3492,
+    "gateway/admin": 3495,
     "gateway/admission": 1943,
     "gateway/advice": 1824,
     "gateway/base": 1502,
@@ -53,21 +53,21 @@ BUDGETS: dict[str, int] = {
     "gateway/planner": 1555,
     "gateway/planning": 364,
     "gateway/prices": 409,
-    "gateway/prompt": 1205,
+    "gateway/prompt": 1219,
     "gateway/routing": 1719,
-    "gateway/turn": 1309,
+    "gateway/turn": 1311,
     "migrations": 297,
     "scripts": 398,
     "scripts/bench": 2579,
     "scripts/compose": 580,
     "scripts/demo_model": 647,
-    "scripts/docs": 566,
+    "scripts/docs": 681,
     "scripts/gpu": 500,
     "scripts/runner": 1141,
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 55954,
+    "tests": 55965,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

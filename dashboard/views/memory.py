@@ -185,6 +185,9 @@ def draw_engine(engine: EngineMemory) -> None:
         draw_rests(engine.name, memory.lifetimes)
     rows = pool_table(stats.blocks, memory, engine.kv_bytes_per_token)
     parts.table(rows, f"pool_{engine.name}", f"Blocks of {engine.name} by what holds them.")
+    if engine.state_blocks:
+        size = formats.counted(engine.state_blocks, "block")
+        st.caption(f"Each entry and each running sequence has a recurrent state of {size}.")
 
 
 def block_map(memory: Memory, colours: charts.Palette) -> Any:

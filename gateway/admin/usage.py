@@ -358,6 +358,7 @@ async def _memory(engine: Engine) -> EngineMemory:
         backend=about.backend if about else None,
         model=about.model if about else None,
         kv_bytes_per_token=about.kv_bytes_per_token if about else 0,
+        state_blocks=about.state_blocks if about else 0,
         stats=stats,
         memory=memory,
     )

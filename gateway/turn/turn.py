@@ -160,7 +160,9 @@ class TurnService:
         findings.engine = engine.name
         findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
         described, most = engine.description, ask.sampling.max_tokens or 0
-        if described is not None and most > described.max_context_tokens:
+        # With probabilities the bound of a gathered answer may stand here.
+        is_asked = ask.sampling.logprobs is None
+        if described is not None and is_asked and most > described.max_context_tokens:
             said = f"an answer ends where the context of {described.max_context_tokens} is full"
             findings.ignored.append(Ignored(_LENGTHS[ask.dialect], said))
         findings.auto_cache = ask.plan.automatic

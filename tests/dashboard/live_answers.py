@@ -79,7 +79,7 @@ def engine_memory(num_cells: int) -> list[Answers]:
         return [made(fleet.EngineMemory, name="engine-0", status="down")]
     names = {"name": "engine-0", "status": "ready", "backend": "native", "model": "m"}
     found = {"stats": stats(num_cells), "memory": memory(num_cells)}
-    return [made(fleet.EngineMemory, kv_bytes_per_token=1024, **names, **found)]
+    return [made(fleet.EngineMemory, kv_bytes_per_token=1024, state_blocks=3, **names, **found)]
 
 
 def prefix(number: int, saved: int) -> Answers:

@@ -104,6 +104,7 @@ def test_what_all_workspaces_share_is_for_admins(page: Page, admin: FakeAdmin, n
 
 def test_memory_shows_shares_and_waste(page: Page) -> None:
     app = page("memory", answers("one bucket"))
+    assert any("a recurrent state of 3 blocks" in caption.value for caption in app.caption)
     shown = metrics(app)
     assert [m.delta for m in app.metric if m.label == "Pool in use"] == [""], "nobody else uses it"
     assert shown["Pool in use"] == "50.0%" and shown["Copied blocks"] == "3"

@@ -75,13 +75,15 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory` and `stats` are None where the engine does not answer."""
+    """`memory` and `stats` are None where the engine does not answer. `state_blocks`: the blocks of
+    one recurrent state; 0 for a model without linear layers."""
 
     name: str
     status: EngineStatus
     backend: str | None
     model: str | None
     kv_bytes_per_token: int
+    state_blocks: int
     stats: Stats | None
     memory: Memory | None
 
