@@ -284,11 +284,12 @@ class BlockTable:
         self._order.clear()
         self._arrivals.clear()
         self._origins = {}
-        self.blocks, self._arriving_state = [], []
+        self.blocks = []
         self._digests = []
         del self._ids[:]
         self.beyond = {}
         self.num_tokens = 0
+        self._arriving_state = []
 
     def _pass_over(self) -> None:
         """Move the frontier over content that it has reached."""
