@@ -359,6 +359,7 @@ class LoopedBackend(EngineBackend):
         parts = self._load_parts(self._settings, progress)
         self._loaded = self._assemble(parts, self._whole(parts.description))
         self._loaded.loop.start(self._on_crash)
+        asyncio.run_coroutine_threadsafe(self._loaded.preparation.warm(), self._event_loop).result()
 
     async def stats(self) -> Stats:
         loaded = self._ready()

@@ -116,9 +116,10 @@ class SessionDays:
 class Worker(Protocol):
     """Prepares one body at a time; after a cancelled `run` comes `recover`, then the next `run`.
 
-    `run` raises nothing but EngineErrors.
+    `ready` and `run` raise nothing but EngineErrors.
     """
 
+    async def ready(self) -> None: ...
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer: ...
     async def recover(self) -> None: ...
     async def close(self) -> None: ...
@@ -182,6 +183,18 @@ class PreparePool:
         if self._days is not None and isinstance(answer, Prepared) and answer.dated is not None:
             self._days.note(scope, answer.dated, answer.own_seconds)
         return answer
+
+    async def warm(self) -> None:
+        """Start one worker, so that no prompt of a ready engine waits for all of a start.
+
+        One that does not start is tried again with the first prompt.
+        """
+        worker = self._new_worker()
+        self._workers.append(worker)
+        with suppress(NotReady):
+            await worker.ready()
+        self._idle.append((worker, ""))
+        self._grant()
 
     async def close(self) -> None:
         """End all workers; what runs or waits fails."""
@@ -293,6 +306,9 @@ class WorkerThread:
         self._preparer = preparer
         self._work: asyncio.Task[Answer] | None = None
 
+    async def ready(self) -> None:
+        """It always is."""
+
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         job = Job(kind, body, days)
         self._work = asyncio.create_task(asyncio.to_thread(self._preparer.answer, job))
@@ -318,6 +334,9 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._is_asked = False
+
+    async def ready(self) -> None:
+        await self._ready()
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         """The worker's answer. Raises TooCostly where the request was too much for two processes.
