@@ -52,9 +52,8 @@ class CacheQuery:
 class Found:
     """The result of a look-up. The hit's blocks are held until `begin` or `let_go`.
 
-    `state` has those of a model's recurrent state.
-    `refreshes` are permanent from `write` on. Another sequence was computing `raced` tokens of the
-    prompt when this request could have run.
+    So are those of its recurrent `state`. `refreshes` are permanent from `write` on. Another
+    sequence was computing `raced` tokens of the prompt when this request could have run.
     """
 
     marks: list[Mark]
@@ -150,7 +149,9 @@ class PrefixCache:
         now = query.arrived_at
         self.entries.leases.set_share(query.scope, query.lease_share)
         marks = eligible(query.segments, query.breakpoints, query.min_tokens)
-        hit = longest_hit(query.segments, marks, lambda tokens: self._find_readable(query, tokens))
+        hit = longest_hit(
+            query.segments, marks, lambda tokens: self._find_readable(query, tokens, now)
+        )
         reason = self._miss_reason(query, marks, hit)
         touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
         if hit not in touched:
@@ -226,7 +227,7 @@ class PrefixCache:
         hit = longest_hit(
             query.segments,
             found.marks,
-            lambda end: self._find_readable(query, end) if end in whole else None,
+            lambda end: self._find_readable(query, end, now) if end in whole else None,
         )
         found.hit, found.read = hit, hit.tokens if hit is not None else 0
         found.miss_reason = self._miss_reason(query, found.marks, hit)
@@ -287,7 +288,7 @@ class PrefixCache:
             return False
         if found.raced and found.raced >= last - last % self.pool.block_size:
             return True
-        return self.entries.find(query.digests, last, now) is not None
+        return self._find_readable(query, last, now) is not None
 
     def _sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
         """A prompt's blocks in memory, by logical block, ascending: the hold, and every full block.
@@ -312,9 +313,9 @@ class PrefixCache:
                 sources[index] = Source(found.held[index], tail)
         return sources
 
-    def _find_readable(self, query: CacheQuery, tokens: int) -> Entry | None:
+    def _find_readable(self, query: CacheQuery, tokens: int, now: float) -> Entry | None:
         """The entry at this offset, if this prompt can be gone on with from it."""
-        entry = self.entries.find(query.digests, tokens, query.arrived_at)
+        entry = self.entries.find(query.digests, tokens, now)
         if entry is None or not self.state_blocks:
             return entry
         return entry if state_position(entry) < len(query.tokens) else None

@@ -114,8 +114,10 @@ class RecurrentState:
         return next((self.kept[place] for place in places if place in self.kept), None)
 
     def fork(self, position: int) -> "RecurrentState":
+        """The state at a kept position, or at the present one, for another sequence."""
         twin = RecurrentState(self._pool, self._root, self._num_blocks, {})
-        twin._current = list(self.kept.get(position, self._current))
+        if position:
+            twin._current = list(self.kept.get(position, self._current))
         for block in twin._current:
             self._pool.acquire(block)
         return twin
@@ -135,7 +137,7 @@ class RecurrentState:
 
     @property
     def _is_own(self) -> bool:
-        """Whether the state may be changed where it is."""
-        return bool(self._current) and all(
-            block.ref_count == 1 and not block.tokens for block in self._current
+        """Whether the state may be changed where it is. All of its blocks are held alike."""
+        return bool(self._current) and (
+            self._current[0].ref_count == 1 and not self._current[0].tokens
         )

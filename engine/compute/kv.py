@@ -116,12 +116,12 @@ STATE_ALIGNED = 16
 class StatePart(NamedTuple):
     """One tensor of a sequence's state: (1, ...) of `dtype`, `start` bytes into the state.
 
-    A linear layer's convolution has one, and its recurrence another. `number` counts those of a
-    layer.
+    A linear layer has one for its convolution and one for its recurrence, or several of each by
+    `number`.
     """
 
     layer: int
-    kind: Literal["conv", "recurrent"]
+    is_convolution: bool
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -30,13 +30,14 @@ def state_parts(cache: Cache) -> list[StatePart]:
     for index, layer in enumerate(cache.layers):
         if not isinstance(layer, LinearAttentionLayer):
             continue
-        for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
+        for states in (layer.conv_states, layer.recurrent_states):
             for number, state in states.items():
                 if state is not None:
-                    shape = tuple(state.shape)
-                    part = StatePart(index, kind, number, shape, state.dtype, start)  # type: ignore[arg-type]
-                    parts.append(part)
-                    start += -(-part.num_bytes // STATE_ALIGNED) * STATE_ALIGNED
+                    is_convolution, shape = states is layer.conv_states, tuple(state.shape)
+                    parts.append(
+                        StatePart(index, is_convolution, number, shape, state.dtype, start)
+                    )
+                    start += -(-parts[-1].num_bytes // STATE_ALIGNED) * STATE_ALIGNED
     return parts
 
 
@@ -55,7 +56,7 @@ class _Own(Cache):
             assert states is not None
             kept = states[:, part.start : part.start + part.num_bytes].contiguous()
             state = kept.view(part.dtype).view(len(states), *part.shape[1:])
-            if part.kind == "conv":
+            if part.is_convolution:
                 self.update_conv_state(state, part.layer, part.number)
             else:
                 self.update_recurrent_state(state, part.layer, part.number)
@@ -65,7 +66,7 @@ class _Own(Cache):
         found: list[torch.Tensor] = []
         for part in parts:
             layer: Any = self.layers[part.layer]
-            kept = layer.conv_states if part.kind == "conv" else layer.recurrent_states
+            kept = layer.conv_states if part.is_convolution else layer.recurrent_states
             found.append(kept[part.number].to(part.dtype).contiguous())
         states = found[0].new_zeros((len(found[0]), num_bytes), dtype=torch.uint8)
         for part, state in zip(parts, found, strict=True):

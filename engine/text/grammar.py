@@ -11,10 +11,11 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import islice
 from random import Random
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
@@ -42,6 +43,9 @@ AHEAD_SECONDS = 0.005
 """How long a grammar is asked about proposed tokens, and one token longer at most."""
 _TRIED_TOKENS = 64
 """Tokens of text that are tried of a pattern. The library's limits are met early or never."""
+_TRIED_PATTERNS = 64
+"""Patterns of a schema that are tried. What others outgrow ends the answer instead."""
+_VALUES = frozenset({"const", "enum", "default", "examples"})
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
@@ -187,7 +191,6 @@ class GrammarWriter:
         self._control = re.compile(f"({'|'.join(longest_first)})") if controls else None
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=ends or None)
         self._limits = limits or default_limits()
-        self._pattern_fault = lru_cache(maxsize=1024)(self._try_pattern)
 
     def marker(self, text: str) -> str:
         """A marker's rule: the control token where it is one, else its text."""
@@ -245,8 +248,8 @@ class GrammarWriter:
             self._blame(request)
             raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
         for where, demanded in _demanded(request):
-            for pattern in _patterns(demanded):
-                if fault := self._pattern_fault(pattern):
+            for pattern in islice(dict.fromkeys(_patterns(demanded)), _TRIED_PATTERNS):
+                if fault := self._try_pattern(pattern):
                     raise SchemaRefused(f"{where}: can't be guaranteed: {fault}")
         return constraint
 
@@ -303,12 +306,11 @@ class GrammarWriter:
         rng = Random(0)  # noqa: S311
         for _ in range(_TRIED_TOKENS):
             mask = b"" if matcher.is_error() or matcher.is_stopped() else matcher.compute_bitmask()
-            bytes_set = [index for index, bits in enumerate(mask) if bits]
-            if not bytes_set:
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits)
+            if not len(allowed):
                 break
-            index = rng.choice(bytes_set)
-            bit = rng.choice([bit for bit in range(8) if mask[index] >> bit & 1])
-            matcher.consume_token(8 * index + bit)
+            matcher.consume_token(int(rng.choice(allowed)))
         return f"pattern: {_reason(matcher)}" if matcher.is_error() else ""
 
 
@@ -346,10 +348,13 @@ def _demanded(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _patterns(value: Any) -> Iterator[str]:
     """The patterns with counted repetition, which alone outgrow the library's limits."""
-    if isinstance(value, dict) and isinstance(pattern := value.get("pattern"), str):
-        yield from (pattern,) if "{" in pattern else ()
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
+    if isinstance(value, dict):
+        keys = value.get("patternProperties")
+        found = [value.get("pattern"), *(keys if isinstance(keys, dict) else ())]
+        yield from (one for one in found if isinstance(one, str) and "{" in one)
+        value = [each for name, each in value.items() if name not in _VALUES]
+    if isinstance(value, list):
+        for each in value:
             yield from _patterns(each)
 
 

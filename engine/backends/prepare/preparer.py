@@ -208,21 +208,33 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
 
 
 def _can_end(schema: dict[str, Any]) -> bool:
-    """Whether some value of finite length keeps to the schema, by what its references require."""
-    needs: dict[int, list[list[Any]]] = {}
+    """Whether some value of finite length keeps to the schema, by what its references require.
+
+    From what needs nothing this goes on to what needs that. Each need is looked at once.
+    """
+    lacking: dict[int, set[int]] = {}  # of each schema, its lists that have no value yet
+    needed_by: dict[int, list[tuple[int, int]]] = {}
     waiting: list[Any] = [schema]
+    finite: list[int] = []
     while waiting:
         one = waiting.pop()
-        if isinstance(one, dict) and id(one) not in needs:
-            needs[id(one)] = list(_needs(schema, one))
-            waiting += [each for choices in needs[id(one)] for each in choices]
-    num_endless = len(needs) + 1
-    while len(needs) < num_endless:
-        num_endless = len(needs)
-        for known, wanted in reversed(list(needs.items())):
-            if all(any(id(each) not in needs for each in choices) for choices in wanted):
-                del needs[known]
-    return id(schema) not in needs
+        if id(one) in lacking:
+            continue
+        needs = list(_needs(schema, one)) if isinstance(one, dict) else []
+        lacking[id(one)] = set(range(len(needs)))
+        if not needs:
+            finite.append(id(one))
+        for number, choices in enumerate(needs):
+            for each in choices:
+                needed_by.setdefault(id(each), []).append((id(one), number))
+                waiting.append(each)
+    while finite:
+        for user, number in needed_by.pop(finite.pop(), ()):
+            if number in lacking[user]:
+                lacking[user].remove(number)
+                if not lacking[user]:
+                    finite.append(user)
+    return not lacking[id(schema)]
 
 
 def _needs(schema: dict[str, Any], one: dict[str, Any]) -> Iterator[list[Any]]:

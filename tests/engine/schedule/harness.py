@@ -234,7 +234,7 @@ class Harness:
         clock: Clock | None = None,
         ttl_scale: float = 1.0,
         runner: Runner | None = None,
-        scaffold: TokenId = 9999,
+        scaffold: TokenId | None = 9999,
         host_blocks: int = 0,
         max_copies: int = 4,
         cache: PrefixCache | None = None,
@@ -299,7 +299,7 @@ class Harness:
         service_class: ServiceClass = "interactive",
         has_names: bool = False,
     ) -> Sent:
-        """Submit a prompt of token segments and one token of scaffold.
+        """Submit a prompt of token segments and one token of scaffold, where there is one.
 
         `has_names`: each segment's end has the name that a gateway would give it.
         """
@@ -309,7 +309,8 @@ class Harness:
         for segment in segments:
             tokens.extend(segment)
             spans.append(Segment("text", len(tokens), 0))
-        tokens.append(self._scaffold)
+        if self._scaffold is not None:
+            tokens.append(self._scaffold)
         points = [Breakpoint(index, ttl) for index, ttl in (marks or {}).items()]
         frames: list[Frame] = []
         state = RequestState(

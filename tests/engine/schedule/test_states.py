@@ -97,3 +97,30 @@ def read_in_a_random_life(seed: int, host_blocks: int) -> int:
     engine.finish(*sent)
     engine.check_idle()
     return sum(one.started.usage.cache_read_tokens for one in sent if one.started)
+
+
+def test_choices_of_a_prompt_of_one_token_begin_without_a_state() -> None:
+    engine = Harness(state_blocks=1)
+    engine.finish(engine.send(max_tokens=3, choices=3))
+
+
+def test_a_mark_at_a_prompts_very_end_has_the_state_one_token_before() -> None:
+    engine = Harness(state_blocks=1, scaffold=None)
+    for read in (0, 11):
+        sent = engine.send(words(0, 12), marks={0: "5m"})
+        engine.finish(sent)
+        assert sent.started is not None and sent.started.usage.cache_read_tokens == read
+    longer = engine.send(words(0, 12), words(100, 5), marks={1: "5m"})
+    engine.finish(longer)
+    assert longer.started is not None and longer.started.usage.cache_read_tokens == 11
+
+
+def test_a_state_that_has_taken_in_the_prompts_last_token_is_not_read() -> None:
+    """The last token's logits are asked for. Nobody overtook the second turn."""
+    engine = Harness(state_blocks=1, scaffold=None)
+    engine.finish(engine.send(words(0, 12), words(100, 5), marks={0: "5m"}))
+    sent = engine.send(words(0, 12), marks={0: "5m"})
+    engine.finish(sent)
+    assert sent.started is not None
+    assert sent.started.usage.cache_read_tokens == 0
+    assert sent.started.miss_reason == "no_boundary"
