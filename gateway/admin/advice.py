@@ -278,7 +278,8 @@ class AdviceSummaryController(AdminController):
 
         async def told() -> AdviceSummary:
             kept = services.summaries
-            async with services.summarizing:
+            # One caller makes a workspace's. Nobody waits for another workspace's.
+            async with services.summarizing.setdefault(own, asyncio.Lock()):
                 now = services.clock.monotonic()
                 if own not in kept or now - kept[own][0] >= SUMMARY_SECONDS:
                     kept[own] = now, await summarized(services, own, request.user)

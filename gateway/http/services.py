@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import litestar
 
@@ -50,7 +51,9 @@ class Services:
     reads: Mapping[ReadKind, ReadLimit]
     planners: Planners
     summaries: dict[str | None, tuple[float, Any]] = field(default_factory=dict)
-    summarizing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    summarizing: WeakValueDictionary[str | None, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
     clock: Clock
     workers: Workers
     counting: Counting

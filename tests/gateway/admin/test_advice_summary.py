@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.admin import advice
 from gateway.admin.structs.advice import StreamAdvice
 from gateway.advice.summary import summary_lines
 from gateway.cli.migrate import migrate
@@ -88,3 +92,26 @@ def test_a_key_of_a_workspace_sees_its_own_lines(gateway: Admin) -> None:
     assert found["num_turns"] == NUM
     own.get(f"{SUMMARY}?workspace=slow", 403)
     assert own.get(f"{SUMMARY}?workspace=unread") == found, "kept, and the same for both questions"
+
+
+def test_nobody_waits_for_another_workspaces_summary(
+    gateway: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun, may_end = advice.summarized, Event(), Event()
+
+    async def summarized(services: Any, workspace: str | None, viewer: Any) -> Any:
+        if workspace == "slow":
+            begun.set()
+            while not may_end.is_set():
+                await asyncio.sleep(0.01)
+        return await real(services, workspace, viewer)
+
+    monkeypatch.setattr(advice, "summarized", summarized)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(gateway.get, f"{SUMMARY}?workspace=slow")
+        try:
+            assert begun.wait(60)
+            assert gateway.get(f"{SUMMARY}?workspace=nonces")["lines"]
+        finally:
+            may_end.set()
+        assert slow.result()["lines"]
