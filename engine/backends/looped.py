@@ -258,6 +258,10 @@ class EngineBackend:
 
     # Inside.
 
+    def _warm(self, loaded: Loaded) -> None:
+        """Wait in the loading thread until a prompt can be prepared."""
+        asyncio.run_coroutine_threadsafe(loaded.preparation.warm(), self._event_loop).result()
+
     def _new_pool(
         self, renderer: Renderer, worker: WorkerSpec | None, description: Description
     ) -> PreparePool:
@@ -359,7 +363,7 @@ class LoopedBackend(EngineBackend):
         parts = self._load_parts(self._settings, progress)
         self._loaded = self._assemble(parts, self._whole(parts.description))
         self._loaded.loop.start(self._on_crash)
-        asyncio.run_coroutine_threadsafe(self._loaded.preparation.warm(), self._event_loop).result()
+        self._warm(self._loaded)
 
     async def stats(self) -> Stats:
         loaded = self._ready()

@@ -466,6 +466,7 @@ class UpstreamBackend(EngineBackend):
         parts = self._parts = asking.result()
         self._loaded = self._assemble(parts)
         self._loaded.loop.start(self._on_crash)
+        self._warm(self._loaded)
         self._event_loop.call_soon_threadsafe(
             self._supervisor.start, "upstream", self._watch_server
         )

@@ -66,6 +66,7 @@ class VllmBackend(EngineBackend):
         binding.result(BIND_SECONDS)
         self._parts, self._loaded = parts, self._assemble(parts, self._whole(parts.description))
         self._loaded.loop.start(self._on_crash)
+        self._warm(self._loaded)
 
     async def abandon(self, reason: str) -> None:
         """End our part in a vLLM that is not ours: requests fail, holds end, calls are refused."""
