@@ -24,7 +24,8 @@ cold | First time seen | Nothing was known of this prefix: it had not come befor
 no_breakpoint | Nothing was marked | The request marks nothing, so nothing is held for it. | Put
     `cache_control` on the last block that stays the same.
 no_boundary | The marker has no token boundary | The chat template has no token boundary at the
-    marker, or a hybrid model kept no state there. | Move the marker to the end of a message or of the system prompt.
+    marker, or a hybrid model kept no state there. | Move the marker to the end of a message or of
+    the system prompt.
 below_minimum | Marked prefix too short | The marked prefix is shorter than the shortest that is
     cached. | Mark a longer prefix, or lower `min_cache_tokens` of the model or engine.
 ttl_expired | Came after its lease ended | It was there, and its lease ran out before it was read

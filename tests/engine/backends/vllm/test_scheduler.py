@@ -263,6 +263,7 @@ def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(make: 
     sim.call(directive.UNLEASE, ["entry", "unknown"])
     assert sim.states() == {"entry": "best_effort"} and sim.losses() == {}
     assert sim.stats().leased_blocks == 0
-    assert sim.run("late", prefix, read="entry").hit_tokens == 320
+    late = [*prefix[:320], *tokens_of("late", 80)]
+    assert sim.run("late", late, read="entry").hit_tokens == 320
     sim.flood(2)
     assert sim.losses() == {"entry": "evicted"}
