@@ -44,7 +44,8 @@ def draw() -> None:
     st.set_page_config(page_title=f"{page.title} · {NAME}")
     with st.sidebar:
         st.caption("Signed in as")
-        st.text("admin: all workspaces" if session.workspace is None else session.workspace)
+        role = "admin" if session.about.may_change else "may only read"
+        st.text(session.workspace or f"{role}: all workspaces")
         if st.button("Sign out", key="sign_out", width="stretch"):
             viewer.sign_out()
             st.rerun()

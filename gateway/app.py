@@ -46,6 +46,7 @@ from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Ask
 from gateway.routing.fleet import open_fleet, weights_of
+from gateway.routing.history import LoadHistory
 from gateway.routing.router import Router
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
@@ -178,6 +179,8 @@ async def _start(
         queue_tokens=tuning.engine_queue_tokens,
         num_rows=settings.batch_concurrency,
     )
+    load_history = LoadHistory(fleet.engines, lambda: queue.num_waiting, clock.wall)
+    run_beside("load_history", load_history.run)
     queries = Queries(ledgers.reads)
 
     def most_cost(ask: Ask) -> int:
@@ -217,6 +220,7 @@ async def _start(
     services = Services(
         turns=turns,
         fleet=fleet,
+        load_history=load_history,
         catalogue=catalogue,
         keyring=keyring,
         admin=AdminGate(keyring, settings.admin_key),

@@ -22,14 +22,14 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 365
+MAX_MODULES = 366
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
-    "dashboard": 774,
+    "dashboard": 775,
     "dashboard/access": 451,
-    "dashboard/ui": 979,
-    "dashboard/views": 3592,
+    "dashboard/ui": 1024,
+    "dashboard/views": 3706,
     "engine": 1222,
     "engine/backends": 7122,
     "engine/cache": 3424,
@@ -40,21 +40,21 @@ BUDGETS: dict[str, int] = {
     "engine/serve": 874,
     "engine/store": 1570,
     "engine/text": 6076,
-    "gateway": 253,
-    "gateway/admin": 3496,
-    "gateway/admission": 1943,
-    "gateway/advice": 1824,
+    "gateway": 257,
+    "gateway/admin": 3589,
+    "gateway/admission": 1947,
+    "gateway/advice": 1826,
     "gateway/base": 1502,
     "gateway/cli": 1091,
     "gateway/dialects": 6295,
-    "gateway/http": 3196,
+    "gateway/http": 3240,
     "gateway/journal": 1050,
-    "gateway/ledger": 3342,
+    "gateway/ledger": 3379,
     "gateway/planner": 1555,
     "gateway/planning": 364,
     "gateway/prices": 409,
-    "gateway/prompt": 1219,
-    "gateway/routing": 1719,
+    "gateway/prompt": 1233,
+    "gateway/routing": 1830,
     "gateway/turn": 1311,
     "migrations": 297,
     "scripts": 398,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 56021,
+    "tests": 56208,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

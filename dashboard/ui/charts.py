@@ -70,6 +70,15 @@ PLANS = _themes(
         "Reused (simulated)": ("#b45309", "#fbbf24"),
     }
 )
+# What engines have in memory, and where requests wait.
+LOAD = _themes(
+    {
+        "In use": ("#2563eb", "#60a5fa"),
+        "Leased": ("#0f766e", "#2dd4bf"),
+        "At engines": ("#b45309", "#fbbf24"),
+        "At this gateway": ("#64748b", "#94a3b8"),
+    }
+)
 WAITS = _themes({"p50": ("#0f766e", "#2dd4bf"), "p95": ("#b45309", "#fbbf24")})
 # Marks without a meaning of their own.
 PLAIN: dict[Theme, str] = {"light": "#2563eb", "dark": "#60a5fa"}

@@ -21,6 +21,8 @@ CUSTOM = "custom"
 DEFAULT_RANGE = "24h"
 ALL = ""
 _MAX_NAME = 128
+# It stays the same while the reader looks around.
+_DEFAULT = "default_range"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,15 @@ class Selection:
         return {name: value for name, value in found.items() if name not in without}
 
 
+def first_range(about: About) -> str:
+    """The shortest range that has all requests; a day, where they are older or none came."""
+    if about.first_ms is None:
+        return DEFAULT_RANGE
+    age = (about.now_ms - about.first_ms) / 1000
+    short = ((name, seconds) for name, (seconds, _) in RANGES.items() if seconds < DAY_SECONDS)
+    return next((name for name, seconds in short if age < seconds), DEFAULT_RANGE)
+
+
 def draw(about: About, applies: frozenset[str]) -> None:
     """`applies` are the filters that the page knows. The others are shown disabled.
 
@@ -79,7 +90,7 @@ def draw(about: About, applies: frozenset[str]) -> None:
         st.segmented_control(
             "Range",
             [*RANGES, CUSTOM],
-            default=DEFAULT_RANGE,
+            default=st.session_state.setdefault(_DEFAULT, first_range(about)),
             key="range",
             required=True,
             disabled="range" not in applies,
@@ -131,7 +142,7 @@ def chosen() -> Selection:
     """What the filters are set to now."""
     state = st.session_state
     return Selection(
-        range=state.get("range") or DEFAULT_RANGE,
+        range=state.get("range") or state.get(_DEFAULT) or DEFAULT_RANGE,
         since=_utc(state.get("from")),
         until=_utc(state.get("to")),
         workspace=state.get("workspace") or None,

@@ -7,9 +7,11 @@ Text from outside (names of workspaces, engines, models) goes into tables, chart
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
+from urllib.parse import quote
 
 import streamlit as st
 
@@ -28,6 +30,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SHARES = {"Hit rate", "Pool in use", "Foreign", "Of the limit", "Of the prompt", "Share"}
 _SHARES |= {"Reused", "Promise kept", "Best effort"}
 _SHARE_DIGITS = 3
+# Ids of workspaces, but for one that Markdown takes for an address.
+_PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._-]*")
+# Columns of ids of requests. Each leads to its request.
+_IDS = {"Id", "Last request", "Request id"}
 
 
 def title(text: str, question: str) -> None:
@@ -164,8 +170,7 @@ def hero(sentence: str) -> None:
 
 def plain(name: str | None) -> str | None:
     """A name that can stand where Streamlit reads Markdown; None where it could mean more."""
-    is_plain = name is not None and name.replace("-", "").replace(".", "").isalnum()
-    return name if is_plain else None
+    return name if name is not None and _PLAIN.fullmatch(name) else None
 
 
 def placeholder_prices() -> None:
@@ -212,6 +217,8 @@ def table(
     for name in _SHARES & set(drawn):
         if drawn[name].notna().any():
             drawn[name] = drawn[name].astype(float).round(_SHARE_DIGITS)
+    for name in _IDS & set(drawn):
+        drawn[name] = [row[name] and f"requests?request={quote(row[name])}" for row in rows]
     columns = {name: _column(name, rows) for name in (rows[0] if rows else ())}
     columns |= dict.fromkeys(hidden)
     columns |= {name: st.column_config.TextColumn(width="large") for name in wide}
@@ -225,6 +232,10 @@ def table(
         alt=alt_text,
         **(options if picked else {}),
     )
+    as_download(rows, key)
+
+
+def as_download(rows: Rows, key: str) -> None:
     st.download_button(
         "CSV",
         lambda: as_csv(rows),
@@ -241,6 +252,8 @@ def _column(name: str, rows: Rows) -> Any:
     made = st.column_config
     if name == "TTL left":
         return made.ProgressColumn(format=" ", min_value=0, max_value=1, width="small")
+    if name in _IDS:
+        return made.LinkColumn(display_text="request=(.*)")
     if name in _SHARES:
         return made.ProgressColumn(format="percent", min_value=0, max_value=1)
     if name.endswith("(UTC)"):
@@ -268,6 +281,13 @@ def as_csv(rows: Rows) -> str:
 def _cell(value: Any) -> Any:
     is_formula = isinstance(value, str) and value.startswith(_FORMULA)
     return f"'{value}" if is_formula else value
+
+
+def request_links(ids: Sequence[str]) -> None:
+    """Each leads to its request. They are the ledger's own, so they are plain."""
+    with st.container(horizontal=True):
+        for each in ids:
+            st.page_link("views/requests.py", label=each, query_params={"request": each})
 
 
 def in_dollars(nano: int | None) -> float | None:

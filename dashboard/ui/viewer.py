@@ -39,6 +39,11 @@ def is_admin() -> bool:
     return session().workspace is None
 
 
+def may_change() -> bool:
+    """Whether the viewer's key may make the changes that pages offer."""
+    return session().about.may_change
+
+
 def sign_out() -> None:
     sessions().close(st.context.cookies.get(COOKIE, ""))
 

@@ -111,7 +111,7 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
         if stream.next_best:
             st.text(stream.next_best)
         st.text(stream.prewarm.text)
-        st.text(f"From: {', '.join(stream.turns)}")
+        parts.request_links(stream.turns)
         draw_apply(session, stream)
     parts.heading("What breaks the prefix")
     draw_findings(stream.findings, "advice_findings", "Nothing breaks it.")
@@ -132,9 +132,20 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
 
 
 def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
+    """Each once and in full, the dearest first."""
     if not findings:
         parts.empty(none, ":material/check_circle:")
         return
+    findings = sorted(findings, key=lambda each: -each.multiples)
+    for number, each in enumerate(findings):
+        with st.container(border=True, key=f"{key}_{number}"):
+            st.text(f"{each.path}: {each.text} {each.change}")
+            facts = [formats.counted(each.tokens, "token")] if each.tokens else []
+            facts += [f"worth {formats.dollars(each.nano)}"] if each.nano else []
+            facts += [formats.counted(each.num_turns, "request")] if each.num_turns else []
+            if facts:
+                st.text(" · ".join(facts))
+            parts.request_links([turn for turn in each.turns if turn.startswith("msg_")])
     rows = [
         {
             "Block": each.path,
@@ -147,11 +158,7 @@ def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
         }
         for each in findings
     ]
-    # In full: a cell cuts off what it has no room for.
-    for each in findings:
-        st.text(f"{each.path}: {each.text} {each.change}")
-    alt_text = f"{formats.counted(len(rows), 'finding')}, with what to change."
-    parts.table(rows, key, alt_text)
+    parts.as_download(rows, key)
 
 
 def draw_apply(session: Session, stream: StreamAdvice) -> None:
@@ -163,7 +170,7 @@ def draw_apply(session: Session, stream: StreamAdvice) -> None:
     ttl = policy.auto_cache_ttl
     told = f"auto_cache {policy.auto_cache}" + (f", {ttl}" if ttl else "")
     st.text(f"The key's policy does the same: {told}.")
-    if session.workspace is None and st.button(
+    if viewer.may_change() and st.button(
         "Set this policy for the key", key="advice_apply", icon=":material/tune:"
     ):
         body = {"auto_cache": policy.auto_cache} | ({"auto_cache_ttl": ttl} if ttl else {})

@@ -11,7 +11,7 @@ from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from engine.protocol.reports import BlockStats, Description, Guarantee, Stats
-from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory
+from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory, LoadPoint
 
 PROMISES = {
     "exact_read": "A read is what memory reused",
@@ -26,12 +26,14 @@ PROMISES = {
 class View(NamedTuple):
     engines: list[EngineReport]
     history: FleetHistory
+    load: list[LoadPoint]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     return View(
         client.get("/admin/v1/engines", list[EngineReport]),
         client.get("/admin/v1/engines/history", FleetHistory, chosen.params("workspace")),
+        client.get("/admin/v1/engines/load", list[LoadPoint], chosen.params("workspace", "model")),
     )
 
 
@@ -52,6 +54,7 @@ def draw(view: View, chosen: Selection) -> None:
         parts.table(rows, "promises", alt_text, wide=("How, or why not",))
     else:
         parts.empty("No engine that is up has told yet what it promises.", ":material/handshake:")
+    draw_load(view.load, view.history)
     draw_attribution(view.history.attribution)
     parts.heading("Restarts, and the cache they lost", "restart_lost")
     if found := view.history.restarts:
@@ -169,6 +172,47 @@ def foreign_share(found: Sequence[Stats]) -> float:
     """What other clients of the engines' servers use of all pools together."""
     total = sum(stats.blocks.total for stats in found)
     return sum(stats.blocks.foreign for stats in found) / max(total, 1)
+
+
+def draw_load(found: Sequence[LoadPoint], history: FleetHistory) -> None:
+    """Memory and queue over time, as this gateway has seen them since its start."""
+    most = max((each.in_use or 0.0 for each in found), default=0.0)
+    longest = max((each.waiting + each.queued for each in found), default=0)
+    share = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1])
+    of_blocks = alt.Y("amount:Q", title="Share of blocks (%)", scale=charts.SHARES, axis=share)
+    count = charts.amounts(whole=True)
+    of_requests = alt.Y("amount:Q", title="Requests", scale=charts.ZERO, axis=count)
+    shares = {"In use": "in_use", "Leased": "leased"}
+    waits = {"At engines": "waiting", "At this gateway": "queued"}
+    left, right = st.columns(2, gap="large")
+    for place, heading, key, lines, y, told in (
+        (left, "KV memory over time", "kv_over_time", shares, of_blocks, formats.percent(most)),
+        (right, "Waiting over time", "queue_over_time", waits, of_requests, f"{longest:,}"),
+    ):
+        with place:
+            parts.heading(heading, key)
+            rows = [
+                {"start": formats.moment(each.start_ms), "line": name, "amount": amount}
+                for name, field in lines.items()
+                for each in found
+                if (amount := getattr(each, field)) is not None
+            ]
+            if not rows:
+                parts.empty("Nothing of this range is known: this is kept while a gateway runs.")
+                continue
+            palette = {name: charts.LOAD[viewer.theme()][name] for name in lines}
+            drawn = (
+                alt.Chart(charts.frame(rows))
+                .mark_line(strokeWidth=2, point=True)
+                .encode(
+                    x=charts.moment(history.since_ms, history.until_ms),
+                    y=y,
+                    color=charts.colour("line:N", palette, sort=None),
+                    tooltip=[charts.FROM, *charts.tips("line:N=Line", "amount:Q=Amount|.3~r")],
+                )
+                .properties(height=charts.CHART_HEIGHT)
+            )
+            parts.chart(drawn, key, f"{heading}: at most {told}.")
 
 
 def draw_attribution(found: list[Attribution]) -> None:

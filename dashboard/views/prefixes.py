@@ -99,9 +99,9 @@ def draw_leases(leases: list[Lease]) -> None:
         f"{len(leases)} prefixes that engines hold, the largest first.",
         hidden=("Entry",),
         height=min(38 + 35 * len(leases), 420),
-        picked=_doom if viewer.is_admin() else None,
+        picked=_doom if viewer.may_change() else None,
     )
-    if viewer.is_admin():
+    if viewer.may_change():
         draw_drop(leases)
 
 

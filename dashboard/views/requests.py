@@ -31,6 +31,7 @@ class View(NamedTuple):
     page: TurnPage
     refused: list[Refusal]
     turn: Turn | None = None
+    conversation: Sequence[Turn] = ()
     refusal: Refusal | None = None
     is_missing: bool = False
 
@@ -78,10 +79,14 @@ def read(client: AdminClient, chosen: Selection) -> View:
         return View(page, refused)
     try:
         turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
-        return View(page, refused, turn)
     except NotThere:
         known = client.get("/admin/v1/refusals", list[Refusal], {**own, "request_id": wanted})
         return View(page, refused, refusal=next(iter(known), None), is_missing=not known)
+    try:
+        path = f"/admin/v1/turns/{segment(turn.id)}/conversation"
+        return View(page, refused, turn, client.get(path, list[Turn]))
+    except NotThere:  # it never began, so it has no fingerprint
+        return View(page, refused, turn)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -90,6 +95,7 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty(NO_SUCH, ":material/search_off:")
     if view.turn is not None:
         draw_turn(view.turn)
+        draw_conversation(view.conversation)
     elif (refusal := view.refusal) is not None:
         # It was answered with an error before its turn began.
         with st.container(border=True, key="refusal"):
@@ -124,6 +130,8 @@ def draw(view: View, chosen: Selection) -> None:
                 "Error": each.message,
                 "Path": each.path,
                 "Workspace": each.workspace,
+                "Key": each.key,
+                "Limit": each.limit,
                 "Client": each.user_agent,
                 "Request id": each.request_id,
             }
@@ -190,6 +198,32 @@ def draw_turn(turn: Turn) -> None:
             icon=":material/arrow_forward:",
             query_params={"miss": turn.id},
         )
+
+
+def draw_conversation(turns: Sequence[Turn]) -> None:
+    if len(turns) < 2:
+        return
+    parts.heading("Its conversation, turn by turn")
+    rows = [
+        {
+            "Turn": number,
+            "Time (UTC)": formats.moment(each.opened_ms),
+            "Id": each.id,
+            "Of the prompt": each.cache_read_tokens / max(each.prompt_tokens, 1),
+            "Read (tokens)": each.cache_read_tokens,
+            "Written (tokens)": each.written_tokens,
+            "Reused automatically (tokens)": each.automatic_input_tokens,
+            "Computed, not written (tokens)": each.computed_input_tokens,
+            "First token (s)": each.first_token_seconds,
+            "Missed because": _missed(each),
+            "Net saved ($)": in_dollars(each.saved_nano),
+        }
+        for number, each in enumerate(turns, 1)
+    ]
+    read = sum(each.cache_read_tokens for each in turns)
+    whole = sum(each.prompt_tokens for each in turns)
+    alt_text = f"{len(turns)} turns, which read {read:,} of their {whole:,} prompt tokens."
+    parts.table(rows, "conversation", alt_text)
 
 
 def turn_details(turn: Turn) -> list[tuple[str, str | None]]:

@@ -249,16 +249,23 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
             "Net ($)": in_dollars(each.saved_nano),
             "Requests": each.requests,
             "With a read": each.requests_with_read,
+            "Tokens read per token written": reads_per_write(each),
             "Pays back after (reads)": each.reads_to_pay_back,
             "Gaps up to 5 min": each.gaps_5m,
             "Gaps 5 min to 1 h": each.gaps_1h,
             "Longer gaps": max(each.requests - 1 - each.gaps_5m - each.gaps_1h, 0),
-            "Tokens": each.look.tokens if each.look else None,
+            "Tokens": (each.look.tokens or None) if each.look else None,
             "Last request": each.look.last_turn if each.look else None,
             "Prefix id": each.prefix,
         }
         for each in prefixes
     ]
+
+
+def reads_per_write(found: PrefixReport) -> float | None:
+    """What each written token was read, in tokens; None where nothing was written."""
+    written = found.written_tokens
+    return round(found.cache_read_tokens / written, 2) if written else None
 
 
 def growing_table(groups: Sequence[Group], prefixes: Sequence[PrefixReport]) -> list[Row]:
@@ -290,7 +297,9 @@ def prefix_label(look: PrefixLook) -> str:
     kinds = {"tool": look.num_tools, "system block": look.num_system}
     kinds["message block"] = look.num_messages
     counted = [formats.counted(count, kind) for kind, count in kinds.items() if count]
-    return " · ".join([*counted, *([formats.counted(look.tokens, "token")] if look.tokens else [])])
+    if look.tokens:
+        counted.append(formats.counted(look.tokens, "token"))
+    return " · ".join(counted) or "a prompt that its client did not name"
 
 
 def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:

@@ -6,7 +6,7 @@ nowhere else.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import streamlit as st
 
@@ -16,11 +16,11 @@ from dashboard.ui.charts import Row
 from dashboard.ui.filters import CUSTOM, Selection
 from dashboard.ui.parts import in_dollars
 from dashboard.views.savings import group_table
-from gateway.admin.structs.fleet import KeyInfo, Workspace
-from gateway.admin.structs.usage import Group
+from gateway.admin.structs.fleet import KeyInfo, KeyScope, Workspace
+from gateway.admin.structs.usage import Group, Limited
 
 _OUTCOME = "manage_outcome"
-_SCOPES = ("inference", "read_only", "admin")
+_SCOPES = get_args(KeyScope)
 _GRACES = {"1 day": 86_400.0, "1 hour": 3600.0, "none: it ends now": 0.0}
 _NO_LIMIT = "no limit"
 
@@ -33,6 +33,7 @@ class View(NamedTuple):
     month: list[Group]
     keys: list[KeyInfo]
     by_key: list[Group]
+    limited: list[Limited]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -52,6 +53,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
         client.get(path, list[Group], of_month),
         client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace}),
         client.get(path, list[Group], {**params, "group_by": "key"}),
+        client.get("/admin/v1/refusals/limits", list[Limited], {"workspace": chosen.workspace}),
     )
 
 
@@ -61,7 +63,7 @@ def draw(view: View, chosen: Selection) -> None:
     # Its place is always there, so that the forms below keep what is typed.
     with st.container(key="manage_place"):
         draw_outcome()
-    if viewer.is_admin() and not viewer.session().about.sample:
+    if viewer.may_change():
         draw_forms(view.workspaces, view.keys)
     parts.heading("Use of the cache in this range")
     if view.groups:
@@ -73,6 +75,10 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty("No requests in this range.", key="workspaces")
     parts.heading("Limits, and what this month has cost", "month_cost")
     parts.table(limit_table(shown, view.month), "limits", f"Limits of {len(shown)} workspaces.")
+    if view.limited:
+        parts.heading("Refused by a limit since this gateway's start")
+        rows = limited_table(view.limited, view.keys)
+        parts.table(rows, "limited", f"{len(rows)} keys and limits, the most refused first.")
     parts.heading("Keys")
     if view.keys:
         rows = key_table(view.keys, view.by_key)
@@ -123,6 +129,20 @@ def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list
     ]
 
 
+def limited_table(found: Sequence[Limited], keys: Sequence[KeyInfo]) -> list[Row]:
+    names = {key.id: key.name for key in keys}
+    return [
+        {
+            "Workspace": each.workspace,
+            "Key": names.get(each.key, each.key),
+            "Limit": each.limit,
+            "Refused requests": each.requests,
+            "Last (UTC)": formats.moment(each.last_ms),
+        }
+        for each in found
+    ]
+
+
 def key_table(keys: Sequence[KeyInfo], groups: Sequence[Group]) -> list[Row]:
     """The most used first; a key without a turn in the range has dashes."""
     used = {group.key: group for group in groups}
@@ -130,7 +150,7 @@ def key_table(keys: Sequence[KeyInfo], groups: Sequence[Group]) -> list[Row]:
         {
             "Workspace": each.workspace,
             "Key": each.name,
-            "Id": each.id,
+            "Key id": each.id,
             "Scope": each.scope,
             "Last used (UTC)": each.last_used_at,
             "Requests": group.totals.requests if group else None,

@@ -39,6 +39,10 @@ sampled_first_token | Time to first token | seconds | of the newest turns of eac
     of the range, from arrival to first token
 overhead_seconds | Gateway overhead | seconds | time to first token - queue - prefill, both as the
     engine tells; of the sampled turns
+kv_over_time | KV memory over time | share of blocks | (active + leased) blocks / all blocks, and
+    leased / all, on average over the looks that this gateway takes each second
+queue_over_time | Waiting over time | requests | the most in any minute: those that wait at engines
+    for blocks, and turns that wait at this gateway for an engine with room
 attribution | Where hits are lost | share of prompt tokens | of sampled turns: tokens that some
     engine held (available), that the chosen one held (captured), that were reused (delivered); what
     was reused counts as held
@@ -82,6 +86,8 @@ first_token_seconds | Time to first token | seconds | percentiles of a histogram
     within 1 % of itself
 better_ttl | Cheaper TTL | 5m or 1h | the cheaper of 5m: write_5m x turns that came over 5 minutes
     after the one before + read x the others, and 1h: the same with an hour and write_1h
+reads_per_write | Reads per write | tokens | tokens read for each token written: cache_read / (
+    {_WRITES})
 reads_to_pay_back | Pays back after | reads | the fewest reads of all marked tokens whose discount
     exceeds the premium of one write
 first_difference | First difference | section, block, characters of its text that are alike at least

@@ -18,6 +18,7 @@ CONTROLLERS = (
     advice.AdviceSummaryController,
     advice.PlanController,
     usage.DivergenceController,
+    usage.ConversationController,
     engines.EnginesController,
     usage.LiveController,
     engines.LeasesController,

@@ -3,6 +3,7 @@
 Also what engines hold and how they fared, why a prompt missed, and the newest error answers.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -28,12 +29,19 @@ from gateway.admin.controller import (
     view,
 )
 from gateway.admin.meanings import DEFINITIONS
-from gateway.admin.structs.fleet import About, Attribution, EngineMemory, FleetHistory
+from gateway.admin.structs.fleet import (
+    About,
+    Attribution,
+    EngineMemory,
+    FleetHistory,
+    LoadPoint,
+)
 from gateway.admin.structs.usage import (
     Group,
     HitRates,
     Latency,
     LatencySamples,
+    Limited,
     Overhead,
     Overview,
     PrefixReport,
@@ -56,7 +64,14 @@ from gateway.ledger.reads.prefixes import prefixes as prefixes_of
 from gateway.ledger.reads.sums import Priced, Range, avoided, comparisons, waterfall
 from gateway.ledger.reads.sums import latency as latency_of
 from gateway.ledger.reads.turns import NUM_PARTS, Cursor, TurnFilter
-from gateway.prompt.fingerprint import Divergence, Fingerprint, compare, shared_bytes, unpack
+from gateway.prompt.fingerprint import (
+    Divergence,
+    Fingerprint,
+    compare,
+    conversation,
+    shared_bytes,
+    unpack,
+)
 from gateway.routing.engine import Engine
 
 GroupBy = Literal["workspace", "key", "engine", "model"]
@@ -95,6 +110,8 @@ class UsageController(AdminController):
             workspace=own,
             sample=services.keyring.is_sample,
             may_send=request.user.may_send and not services.keyring.is_sample,
+            may_change=request.user.may_change and not services.keyring.is_sample,
+            first_ms=await queries_turns.first_ms(services.queries.ledger, own),
             has_placeholder_prices=services.prices.is_placeholder,
             workspaces=sorted(workspaces),
             engines=sorted(engines),
@@ -325,6 +342,17 @@ class LiveController(AdminController):
             attribution=attributions(found),
         )
 
+    @get(
+        "/engines/load",
+        operation_id="getLoad",
+        summary="Memory in use and requests that wait over time, since this gateway's start.",
+    )
+    async def load(
+        self, services: Deps, span: NamedDependency[Span], engine: EngineName = None
+    ) -> list[LoadPoint]:
+        of = range_of(services, span)
+        return services.load_history.between(of.since_ms, of.until_ms, engine)
+
     @view(
         "/latency/samples",
         "getLatencySamples",
@@ -404,6 +432,7 @@ def _rank(values: list[float], share: float) -> float:
 
 # How many earlier turns are compared where the query names none.
 _MAX_CANDIDATES = 200
+_MAX_BESIDE = 300
 # By how much the blocks of two prompts may differ in length and still be taken for two versions of
 # one: a date, a name or an id in a block is shorter.
 _ALIKE_BYTES, _ALIKE_SHARE = 32, 0.02
@@ -527,6 +556,26 @@ def _place_of(before: Fingerprint, found: Divergence) -> tuple[Section | None, i
     return "messages", place - before.num_system
 
 
+class ConversationController(AdminController):
+    path = "/admin/v1/turns/{turn_id:str}/conversation"
+
+    @view("/", "getConversation", "The turns of a turn's conversation, in order.")
+    async def conversation(
+        self, request: AdminRequest, turn_id: FromPath[str], services: Deps
+    ) -> list[Turn]:
+        """Of the key's 300 turns before and after it. Each prompt has all of the one before."""
+        ledger = services.queries.ledger
+        turn, _ = await _turn(services, turn_id, request.user.workspace)
+        found = await queries_turns.around(ledger, turn, _MAX_BESIDE)
+
+        def places() -> list[int]:
+            prompts = [unpack(packed) for _, packed in found]
+            return conversation(prompts, [each for each, _ in found].index(turn.id))
+
+        ids = [found[place][0] for place in await asyncio.to_thread(places)]
+        return await queries_turns.with_ids(ledger, ids)
+
+
 RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]
 
 
@@ -545,3 +594,10 @@ class RefusalsController(AdminController):
         kept: Refusals = request.app.state.refusals
         own = request.user.confine(workspace)
         return kept.newest(own, request_id, limit)
+
+    @view("/limits", "listLimited", "What limits refused on this gateway since its start, by key.")
+    async def limited(
+        self, request: AdminRequest, workspace: WorkspaceName = None
+    ) -> list[Limited]:
+        kept: Refusals = request.app.state.refusals
+        return kept.limited(request.user.confine(workspace))

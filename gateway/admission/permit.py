@@ -146,7 +146,7 @@ class EngineQueue:
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
         metrics.watch(
-            waiting_turns=lambda: len(self._queue),
+            waiting_turns=lambda: self.num_waiting,
             waiting_tokens=lambda: self._queue.num_tokens,
         )
 
@@ -226,6 +226,10 @@ class EngineQueue:
         self._closed = {url: self._closed[url] for url in self.refusing}
         self._closed[engine.url] = self._monotonic() + _CLOSED_SECONDS
         return True
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
 
     @property
     def refusing(self) -> list[str]:

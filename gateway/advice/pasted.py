@@ -389,8 +389,8 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
                 kind="unmarked",
                 path=slots[turn.places[place]].path,
                 text=f"Nothing is marked. About {tokens:,} tokens up to this block could be held:"
-                " each request that begins with them again within the TTL saves"
-                f" {tokens * 0.9:,.0f} input tokens' worth, and the write costs"
+                " each request that begins with them again within the TTL saves the price of"
+                f" {tokens * 0.9:,.0f} input tokens, and the write costs that of"
                 f" {tokens * 0.25:,.0f} once.",
                 change="Mark this block.",
                 tokens=tokens,

@@ -104,7 +104,7 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     chosen = sums if is_gain else as_sent
     saves, markers = amount(as_sent, chosen, rate), list[Marker]()
     over = f"over {len(turns):,} requests"
-    worth = f"would have saved {saves.multiples:,.0f} input tokens' worth {over}"
+    worth = f"would have saved the price of {saves.multiples:,.0f} input tokens {over}"
     verdict: Verdict = "leave"
     text = f"Leave the markers as they are: none of the other ways is cheaper {over}."
     next_best = policy = None
@@ -124,8 +124,8 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
         way, costs = min(dearer, key=lambda each: cost(each[1]))
         more = costs.multiples - as_sent.multiples
         next_best = (
-            f"The next way, {_WAYS[way.name]}, would have cost {more:,.0f} input tokens' worth"
-            " more."
+            f"The next way, {_WAYS[way.name]}, would have cost the price of {more:,.0f} input"
+            " tokens more."
         )
     head, deeper = shared_ends(turns)
     end = deeper or head
@@ -303,7 +303,9 @@ def _prewarm(
             " It would only spare the first request its wait."
         )
     elif pays and saved > 0:
-        text = f"A pre-warm pays: {races}. It would have saved {saved:,.0f} input tokens' worth."
+        text = (
+            f"A pre-warm pays: {races}. It would have saved the price of {saved:,.0f} input tokens."
+        )
     return Prewarm(pays=pays, num_races=told.num_races, saves=saves, text=text)
 
 

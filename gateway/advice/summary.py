@@ -82,8 +82,8 @@ def _of_ttls(prefixes: Sequence[PrefixReport]) -> Iterable[SummaryLine]:
         yield SummaryLine(
             kind="ttl",
             text=f"{len(found):,} prefix{'es' if many else ''} would have been cheaper with a"
-            f" {words} TTL, by {multiples:,.0f} input tokens' worth over all {num_turns:,} requests"
-            f" of {'their lives' if many else 'its life'}.",
+            f" {words} TTL, by the price of {multiples:,.0f} input tokens over all {num_turns:,}"
+            f" requests of {'their lives' if many else 'its life'}.",
             page="savings",
             workspace=workspaces.pop() if len(workspaces) == 1 else None,
             model=None,
@@ -104,7 +104,7 @@ def _unpaid(workspace: str, sums: Totals) -> Iterable[SummaryLine]:
         kind="unpaid",
         text=f"Workspace {workspace} pays more for writes than it saves: {sums.written_tokens:,}"
         f" tokens were written and {sums.cache_read_tokens:,} were read in {sums.requests:,}"
-        f" requests, which costs {loss:,.0f} input tokens' worth more than no markers.",
+        f" requests, which costs the price of {loss:,.0f} input tokens more than no markers.",
         page="savings",
         workspace=workspace,
         model=None,

@@ -4,6 +4,7 @@
 |---|---|---|
 | `inference` | yes | reads of its own workspace, where a handler allows that (`OWN_WORKSPACE`) |
 | `read_only` | no | the same |
+| `read_only_admin` | no | all reads |
 | `admin` | yes | everything |
 | HOLDFAST_ADMIN_KEY | no, it has no workspace | everything |
 
@@ -42,6 +43,8 @@ from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_q
 from gateway.ledger.access import digest_of
 from gateway.prompt.ask import Principal
 
+MAY_SEND = ("inference", "admin")
+"""The scopes of keys that may call the model APIs."""
 OWN_WORKSPACE = {"own_workspace": True}
 READS_BY_POST = {"own_workspace": True, "is_read": True}
 EXPORT = {"own_workspace": True, "is_export": True}
@@ -55,12 +58,13 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 class Viewer:
     """The user of the admin API.
 
-    `workspace` is the only one that the viewer may see. None is all workspaces, and then the viewer
-    may also make changes. `may_send`: the viewer's key may call the model APIs too.
+    `workspace` is the only one that the viewer may see. None is all workspaces. `may_send`: the
+    viewer's key may call the model APIs too. `may_change`: it may change what it sees.
     """
 
     workspace: str | None
     may_send: bool = False
+    may_change: bool = False
     key_id: str = ""
 
     def sees(self, workspace: str) -> bool:
@@ -87,13 +91,17 @@ class AdminGate:
 
     async def viewer(self, key: str, address: str = "") -> Viewer:
         if self.is_admin(key):
-            return Viewer(None)
+            return Viewer(None, may_change=True)
         principal = await self._keyring.find(key, address)
         if principal is None:
             raise Unauthenticated
-        own = None if principal.key_scope == "admin" else principal.workspace
-        may_send = principal.key_scope != "read_only"
-        return Viewer(own, may_send=may_send, key_id=principal.key_id)
+        scope = principal.key_scope
+        return Viewer(
+            None if scope in ("admin", "read_only_admin") else principal.workspace,
+            may_send=scope in MAY_SEND,
+            may_change=scope == "admin",
+            key_id=principal.key_id,
+        )
 
 
 class KeyAuth(AbstractAuthenticationMiddleware):
@@ -116,8 +124,8 @@ async def principal_of(scope: Scope) -> Principal:
         principal: Principal | None = await services.keyring.find(key, _address_of(scope))
         if principal is None:
             raise AdminKeyServesNoTurns if services.admin.is_admin(key) else Unauthenticated
-    if principal.key_scope == "read_only":
-        raise Forbidden("this API key may only read its workspace in the admin API")
+    if principal.key_scope not in MAY_SEND:
+        raise Forbidden("this API key may only read in the admin API")
     if services.keyring.is_sample:
         raise SampleData
     return principal
@@ -140,9 +148,11 @@ class AdminAuth(AbstractAuthenticationMiddleware):
         with _showing_key(scope):
             viewer = await gate.viewer(_presented_key(scope), _address_of(scope))
         opt = connection.route_handler.opt
-        is_own = bool(opt.get("own_workspace")) and _is_read(scope.get("method"), opt)
-        if viewer.workspace is not None and not is_own:
+        is_read = _is_read(scope.get("method"), opt)
+        if viewer.workspace is not None and not (is_read and opt.get("own_workspace")):
             raise Forbidden("this needs an admin key")
+        if not is_read and not viewer.may_change:
+            raise Forbidden("this API key may only read: a change needs a key of scope `admin`")
         return AuthenticationResult(user=viewer, auth=None)
 
 

@@ -16,7 +16,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
-from gateway.admin.structs.usage import Refusal
+from gateway.admin.structs.usage import Limited, Refusal
 from gateway.base.errors import (
     Forbidden,
     GatewayError,
@@ -128,11 +128,14 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     # An error answer of the model APIs is kept, so that its request id leads to it.
     if path.startswith("/v1") and (services := getattr(state, "services", None)) is not None:
         user = scope.get("user")
+        asks = user if isinstance(user, Principal) else None
         state.refusals.keep(
             Refusal(
                 at_ms=int(services.clock.wall().timestamp() * 1000),
                 request_id=made,
-                workspace=user.workspace if isinstance(user, Principal) else None,
+                workspace=asks.workspace if asks else None,
+                key=asks.key_id if asks else None,
+                limit=limit_of(failure),
                 status=status,
                 type=failure.type,
                 message=envelope.error.message[:MESSAGE_CHARACTERS],
@@ -171,17 +174,30 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str,
 handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}
 
 
+def limit_of(failure: GatewayError) -> str | None:
+    """The limit of the workspace that a request was refused for."""
+    match failure:
+        case RateLimited(what=str(what)):
+            return what
+        case SpendLimitReached():
+            return "dollars per month"
+    return None
+
+
 MAX_OF_WORKSPACE = 200
 MAX_WORKSPACES = 500
+MAX_LIMITED = 5000
 MESSAGE_CHARACTERS = 300
 PATH_CHARACTERS = 128
 
 
 class Refusals:
-    """At most MAX_OF_WORKSPACE of each of MAX_WORKSPACES workspaces, in memory."""
+    """At most MAX_OF_WORKSPACE of each of MAX_WORKSPACES workspaces, in memory. Those that a limit
+    refused are counted besides."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str | None, deque[Refusal]] = OrderedDict()
+        self._limited: OrderedDict[tuple[str, str, str], tuple[int, int]] = OrderedDict()
 
     def keep(self, refusal: Refusal) -> None:
         own = self._kept.setdefault(refusal.workspace, deque(maxlen=MAX_OF_WORKSPACE))
@@ -189,6 +205,22 @@ class Refusals:
         self._kept.move_to_end(refusal.workspace)
         while len(self._kept) > MAX_WORKSPACES:
             self._kept.popitem(last=False)
+        if refusal.workspace and refusal.key and refusal.limit:
+            whose = refusal.workspace, refusal.key, refusal.limit
+            before, _ = self._limited.get(whose, (0, 0))
+            self._limited[whose] = before + 1, refusal.at_ms
+            self._limited.move_to_end(whose)
+            while len(self._limited) > MAX_LIMITED:
+                self._limited.popitem(last=False)
+
+    def limited(self, workspace: str | None) -> list[Limited]:
+        """What limits refused, the most first. `workspace` None is all."""
+        found = [
+            Limited(workspace=owner, key=key, limit=limit, requests=count, last_ms=last_ms)
+            for (owner, key, limit), (count, last_ms) in self._limited.items()
+            if workspace in (None, owner)
+        ]
+        return sorted(found, key=lambda each: (-each.requests, each.key, each.limit))
 
     def newest(self, workspace: str | None, request_id: str | None, limit: int) -> list[Refusal]:
         """The newest first. `workspace` None is all, also those without one."""

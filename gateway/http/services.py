@@ -29,6 +29,7 @@ from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Principal
 from gateway.prompt.media import Unreadable
 from gateway.routing.fleet import Fleet
+from gateway.routing.history import LoadHistory
 from gateway.turn.sweep import Sweep
 from gateway.turn.turn import TurnService
 
@@ -37,6 +38,7 @@ from gateway.turn.turn import TurnService
 class Services:
     turns: TurnService
     fleet: Fleet
+    load_history: LoadHistory
     catalogue: Catalogue
     keyring: KeyRing
     admin: AdminGate

@@ -209,8 +209,8 @@ def _assumptions(job: Job, sizes: Sizes, unit: int) -> list[str]:
     else:
         told = "assumed: give prefill_us"
     found = [
-        f"A computed token takes {job.computed_us:,.1f} µs ({told}), a decode step"
-        f" {job.step_ms:,.3g} ms.",
+        f"To compute a token of a prompt takes {job.computed_us:,.1f} µs ({told}), a decode"
+        f" step {job.step_ms:,.3g} ms.",
         f"Keys and values take {sizes.bytes_per_token:,} bytes a token in {asked.kv_dtype}, on a"
         f" memory of {sizes.kv_bytes / 2**30:,.1f} GiB an engine.",
         f"Scheduler, pool, leases and placement are the product's own, with {unit} tokens a block;"

@@ -173,6 +173,20 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
     return None
 
 
+def conversation(prompts: Sequence[Fingerprint], place: int) -> list[int]:
+    """The places of the prompts that are one conversation with the one at `place`: each has all of
+    the one before it. The prompts are in the order in which they came."""
+    own = {point.digest for point in prompts[place].points}
+    found = [at for at in range(place + 1) if prompts[at].points[-1].digest in own]
+    last = prompts[place].points[-1].digest
+    for at in range(place + 1, len(prompts)):
+        points = prompts[at].points
+        if any(point.digest == last for point in points):
+            last = points[-1].digest
+            found.append(at)
+    return found
+
+
 def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
     """How long a prefix both prompts have, as far as their points tell.
 

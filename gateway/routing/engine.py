@@ -103,6 +103,7 @@ class Engine:
         self._down_seconds = down_seconds
         self._unsure_since: float | None = None
         self.answered_at = -math.inf
+        self.last_stats: Stats | None = None
         self._http = http
         self._headers = {
             "authorization": f"Bearer {secret}",
@@ -299,6 +300,7 @@ class Engine:
             stats = await self.stats()
         except GatewayError:
             return  # The engine is ready but busy. The next look may have an answer.
+        self.last_stats = stats
         if self.description is not None and stats.epoch == self.description.epoch:
             self.load.observe(stats.counters.computed_tokens, self.monotonic())
 

@@ -47,7 +47,8 @@ def blank(wanted: Any) -> Any:
 
 def about(**changes: Any) -> Answers:
     names = {"served": ["m"], "workspaces": ["mine"], "engines": ["engine-0"], "models": ["m"]}
-    return made(fleet.About, **{"now_ms": START_MS, "may_send": True, **names, **changes})
+    may = {"may_send": True, "may_change": changes.get("workspace") is None}
+    return made(fleet.About, **{"now_ms": START_MS, **may, **names, **changes})
 
 
 def stats(total: int) -> Answers:
@@ -164,6 +165,11 @@ def history(count: int) -> Answers:
     return made(fleet.FleetHistory, restarts=restarts, attribution=attribution)
 
 
+def load(number: int) -> Answers:
+    told = {"in_use": 0.5, "leased": 0.25, "running": 2, "waiting": 1, "queued": 3}
+    return made(fleet.LoadPoint, start_ms=START_MS + 60_000 * number, **told)
+
+
 def engine_now(is_up: bool, name: str = "engine-0") -> Answers:
     guarantees = msgspec.to_builtins(own_guarantees(["forced_tools"]))
     told = {"backend": "native", "model": "m", "capabilities": ["forced_tools"]}
@@ -186,6 +192,7 @@ def answers(state: str) -> Answers:
         "/admin/v1/engines/memory": engine_memory({12: 64, 4000: 2048}.get(count, count)),
         "/admin/v1/engines": [engine_now(count > 0)],
         "/admin/v1/engines/history": history(count),
+        "/admin/v1/engines/load": [load(number) for number in range(min(count, 120))],
         "/admin/v1/latency": latency(100_000 if count == 4000 else count, points),
         "/admin/v1/latency/samples": samples(count),
         "/admin/v1/workspaces": [],

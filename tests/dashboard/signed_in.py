@@ -16,6 +16,10 @@ from tests.gateway.serving import WAIT_SECONDS
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 
 
+LINK = "requests?request="
+_IDS = {"Id", "Last request", "Request id"}
+
+
 def sign_in(monkeypatch: pytest.MonkeyPatch, gateway_url: str, key: str) -> None:
     """Open a real session and give the harness its cookie, which has no browser to hold it."""
     monkeypatch.setattr(client_module, "KEPT_SECONDS", 0.0)
@@ -42,8 +46,13 @@ def metrics(app: AppTest) -> dict[str, str]:
 
 
 def table(app: AppTest, column: str) -> Any:
-    """The first table that has such a column."""
-    return next(each.value for each in app.dataframe if column in each.value.columns)
+    """The first table that has such a column; a link's cell is the id that it shows."""
+    found = next(each.value for each in app.dataframe if column in each.value.columns).copy()
+    for name in _IDS & set(found):
+        links = found[name].dropna()
+        assert links.str.startswith(LINK).all()
+        found[name] = found[name].str.removeprefix(LINK)
+    return found
 
 
 def said(app: AppTest, *kinds: str) -> str:

@@ -146,7 +146,7 @@ def test_each_lease_has_its_own_counts_and_net(live: Live, page: Page) -> None:
 
 def test_keys_and_limits(live: Live, page: Page) -> None:
     app = page("workspaces")
-    keys = table(app, "Ends (UTC)").set_index("Id")
+    keys = table(app, "Ends (UTC)").set_index("Key id")
     limits = table(app, "Spend limit ($)").set_index("Workspace")
     expected = live.rows(
         f"""SELECT key_id, workspace_id, COUNT(*), 1.0 * SUM(cache_read_tokens) / SUM({PROMPT}),

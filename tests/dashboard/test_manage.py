@@ -5,7 +5,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.conftest import Gateways, Show
-from tests.dashboard.signed_in import press
+from tests.dashboard.signed_in import press, said
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import ADMIN_KEY, API_KEY
 
@@ -83,6 +83,21 @@ def test_what_the_gateway_refuses_is_said_as_plain_text(page: AppTest, admin: Ad
     press(page, "Create workspace")
     assert any("id" in each.value and "400" in each.value for each in page.text)
     assert not any(":red[x]" in str(each.value) for each in (*page.markdown, *page.error))
+
+
+def test_a_key_that_may_only_read_sees_all_and_is_offered_no_change(
+    gateway: str, show: Show, admin: Admin
+) -> None:
+    key = admin.make_key("default", scope="read_only_admin")[1]
+    for name in ("overview", "workspaces", "prefixes", "memory", "fleet", "advice", "requests"):
+        app = show(gateway, name, key)
+        assert "may only read: all workspaces" in said(app, "text")
+        labels = {button.label for button in app.button}
+        assert not labels & {"Create workspace", "Create key", "Set limits", "Revoke it"}
+    reader = Admin(gateway, key)
+    assert len(reader.get("workspaces")) == len(admin.get("workspaces"))
+    refused = reader.post("workspaces", {"id": "not-made"}, status=403)
+    assert refused["error"]["type"] == "permission_error"
 
 
 def test_a_workspaces_own_key_changes_nothing(gateway: str, show: Show) -> None:

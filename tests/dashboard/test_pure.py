@@ -13,7 +13,7 @@ from dashboard.client import AdminClient, ClientError
 from dashboard.prompt import Asked, Block, NotBlocks
 from dashboard.ui import formats
 from dashboard.ui.charts import BLOCKS, HITS, MONEY, TOKENS, Theme
-from dashboard.ui.filters import RANGES, Selection
+from dashboard.ui.filters import RANGES, Selection, first_range
 from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
@@ -21,6 +21,7 @@ from dashboard.views.overview import is_comparable
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
+from gateway.admin.structs.fleet import About
 from gateway.admin.structs.usage import Bucket, Turn, TurnDivergence, Usage
 from gateway.prompt.fingerprint import DivergenceKind
 from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
@@ -43,11 +44,24 @@ NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
         (formats.dollars, 1_234_567_890_123, "$1,234.57"),
         *((formats.duration, *pair) for pair in ((5.9, "5s"), (75, "1m 15s"), (90_000, "1d 1h"))),
         (formats.duration, 3725, "1h 2m"),
-        *((plain, *pair) for pair in (("desk-1", "desk-1"), ("![x](y)", None), (None, None))),
+        *((plain, *pair) for pair in (("desk_1", "desk_1"), ("![x](y)", None), (None, None))),
     ],
 )
 def test_numbers_and_names_as_people_read_them(write: Any, value: Any, text: str) -> None:
     assert write(value) == text
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"),
+    [(None, "24h"), (0.0, "1h"), (0.9, "1h"), (1.1, "6h"), (7, "24h"), (99, "24h")],
+)
+def test_the_range_that_is_shown_first_has_all_requests_of_a_first_day(
+    hours: float | None, shown: str
+) -> None:
+    now = 1_800_000_000_000
+    first_ms = None if hours is None else now - int(hours * 3_600_000)
+    about = msgspec.convert(made(About, now_ms=now, first_ms=first_ms), About)
+    assert first_range(about) == shown
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.dashboard.conftest import Gateways, Show
 from tests.dashboard.fake_admin import ADMIN_KEY as FAKE_KEY
 from tests.dashboard.fake_admin import serve_fake
 from tests.dashboard.live_answers import about
-from tests.dashboard.signed_in import open_page, said, sign_in, table
+from tests.dashboard.signed_in import open_page, said, sign_in
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import week
 from tests.gateway.serving import make_settings, serve_gateway
@@ -76,9 +76,10 @@ def test_a_line_leads_to_the_page_that_shows_it(show: Show, gateway: str) -> Non
     assert app.title[0].value == "Advice"
     state = app.session_state
     assert (state["range"], state["workspace"], state["model"]) == ("7d", "nonces", "m")
-    faults = table(app, "Block")
-    assert line["text"].endswith(faults.loc[0, "What"])
-    assert faults.loc[0, "Requests"] == line["num_turns"]
+    block, _, what = line["text"].partition(", ")[2].partition(", ")[2].partition(": ")
+    block = block.rpartition(" ")[2]
+    assert any(each.value.startswith(f"{block}: {what}") for each in app.text)
+    assert any(f"{line['num_turns']} requests" in each.value for each in app.text)
 
 
 def test_what_is_unpaid_is_the_loss_that_savings_shows(show: Show, gateway: str) -> None:

@@ -20,14 +20,17 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """`workspace` is the only workspace that this key sees; None is all. `workspaces`, `engines`
     and `models` are the values of the filters: those that exist, and those of turns of the last 31
-    days. `served` are the models that engines have now. `sample`: the ledger holds made-up turns.
-    `may_send`: this key can call the model APIs here. `has_placeholder_prices`: money counts the
-    shipped price."""
+    days. `first_ms`: the first turn in the ledger that this key may see. `served` are the models
+    that engines have now. `sample`: the ledger holds made-up turns. `may_send`: this key can call
+    the model APIs here. `may_change`: it can make the changes of the admin API.
+    `has_placeholder_prices`: money counts the shipped price."""
 
     now_ms: int
     workspace: str | None
     sample: bool
     may_send: bool
+    may_change: bool
+    first_ms: int | None
     has_placeholder_prices: bool
     workspaces: list[str]
     engines: list[str]
@@ -128,6 +131,19 @@ class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
     attribution: list[Attribution]
 
 
+class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One interval from `start_ms` on, as this gateway saw it. `in_use` and `leased` are shares of
+    the pools' blocks on average, None where no engine answered. `running` and `waiting` are the
+    most requests at engines in any minute, `queued` the most turns that waited at this gateway."""
+
+    start_ms: int
+    in_use: float | None
+    leased: float | None
+    running: int
+    waiting: int
+    queued: int
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One live entry of one engine. `workspace` None: a scope of no workspace known here.
 
@@ -151,9 +167,10 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
 
 
-# `inference` calls the model APIs, `read_only` reads its own workspace in the admin API, `admin`
-# does everything, in other workspaces too. An `inference` key may read what a `read_only` one may.
-KeyScope = Literal["inference", "read_only", "admin"]
+# `inference` calls the model APIs, `read_only` reads its own workspace in the admin API,
+# `read_only_admin` reads all workspaces there, `admin` does everything, in other workspaces too. An
+# `inference` key may read what a `read_only` one may.
+KeyScope = Literal["inference", "read_only", "read_only_admin", "admin"]
 
 
 AutoCacheMode = Literal["off", "prefix", "conversation"]

@@ -262,16 +262,29 @@ class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """One error answer. `workspace` is None where the request had no valid key."""
+    """One error answer. `workspace` and `key` are None where the request had no valid key. `limit`
+    is the one of the workspace that refused it."""
 
     at_ms: int
     request_id: str
     workspace: str | None
+    key: str | None
+    limit: str | None
     status: int
     type: str
     message: str
     path: str
     user_agent: str | None
+
+
+class Limited(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one key that one limit of its workspace refused."""
+
+    workspace: str
+    key: str
+    limit: str
+    requests: int
+    last_ms: int
 
 
 DivergenceKind = Literal[

@@ -81,6 +81,8 @@ async def prefixes(
     found = select(*PrefixRow.__table__.columns, rank.label("rank")).where(
         PrefixRow.requests > 1, PrefixRow.last_ms >= of.since_ms, PrefixRow.last_ms < of.until_ms
     )
+    # Of one that was too short to be held, nothing was ever written or read.
+    found = found.where(PrefixRow.cache_read_tokens + written_tokens(PrefixRow) > 0)
     if of.workspace is not None:
         found = found.where(PrefixRow.workspace_id == of.workspace)
     if of.model is not None:

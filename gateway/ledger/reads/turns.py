@@ -130,6 +130,41 @@ async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byt
         return [(row.id, row.fingerprint) for row in await connection.execute(query)]
 
 
+async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, bytes]]:
+    """Ids and fingerprints of a turn of its key, with at most `limit` before it and as many after
+    it, in order of time."""
+    place = tuple_(TurnRow.opened_ms, TurnRow.id)
+    own = tuple_(turn.opened_ms, turn.id)
+    query = select(TurnRow.id, TurnRow.fingerprint).where(
+        TurnRow.workspace_id == turn.workspace,
+        TurnRow.key_id == turn.key_id,
+        TurnRow.fingerprint.is_not(None),
+    )
+    order = TurnRow.opened_ms, TurnRow.id
+    before = query.where(TurnRow.opened_ms <= turn.opened_ms, place <= own)
+    before = before.order_by(*(each.desc() for each in order)).limit(limit + 1)
+    after = query.where(TurnRow.opened_ms >= turn.opened_ms, place > own)
+    async with ledger.snapshot() as connection:
+        found = [*(await connection.execute(before))][::-1]
+        found += await connection.execute(after.order_by(*order).limit(limit))
+    return [(row.id, row.fingerprint) for row in found]
+
+
+async def with_ids(ledger: Ledger, ids: Sequence[str]) -> list[Turn]:
+    """These turns, in order of time."""
+    query = select(*_COLUMNS).where(TurnRow.id.in_(ids)).order_by(TurnRow.opened_ms, TurnRow.id)
+    return [_turn(row._mapping) for row in await ledger.rows(query)]
+
+
+async def first_ms(ledger: Ledger, workspace: str | None) -> int | None:
+    """When the first turn began, of one workspace or of all."""
+    query = select(func.min(TurnRow.opened_ms))
+    if workspace is not None:
+        query = query.where(TurnRow.workspace_id == workspace)
+    ((found,),) = await ledger.rows(query)
+    return None if found is None else int(found)
+
+
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:
     """A turn by its id, in the form of any dialect, or by the `req_…` of its response.
 

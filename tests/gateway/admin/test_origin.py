@@ -86,6 +86,64 @@ def test_what_was_refused_at_the_door_is_found_by_its_own_workspace(
     assert {None, "other"} <= {each["workspace"] for each in admin.get("refusals")}
 
 
+def test_a_conversations_turns_stand_in_a_row(stack: Stack, admin: Admin) -> None:
+    admin.workspace("talk")
+    key = admin.make_key("talk")[1]
+    talk: list[dict[str, str]] = []
+    ids = []
+    with Anthropic(base_url=stack.gateway, api_key=key, max_retries=0, timeout=120) as client:
+        for number in range(4):
+            talk.append({"role": "user", "content": f"{BOOK} And question {number}?"})
+            for _ in range(1 + (number == 1)):  # the second is sent again
+                message = client.messages.create(
+                    model="synthetic",
+                    max_tokens=2,
+                    messages=talk,  # type: ignore[arg-type]
+                    cache_control={"type": "ephemeral"},
+                )
+                ids.append(message.id)
+            talk.append({"role": "assistant", "content": f"answer {number}"})
+            # Another one that begins alike, between the turns.
+            other = [{"role": "user", "content": f"{BOOK} And question {number + 9}?"}]
+            client.messages.create(model="synthetic", max_tokens=2, messages=other)  # type: ignore[arg-type]
+    eventually(lambda: len(admin.get("turns/search?workspace=talk")["turns"]) == 9)
+    for turn_id in ids:
+        found = admin.get(f"turns/{turn_id}/conversation")
+        assert [each["id"] for each in found] == ids
+    reads = [each["cache_read_tokens"] for each in found]
+    assert reads[0] == 0 < reads[-1] and sorted(reads) == reads, "each reads the one before"
+    theirs = Admin(stack.gateway, admin.make_key("default")[1])
+    theirs.get(f"turns/{ids[0]}/conversation", status=404)
+
+
+def test_memory_and_queue_have_a_history(stack: Stack, admin: Admin) -> None:
+    eventually(lambda: admin.get("engines/load"))
+    last = admin.get("engines/load")[-1]
+    assert last["in_use"] is not None and 0 <= last["leased"] <= last["in_use"] <= 1
+    assert last["start_ms"] % 60_000 == 0 and last["queued"] >= 0
+    assert admin.get("engines/load?engine=none")[-1]["in_use"] is None
+    assert admin.get("engines/load?since_ms=0&until_ms=60000") == []
+
+
+def test_what_a_limit_refused_is_counted_by_key(stack: Stack, admin: Admin) -> None:
+    admin.workspace("slow", requests_per_minute=1)
+    key_id, key = admin.make_key("slow", name="robot")
+    body = {"model": "synthetic", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+    replies = [
+        httpx.post(f"{stack.gateway}/v1/messages", json=body, headers=headers, timeout=60)
+        for _ in range(3)
+    ]
+    assert [each.status_code for each in replies] == [200, 429, 429]
+    (own,) = Admin(stack.gateway, key).get("refusals/limits")
+    assert own in admin.get("refusals/limits")
+    assert (own["workspace"], own["key"]) == ("slow", key_id)
+    assert (own["limit"], own["requests"]) == ("requests per minute", 2)
+    (last, _) = admin.get("refusals?workspace=slow")
+    assert (last["key"], last["limit"]) == (key_id, "requests per minute")
+    assert last["at_ms"] == own["last_ms"]
+
+
 def test_a_prompt_is_compared_with_an_earlier_one_that_shares_something(
     stack: Stack, admin: Admin
 ) -> None:

@@ -23,8 +23,10 @@ CLOSED = [operation for operation in OPERATIONS if operation.keys]
 OWN = set(
     "advise summarizeAdvice plan planChoices planWithProgress getAbout getOverview getDivergence"
     " listWorkspaces getWorkspace listKeys getUsage getUsageGroups getLatencySamples listLeases"
-    " getSavings getLatency listPrefixes listRefusals searchTurns getTurn exportUsage".split()
+    " getSavings getLatency listPrefixes listRefusals listLimited searchTurns getTurn"
+    " getConversation exportUsage".split()
 )
+READS_BY_POST = {"advise", "plan", "planWithProgress"}
 NO_KEYS = ("none", "wrong", "revoked", "expired", "archived")
 REFUSED = {
     # In Anthropic's, OpenAI's and Google's words.
@@ -41,7 +43,7 @@ def keys(shared: Stack) -> Iterator[dict[str, str]]:
     made: dict[str, str] = {}
     for workspace in ("mine", "theirs", "archived", "spare"):
         admin.workspace(workspace)
-    for scope in ("inference", "read_only", "admin"):
+    for scope in ("inference", "read_only", "read_only_admin", "admin"):
         made[scope] = admin.make_key("mine", scope=scope)[1]
     made["theirs"] = admin.make_key("theirs", scope="read_only")[1]
     key_id, made["revoked"] = admin.make_key("mine", scope="admin")
@@ -83,6 +85,9 @@ def expected(operation: Any, kind: str) -> int | None:
         return None if is_admin else 401
     if kind == "admin":
         return None
+    if kind == "read_only_admin":
+        is_read = operation.method == "get" or operation.id in READS_BY_POST
+        return None if is_admin and is_read else 403
     if is_admin:
         return None if operation.id in OWN else 403
     return 403 if kind == "read_only" else None
@@ -94,7 +99,7 @@ def test_every_route_with_every_kind_of_key(
 ) -> None:
     """A key that ended is answered like one that never was."""
     shapes = {}
-    for kind in (*NO_KEYS, "inference", "read_only", "admin", "configured"):
+    for kind in (*NO_KEYS, "inference", "read_only", "read_only_admin", "admin", "configured"):
         reply, status = call(http_, operation, keys.get(kind)), expected(operation, kind)
         if status is None:
             assert reply.status_code not in (401, 403), (kind, reply.text)
