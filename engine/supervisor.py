@@ -1,12 +1,13 @@
-"""Runs the asyncio loops that live as long as the process, and restarts one that raised an error.
+"""Runs the loops that live as long as a process, the engine's or the gateway's, and restarts one
+that raised an error.
 
-Each end is logged and counted. An end by `Expected` is logged in one line, without a traceback, and
+Each end is logged with its traceback and counted. An end by `Expected` is logged in one line, and
 again only where its reason is another. The loop is started again after a pause that doubles each
 time. A loop is *failing* from its third end in a row on, until it has run for STEADY_SECONDS. The
-engine is not ready while a loop is failing. Where nothing can go on after an error, the process
-ends instead: see `ServedEngine.crash`.
+process is not ready while a loop is failing. Where an engine can't go on after an error, its
+process ends instead: see `ServedEngine.crash`.
 
-Nothing that is logged here may hold what a request said: `trace_of` has its rule.
+Nothing that an engine logs here may hold what a request said: `trace_of` has its rule.
 """
 
 import asyncio
@@ -14,15 +15,17 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import structlog
 
-FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 15.0
 STEADY_SECONDS = 10.0
 FAILING_ENDS = 3
+STOP_SECONDS = 6.0
 CALLBACKS = "callbacks"
 """The name under which errors are counted that no caller of the event loop's work took."""
 
@@ -31,90 +34,166 @@ class Expected(Exception):
     """Why a loop can't run now, such as a server that is away. The message quotes no request."""
 
 
-Loop = Callable[[], Coroutine[Any, Any, None]]
-log = structlog.get_logger()
+Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+"""A loop runs until the event is set, or until it is cancelled."""
+CountEnds = Callable[[str, int], None]
+"""Counts so many ends, by the loop's kind. A loop that starts has had none."""
+log = structlog.get_logger(part="supervisor")
+
+
+class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One loop that is failing. `error` is the class of the exception that ended it last."""
+
+    loop: str
+    ends: int
+    is_running: bool
+    error: str
 
 
 @dataclass(slots=True)
-class _Watched:
-    """`since` is the last start or end. `num_ends` counts ends in a row.
+class Watched:
+    """How one loop fares: since when it runs or is down, and how many times in a row it ended.
 
     `said` is the reason that was logged last.
     """
 
-    since: float
-    is_running: bool = True
+    name: str
+    kind: str
+    monotonic: Callable[[], float]
+    since: float = 0.0
+    is_running: bool = False
     num_ends: int = 0
+    error: str = ""
     said: str = ""
 
-    def is_failing(self, now: float) -> bool:
-        is_steady = self.is_running and now - self.since >= STEADY_SECONDS
-        return self.num_ends >= FAILING_ENDS and not is_steady
+    def started(self) -> None:
+        self.since, self.is_running = self.monotonic(), True
+
+    def ended(self, error: BaseException) -> float:
+        """Note the end. Return the pause before the next start, in seconds."""
+        if self._is_steady:
+            self.num_ends = 0
+        self.num_ends += 1
+        self.since, self.is_running = self.monotonic(), False
+        self.error = type(error).__name__
+        return float(min(0.1 * 2 ** (self.num_ends - 1), MAX_PAUSE_SECONDS))
+
+    @property
+    def is_failing(self) -> bool:
+        return self.num_ends >= FAILING_ENDS and not self._is_steady
+
+    @property
+    def _is_steady(self) -> bool:
+        return self.is_running and self.monotonic() - self.since >= STEADY_SECONDS
 
 
 class Supervisor:
-    """Lives on the event loop's thread. `monotonic` returns seconds."""
+    """All loops of the process, by name. Only `guard` may be called from other threads.
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    `ends` are the ends by an error since the process began, by the loop's kind. `has_messages`:
+    tracebacks are logged with the messages of their exceptions.
+    """
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        count_ends: CountEnds = lambda _kind, _amount: None,
+        *,
+        has_messages: bool = False,
+    ) -> None:
         self.ends: Counter[str] = Counter({CALLBACKS: 0})
-        """Ends by an error, by the loop's name, since the process began."""
         self._monotonic = monotonic
-        self._watched: dict[str, _Watched] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._count_ends = count_ends
+        self._has_messages = has_messages
+        self._watched: dict[str, Watched] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     @property
-    def failing(self) -> list[str]:
-        """The names of the loops that end again and again."""
-        now = self._monotonic()
-        return [name for name, watched in self._watched.items() if watched.is_failing(now)]
+    def failing(self) -> list[LoopHealth]:
+        """The loops that end again and again."""
+        return [
+            LoopHealth(loop=w.name, ends=w.num_ends, is_running=w.is_running, error=w.error)
+            for w in list(self._watched.values())
+            if w.is_failing
+        ]
 
-    def start(self, name: str, loop: Loop) -> None:
-        """Run `loop` until `stop`."""
-        self.ends[name] += 0
-        watched = self._watched[name] = _Watched(self._monotonic())
-        task = asyncio.create_task(self._keep(name, loop, watched), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def start(self, name: str, loop: Loop, kind: str | None = None) -> None:
+        """Run `loop` until `stop`. The loop may return earlier if its work is done for good.
 
-    async def stop(self) -> None:
-        tasks = list(self._tasks)
-        self._watched.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        `kind` is the metric's label. Loops that do the same work, each for one engine, share it.
+        """
+        watched = self._watched[name] = Watched(name, kind or name, self._monotonic)
+        self._count(watched.kind, 0)
+        stopping = asyncio.Event()
+        task = asyncio.create_task(self._keep(watched, loop, stopping), name=name)
+        self._tasks[name] = task, stopping
+
+    async def stop(self, name: str, wait_seconds: float = STOP_SECONDS) -> None:
+        """Let a loop end between two rounds. Cancel it if that takes longer than `wait_seconds`."""
+        self._watched.pop(name, None)
+        if (running := self._tasks.pop(name, None)) is None:
+            return
+        task, stopping = running
+        stopping.set()
+        if wait_seconds:
+            await asyncio.wait({task}, timeout=wait_seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel all loops."""
+        await asyncio.gather(*(self.stop(name, 0) for name in list(self._tasks)))
+
+    def guard(self, name: str, work: Callable[[], None]) -> None:
+        """Run `work`, one round of a thread that lives as long as the process.
+
+        An exception is noted like the end of a loop, and then the thread pauses.
+        """
+        watched = self._watched.setdefault(name, Watched(name, name, self._monotonic))
+        if not watched.is_running:  # the first round after an end is a new start
+            watched.started()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the edge of a thread: it goes on
+            time.sleep(self._ended(watched, error))
 
     def note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The event loop's exception handler. asyncio's own would log what objects hold."""
-        self.ends[CALLBACKS] += 1
+        self._count(CALLBACKS, 1)
         error = context.get("exception")
         log.error("unhandled", what=context["message"], trace=trace_of(error) if error else None)
 
-    async def _keep(self, name: str, loop: Loop, watched: _Watched) -> None:
+    async def _keep(self, watched: Watched, loop: Loop, stopping: asyncio.Event) -> None:
         while True:
-            watched.since, watched.is_running = self._monotonic(), True
+            watched.started()
             try:
-                await loop()
+                await loop(stopping)
                 return
             except Exception as error:  # noqa: BLE001 - the edge of a loop: it is started again
-                seconds = self._ended(name, watched, error)
-            await asyncio.sleep(seconds)
+                seconds = self._ended(watched, error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await stopping.wait()
+                return
 
-    def _ended(self, name: str, watched: _Watched, error: Exception) -> float:
+    def _ended(self, watched: Watched, error: Exception) -> float:
         """Note the end. Return the pause before the next start, in seconds."""
-        now = self._monotonic()
-        if now - watched.since >= STEADY_SECONDS:
-            watched.num_ends = 0
-        watched.num_ends += 1
-        watched.since, watched.is_running = now, False
-        self.ends[name] += 1
-        seconds = float(min(FIRST_PAUSE_SECONDS * 2 ** (watched.num_ends - 1), MAX_PAUSE_SECONDS))
+        seconds = watched.ended(error)
+        self._count(watched.kind, 1)
         if not isinstance(error, Expected):
-            log.error("loop ended", loop=name, retry_seconds=seconds, trace=trace_of(error))
+            # As text: other renderers may show the values of variables.
+            whole = "".join(traceback.format_exception(error)) if self._has_messages else None
+            trace = whole or trace_of(error)
+            log.error("loop_ended", loop=watched.name, retry_seconds=seconds, trace=trace)
             watched.said = ""
         elif watched.said != str(error):
             watched.said = str(error)
-            log.warning("loop waits", loop=name, why=watched.said)
+            log.warning("loop_waits", loop=watched.name, why=watched.said)
         return seconds
+
+    def _count(self, kind: str, amount: int) -> None:
+        self.ends[kind] += amount
+        self._count_ends(kind, amount)
 
 
 def trace_of(error: BaseException) -> str:

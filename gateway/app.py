@@ -11,6 +11,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 
+from engine.supervisor import Loop, Supervisor
 from engine.traces import Traces, open_traces
 from gateway.admin.openapi import describe_once
 from gateway.admin.routes import CONTROLLERS
@@ -27,7 +28,6 @@ from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
-from gateway.base.supervisor import Loop, Supervisor
 from gateway.http import errors
 from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
@@ -77,7 +77,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             metrics = Metrics(settings.metrics_workspaces)
-            supervisor = Supervisor(clock.monotonic, metrics.count_loop_ends)
+            count_ends = metrics.count_loop_ends
+            supervisor = Supervisor(clock.monotonic, count_ends, has_messages=True)
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
                 metrics.watch_spans(traces.count)

@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 366
+MAX_MODULES = 365
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -30,24 +30,24 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 451,
     "dashboard/ui": 1024,
     "dashboard/views": 3706,
-    "engine": 1222,
-    "engine/backends": 7122,
+    "engine": 1392,
+    "engine/backends": 7070,
     "engine/cache": 3424,
     "engine/compute": 2852,
     "engine/mount": 343,
     "engine/protocol": 917,
     "engine/schedule": 2429,
-    "engine/serve": 874,
+    "engine/serve": 807,
     "engine/store": 1570,
-    "engine/text": 6076,
-    "gateway": 257,
+    "engine/text": 6038,
+    "gateway": 258,
     "gateway/admin": 3589,
     "gateway/admission": 1947,
     "gateway/advice": 1826,
-    "gateway/base": 1502,
+    "gateway/base": 1357,
     "gateway/cli": 1091,
     "gateway/dialects": 6295,
-    "gateway/http": 3240,
+    "gateway/http": 3169,
     "gateway/journal": 1050,
     "gateway/ledger": 3379,
     "gateway/planner": 1555,
@@ -60,14 +60,14 @@ BUDGETS: dict[str, int] = {
     "scripts": 398,
     "scripts/bench": 2579,
     "scripts/compose": 580,
-    "scripts/demo_model": 647,
+    "scripts/demo_model": 496,
     "scripts/docs": 681,
     "scripts/gpu": 500,
     "scripts/runner": 1141,
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 56208,
+    "tests": 55976,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
@@ -109,7 +109,6 @@ BROAD_EXCEPT_ALLOWED = {
     "engine/serve/server.py",
     "gateway/http/errors.py",
     "gateway/base/background.py",
-    "gateway/base/supervisor.py",
     "scripts/gpu/__main__.py",  # a part that fails is a figure of the check
 }
 
@@ -223,6 +222,10 @@ def test_a_library_stays_at_home(library: str) -> None:
     assert not strays
 
 
+# What of the engine the gateway runs too.
+SHARED = ("engine.protocol", "engine.asgi", "engine.supervisor", "engine.traces")
+
+
 def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
     strays = {
         (name, module)
@@ -230,9 +233,7 @@ def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
         # The planner, which no other room imports, runs the engine's own loop.
         if name.startswith("gateway/") and not name.startswith("gateway/planner/")
         for module in modules
-        if module.split(".")[0] == "engine"
-        and module != "engine"
-        and not module.startswith(("engine.protocol", "engine.traces"))
+        if module.split(".")[0] == "engine" and module != "engine" and not module.startswith(SHARED)
     }
     assert not strays
 

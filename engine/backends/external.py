@@ -297,7 +297,7 @@ class ExternalLoop:
         """Publish what happened."""
         self.accounting.publish()
 
-    async def _watch_time(self) -> None:
+    async def _watch_time(self, _stopping: asyncio.Event) -> None:
         """Announce expiry, also when nothing runs."""
         while not self._is_stopped:
             due = self.accounting.seconds_to_expiry(self._clock.now())

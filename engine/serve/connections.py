@@ -6,7 +6,6 @@ chunk of one byte costs the event loop as much as one of a thousand.
 """
 
 import asyncio
-import resource
 import socket
 import sys
 
@@ -16,9 +15,10 @@ import uvicorn
 from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from engine.asgi import AccessLog, num_descriptors, raise_descriptor_limit
 from engine.protocol import ErrorReply
 from engine.serve.health import ServedEngine
-from engine.serve.server import AccessLog
+from engine.serve.server import note_call
 from engine.settings import Settings
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -40,18 +40,8 @@ DESCRIPTORS_SHARE = 0.75
 """Of the process's descriptors, for connections. The store and workers need some too."""
 
 
-def raise_descriptor_limit() -> None:
-    """As many descriptors as the system lets the process have.
-
-    Shells give 1,024, and each request of a gateway has a connection, also while it waits.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def max_connections() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else int(soft * DESCRIPTORS_SHARE)
+    return int(num_descriptors(sys.maxsize) * DESCRIPTORS_SHARE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -159,7 +149,7 @@ class Server(uvicorn.Server):
         raise_descriptor_limit()
         super().__init__(
             uvicorn.Config(
-                AccessLog(app) if settings.access_log else app,
+                AccessLog(app, note_call) if settings.access_log else app,
                 host=settings.host,
                 port=settings.port,
                 http=BoundedProtocol,

@@ -63,7 +63,7 @@ class ServedEngine:
             loading.cancel()
             with suppress(asyncio.CancelledError):
                 await loading
-            await self.supervisor.stop()
+            await self.supervisor.close()
             await backend.stop()
 
     def note_loaded(self) -> None:
@@ -78,7 +78,7 @@ class ServedEngine:
     @property
     def readiness(self) -> Readiness:
         """Of this moment."""
-        failing = self.supervisor.failing
+        failing = [each.loop for each in self.supervisor.failing]
         is_ready = self._readiness.ready and not failing
         return replace(self._readiness, ready=is_ready, failing=failing)
 

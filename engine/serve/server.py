@@ -4,8 +4,7 @@ import asyncio
 import hmac
 import logging
 import re
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -22,6 +21,7 @@ from litestar.response import Stream
 from structlog.contextvars import bind_contextvars, get_contextvars
 
 from engine import metrics
+from engine.asgi import Application, CallerLeft, while_connected
 from engine.backends.base import Backend, Generation, decoder_of
 from engine.errors import EngineError, Unauthorized
 from engine.protocol import (
@@ -49,7 +49,6 @@ from engine.supervisor import trace_of
 from engine.traces import NO_SPANS, Traces, trace_headers
 
 T = TypeVar("T")
-Application = Callable[[Any, Any, Any], Awaitable[None]]
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
 log = structlog.get_logger()
 
@@ -74,7 +73,7 @@ async def generate(
 ) -> Stream:
     traces: Traces | None = state.traces
     if traces is None:
-        generation = await while_connected(request, backend.open(body, _scope_of(request)))
+        generation = await while_connected(request.receive, backend.open(body, _scope_of(request)))
     else:
         generation = await _spanned(traces, request, backend, body)
     return Stream(_frame_lines(generation), media_type=NDJSON)
@@ -84,7 +83,7 @@ async def generate(
 async def count(
     body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend
 ) -> CountReply:
-    return await while_connected(request, backend.count(body, _scope_of(request)))
+    return await while_connected(request.receive, backend.count(body, _scope_of(request)))
 
 
 @post("/cancel", status_code=200)
@@ -183,33 +182,6 @@ def _scope_of(request: Request[Any, Any, Any]) -> str:
     return request.headers.get(SCOPE_HEADER, "")
 
 
-class CallerLeft(Exception):
-    """Nobody is left to read the answer."""
-
-
-async def while_connected(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
-    """Return the work's result. If the caller hangs up first, cancel the work and raise CallerLeft.
-
-    The request's body must have been read already, so that the next message is the end of the
-    connection.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise CallerLeft
-        return working.result()
-    finally:
-        leaving.cancel()
-        working.cancel()
-
-
-async def _left(request: Request[Any, Any, Any]) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
-
-
 async def _spanned(
     traces: Traces, request: Request[Any, Any, Any], backend: Backend, body: bytes
 ) -> Generation:
@@ -218,7 +190,7 @@ async def _spanned(
 
     call = Call(traces, trace_headers(request.scope["headers"]))
     try:
-        generation = await while_connected(request, backend.open(body, _scope_of(request)))
+        generation = await while_connected(request.receive, backend.open(body, _scope_of(request)))
         call.opened(backend.describe())
         return SpannedGeneration(generation, call)
     except EngineError as error:
@@ -400,39 +372,10 @@ def with_request_id(app: Application) -> Application:
     return call
 
 
-class AccessLog:
-    """Around the whole application: a line for each call of the protocol that was answered.
+def note_call(scope: Any, told: dict[str, Any]) -> None:
+    """Log an answered call of the protocol. Probes and metrics have no line.
 
-    Probes and metrics have none. A line has the route, never a query or a body.
+    A call without an id is the gateway's own: polls and acknowledgements.
     """
-
-    def __init__(self, app: Application) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
-            await self._app(scope, receive, send)
-            return
-        began, status, num_bytes = time.monotonic(), 0, 0
-
-        async def counting(message: Any) -> None:
-            nonlocal status, num_bytes
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif message["type"] == "http.response.body":
-                num_bytes += len(message.get("body", b""))
-            await send(message)
-
-        try:
-            await self._app(scope, receive, counting)
-        finally:
-            # A call without an id is the gateway's own: polls and acknowledgements.
-            if "request_id" in get_contextvars():
-                log.info(
-                    "call",
-                    method=scope["method"],
-                    route=str(scope.get("path_template") or "unknown"),
-                    status=status,
-                    bytes=num_bytes,
-                    seconds=round(time.monotonic() - began, 6),
-                )
+    if scope["path"].startswith("/v1/") and "request_id" in get_contextvars():
+        log.info("call", **told)

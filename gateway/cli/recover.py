@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.protocol import FinalCounts
+from engine.supervisor import Supervisor
 from gateway.admission.keyring import KeyRing
 from gateway.base.catalogue import load_catalogue
 from gateway.base.clock import Clock
@@ -21,7 +22,6 @@ from gateway.base.logs import configure
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
 from gateway.base.settings import Settings, load
-from gateway.base.supervisor import Supervisor
 from gateway.cli.arguments import Commands
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
@@ -163,7 +163,7 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     secret = settings.engine_secret.get_secret_value()
     ledger = Ledger(settings.ledger_url)
     async with EngineHttp() as http:
-        supervisor = Supervisor(Clock().monotonic, Metrics().count_loop_ends)
+        supervisor = Supervisor(has_messages=True)
         fleet = Fleet(
             settings.engines,
             lambda name, url: Engine(name, url, secret, http),

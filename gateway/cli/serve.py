@@ -9,12 +9,12 @@ from contextlib import suppress
 
 from uvicorn.config import STARTUP_FAILURE
 
+from engine.asgi import raise_descriptor_limit
 from gateway.admission.workers import SWITCH_SECONDS
 from gateway.app import create_app
 from gateway.base.logs import configure, get_logger
 from gateway.base.settings import SettingsError, load, misspelt
 from gateway.cli.arguments import Commands
-from gateway.http.connections import raise_descriptor_limit
 from gateway.http.server import Server
 
 # The collector would walk again and again through objects that live on. Requests leave few cycles,

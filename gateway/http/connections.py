@@ -8,7 +8,6 @@ those before it.
 import asyncio
 import ipaddress
 import re
-import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,17 +148,6 @@ def group_of(address: str) -> str:
         return str(ipaddress.ip_network(f"{address}/64", strict=False))
     except ValueError:
         return address
-
-
-def raise_descriptor_limit() -> None:
-    """As many descriptors as the system lets the process have."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def num_descriptors() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4 * MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else soft
 
 
 def most_connections(wanted: int, descriptors: int) -> int:
@@ -395,6 +383,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._say(None if answered.response_started else failure)
         else:
             self._pending = failure
+            self.flow.resume_reading()  # only so is it seen that the client has left
 
     def _say(self, failure: GatewayError | None) -> None:
         made = None

@@ -1,6 +1,5 @@
 """The steps that generating calls of all dialects share: read, wait for an engine, answer."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -10,6 +9,7 @@ from litestar import Request
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from engine.asgi import CallerLeft, while_connected
 from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
@@ -31,8 +31,6 @@ AskT = TypeVar("AskT")
 EventT = TypeVar("EventT")
 WholeT = TypeVar("WholeT")
 
-# Watching takes a task of its own. Most answers from memory end before this delay.
-_UNWATCHED_SECONDS = 0.02
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _encode = msgspec.json.Encoder().encode
 
@@ -51,35 +49,10 @@ async def while_present(
     request: Request[Any, Any, Any], work: Coroutine[Any, Any, Result]
 ) -> Result:
     """Run `work`; raise ClientGone if the client leaves. The body must have been read."""
-    return await _while_received(request.receive, work)
-
-
-async def _while_received(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    loop = asyncio.get_running_loop()
-    watcher: asyncio.Task[None] | None = None
-
-    async def wait_for_the_end(presence: asyncio.Timeout) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        presence.reschedule(0)
-
-    def watch() -> None:
-        nonlocal watcher
-        watcher = loop.create_task(wait_for_the_end(presence))
-
     try:
-        # The timeout has no deadline yet. The watcher sets it to now.
-        async with asyncio.timeout(None) as presence:
-            beginning = loop.call_later(_UNWATCHED_SECONDS, watch)
-            return await work
-    except TimeoutError:
-        if presence.expired():
-            raise ClientGone from None
-        raise
-    finally:
-        beginning.cancel()
-        if watcher is not None:
-            watcher.cancel()
+        return await while_connected(request.receive, work)
+    except CallerLeft:
+        raise ClientGone from None
 
 
 def check_media(request: Request[Any, Any, Any]) -> None:
@@ -221,8 +194,8 @@ class _Streamed(ASGIResponse):
         headers = [(b"content-type", self._content_type), *_STREAM_HEADERS]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _while_received(receive, self._send(send))
-        except ClientGone:
+            await while_connected(receive, self._send(send))
+        except CallerLeft:
             pass
         finally:
             await self._pieces.aclose()

@@ -16,17 +16,18 @@ import uvicorn
 from litestar import Litestar
 from litestar.response.base import ASGIResponse
 
+from engine.asgi import AccessLog, Application, num_descriptors
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
-from gateway.http.access_log import AccessLog, Application
+from gateway.http.access_log import note_response
 from gateway.http.connections import (
+    MAX_CONNECTIONS,
     SERVER,
     ConnectionLimits,
     Connections,
     backlog_for,
     guarded,
     most_connections,
-    num_descriptors,
 )
 
 _KEEP_ALIVE_SECONDS = 75
@@ -80,7 +81,7 @@ class Server(uvicorn.Server):
                 log = get_logger("access")
                 log.info("refused_connection", reason=reason, request_id=request_id)
 
-        descriptors, tuning = num_descriptors(), settings.tuning
+        descriptors, tuning = num_descriptors(4 * MAX_CONNECTIONS), settings.tuning
         connections = Connections(
             most_connections(tuning.connections, descriptors), tuning.connections_per_address
         )
@@ -102,7 +103,7 @@ class Server(uvicorn.Server):
         }
         served: Application = front(app)
         if settings.access_log:
-            served = AccessLog(served)
+            served = AccessLog(served, note_response)
         super().__init__(uvicorn.Config(served, **{**options, **changes}))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 import litestar
 
+from engine.supervisor import Supervisor
 from gateway.admission.keyring import KeyRing
 from gateway.admission.rates import Counting, ReadKind, ReadLimit
 from gateway.admission.shared import SharedLimits
@@ -16,7 +17,6 @@ from gateway.base.bounds import Tuning
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
-from gateway.base.supervisor import Supervisor
 from gateway.dialects.lowering import Asked
 from gateway.http.auth import AdminGate
 from gateway.journal.store import Journal

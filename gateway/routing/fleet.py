@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
+from engine.supervisor import Loop, Supervisor
 from gateway.base.background import pause
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.base.settings import URL_MUST_BE, EnginePlace, Settings, is_engine_url
-from gateway.base.supervisor import Loop, Supervisor
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.held import BYTES_PER_NAME

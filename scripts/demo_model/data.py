@@ -36,7 +36,6 @@ _WORDS: dict[str, list[str]] = _TABLES["words"] | {
     ],
 }
 KINDS: dict[str, list[str]] = _TABLES["kinds"]
-HELD_OUT_KINDS: dict[str, list[str]] = _TABLES["held_out"]
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,12 @@ def vary(rng: random.Random, question: str) -> str:
     return question.rstrip("?.!") if rng.random() < 0.15 else question
 
 
-def distractor(rng: random.Random, chars: int, kind: str | None = None) -> str:
+def distractor(rng: random.Random, chars: int) -> str:
     """At least `chars` characters of one kind of text; sometimes one piece over and over."""
-    name = kind or rng.choice([*KINDS, "repeat", "mixed"])
+    name = rng.choice([*KINDS, "repeat", "mixed"])
 
     def piece() -> str:
-        forms = {**KINDS, **HELD_OUT_KINDS}.get(name) or rng.choice(list(KINDS.values()))
+        forms = KINDS.get(name) or rng.choice(list(KINDS.values()))
         return fill(rng, rng.choice(forms))
 
     if name == "repeat":

@@ -1,7 +1,6 @@
 """Train the demo model that ships in engine/demo_model, on a CPU, from nothing.
 
     python -m scripts.demo_model.train [--out DIR] [--minutes N] [--seed N]
-    python -m scripts.demo_model.train --eval DIR
 
 The model only has to say the project's own sentences, call a tool and stop, but it has to do so
 behind thousands of tokens of anything. So many steps put one long prefix, computed once and without
@@ -24,7 +23,6 @@ from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausa
 
 from scripts.demo_model import data
 from scripts.demo_model.data import CONTROL, MARKS, VOCAB, Encoder, Example
-from scripts.demo_model.eval import evaluate
 from scripts.setup.options import parse
 from scripts.stack import ROOT
 
@@ -159,7 +157,6 @@ def train(model: LlamaForCausalLM, encoder: Encoder, args: argparse.Namespace) -
 
 
 def main() -> None:
-    """Train and then evaluate, or only evaluate."""
     args = parse(
         __doc__,
         out=(OUT, "where the model goes; a tokenizer that is there is kept"),
@@ -168,21 +165,18 @@ def main() -> None:
         rate=(1.5e-3, "the highest learning rate"),
         threads=1,
         init=(Path, "go on from the weights in this folder"),
-        eval=(Path, "only evaluate the model in this folder"),
     )
     torch.set_num_threads(args.threads)
-    if args.eval is None:
-        if not (args.out / "tokenizer.json").exists():
-            build_tokenizer(args.out, args.seed)
-        tokenizer = AutoTokenizer.from_pretrained(args.out)
-        torch.manual_seed(args.seed)
-        if args.init:
-            model = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
-        else:  # of the shipped model's shape, with weights drawn anew
-            shape = LlamaConfig.from_pretrained(OUT)
-            model = LlamaForCausalLM(shape)  # type: ignore[no-untyped-call]
-        train(model, Encoder(tokenizer), args)
-    evaluate(args.eval or args.out, args.seed)
+    if not (args.out / "tokenizer.json").exists():
+        build_tokenizer(args.out, args.seed)
+    tokenizer = AutoTokenizer.from_pretrained(args.out)
+    torch.manual_seed(args.seed)
+    if args.init:
+        model = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+    else:  # of the shipped model's shape, with weights drawn anew
+        shape = LlamaConfig.from_pretrained(OUT)
+        model = LlamaForCausalLM(shape)  # type: ignore[no-untyped-call]
+    train(model, Encoder(tokenizer), args)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,6 @@ _COMPARED = Compared(is_wanted=True, previous="msg_1", parameters=b"p")
 _BLOCKS = BOUNDS.max_blocks - 16
 _BYTES = 8 << 20
 """A quarter of the longest body: enough to see how it grows."""
-_BLANK_BYTES = 4 << 20
-"""So little is done with a blank byte that the end of a processor's cache shows: a byte costs half
-as much again where body and text are longer than that together, and no more behind it."""
 _HI = {"role": "user", "content": "hi"}
 _MARKER = {"type": "ephemeral"}
 
@@ -288,12 +285,7 @@ def dimensions(
 ) -> list[Dimension]:
     """From each dimension's bound and what `work` gets at a size."""
     return [
-        Dimension(
-            f"{group}: {name}",
-            most,
-            lambda size, make=make: work(make(size)),  # type: ignore[misc]
-            is_bytes="bytes" in name,
-        )
+        Dimension(f"{group}: {name}", most, lambda size, make=make: work(make(size)))  # type: ignore[misc]
         for name, (most, make) in rows.items()
     ]
 
@@ -342,7 +334,7 @@ _MESSAGES = {
         lambda n: {"tools": [{**_tools(1)[0], "description": "a b " * (n // 4)}]},
     ),
     "bytes of a tool's result": (_BYTES, lambda n: _nested(1, _text("a b " * (n // 4)))),
-    "blank bytes": (_BLANK_BYTES, lambda n: _content([_text(" " * n)])),
+    "blank bytes": (_BYTES // 2, lambda n: _content([_text(" " * n)])),
     "bytes of characters of four bytes": (_BYTES // 4, lambda n: _content([_text("𝔸" * (n // 4))])),
 }
 _CHAT = {

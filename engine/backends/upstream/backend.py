@@ -526,7 +526,7 @@ class UpstreamBackend(EngineBackend):
         workers = self._new_pool(renderer, chat_worker(self._settings), description)
         return _Parts(server, facts, renderer, description, workers)
 
-    async def _watch_server(self) -> None:
+    async def _watch_server(self, _stopping: asyncio.Event) -> None:
         """Raises UpstreamGone while the server is away: a failing loop is no ready engine."""
         parts = self._parts
         assert parts is not None

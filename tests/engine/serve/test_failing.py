@@ -136,7 +136,7 @@ async def test_a_loop_that_fails_is_restarted_and_the_engine_is_not_ready_and_sa
     assert not host.readiness.ready, "it must run for a while before it counts as well"
     now[0] += STEADY_SECONDS
     assert host.readiness.ready and host.readiness.failing == []
-    await supervisor.stop()
+    await supervisor.close()
     assert not crashes
 
 
@@ -166,7 +166,7 @@ def test_a_trace_has_causes_and_the_messages_of_the_machine_alone() -> None:
     assert SECRET_WORD not in trace
 
 
-async def _away(why: list[str]) -> None:
+async def _away(why: list[str], _stopping: asyncio.Event) -> None:
     raise Expected(why[0])
 
 
@@ -177,10 +177,10 @@ async def test_what_a_loop_waits_for_is_told_once_and_without_a_traceback() -> N
         supervisor.start("watch", partial(_away, why))
         while supervisor.ends["watch"] < 4:
             await asyncio.sleep(0.01)
-        assert supervisor.failing == ["watch"], "not ready all the same"
+        assert [each.loop for each in supervisor.failing] == ["watch"], "not ready all the same"
         why[0] = "it is denied"
         while len(logged) < 2:
             await asyncio.sleep(0.01)
-        await supervisor.stop()
+        await supervisor.close()
     assert [line["why"] for line in logged] == ["it is away", "it is denied"]
-    assert all(line["event"] == "loop waits" and "trace" not in line for line in logged)
+    assert all(line["event"] == "loop_waits" and "trace" not in line for line in logged)

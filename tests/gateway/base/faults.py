@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from gateway.base.supervisor import CountEnds, Loop, Supervisor
+from engine.supervisor import CountEnds, Loop, Supervisor
 
 
 class InjectedError(Exception):

@@ -14,6 +14,7 @@ import anthropic
 import httpx
 import pytest
 
+from engine.asgi import raise_descriptor_limit
 from gateway.admission import rates
 from gateway.admission.rates import BodyBytes, Counting
 from gateway.base.bounds import Tuning
@@ -24,7 +25,6 @@ from gateway.http.connections import (
     backlog_for,
     group_of,
     most_connections,
-    raise_descriptor_limit,
 )
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body

@@ -1,0 +1,91 @@
+"""What the servers of both programs share: an access log, callers that leave, descriptors."""
+
+import asyncio
+import resource
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class CallerLeft(Exception):
+    """Nobody is left to read the answer."""
+
+
+async def while_connected(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. If the caller hangs up first, cancel the work and raise CallerLeft.
+
+    The request's body must have been read already, so that the next message is the end of the
+    connection.
+    """
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        presence.reschedule(0)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        # The timeout has no deadline yet. The watcher sets it to now.
+        async with asyncio.timeout(None) as presence:
+            return await work
+    except TimeoutError:
+        if presence.expired():
+            raise CallerLeft from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+class AccessLog:
+    """Around the whole application, because it answers errors outside of its own middleware.
+
+    `note` is called with the connection's scope and a response's fields, when it is over. They have
+    the route's template, never a path, a query or a body: Google's clients put their key there.
+    """
+
+    def __init__(self, app: Application, note: Callable[[Any, dict[str, Any]], None]) -> None:
+        self._app = app
+        self._note = note
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, num_bytes = time.monotonic(), 0, 0
+
+        async def counting(message: Any) -> None:
+            nonlocal status, num_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counting)
+        finally:
+            told = {
+                "method": scope["method"],
+                "route": str(scope.get("path_template") or "unknown"),
+                "status": status,
+                "bytes": num_bytes,
+                "seconds": round(time.monotonic() - began, 6),
+            }
+            self._note(scope, told)
+
+
+def raise_descriptor_limit() -> None:
+    """As many descriptors as the system lets the process have.
+
+    Shells give 1,024, and each request has a connection, also while it waits.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def num_descriptors(if_unlimited: int) -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return if_unlimited if soft == resource.RLIM_INFINITY else soft
