@@ -14,14 +14,13 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
-from weakref import WeakValueDictionary
 from zlib import crc32
 
 import msgspec
 import structlog
 
 from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
-from engine.backends.prepare.pool import PreparePool, SessionDays, new_pool
+from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
 from engine.backends.prepare.preparer import may_compile
 from engine.backends.reports import EventLog, cells_of, chains_held, entry_infos, pool_stats
@@ -73,8 +72,6 @@ STORE_FLUSH_SECONDS = 5.0
 HEARTBEAT_SECONDS = 5.0
 MAX_DROP_SECONDS = 10.0
 """Seconds that a drop waits until its files are deleted."""
-MAX_COMPILERS = 2
-"""Threads for grammars that a worker has compiled before."""
 _decode = msgspec.json.Decoder(GenerateRequest)
 
 
@@ -120,7 +117,8 @@ class EngineBackend:
         self._on_crash = on_crash
         self._events = EventLog(epoch=uuid4().hex)
         # Compiling takes a tenth of a second of processor. It yields to the model's step.
-        self._compilers = ScopeThreads(MAX_COMPILERS, "compile", step_back)
+        # A thread for each worker, which compiled the same before: no scope can fill them all.
+        self._compilers = ThreadPoolExecutor(MAX_WORKERS, "compile", initializer=step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
         longest = max(ttl.seconds for ttl in TTLS.values()) * settings.ttl_scale
@@ -129,7 +127,7 @@ class EngineBackend:
         self._loaded: Loaded | None = None
 
     async def stop(self) -> None:
-        self._compilers.close()
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         if self._loaded is not None:
             await self._loaded.preparation.close()
             await asyncio.to_thread(self._loaded.loop.stop)
@@ -305,7 +303,7 @@ class EngineBackend:
     async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:
         make = partial(loaded.renderer.parsers, request)
         if may_compile(request):
-            return await self._compilers.run(request.scope, make)
+            return await self._event_loop.run_in_executor(self._compilers, make)
         return await asyncio.to_thread(make)
 
     async def _submit(
@@ -568,33 +566,3 @@ def new_samples(request: GenerateRequest, description: Description) -> list[Samp
 
 def _given(value: T | None, default: T) -> T:
     return default if value is None else value
-
-
-class ScopeThreads:
-    """Threads for work in the engine's own process, one at a time for each scope.
-
-    A scope with many requests leaves the other threads to others, and its further work waits behind
-    its own. Used from one event loop. `begin` is called once in each thread."""
-
-    def __init__(self, num_threads: int, name: str, begin: Callable[[], None]) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, name, initializer=begin)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    async def run(self, scope: str, work: Callable[[], T]) -> T:
-        """Run `work` in a thread when the scope's earlier work has ended; raise its error.
-
-        Work that a thread has begun keeps the scope's turn until its end, also where its client
-        has left.
-        """
-        lock = self._locks.setdefault(scope, asyncio.Lock())
-        await lock.acquire()
-        try:
-            running = asyncio.wrap_future(self._threads.submit(work))
-        except RuntimeError:  # it is closed
-            lock.release()
-            raise
-        running.add_done_callback(lambda _: lock.release())
-        return await asyncio.shield(running)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -86,7 +86,15 @@ class EngineLoop:
         if to_clear := self.scheduler.take_to_clear():
             self._runner.clear_blocks(to_clear)
         self._runner.copy_blocks(self.scheduler.take_copies())
-        self._bring_back()
+        # Copy what arrives from the tiers below, as much of it as a step may.
+        max_loads = self._store.max_loads if self._store is not None else 0
+        arrivals = self.scheduler.take_arrivals(max_loads)
+        self._runner.promote(arrivals.promotions)
+        if arrivals.loads:
+            self._runner.load(arrivals.loads)
+        if arrivals.promotions or arrivals.loads:
+            self.scheduler.note_arrived(self._clock.now())
+        self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
         begun = self._clock.now()
         works = [self._work(chunk) for chunk in chunks]
         stop = self._urgent.is_set if self.scheduler.may_stop else None
@@ -108,17 +116,6 @@ class EngineLoop:
             self._store.after_step(self._clock.now())
         self._is_idle = not chunks and not self._num_arrived
         self.accounting.publish()
-
-    def _bring_back(self) -> None:
-        """Copy what arrives from the tiers below, as much of it as a step may."""
-        max_loads = self._store.max_loads if self._store is not None else 0
-        arrivals = self.scheduler.take_arrivals(max_loads)
-        self._runner.promote(arrivals.promotions)
-        if arrivals.loads:
-            self._runner.load(arrivals.loads)
-        if arrivals.promotions or arrivals.loads:
-            self.scheduler.note_arrived(self._clock.now())
-        self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
 
     def _foresee(self, sequences: Iterable[SequenceState]) -> None:
         """Propose what comes next, and begin to find out what may."""

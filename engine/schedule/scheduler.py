@@ -114,7 +114,12 @@ class Scheduler:
         batches |= waiting.of(is_batch=True).scopes
         seen |= waiting.of(is_batch=False).scopes | {f"batches of {scope}" for scope in batches}
         self._pace.see(seen, now)
-        self._look_up_again()
+        # Look the next request up again if its hold was given up, before anything is written.
+        for is_batch in (False, True):
+            sequence = self._next_waiting(is_batch)
+            if sequence is not None and sequence.lacks_look_up:
+                request = sequence.request
+                request.found = self._cache.look_up(request.query)
         chunks = self._decode(is_batch=False)
         room = self._pace.new_room(len(chunks))
         chunks += self._prefills(room, now, is_batch=False)
@@ -202,14 +207,6 @@ class Scheduler:
                 request.brought_at = request.brought_at or now
 
     # Inside.
-
-    def _look_up_again(self) -> None:
-        """Look the next request up again if its hold was given up, before anything is written."""
-        for is_batch in (False, True):
-            sequence = self._next_waiting(is_batch)
-            if sequence is not None and sequence.lacks_look_up:
-                request = sequence.request
-                request.found = self._cache.look_up(request.query)
 
     def _next_waiting(self, is_batch: bool) -> SequenceState | None:
         """The next request of its class that does not wait for a twin's blocks.

@@ -28,9 +28,9 @@ Result = TypeVar("Result")
 class Workers:
     """Used from one event loop; `close` when nothing runs any more."""
 
-    def __init__(self, num_threads: int = _NUM_THREADS) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, "worker")
-        self._free = asyncio.Semaphore(num_threads)
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "worker")
+        self._free = asyncio.Semaphore(_NUM_THREADS)
         self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Semaphore] = WeakValueDictionary()
         self._waiting: Counter[str] = Counter()
 

@@ -418,24 +418,20 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
         raise InvalidRequest("n: more than one choice is not supported by this model")
     if description.upstream is not None and "own_template" not in can:
-        _check_for_server(ask)
-
-
-def _check_for_server(ask: Ask) -> None:
-    """Raise InvalidRequest for a field that a server which renders prompts itself can't be told."""
-    prompt = ask.plan.prompt
-    turns = {"gemini": "contents", "responses": "input"}.get(ask.dialect, "messages")
-    checks = (
-        (prompt.text is not None, "prompt: raw prompts are"),
-        (
-            bool(prompt.messages) and prompt.messages[-1].role == "assistant",
-            f"{turns}: going on with a last message of the assistant is",
-        ),
-        (ask.sampling.ignore_eos, "ignore_eos:"),
-    )
-    for is_asked, what in checks:
-        if is_asked:
-            raise InvalidRequest(f"{what} not supported by this model's server")
+        # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.
+        prompt = ask.plan.prompt
+        turns = {"gemini": "contents", "responses": "input"}.get(ask.dialect, "messages")
+        checks = (
+            (prompt.text is not None, "prompt: raw prompts are"),
+            (
+                bool(prompt.messages) and prompt.messages[-1].role == "assistant",
+                f"{turns}: going on with a last message of the assistant is",
+            ),
+            (ask.sampling.ignore_eos, "ignore_eos:"),
+        )
+        for is_asked, what in checks:
+            if is_asked:
+                raise InvalidRequest(f"{what} not supported by this model's server")
 
 
 def marked_tokens(ask: Ask, ends: Sequence[PrefixEnd]) -> int:

@@ -59,10 +59,9 @@ class Comparison:
 class PromptComparer:
     """`find` fetches a packed fingerprint from the ledger, by turn id and workspace."""
 
-    def __init__(self, find: Find, background: Background, max_turns: int = MAX_TURNS) -> None:
+    def __init__(self, find: Find, background: Background) -> None:
         self._find = find
         self._background = background
-        self._max_turns = max_turns
         self._recent: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._num_fetches = 0
 
@@ -88,7 +87,7 @@ class PromptComparer:
 
     def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
         self._recent[turn_id] = workspace, packed
-        while len(self._recent) > self._max_turns:
+        while len(self._recent) > MAX_TURNS:
             self._recent.popitem(last=False)
 
     async def _fetch(self, workspace: str, turn_id: str) -> bytes | None:

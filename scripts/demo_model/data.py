@@ -250,11 +250,11 @@ def turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
     return [(message("user", question), False), (message("assistant", answer), True)]
 
 
-def corpus(rng: random.Random, samples: int = 900) -> list[str]:
+def corpus(rng: random.Random) -> list[str]:
     """The text of the tokenizer: everything the model sees, and the prose of the reference."""
     texts = list(_WORDS["topics_of_python"])
     texts += [f"{question}\n{fact.answer}" for fact in FACTS for question in fact.ask[:12]]
-    for _ in range(samples):
+    for _ in range(900):
         box = toolbox(rng)
         texts += [distractor(rng, 300), tools_block(box[:2])]
         texts += [text for _ in range(2) for text, _ in turn(rng, box)]

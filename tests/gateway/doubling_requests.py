@@ -134,17 +134,6 @@ def _schema(count: int) -> Json:
     return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
 
 
-def _deep(count: int) -> Json:
-    """As many properties, in levels of 30 of them each."""
-    made: Json = _schema(1)
-    for _ in range(30):
-        made = {
-            "type": "object",
-            "properties": {"inner": made, **_schema(count // 30)["properties"]},
-        }
-    return made
-
-
 def _exchange(calls: list[Json], results: Any) -> Json:
     answer, reply = {"role": "assistant", "content": calls}, {"role": "user", "content": results}
     return {"messages": [_HI, answer, reply]}
@@ -307,9 +296,7 @@ _MESSAGES = {
     "blocks of a tool result": (_BLOCKS, lambda n: _nested(n, _text())),
     "documents in a tool result": (_BLOCKS // 5, lambda n: _nested(n, _document(4))),
     "texts of a search result": (_BLOCKS, lambda n: _nested(1, _search(n))),
-    "thinking blocks": (_BLOCKS, _thinking),
     "thinking blocks and edits": (_BLOCKS, _edits),
-    "stop sequences": (BOUNDS.max_stop_sequences, lambda n: {"stop_sequences": ["x" * 1024] * n}),
     "names (bytes of many texts)": (
         _BYTES,
         lambda n: _content([_text("a" * 8300)] * (n // 8300)),
@@ -321,14 +308,6 @@ _MESSAGES = {
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
     "bytes of a wrong value": (_BYTES // 4, lambda n: {"service_tier": " - at `$[" * (n // 9)}),
     "unknown fields": (BOUNDS.max_json_values // 4, lambda n: {f"f{i}": 1 for i in range(n)}),
-    "properties in levels": (
-        BOUNDS.max_schema_properties,
-        lambda n: {"tools": [{**_tools(1)[0], "input_schema": _deep(n)}]},
-    ),
-    "bytes of metadata": (
-        BOUNDS.max_metadata_bytes - 64,
-        lambda n: {"metadata": {"user_id": "u" * n}},
-    ),
     "bytes of a tool's description": (
         _BYTES,
         lambda n: {"tools": [{**_tools(1)[0], "description": "a b " * (n // 4)}]},
@@ -355,9 +334,7 @@ _CHAT = {
     ),
     "calls without results": (_BLOCKS, lambda n: _chat_calls(n, answered=0)),
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
-    "choices": (BOUNDS.max_choices, lambda n: {"n": n}),
     "bytes of a call's arguments": (_BYTES // 8, _arguments),
-    "bytes of a key": (1024, lambda n: {"prompt_cache_key": "k" * n}),
 }
 _BODIES = {
     "too many values": (

@@ -160,11 +160,9 @@ def format_of(
 _OBJECT = '{"name": "{name}", "arguments": {input}}'
 
 
-def _objects(
-    opening: str, closing: str, call: str = _OBJECT, *, in_content: bool = False
-) -> CallFormat:
+def _objects(opening: str, closing: str, *, in_content: bool = False) -> CallFormat:
     """`OPENING[{"name": …, "arguments": …}, …]CLOSING`."""
-    way = Written(begin=f"{opening}[", call=call, separator=", ", end=f"]{closing}")
+    way = Written(begin=f"{opening}[", call=_OBJECT, separator=", ", end=f"]{closing}")
     return format_of(way, in_content=in_content)
 
 

@@ -7,7 +7,7 @@ out that stand where the renders part. Segments without a place are looked for b
 the last few by comparing renders: of the prompt, and of the prompt with something more at that
 segment's end; they part where the segment ends.
 
-Cost: at most `MAX_RENDERS` renders a prompt, two for most, and a bounded search.
+Cost: at most 17 renders a prompt, two for most, and a bounded search.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,6 @@ from engine.text.template.messages import Conversation
 
 _MAX_MARKED = 8
 _MAX_COMPARISONS = 8
-MAX_RENDERS = 1 + _MAX_MARKED + _MAX_COMPARISONS
 _NUM_INNER = 4  # pairs of marks for the fields of a tool or a call
 _MIN_WORDS = 16  # characters by which a text without marks is known
 _SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text

@@ -10,7 +10,7 @@ are dotted, `messages.0.content.1.text: why`: a content block's type follows its
 import re
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, defstruct
@@ -188,10 +188,6 @@ Block = (
 )
 
 SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "search_result", "document")
-PLACED_BLOCKS = frozenset(
-    str(kind.__struct_config__.tag) for kind in (Image, ToolReference, *get_args(ForeignBlock))
-)
-"""A text stands in the place of these."""
 
 
 class Tool(Strict):
@@ -418,18 +414,7 @@ def _decode(
         lambda complaint: InvalidRequest(_explained(complaint, body)),
     )
     FIELDS.check(request, bounds)
-    _check_features(request)
-    return request
-
-
-def _foreign(tool: Raw) -> Tool:
-    declared = _declared.decode(tool)
-    marker = declared.cache_control
-    return ForeignTool(declared.type, {}, description=declared.name, cache_control=marker)
-
-
-def _check_features(request: CountTokensRequest) -> None:
-    """Raise InvalidRequest for the first field that would make the answer another one."""
+    # Raise InvalidRequest for the first field that would make the answer another one.
     if request.compaction not in (None, *_UNUSED[1:]):
         raise InvalidRequest(f"compaction: {_NOT_HERE}")
     if isinstance(request, MessagesRequest) and isinstance(request.thread, ThreadContinue):
@@ -450,6 +435,13 @@ def _check_features(request: CountTokensRequest) -> None:
                 f"context_management.edits.{index}: Unable to extract tag using discriminator"
                 " 'type'"
             )
+    return request
+
+
+def _foreign(tool: Raw) -> Tool:
+    declared = _declared.decode(tool)
+    marker = declared.cache_control
+    return ForeignTool(declared.type, {}, description=declared.name, cache_control=marker)
 
 
 # Batches.

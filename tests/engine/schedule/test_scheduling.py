@@ -25,19 +25,6 @@ def test_chunks_end_at_every_breakpoint_and_are_after_a_hit_as_without_it() -> N
     assert chunks(cold)[0] == (0, 10) and chunks(warm) == chunks(cold)[1:]
 
 
-def test_choices_share_the_prompts_blocks_and_copy_one_tail_each() -> None:
-    engine = Harness(block_size=4)
-    sent = engine.send(words(0, 9), choices=3, max_tokens=2)
-    while sent.started is None:
-        engine.step()
-    tables = [sequence.table.block_ids for sequence in sent.state.sequences]
-    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
-    assert len({table[2] for table in tables}) == 3
-    assert engine.pool.num_copied == 2, "the last one keeps the original"
-    assert engine.pool.counts().active == 2 + 3
-    engine.finish(sent)
-
-
 def test_decoding_goes_on_in_every_step_of_anothers_prefill() -> None:
     engine = Harness(max_step_tokens=16)
     talker = engine.send(words(0, 4), max_tokens=40)
