@@ -39,9 +39,10 @@ BLOCKS = _themes(
     {
         "Active": ("#2563eb", "#60a5fa"),
         "Leased": ("#0f766e", "#2dd4bf"),
+        "Leased in the store": ("#0ea5e9", "#0369a1"),
         "Shared": ("#7c3aed", "#a78bfa"),
         "Best effort": ("#7dc4b8", "#1d6f66"),
-        "Cached": ("#94a3b8", "#64748b"),
+        "Automatic": ("#94a3b8", "#64748b"),
         "Free": ("#e2e8f0", "#263240"),
     }
 )

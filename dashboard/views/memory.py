@@ -10,18 +10,28 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
-from dashboard.views.fleet import foreign_share, in_use_share
-from engine.protocol.reports import BlockCell, BlockStats, Counters, Lifetimes, Memory, Stats
+from dashboard.views.fleet import foreign_share
+from dashboard.views.savings import prefix_label
+from engine.protocol.reports import BlockCell, Counters, Lifetimes, Memory, Stats
 from gateway.admin.structs.fleet import EngineMemory
 
 REFRESH_SECONDS = 5
-STATES = {
+CELLS = {
     "Active": "active",
     "Leased": "leased",
     "Best effort": "best_effort",
-    "Cached": "cached",
+    "Automatic": "cached",
     "Free": "free",
 }
+# As holdings have them.
+HELD = {
+    "Active": "active",
+    "Leased": "leased",
+    "Leased in the store": "lowered",
+    "Best effort": "best_effort",
+    "Automatic": "automatic",
+}
+BY = ("Workspace", "Key", "Prefix")
 CELLS_A_ROW = 64
 CELL_HEIGHT = 9
 _REFUSED = {
@@ -49,6 +59,7 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
     draw_cards(answering, [engine.stats for engine in answering if engine.stats is not None])
     if len(answering) > 1:
         draw_pools(answering)
+    draw_holders(answering)
     if rows := store_rows(answering):
         parts.heading("Store on disk", "store_bytes")
         told = ", ".join(f"{row['Engine']} {row['State']}" for row in rows)
@@ -62,13 +73,32 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
     draw_engine(shown)
 
 
+def pool_of(engine: EngineMemory) -> dict[str, int]:
+    """The blocks of an engine's pool by what holds them, each once. Bars, cards and tables are of
+    these: of the holdings where the engine has a map, else of its own counts."""
+    assert engine.stats is not None
+    blocks = engine.stats.blocks
+    if engine.memory is None or not engine.memory.cells:
+        return {name: getattr(blocks, key) for name, key in CELLS.items()}
+    found = {
+        name: sum(getattr(each.holding, key) for each in engine.held) for name, key in HELD.items()
+    }
+    return {**found, "Free": blocks.total - sum(found.values())}
+
+
 def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
     total = max(sum(stats.blocks.total for stats in found), 1)
-    leased = sum(stats.blocks.leased for stats in found)
-    in_use = formats.percent(in_use_share([stats.blocks for stats in found]))
+    pools = [pool_of(engine) for engine in engines]
+    share = {
+        name: formats.percent(sum(pool.get(name, 0) for pool in pools) / total)
+        for name in (*HELD, "Free")
+    }
+    used = sum(pool["Active"] + pool["Leased"] for pool in pools)
+    in_use = formats.percent(used / total)
     parts.hero(
-        f"**{in_use}** of the KV memory is in use,"
-        f" **{formats.percent(leased / total)}** is promised to leases."
+        f"**{in_use}** of the KV memory is in use, **{share['Leased']}** is promised to leases."
+        f" {share['Best effort']} is best effort and {share['Automatic']} automatic: both make way"
+        f" for what needs the room. {share['Free']} is free."
     )
     host = sum(stats.host_blocks for stats in found)
     host_used = sum(stats.host_blocks_used for stats in found)
@@ -77,13 +107,21 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
     mapped = [e.memory for e in engines if e.memory and e.memory.unused_tokens is not None]
     room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
     unused = sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
+    lowered = sum(pool.get("Leased in the store", 0) for pool in pools)
     with st.grid(3, min_column_width=190, row_height=132):
         parts.card(
             "pool_in_use",
             in_use,
             delta=f"{formats.percent(foreign)} by other clients" if foreign else None,
         )
-        parts.card("pool_leased", formats.percent(leased / total))
+        parts.card(
+            "pool_leased",
+            share["Leased"],
+            delta=f"{share['Leased in the store']} more in the store" if lowered else None,
+        )
+        parts.card("pool_best_effort", share["Best effort"])
+        parts.card("pool_automatic", share["Automatic"])
+        parts.card("pool_free", share["Free"])
         parts.card("unused_tokens", formats.percent(unused))
         copied = sum(stats.counters.copied_blocks for stats in found)
         parts.card("copied_blocks", formats.compact(copied))
@@ -99,15 +137,67 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
         )
 
 
+def draw_holders(engines: Sequence[EngineMemory]) -> None:
+    """Who fills the memory, in blocks, each counted once."""
+    parts.heading("Who fills it", "holders")
+    by = st.segmented_control("By", BY, default=BY[0], key="memory_by", required=True)
+    rows = holder_table(engines, by)
+    if rows:
+        parts.table(rows, "holders", f"Blocks by {by.lower()}: {len(rows)} rows.")
+    else:
+        parts.empty("Nobody holds a block.")
+    if by != BY[0]:
+        st.caption(
+            "A key is that of the newest request that wrote just this prefix. It is empty for what"
+            " no request of the ledger ended with, and for automatic content, which has no prefix."
+        )
+    if untold := [engine.name for engine in engines if engine.memory and not engine.memory.cells]:
+        st.text(
+            f"{', '.join(untold)}: only blocks of prefixes are told, by their number of tokens."
+            " Whose the other blocks are is not known."
+        )
+
+
+def holder_table(engines: Sequence[EngineMemory], by: str) -> list[Row]:
+    """The most blocks first. Shares are of all pools together."""
+    total = sum(engine.stats.blocks.total for engine in engines if engine.stats) or 1
+    rows: dict[tuple[str | None, ...], dict[str, Any]] = {}
+    for engine in engines:
+        for each in engine.held:
+            holding = each.holding
+            whose: dict[str, Any] = {"Workspace": each.workspace}
+            if by != "Workspace":
+                whose["Key"] = each.key or each.key_id
+            if by == "Prefix":
+                label = prefix_label(each.look) if each.look else None
+                if holding.entry is not None:
+                    label = label or formats.counted(holding.tokens, "token")
+                whose["Prefix"] = label
+                whose["Prefix id"] = (holding.name or holding.entry or "")[:16] or None
+            row = rows.setdefault(
+                tuple(whose.values()),
+                {**whose, "Blocks": 0, "Share": 0.0, **dict.fromkeys(HELD, 0), "MiB": 0.0},
+            )
+            counts = {name: getattr(holding, key) for name, key in HELD.items()}
+            blocks = sum(counts.values())
+            for name, count in (("Blocks", blocks), *counts.items()):
+                row[name] += count
+            row["Share"] += blocks / total
+            size = engine.memory.block_size if engine.memory else 0
+            row["MiB"] += blocks * size * engine.kv_bytes_per_token / 2**20
+    return sorted(rows.values(), key=lambda row: int(row["Blocks"]), reverse=True)
+
+
 def draw_pools(engines: Sequence[EngineMemory]) -> None:
     """One bar for each engine: what holds its blocks, as shares of its pool."""
     parts.heading("Pools", "pool_in_use")
-    pools = {engine.name: engine.stats.blocks for engine in engines if engine.stats is not None}
+    pools = {engine.name: pool_of(engine) for engine in engines}
     rows = [
-        {"engine": name, "state": state, "order": order, "blocks": n, "share": n / blocks.total}
-        for name, blocks in pools.items()
-        for order, (state, key) in enumerate(STATES.items())
-        if (n := getattr(blocks, key))
+        {"engine": name, "state": state, "order": order, "blocks": n, "share": n / total}
+        for name, pool in pools.items()
+        for total in (max(sum(pool.values()), 1),)
+        for order, (state, n) in enumerate(pool.items())
+        if n
     ]
     drawn = (
         alt.Chart(charts.frame(rows))
@@ -125,7 +215,9 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
         .properties(height=130 + len(pools) * BAR_HEIGHT)
     )
     told = ", ".join(
-        f"{name} {formats.percent(in_use_share([blocks]))} in use" for name, blocks in pools.items()
+        f"{name} {formats.percent((pool['Active'] + pool['Leased']) / max(sum(pool.values()), 1))}"
+        " in use"
+        for name, pool in pools.items()
     )
     parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
 
@@ -164,13 +256,12 @@ def draw_engine(engine: EngineMemory) -> None:
         parts.empty("This engine does not tell what is in its memory.")
         return
     if memory.cells:
-        blocks = stats.blocks
+        told = ", ".join(f"{n:,} {state.lower()}" for state, n in pool_of(engine).items())
         parts.chart(
             block_map(memory, charts.BLOCKS[viewer.theme()]),
             f"map_{engine.name}",
-            f"Map of {blocks.total:,} blocks: {blocks.active:,} active, {blocks.leased:,} leased,"
-            f" {blocks.best_effort:,} best effort, {blocks.cached:,} cached, {blocks.free:,} free;"
-            f" {blocks.shared:,} have more than one holder.",
+            f"Map of {stats.blocks.total:,} blocks: {told}; {stats.blocks.shared:,} have more than"
+            " one holder.",
         )
     else:
         parts.empty(
@@ -183,7 +274,7 @@ def draw_engine(engine: EngineMemory) -> None:
         draw_endings(engine.name, stats.counters)
     with right:
         draw_rests(engine.name, memory.lifetimes)
-    rows = pool_table(stats.blocks, memory, engine.kv_bytes_per_token)
+    rows = pool_table(engine, memory)
     parts.table(rows, f"pool_{engine.name}", f"Blocks of {engine.name} by what holds them.")
     if engine.state_blocks:
         size = formats.counted(engine.state_blocks, "block")
@@ -197,7 +288,7 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
     step = CELLS_A_ROW * size
     rows = []
     for number, cell in enumerate(memory.cells):
-        states = {name: getattr(cell, key) for name, key in STATES.items()}
+        states = {name: getattr(cell, key) for name, key in CELLS.items()}
         first = number * size
         rows.append(
             {
@@ -245,26 +336,27 @@ def _state(states: dict[str, int], cell: BlockCell) -> str:
     return "Shared" if is_shared and name in ("Active", "Leased") else name
 
 
-def pool_table(device: BlockStats, memory: Memory, width: int) -> list[Row]:
-    """Blocks, tokens and bytes by what holds them, on the device and in the host tier.
-
-    `width` is the bytes of a token; 0 where they are not known.
-    """
-    size = memory.block_size
-    tiers = [("Device", device)] + ([("Host", memory.host)] if memory.host else [])
+def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
+    """Blocks, tokens and bytes by what holds them, on the device and in the host tier."""
+    assert engine.stats is not None
+    size, width = memory.block_size, engine.kv_bytes_per_token
+    device = engine.stats.blocks
+    tiers = [("Device", pool_of(engine) | {"Shared": device.shared, "Foreign": device.foreign})]
+    if memory.host is not None:
+        lower = ("Best effort", "Automatic", "Free")
+        tiers.append(("Host", {name: getattr(memory.host, CELLS[name]) for name in lower}))
+    totals = {"Device": device.total, "Host": memory.host.total if memory.host else 0}
     return [
         {
             "Tier": tier,
             "Blocks are": name,
             "Blocks": count,
-            "Share": count / max(blocks.total, 1),
+            "Share": count / max(totals[tier], 1),
             "Tokens": count * size,
             "MiB": count * size * width / 2**20 if width else None,
         }
-        for tier, blocks in tiers
-        for name, key in {**STATES, "Shared": "shared", "Foreign": "foreign"}.items()
-        if tier == "Device" or name in ("Best effort", "Cached", "Free")
-        for count in (getattr(blocks, key),)
+        for tier, counts in tiers
+        for name, count in counts.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Plan: how much memory keeps which promise. Everything here is simulated by the gateway."""
+"""Plan: how many GPUs reach a target, how much memory keeps which promise. All is simulated."""
 
 import json
 from collections.abc import Sequence
@@ -43,6 +43,13 @@ _SLIDERS = (
         ("gap_seconds", "Seconds between requests", 1, 3600, 60, 1),
         ("hours", "Hours in which they begin", 1, 168, 4, 1),
     ),
+)
+# The target's: field, label, most, step.
+_TARGET = (
+    ("first_token_p95", "First token p95, at most (s)", 3600.0, 0.1),
+    ("requests_per_second", "Requests a second", 1000.0, 1.0),
+    ("promise_kept", "Promise kept, at least (%)", 100.0, 1.0),
+    ("leased", "Breakpoints leased, at least (%)", 100.0, 1.0),
 )
 # Field, label, least, most, default, and what stands where nothing is typed.
 _NUMBERS: tuple[tuple[tuple[str, str, float, float, float | None, str | None], ...], ...] = (
@@ -100,6 +107,7 @@ def form(choices: PlanChoices) -> dict[str, Any] | None:
                 body[field] = column.number_input(
                     label, low, high, value, key=key, placeholder=told
                 )
+        body |= wanted(choices)
         pasted = st.text_area(
             "config.json of a model that is not in the list",
             key="plan_config",
@@ -127,6 +135,39 @@ def form(choices: PlanChoices) -> dict[str, Any] | None:
     return {name: value for name, value in body.items() if value is not None}
 
 
+def wanted(choices: PlanChoices) -> dict[str, Any]:
+    """The target and the GPUs, where a first token's time is typed."""
+    st.markdown("**How many GPUs?** With a target, the fewest engines of each GPU are looked for.")
+    target: dict[str, Any] = {}
+    for column, (field, label, most, step) in zip(st.columns(4), _TARGET, strict=True):
+        key = f"plan_target_{field}"
+        value = column.number_input(label, 0.001, most, None, step, key=key, placeholder="as it is")
+        if value is not None:
+            target[field] = value / 100 if label.endswith("(%)") else value
+    with st.expander("GPUs and their prices (examples: type your own)"):
+        rows: list[Row] = [
+            {
+                "Use": True,
+                "GPU": gpu.title,
+                "$ an hour": gpu.per_hour,
+                "Memory (GB)": gpu.memory_gb,
+                "Dense BF16 (TFLOPS)": gpu.tflops,
+                "GB a second": gpu.bandwidth_gbs,
+                "From": gpu.source,
+            }
+            for gpu in choices.gpus.values()
+        ]
+        fixed = [name for name in rows[0] if name not in ("Use", "$ an hour")]
+        edited = st.data_editor(
+            frame(rows), key="plan_gpus", hide_index=True, disabled=fixed, num_rows="fixed"
+        )
+    if "first_token_p95" not in target:
+        return {}
+    picked = zip(choices.gpus, edited["Use"], edited["$ an hour"], strict=True)
+    found = [{"name": name, "per_hour": float(price)} for name, is_used, price in picked if is_used]
+    return {"target": target, "gpus": found or None}
+
+
 def made_up() -> dict[str, Any]:
     found: dict[str, Any] = {}
     columns = st.columns(3)
@@ -150,10 +191,17 @@ def config_of(text: str) -> dict[str, Any]:
 
 def draw(plan: Plan) -> None:
     whole = plan.whole
-    parts.hero(
+    for text in plan.warnings:
+        st.warning(text, icon=":material/warning:")
+    read = (
         f"**{whole.hit_rate:.1%} of the prompt tokens would be read**, and one first token in"
         f" twenty would take **{formats.seconds(whole.first_token_p95)}** or more (simulated)."
     )
+    if plan.answers:
+        draw_answers(plan)
+        st.markdown(read)
+    else:
+        parts.hero(read)
     st.caption(plan.text)
     draw_cards(plan)
     st.text(plan.knee_text)
@@ -174,6 +222,31 @@ def draw(plan: Plan) -> None:
     with st.expander("What was assumed"):
         for text in plan.assumptions:
             st.text(text)
+
+
+def draw_answers(plan: Plan) -> None:
+    parts.hero(f"**{plan.answer_text}**".replace("$", "\\$"))
+    st.caption(
+        "Simulated, the cheapest first. Prices are those that stand in the form. What follows below"
+        " the table is about the first row."
+    )
+    rows = [
+        {
+            "GPU": each.title,
+            "Engines": each.engines,
+            "GPUs an engine": each.gpus_per_engine,
+            "An hour ($)": each.per_hour,
+            "First token p95 (s)": each.point.first_token_p95 if each.point else None,
+            "Promise kept": each.point.promise_kept if each.point else None,
+            "Hit rate": each.point.hit_rate if each.point else None,
+            "Prefill of a token (µs)": each.prefill_us or None,
+            "Decode step (ms)": each.decode_ms or None,
+            "Times are": each.speed or None,
+            "Note": each.why or None,
+        }
+        for each in plan.answers
+    ]
+    parts.table(rows, "plan_answers", plan.answer_text)
 
 
 def draw_cards(plan: Plan) -> None:
@@ -283,7 +356,10 @@ def draw_page() -> None:
 
 
 if __name__ == "__main__":
-    parts.title("Plan", "How much memory keeps which promise? Simulated, with the product's pool.")
+    parts.title(
+        "Plan",
+        "How many GPUs, and which memory keeps which promise? Simulated, with the product's pool.",
+    )
     try:
         draw_page()
     except ClientError as error:

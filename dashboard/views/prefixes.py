@@ -56,7 +56,7 @@ def draw_cards(leases: list[Lease]) -> None:
     nets = [lease.prefix.saved_nano for lease in leases if lease.prefix is not None]
     known = [net for net in nets if net is not None]
     next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
-    tokens = sum(lease.entry.tokens for lease in held)
+    tokens = sum(lease.entry.own_tokens for lease in held)
     if held:
         promised = formats.counted(len(held), "prefix is", "prefixes are")
         parts.hero(

@@ -23,8 +23,19 @@ from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
 from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
 from engine.backends.prepare.preparer import may_compile
-from engine.backends.reports import EventLog, cells_of, chains_held, entry_infos, pool_stats
+from engine.backends.reports import (
+    Count,
+    EventLog,
+    cells_of,
+    chains_held,
+    entry_holdings,
+    entry_infos,
+    holdings_of,
+    owners_of,
+    pool_stats,
+)
 from engine.backends.storing import OpenStore, new_memory
+from engine.cache.block import Block, Entry
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
@@ -200,14 +211,18 @@ class EngineBackend:
 
     async def entries(self, scope: str | None = None) -> list[EntryInfo]:
         loaded = self._ready()
-        return await self._call(loaded, partial(entry_infos, loaded.cache, self._clock.now, scope))
+        owners = await self._owners(loaded)
+        infos = partial(entry_infos, loaded.cache, self._clock.now, owners, scope)
+        return await self._call(loaded, infos)
 
     async def memory(self) -> Memory:
         """Without a map: our books mirror only the blocks that entries and names stand on."""
         loaded = self._ready()
+        owners = await self._owners(loaded)
         return Memory(
             epoch=loaded.description.epoch,
             block_size=loaded.description.block_size,
+            holdings=holdings_of(entry_holdings(owners)),
             lifetimes=loaded.cache.entries.lifetimes.report(),
         )
 
@@ -327,6 +342,11 @@ class EngineBackend:
     async def _call(self, loaded: Loaded, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(loaded.loop.call(function))
 
+    async def _owners(self, loaded: Loaded) -> dict[Block, Entry]:
+        owners = dict[Block, Entry]()
+        await self._parts_of(loaded, owners_of(loaded.cache, owners))
+        return owners
+
     async def _parts_of(self, loaded: Loaded, parts: Iterator[T]) -> list[T]:
         """All of them, each taken between two steps."""
         found = list[T]()
@@ -372,7 +392,9 @@ class LoopedBackend(EngineBackend):
         loaded = self._ready()
         pool, host = loaded.cache.pool, loaded.cache.host
         blocks_per_cell = -(-pool.num_blocks // MAX_CELLS)
-        parts = await self._parts_of(loaded, cells_of(pool, blocks_per_cell))
+        owners = await self._owners(loaded)
+        parts = await self._parts_of(loaded, cells_of(loaded.cache, blocks_per_cell, owners))
+        held = sum((part.held for part in parts), start=Count())
 
         def report() -> Memory:
             return Memory(
@@ -383,6 +405,7 @@ class LoopedBackend(EngineBackend):
                 referenced_blocks=sum(part.num_referenced for part in parts),
                 unused_tokens=sum(part.unused_tokens for part in parts),
                 host=None if host is None else pool_stats(host.pool),
+                holdings=holdings_of(held),
                 lifetimes=loaded.cache.entries.lifetimes.report(),
             )
 

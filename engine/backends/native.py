@@ -100,6 +100,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
                 else layout.kv_dtype
             ),
             attention=loaded.attention,
+            device=loaded.device_name,
             default_temperature=loaded.sampling.temperature,
             default_top_p=loaded.sampling.top_p,
             default_top_k=loaded.sampling.top_k,

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from engine.cache.block import Block
+from engine.cache.block import Block, Entry
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import ChainHeld, Event, EventFrame, Heartbeat, HeldName, Snapshot
-from engine.protocol.reports import BlockCell, BlockStats, EntryInfo
+from engine.protocol.reports import BlockCell, BlockStats, EntryInfo, Holding
 
 REPLAY_EVENTS = 65_536
 MAX_BEHIND = 8_192
@@ -144,9 +144,13 @@ def _chain_of(cache: PrefixCache, block: Block, now: Callable[[], float]) -> Cha
 
 
 def entry_infos(
-    cache: PrefixCache, now: Callable[[], float], scope: str | None = None
+    cache: PrefixCache,
+    now: Callable[[], float],
+    owners: Mapping[Block, Entry],
+    scope: str | None = None,
 ) -> list[EntryInfo]:
-    """The live entries of one scope, or of all."""
+    """The live entries of one scope, or of all; `owners` as `owners_of` finds them."""
+    own = Counter(owners.values())
     at, block_size = now(), cache.pool.block_size
     infos = list[EntryInfo]()
     for entry in cache.entries.live():
@@ -167,42 +171,121 @@ def entry_infos(
                 reason=entry.why_unleased,
                 tier=entry.blocks[0].tier,
                 is_stored=entry.outlives_restarts,
+                own_tokens=max(entry.tokens - (len(entry.blocks) - own[entry]) * block_size, 0),
                 shared_by=deepest.ref_count - deepest.lease_count,
             )
         )
     return infos
 
 
+MAX_HOLDINGS = 1000
+"""Of entries; the others of a scope are counted together."""
+Count = Counter[tuple[str | None, Entry | None, str]]
+
+
+def owners_of(cache: PrefixCache, owners: dict[Block, Entry]) -> Iterator[int]:
+    """Fill `owners`: the entry that each block counts for, the shortest, leased ones first.
+
+    Each part is to be taken between two steps. Entries of one chain share its beginning, so each is
+    walked from its end to the first block that another has: the whole is linear in the blocks.
+    """
+    entries = sorted(cache.entries.live(), key=lambda entry: (not entry.is_leased, entry.tokens))
+    num = 0
+    for entry in entries:
+        for block in reversed(entry.blocks):
+            if block in owners:
+                break
+            owners[block] = entry
+            num += 1
+        num += 1
+        if num >= MAX_BLOCKS_A_STEP:
+            yield num
+            num = 0
+    yield num
+
+
 class CellsPart(NamedTuple):
     cells: list[BlockCell]
     num_referenced: int
     unused_tokens: int
+    held: Count
 
 
-def cells_of(pool: BlockPool, blocks_per_cell: int) -> Iterator[CellsPart]:
-    """The map of a pool. Each part is to be taken between two steps."""
+def cells_of(
+    cache: PrefixCache, blocks_per_cell: int, owners: Mapping[Block, Entry]
+) -> Iterator[CellsPart]:
+    """The map of the device's pool, and what holds it. Each part is to be taken between two steps.
+
+    Of `owners` only those count that are live still, on the block that they stood on.
+    """
+    pool = cache.pool
     blocks, cells = pool.blocks, max(MAX_BLOCKS_A_STEP // blocks_per_cell, 1)
     for first in range(0, len(blocks), cells * blocks_per_cell):
         looked_at = blocks[first : first + cells * blocks_per_cell]
-        part = list[BlockCell]()
+        part, held = list[BlockCell](), Count()
         for start in range(0, len(looked_at), blocks_per_cell):
             of_cell = looked_at[start : start + blocks_per_cell]
-            states = Counter(state_of(block) for block in of_cell)
+            states = Counter[str]()
+            for block in of_cell:
+                entry = owners.get(block)
+                if entry is not None and (entry.is_broken or not cache.entries.is_live(entry)):
+                    entry = None
+                state = state_of(block, entry)
+                states[_CELL_STATES.get(state, state)] += 1
+                if state != "free":
+                    scope = entry.scope if entry else cache.scopes.get(block.owner)
+                    held[scope, entry, state] += 1
             part.append(BlockCell(**states, shared=sum(block.ref_count > 1 for block in of_cell)))
         referenced = [block for block in looked_at if block.ref_count]
         unused = sum(pool.block_size - pool.num_tokens(block) for block in referenced)
-        yield CellsPart(part, len(referenced), unused)
+        yield CellsPart(part, len(referenced), unused, held)
 
 
-def state_of(block: Block) -> str:
-    """The field of `BlockStats` that counts the block."""
+_CELL_STATES = {"lowered": "best_effort", "automatic": "cached"}
+
+
+def state_of(block: Block, entry: Entry | None) -> str:
+    """The field of `Holding` that counts the block, or `free`."""
     if block.ref_count > block.lease_count:
         return "active"
     if block.lease_count:
         return "leased"
-    if any(not entry.is_idle for entry in block.dependents):
-        return "best_effort"
-    return "cached" if block.has_content else "free"
+    if entry is not None:
+        return "lowered" if entry.is_leased else "best_effort"
+    return "automatic" if block.has_content else "free"
+
+
+def entry_holdings(owners: Mapping[Block, Entry]) -> Count:
+    """What live entries stand on, by what they say of themselves: the blocks are another's."""
+    held = Count()
+    for entry in owners.values():
+        held[entry.scope, entry, entry.state] += 1
+    return held
+
+
+def holdings_of(held: Count) -> list[Holding]:
+    """By entry, those with the most blocks first, and then what has none."""
+    sizes = Counter[Entry]()
+    for (_, entry, _), count in held.items():
+        if entry is not None:
+            sizes[entry] += count
+    told = dict.fromkeys(entry for entry, _ in sizes.most_common(MAX_HOLDINGS))
+    by = dict[tuple[str | None, Entry | None], Counter[str]]()
+    for entry in told:
+        by[entry.scope, entry] = Counter()
+    for (scope, entry, state), count in held.items():
+        whose = scope, entry if entry in told else None
+        by.setdefault(whose, Counter())[state] += count
+    return [
+        Holding(
+            scope=scope,
+            entry=entry.key.hex() if entry else None,
+            name=entry.name if entry else None,
+            tokens=entry.tokens if entry else 0,
+            **states,
+        )
+        for (scope, entry), states in by.items()
+    ]
 
 
 def pool_stats(pool: BlockPool) -> BlockStats:

@@ -302,6 +302,9 @@ class Entries:
         """All entries whose content is there and whose time is not over."""
         return [e for e in self._by_key.values() if not e.is_broken and not e.is_lapsed]
 
+    def is_live(self, entry: Entry) -> bool:
+        return self._by_key.get(entry.key) is entry and not entry.is_broken and not entry.is_lapsed
+
     # Times.
 
     def _extend(self, entry: Entry, kept_until: float) -> None:

@@ -29,6 +29,9 @@ from engine.protocol import (
     Tier,
 )
 
+MAX_SCOPES = 4096
+"""Whose names a cache remembers, for reports."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheQuery:
@@ -94,6 +97,8 @@ class PrefixCache:
 
         `state_blocks`: the blocks that one recurrent state takes; 0 for a model without linear
         layers. A model with such a state reads whole entries alone: nothing else is reused.
+
+        `scopes` has the last scopes of requests by what their blocks have as `owner`.
         """
         self.state_blocks = state_blocks
         self.pool = pool
@@ -103,6 +108,7 @@ class PrefixCache:
         self._pools = [pool, *([host.pool] if host is not None else [])]
         self._pools.extend(one.pool for one in self.stores)
         self.entries = entries
+        self.scopes: dict[Digest, str] = {}
         self._hasher = hasher
 
     def digests(self, scope: str, tokens: Sequence[TokenId]) -> PromptDigests:
@@ -133,6 +139,10 @@ class PrefixCache:
     def new_table(self, query: CacheQuery, *, may_fork: bool = False) -> BlockTable:
         """An empty table. `may_fork`: others will go on from the prompt's last token."""
         root, state, last = query.digests.root, None, len(query.tokens) - 1
+        self.scopes.pop(root, None)
+        self.scopes[root] = query.scope
+        if len(self.scopes) > MAX_SCOPES:
+            del self.scopes[next(iter(self.scopes))]
         if self.state_blocks:
             marks = eligible(query.segments, query.breakpoints, query.min_tokens)
             plan = {mark.tokens: mark.tokens for mark in marks if mark.tokens <= last}

@@ -80,6 +80,11 @@ class LoadedModel:
         """What attends: a kernel by its name and the processor's level, or torch's functions."""
         return "sdpa" if self.kernel is None else self.kernel.name
 
+    @property
+    def device_name(self) -> str:
+        is_cuda = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
+
     def free_bytes(self) -> int:
         """The device's free memory now."""
         if self.device.type == "cuda":

@@ -42,9 +42,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     least n / that many tokens. `upstream` is the kind of the server that an engine of the backend
     `upstream` stands in front of. `kv_dtype` is the type that keys and values are kept in,
     `attention` what the native engine attends with: `sdpa`, `triton`, or `cpp` and the processor's
-    level that the kernel was built for. A 0 or empty text is what the engine does not tell.
-    `guarantees` has each name once. An engine with a `role` shares a store with the others of its
-    model. Requests may carry a `record` where it `keeps_records`.
+    level that the kernel was built for; `device` is `cpu`, or a GPU's name or kind. A 0 or empty
+    text is what the engine does not tell. `guarantees` has each name once. An engine with a `role`
+    shares a store with the others of its model. Requests may carry a `record` where it
+    `keeps_records`.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -63,6 +64,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     state_blocks: int = 0
     kv_dtype: str = ""
     attention: str = ""
+    device: str = ""
     default_temperature: float = 1.0
     default_top_p: float = 1.0
     default_top_k: int = 0
@@ -254,7 +256,9 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockCell(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive blocks by what holds them, as in `BlockStats`: the first five add up."""
+    """Consecutive blocks by what holds them; the first five add up. In a map `best_effort` are all
+    blocks without a reference of live entries, `cached` those of none; in counts as `BlockStats`.
+    """
 
     free: int = 0
     active: int = 0
@@ -264,12 +268,35 @@ class BlockCell(msgspec.Struct, frozen=True, array_like=True):
     shared: int = 0
 
 
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """Device blocks of one live entry, or of a scope without an entry. Each block counts once: for
+    the shortest entry that it belongs to, leased ones first.
+
+    `active`: a sequence uses them. `leased`: leases alone hold them. The others have no reference:
+    a lease keeps a copy of `lowered` ones in the store, `best_effort` ones belong to an entry that
+    nothing holds, `automatic` ones to none. `scope` None is not known. Without an `entry` are also
+    the smallest entries of a scope, beyond MAX_HOLDINGS.
+    """
+
+    scope: str | None
+    entry: str | None = None
+    name: str | None = None
+    tokens: int = 0
+    active: int = 0
+    leased: int = 0
+    lowered: int = 0
+    best_effort: int = 0
+    automatic: int = 0
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What is in an engine's memory.
 
     `cells` are the pool in the order of its blocks, `blocks_per_cell` each, at most MAX_CELLS; none
     without the capability `block_map`. They may be of moments some steps apart. `unused_tokens` is
-    the room in `referenced_blocks` that no token is in. `host` is the host tier.
+    the room in `referenced_blocks` that no token is in. `host` is the host tier. `holdings` are of
+    the same moments as `cells`, and with the free blocks all of the pool; without `cells` they are
+    only what entries stand on.
     """
 
     epoch: str
@@ -279,6 +306,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     referenced_blocks: int | None = None
     unused_tokens: int | None = None
     host: BlockStats | None = None
+    holdings: list[Holding] = []
     lifetimes: Lifetimes
 
 
@@ -287,7 +315,8 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `name` is the gateway's name of just this prefix. `shared_by` counts the sequences that hold its
     deepest full block. `reason` says why nothing holds a `best_effort` one. `tier` is where its
-    first block is. An entry that `is_stored` outlives a restart.
+    first block is. An entry that `is_stored` outlives a restart. `own_tokens` are those that no
+    shorter entry has, nor a leased one if it is best effort: each is in one entry's.
     """
 
     entry: str
@@ -303,3 +332,4 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: BestEffortReason | None = None
     tier: Tier = "device"
     is_stored: bool = False
+    own_tokens: int = 0

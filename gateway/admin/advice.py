@@ -52,10 +52,12 @@ from gateway.planning.traffic import (
     DEFAULT_MIN_TOKENS,
     DTYPES,
     Job,
+    MeasuredOn,
     Numbers,
     PlanRequest,
     Turn,
     family_names,
+    known_gpus,
 )
 from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.prices.price import PriceSheets
@@ -346,12 +348,12 @@ class PlanController(AdminController):
 
     @view("/", "planChoices", "What a plan can be asked for.")
     async def choices(self) -> PlanChoices:
-        return PlanChoices(models=family_names(), kv_dtypes=list(DTYPES))
+        return PlanChoices(models=family_names(), kv_dtypes=list(DTYPES), gpus=known_gpus())
 
     @action(
         "/",
         "plan",
-        "What memory, tiers and engines would give, simulated.",
+        "What memory, tiers and engines would give, or how many reach a target; simulated.",
         PlanRequest,
         **(READS_BY_POST | {"is_plan": True}),
     )
@@ -415,7 +417,22 @@ async def _job(services: Services, asked: PlanRequest, viewer: Viewer) -> Job:
     told = [min_tokens_of(services, model) for model in gathering.models]
     least = min(told, default=DEFAULT_MIN_TOKENS)
     job: Job = await in_thread(services, viewer, _PLAN_LINE, gathering.job, asked, least)
-    return job
+    on = [_measured_on(services, model) for model in sorted(gathering.models)]
+    return msgspec.structs.replace(job, measured_on=on)
+
+
+def _measured_on(services: Services, model: str) -> MeasuredOn:
+    """The engine that serves the model now; one that is gone is not known."""
+    try:
+        found = services.find_model(model)
+    except NotFound:
+        return MeasuredOn(model=model)
+    for engine in services.fleet.engines:
+        about = engine.description
+        if about is not None and found.is_served_by(about.model):
+            width = about.kv_bytes_per_token
+            return MeasuredOn(model=model, device=about.device, kv_bytes_per_token=width)
+    return MeasuredOn(model=model)
 
 
 class TrafficGathering:
@@ -477,6 +494,7 @@ class TrafficGathering:
             decode_ms=None if decode is None else decode * 1e3,
             overhead_seconds=median(self._overheads) if self._overheads else 0.0,
             min_cache_tokens=min_cache_tokens,
+            measured_on=[MeasuredOn(model=model) for model in sorted(self.models)],
         )
 
 

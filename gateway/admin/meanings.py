@@ -12,7 +12,7 @@ _TABLE = f"""
 leases | Leases | entries | entries whose KV blocks are held until their TTL is over
 leases_kept | Leases kept | share of leases that ended | expired / (expired + sacrificed + yielded +
     dropped + damaged) leases of the engines that answer, since they started
-leased_tokens | Tokens held | tokens | tokens of leased entries; what two of them share counts twice
+leased_tokens | Tokens held | tokens | tokens of leased entries; what several share counts once
 ttl_left | Ends next | seconds | the shortest time that a lease has left, unless it is read again
 lease_saved_nano | Net of what is held | dollars | net saved by these prefixes over their whole life
     in the ledger, on all engines
@@ -20,6 +20,13 @@ pool_in_use | Pool in use | share of blocks | (active + leased) blocks / all blo
     other clients of the engine's own server (foreign traffic) have a part of the active ones, which
     is no part of any promise
 pool_leased | Leased | share of blocks | blocks held by leases alone / all blocks
+pool_best_effort | Best effort | share of blocks | blocks of live entries that nothing holds / all
+    blocks; an entry stays readable while they happen to be in memory
+pool_automatic | Automatic | share of blocks | blocks with content of no live entry, which are
+    reused where a prompt begins alike / all blocks
+pool_free | Free | share of blocks | blocks with nothing of use / all blocks
+holders | Who fills it | blocks of the device | each block counts once: for the shortest entry that
+    it belongs to, leased ones before others, else for its workspace alone
 unused_tokens | Unused room | share of referenced room | tokens that would fit into referenced
     blocks and are not there / (referenced blocks x tokens of a block)
 copied_blocks | Copies on write | blocks since the engine started | shared blocks that were copied

@@ -15,6 +15,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
+from engine.protocol.reports import Holding
 from gateway.admin.controller import (
     ASKED_RANGE,
     HOUR_MS,
@@ -34,6 +35,7 @@ from gateway.admin.structs.fleet import (
     Attribution,
     EngineMemory,
     FleetHistory,
+    Held,
     LoadPoint,
 )
 from gateway.admin.structs.usage import (
@@ -60,6 +62,7 @@ from gateway.http.auth import AdminRequest
 from gateway.http.errors import Refusals
 from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
+from gateway.ledger.reads.prefixes import named, writers
 from gateway.ledger.reads.prefixes import prefixes as prefixes_of
 from gateway.ledger.reads.sums import Priced, Range, avoided, comparisons, waterfall
 from gateway.ledger.reads.sums import latency as latency_of
@@ -316,7 +319,8 @@ class LiveController(AdminController):
         summary="What is in each engine's memory.",
     )
     async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
-        return [await _memory(e) for e in services.fleet.engines if engine in (None, e.name)]
+        found = [await _memory(e) for e in services.fleet.engines if engine in (None, e.name)]
+        return await _with_holders(services, found)
 
     @get(
         "/engines/history",
@@ -390,6 +394,44 @@ async def _memory(engine: Engine) -> EngineMemory:
         stats=stats,
         memory=memory,
     )
+
+
+async def _with_holders(services: Services, found: list[EngineMemory]) -> list[EngineMemory]:
+    """Scopes become workspaces, and names the keys and the looks that the ledger knows."""
+    names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
+    told = [each for one in found if one.memory for each in one.memory.holdings]
+    prefixes = {
+        (names[each.scope], each.name)
+        for each in told
+        if each.scope in names and each.name is not None
+    }
+    ledger = services.queries.ledger
+    wrote = await writers(ledger, prefixes)
+    known = await named(ledger, prefixes, services.prices.own)
+    keys = {key.id: key.name for key in await services.keys.all(None)} if wrote else {}
+
+    def held(each: Holding) -> Held:
+        workspace = names.get(each.scope or "")
+        key_id = wrote.get((workspace or "", each.name or ""))
+        report = known.get((workspace or "", each.name or ""))
+        return Held(
+            workspace=workspace,
+            key_id=key_id,
+            key=keys.get(key_id or ""),
+            look=report.look if report else None,
+            holding=each,
+        )
+
+    return [
+        msgspec.structs.replace(
+            one,
+            memory=msgspec.structs.replace(one.memory, holdings=[]),
+            held=[held(each) for each in one.memory.holdings],
+        )
+        if one.memory
+        else one
+        for one in found
+    ]
 
 
 def attributions(samples: Sequence[Sample]) -> list[Attribution]:

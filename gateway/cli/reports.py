@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, TrafficGathering, of_requests
-from gateway.admin.structs.advice import AdviceReport, Finding, Plan, Planned, Point
+from gateway.admin.structs.advice import AdviceReport, Finding, FleetAnswer, Plan, Planned, Point
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
 from gateway.advice.stream import advise_stream
 from gateway.base.clock import Clock
@@ -29,7 +29,9 @@ from gateway.planning.traffic import (
     Job,
     MadeTraffic,
     PlanRequest,
+    Target,
     family_names,
+    known_gpus,
 )
 from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.prices.files import SHIPPED, load_prices
@@ -71,6 +73,18 @@ def add_commands(commands: Commands) -> None:
         metavar="FIELD=VALUE",
         nargs="*",
         help=f"traffic made up by a rule: {', '.join(MadeTraffic.__struct_fields__)}",
+    )
+    plan.add_argument(
+        "--target",
+        metavar="FIELD=VALUE",
+        nargs="+",
+        help=f"how many engines of which GPU reach it: {', '.join(Target.__struct_fields__)}",
+    )
+    plan.add_argument(
+        "--gpus",
+        metavar="GPU[=DOLLARS]",
+        nargs="+",
+        help=f"with their prices an hour; default: all of {', '.join(known_gpus())}",
     )
     plan.add_argument("--served-model", help="only turns of this model of the ledger")
     for parser, run, start in ((advise, _advise, "a day"), (plan, _plan, "a week")):
@@ -191,7 +205,7 @@ def _findings(findings: Iterable[Finding]) -> Iterable[str]:
 
 def _asked(options: argparse.Namespace) -> PlanRequest:
     """Raise InvalidRequest and UsageError."""
-    names = set(PlanRequest.__struct_fields__) - {"config", "trace", "made"}
+    names = set(PlanRequest.__struct_fields__) - {"config", "trace", "made", "target", "gpus"}
     given: dict[str, Any] = {
         name: value for name in names if (value := getattr(options, name, None)) is not None
     }
@@ -202,10 +216,16 @@ def _asked(options: argparse.Namespace) -> PlanRequest:
         raise UsageError(f"--config: {options.config}: {error}") from None
     if options.trace is not None:
         given["trace"] = _whole(options.trace, MAX_TRACE_CHARACTERS)
-    if options.made is not None:
-        if wrong := next((text for text in options.made if "=" not in text), None):
-            raise UsageError(f"--made: `{wrong}` is not field=value")
-        given["made"] = dict(text.split("=", 1) for text in options.made)
+    for name, fields in (("made", options.made), ("target", options.target)):
+        if fields is not None:
+            if wrong := next((text for text in fields if "=" not in text), None):
+                raise UsageError(f"--{name}: `{wrong}` is not field=value")
+            given[name] = dict(text.split("=", 1) for text in fields)
+    if options.gpus is not None:
+        parted = (text.partition("=") for text in options.gpus)
+        given["gpus"] = [
+            {"name": name, **({"per_hour": price} if price else {})} for name, _, price in parted
+        ]
     try:
         return msgspec.convert(given, PlanRequest, strict=False)
     except msgspec.ValidationError as error:
@@ -227,6 +247,11 @@ async def _planned(job: Job) -> Plan:
 
 def _plan_lines(plan: Plan) -> Iterable[str]:
     yield plan.text
+    yield from (f"Warning: {text}" for text in plan.warnings)
+    if plan.answers:
+        yield f"\n{plan.answer_text}"
+        yield from map(_answer, plan.answers)
+        yield "\nThe rest is about the first of these."
     kv = plan.kv
     yield (
         f"A token takes {kv.bytes_per_token:,} bytes; an engine holds {kv.device_tokens:,} tokens"
@@ -248,6 +273,17 @@ def _plan_lines(plan: Plan) -> Iterable[str]:
     yield from (change.text for change in plan.buys)
     yield "\nAssumed"
     yield from (f"  {text}" for text in plan.assumptions)
+
+
+def _answer(each: FleetAnswer) -> str:
+    if each.engines is None or each.point is None or each.per_hour is None:
+        return f"  {each.title:20} {each.why}"
+    more = f" {each.why}." if each.why else ""
+    return (
+        f"  {each.title:20} {each.engines:3} engines x {each.gpus_per_engine}"
+        f" ${each.per_hour:9,.2f}/h  p95 {each.point.first_token_p95:.3f}s "
+        f" {each.prefill_us:,.1f} µs a token, {each.decode_ms:,.1f} ms a step. {each.speed}.{more}"
+    )
 
 
 def _point(each: Point) -> str:

@@ -1,100 +1,28 @@
 """A whole plan: one pass for the exact curve, and the simulated fleets."""
 
-import gc
-import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.sharedctypes import Synchronized
+from dataclasses import replace
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from gateway.admin.structs.advice import Change, KvFigures, LruPoint, Plan, Point
 from gateway.base.errors import InvalidRequest
-from gateway.planner.engine import STEP_TOKENS, Capacities, Costs
-from gateway.planner.fleet import SimulatedGateway, Simulation, Tell
-from gateway.planner.requests import (
-    BLOCK_TOKENS,
-    PlannedRequest,
-    Requests,
-    distances,
-    exact_unit_for,
-    unit_for,
-)
+from gateway.planner.bench import MAX_STRETCH, Bench, Fleet, side_by_side, stretch_of
+from gateway.planner.engine import STEP_TOKENS
+from gateway.planner.fleet import Tell
+from gateway.planner.requests import Requests, distances, exact_unit_for, unit_for
+from gateway.planner.search import SEARCH_TURNS, at_rate, check, chosen_job, search
 from gateway.planner.sizes import GIB, Sizes, sizes_of
 from gateway.planning.traffic import MAX_ENGINES, Job, Turn, made_up, of_trace, total_tokens
 
-MAX_PROCESSES = 2
-Work = Callable[[int, Callable[[int], None]], Point]
-
-
-def points_of(num: int, work: Work, tell: Callable[[int], None]) -> list[Point]:
-    """`work(number, tell)` of each number, two at a time. `tell` hears of turns that are done.
-
-    The processes are forks, so that the traffic is not copied.
-    """
-    context = multiprocessing.get_context("fork")
-    processes = min(MAX_PROCESSES, os.cpu_count() or 1, num)
-    taken = context.Value("i", 0)
-    readers = []
-    gc.freeze()
-    for _ in range(processes):
-        reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(num, work, taken, writer), daemon=True)
-        process.start()
-        writer.close()
-        readers.append(reader)
-    found = _gather(readers, tell)
-    if len(found) < num:
-        raise RuntimeError("a process of the simulation has ended early")
-    return [found[number] for number in range(num)]
-
-
-def _gather(readers: Sequence[Connection], tell: Callable[[int], None]) -> dict[int, Point]:
-    found, left = {}, list(readers)
-    while left:
-        for ready in wait(left):
-            assert isinstance(ready, Connection)
-            try:
-                number, told = ready.recv()
-            except EOFError:
-                left.remove(ready)
-                continue
-            if number is None:
-                tell(told)
-            else:
-                found[number] = msgspec.msgpack.decode(told, type=Point)
-    return found
-
-
-def _serve(num: int, work: Work, taken: "Synchronized[int]", writer: Connection) -> None:
-    # Nothing of a simulation is garbage before its end, but collecting looks at all of it.
-    gc.disable()
-    while True:
-        with taken.get_lock():
-            number = taken.value
-            taken.value += 1
-        if number >= num:
-            return
-        point = work(number, lambda count: writer.send((None, count)))
-        writer.send((number, msgspec.msgpack.encode(point)))
-        gc.collect()
-
-
 KNEE_SHARE = 0.95
-SCOPE_LEASE_SHARE = 0.5
 TERABYTE_GIB = 1e12 / GIB
-HOST_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 10e9, 2e9
-MAX_STRETCH = 5_000
-"""Turns of the busiest stretch, under which the curves' points are simulated."""
-_WARMING = 0.2
 _LRU_SIZES = 40
-_LRU_WORK = 0.15
-"""The part of the work that the exact curve is, roughly."""
+_LRU_WORK, _SEARCH_WORK = 0.15, 0.6
+"""The part of the work that the exact curve is, roughly, and that both are with a search."""
 _INT8_SCALES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 TellShare = Callable[[float], None]
 Kind = Literal["engine", "disk", "int8", "memory"]
@@ -109,7 +37,8 @@ _WHAT: dict[Kind, str] = {
 def plan(job: Job, tell: TellShare) -> Plan:
     """Raise InvalidRequest with the field that is wrong. `tell` hears the share that is done."""
     began = time.monotonic()
-    asked, sizes, turns = job.asked, sizes_of(job.asked), job.turns
+    asked = job.asked
+    turns: Sequence[Turn] = job.turns
     if asked.trace is not None:
         turns = of_trace(asked.trace.splitlines())
     elif asked.made is not None:
@@ -118,13 +47,25 @@ def plan(job: Job, tell: TellShare) -> Plan:
         raise InvalidRequest(
             "since_ms: no request of this range had an answer: there is no traffic to plan for"
         )
+    check(asked)
     tell(0.0)
+    target, scaled = asked.target, None
+    if target is not None:
+        turns, scaled = at_rate(turns, target.requests_per_second)
     unit = unit_for(turns)
     made = Requests(unit, with_names=False)
     requests = [made.of(turn) for turn in turns]
     exact = distances(requests, sum(len(request.units) for request in requests))
     tell(_LRU_WORK)
-    bytes_per_unit, ceiling = unit * sizes.bytes_per_token, exact.read / max(exact.prompt, 1)
+    ceiling = exact.read / max(exact.prompt, 1)
+    answers, answer = [], ""
+    if target is not None:
+        distinct = exact.num_distinct * unit
+        answers = search(job, turns, distinct, ceiling, lambda share: tell(share * _SEARCH_WORK))
+        job, answer = chosen_job(job, answers)
+        asked = job.asked
+    sizes = sizes_of(asked)
+    bytes_per_unit = unit * sizes.bytes_per_token
     bench = Bench(job, sizes, exact_unit_for(turns), exact.num_distinct * unit)
     base = Fleet(
         label="As asked",
@@ -137,16 +78,24 @@ def plan(job: Job, tell: TellShare) -> Plan:
     memory = [
         replace(base, label=f"{scale:g} times the memory", kv_scale=scale)
         for scale in (0.25, 0.5, 1.0, 2.0, 4.0)
+        if target is None or scale >= 1.0  # less than the fewest falls behind
     ]
-    counts = sorted({max(base.engines - 1, 1), base.engines, base.engines + 1, 2 * base.engines})
+    fewer = {max(base.engines - 1, 1)} if target is None else set[int]()
+    counts = sorted({*fewer, base.engines, base.engines + 1, 2 * base.engines})
     engines = [
         replace(base, label=f"{count} engine{'s' * (count > 1)}", engines=count)
         for count in counts
         if count <= 2 * MAX_ENGINES
     ]
-    tiers, buys, stretch = _by_tiers(base), _buys(base), stretch_of(turns)
+    tiers, buys = _by_tiers(base), _buys(base)
+    stretch = stretch_of(turns, MAX_STRETCH if target is None else SEARCH_TURNS)
+    before = _LRU_WORK if target is None else _SEARCH_WORK
     at = _points(
-        bench, turns, stretch, [whole, base, *memory, *engines, *tiers, *buys.values()], tell
+        bench,
+        turns,
+        stretch,
+        [whole, base, *memory, *engines, *tiers, *buys.values()],
+        lambda share: tell(before + (1 - before) * share),
     )
     marked = [turn.ends[turn.marks[-1][0]] for turn in turns if turn.marks]
     lease = round(median(marked)) if marked else None
@@ -176,7 +125,10 @@ def plan(job: Job, tell: TellShare) -> Plan:
         )
     return Plan(
         text=text,
-        assumptions=_assumptions(job, sizes, unit),
+        answer_text=answer,
+        answers=answers,
+        warnings=_warnings(job, sizes),
+        assumptions=[*_assumptions(job, sizes, unit), *([] if scaled is None else [scaled])],
         turns=len(turns),
         prompt_tokens=total_tokens(turns),
         distinct_tokens=exact.num_distinct * unit,
@@ -227,6 +179,33 @@ def _assumptions(job: Job, sizes: Sizes, unit: int) -> list[str]:
     return found
 
 
+def _warnings(job: Job, sizes: Sizes) -> list[str]:
+    """Where times of the ledger stand for a model or a device that they were not measured on."""
+    if job.prefill_us is None or job.asked.prefill_us is not None:
+        return []
+    asked, found = job.asked, []
+    for each in job.measured_on:
+        known = each.kv_bytes_per_token
+        is_other = known not in (0, sizes.bytes_per_token)
+        if asked.config is None:
+            is_other |= not _letters(each.model).startswith(_letters(asked.model))
+        if not is_other and each.device not in ("", "cpu"):
+            continue
+        width = f" ({known:,} bytes a token)" if known else ""
+        device = {"": "a device that is not known", "cpu": "a CPU"}.get(each.device, each.device)
+        planned = "the pasted config" if asked.config is not None else asked.model
+        found.append(
+            f"The times were measured with {each.model}{width} on {device}. This plan is of"
+            f" {planned} ({sizes.bytes_per_token:,} bytes a token) on {asked.device_gib:g} GiB: set"
+            " a target, which takes each GPU's own times, or give prefill_us and decode_ms."
+        )
+    return found
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.rpartition("/")[2].lower())).removeprefix("meta")
+
+
 def _change(kind: Kind, before: Point, after: Point) -> Change:
     sides = [
         (
@@ -240,42 +219,6 @@ def _change(kind: Kind, before: Point, after: Point) -> Change:
     rate, wait, kept = (f"{one} → {other}" for one, other in zip(*sides, strict=True))
     text = f"{_WHAT[kind]}: hit rate {rate}, first token p95 {wait}, promise kept {kept}."
     return Change(kind=kind, text=text, before=before, after=after)
-
-
-def stretch_of(turns: Sequence[Turn]) -> Sequence[Turn]:
-    """The MAX_STRETCH turns in a row with the most tokens a second; all where they are fewer."""
-    if len(turns) <= MAX_STRETCH:
-        return turns
-    tokens = sum(turn.ends[-1] for turn in turns[:MAX_STRETCH])
-    best, chosen = -1.0, 0
-    for start in range(len(turns) - MAX_STRETCH + 1):
-        seconds = turns[start + MAX_STRETCH - 1].at - turns[start].at
-        if tokens / max(seconds, 1e-3) > best:
-            best, chosen = tokens / max(seconds, 1e-3), start
-        if start + MAX_STRETCH < len(turns):
-            tokens += turns[start + MAX_STRETCH].ends[-1] - turns[start].ends[-1]
-    return turns[chosen : chosen + MAX_STRETCH]
-
-
-# Fleets.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """`kv_scale` is the memory for keys and values on the device, as a share of what is asked.
-
-    `token_scale` is how many more tokens a byte holds. One that `is_whole` gets all of the traffic,
-    the others the busiest stretch.
-    """
-
-    label: str
-    engines: int
-    host_gib: float
-    disk_gib: float
-    kv_scale: float = 1.0
-    kv_dtype: str
-    is_whole: bool = False
-    token_scale: float = 1.0
 
 
 def _by_tiers(base: Fleet) -> list[Fleet]:
@@ -304,96 +247,6 @@ def _buys(base: Fleet) -> dict[Kind, Fleet]:
     return found
 
 
-class Bench:
-    """Simulates fleets of one model. A `unit` of one token is exact."""
-
-    def __init__(self, job: Job, sizes: Sizes, unit: int, distinct_tokens: int) -> None:
-        self._job = job
-        self._sizes = sizes
-        self._unit = unit
-        # A pool whose leases have room for everything that there is: more is the same.
-        share = max(job.asked.lease_share, 0.05)
-        self._enough = int(distinct_tokens / share * 1.1) + 64 * max(unit, BLOCK_TOKENS)
-
-    def tokens_of(self, gib: float, fleet: Fleet) -> int:
-        return int(gib * GIB / self._sizes.bytes_per_token * fleet.token_scale)
-
-    def device_gib(self, fleet: Fleet) -> float:
-        return self._sizes.kv_bytes / GIB * fleet.kv_scale
-
-    def capacities(self, fleet: Fleet) -> Capacities:
-        device, host, disk = (
-            min(self.tokens_of(gib, fleet), self._enough)
-            for gib in (self.device_gib(fleet), fleet.host_gib, fleet.disk_gib)
-        )
-        return Capacities(
-            device=device,
-            host=host,
-            disk=disk,
-            lease_share=self._job.asked.lease_share,
-            scope_lease_share=SCOPE_LEASE_SHARE,
-            max_running=self._job.asked.max_running,
-            block_units=max(BLOCK_TOKENS // self._unit, 1),
-            min_cache_tokens=self._job.asked.min_cache_tokens or self._job.min_cache_tokens,
-        )
-
-    def costs(self, fleet: Fleet) -> Costs:
-        per_token = self._sizes.bytes_per_token / fleet.token_scale
-        return Costs(
-            prefill=self._job.computed_us / 1e6,
-            decode=self._job.step_ms / 1e3,
-            host=per_token / HOST_BYTES_PER_SECOND,
-            disk=per_token / DISK_BYTES_PER_SECOND,
-            overhead=self._job.overhead_seconds,
-        )
-
-    def requests(self, turns: Sequence[Turn], *, is_warmed: bool) -> list[PlannedRequest]:
-        """`is_warmed`: the first ones only fill the memory."""
-        made = Requests(self._unit, with_names=True)
-        requests = [made.of(turn) for turn in turns]
-        for request in requests[: int(_WARMING * len(requests)) if is_warmed else 0]:
-            request.is_counted = False
-        return requests
-
-    def point(self, fleet: Fleet, requests: Sequence[PlannedRequest], tell: Tell) -> Point:
-        gateway = SimulatedGateway(fleet.engines) if fleet.engines > 1 else None
-        costs = self.costs(fleet)
-        fleets = Simulation(fleet.engines, self.capacities(fleet), costs, self._unit, gateway, tell)
-        found = fleets.replay(requests)
-        served = [each for each in found.served if each.request.is_counted]
-        prompt = max(sum(each.request.tokens for each in served), 1)
-        reused = sum(each.reused for each in served)
-        breakpoints = sum(each.breakpoints for each in served)
-        leased, ended = sum(each.leased for each in served), found.leases.total()
-        waits = sorted(each.wait for each in served) or [0.0]
-        return Point(
-            **self.about(fleet),
-            engines=fleet.engines,
-            hit_rate=sum(each.read for each in served) / prompt,
-            reuse_rate=reused / prompt,
-            promise_kept=found.leases["expired"] / ended if ended else None,
-            leases_ended=ended,
-            best_effort=1 - leased / breakpoints if breakpoints else None,
-            first_token_p50=waits[len(waits) // 2],
-            first_token_p95=waits[min(int(0.95 * len(waits)), len(waits) - 1)],
-            prefill_saved_seconds=reused * costs.prefill,
-            refused=found.refused,
-            turns=len(served),
-        )
-
-    def about(self, fleet: Fleet) -> dict[str, Any]:
-        """What a point says of the fleet that it stands for: another may be equal to it."""
-        device = self.device_gib(fleet)
-        return {
-            "label": fleet.label,
-            "device_gib": round(device, 3),
-            "host_gib": fleet.host_gib,
-            "disk_gib": round(fleet.disk_gib, 3),
-            "kv_dtype": fleet.kv_dtype,
-            "device_tokens": self.tokens_of(device, fleet),
-        }
-
-
 def _points(
     bench: Bench,
     turns: Sequence[Turn],
@@ -417,13 +270,13 @@ def _points(
     def told(count: int) -> None:
         nonlocal done
         done += count
-        tell(_LRU_WORK + (1 - _LRU_WORK) * min(done / total, 1.0))
+        tell(min(done / total, 1.0))
 
     def point(number: int, tell_turns: Tell) -> Point:
         fleet = chosen[number]
         return bench.point(fleet, whole if fleet.is_whole else part, tell_turns)
 
-    found = points_of(len(chosen), point, told)
+    found = side_by_side(len(chosen), point, Point, told)
     by = {like(fleet): point for fleet, point in zip(chosen, found, strict=True)}
     return {
         fleet: msgspec.structs.replace(by[like(fleet)], **bench.about(fleet)) for fleet in fleets

@@ -19,7 +19,8 @@ __all__ = ["GIB", "Sizes", "sizes_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """`kv_bytes` of one engine's device are for keys and values."""
+    """`kv_bytes` of one engine's device are for keys and values. `active_parameters` compute a
+    token; None where the config does not say enough, and nothing needs it."""
 
     shape: KvSize
     bytes_per_token: int
@@ -27,12 +28,14 @@ class Sizes:
     spared_gib: float
     kv_bytes: int
     is_weights_given: bool
+    active_parameters: float | None
 
 
 def sizes_of(asked: PlanRequest) -> Sizes:
     """Raise InvalidRequest with the field that is wrong or missing."""
     config: Mapping[str, Any] | None = asked.config
-    parameters, where = None, "config"
+    parameters = active = None
+    where = "config"
     if config is None:
         config, where = tomllib.loads(FAMILIES.read_text("utf-8")).get(asked.model), "model"
         if config is None:
@@ -40,6 +43,9 @@ def sizes_of(asked: PlanRequest) -> Sizes:
                 f"model: no family {asked.model!r} is known; paste its config.json as `config`"
             )
         parameters = config["parameters"] * 1e9
+        active = config.get("active", config["parameters"]) * 1e9
+    elif asked.target is not None or asked.weights_gib is None:
+        parameters, active = _parameters(config), _parameters(config, of_one_token=True)
     try:
         shape = kv_size(config, "bfloat16")
     except NotSizable as error:
@@ -52,8 +58,7 @@ def sizes_of(asked: PlanRequest) -> Sizes:
     per_token = shape.bytes_per_token * _KV_BYTES[asked.kv_dtype] // 2
     weights = asked.weights_gib
     if weights is None:
-        if parameters is None:
-            parameters = _parameters(config)
+        assert parameters is not None
         weights = parameters * _WEIGHT_BYTES / GIB
         spared = _SPARED * asked.device_gib
     else:
@@ -72,11 +77,13 @@ def sizes_of(asked: PlanRequest) -> Sizes:
         spared_gib=spared,
         kv_bytes=int(left * GIB),
         is_weights_given=asked.weights_gib is not None,
+        active_parameters=active,
     )
 
 
-def _parameters(config: Mapping[str, Any]) -> float:
-    """About the number of weights of a decoder with gated MLPs and grouped heads."""
+def _parameters(config: Mapping[str, Any], *, of_one_token: bool = False) -> float:
+    """About the number of weights of a decoder with gated MLPs and grouped heads: all of them, or
+    those that compute one token."""
     nested = config.get("text_config")
     config = nested if isinstance(nested, Mapping) else config
     hidden = _whole(config, "hidden_size")
@@ -87,6 +94,8 @@ def _parameters(config: Mapping[str, Any]) -> float:
     experts = _whole(config, "num_experts", _whole(config, "num_local_experts", 1))
     if experts > 1:
         inner = _whole(config, "moe_intermediate_size", inner)
+        if of_one_token:
+            experts = _whole(config, "num_experts_per_tok", experts)
     layer = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * inner * experts
     tables = 1 if config.get("tie_word_embeddings") else 2
     embeddings = _whole(config, "vocab_size") * hidden * tables

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from engine.protocol import Ttl
+from gateway.admin.structs.advice import Gpu
 from gateway.base.errors import InvalidRequest
 
 FAMILIES = Path(__file__).parent / "families.toml"
 """The shapes of common models."""
+GPUS = Path(__file__).parent / "gpus.toml"
 
 MAX_TURNS = 100_000
 DEFAULT_MIN_TOKENS = 1024
@@ -31,6 +33,7 @@ _Ms = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]
 _Gib = Annotated[float, msgspec.Meta(ge=0, le=1_048_576)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class MadeTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +60,28 @@ class MadeTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.tenants * self.conversations * self.turns
 
 
+class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a fleet must give: one first token in twenty takes `first_token_p95` seconds at most;
+    such shares of the ended leases lived to their expiry (`promise_kept`), and of the breakpoints
+    got a lease (`leased`); nothing is refused. `requests_per_second` is the rate of the busiest
+    stretch, with copies of the traffic where it has fewer; by default its own."""
+
+    first_token_p95: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+    promise_kept: _Share | None = None
+    leased: _Share | None = None
+    requests_per_second: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] | None = None
+
+
+class GpuChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A GPU of the list, with its price an hour ($) and, where they were measured for the planned
+    model, its own times; by default the list's."""
+
+    name: Name
+    per_hour: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
+    prefill_us: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None = None
+    decode_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] | None = None
+
+
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The hardware and the traffic of a plan. The shape is that of `config` (a Hugging Face
     config.json) or of the family `model`. `weights_gib` is the part of `device_gib` that is not for
@@ -64,7 +89,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     the time of one computed token, `decode_ms` that of a step that only decodes; by default what
     the ledger measured. Shorter prefixes than `min_cache_tokens` are not cached; by default the
     least of what the engines of the range's models say, else DEFAULT_MIN_TOKENS. The traffic is
-    `trace` (lines of JSON in Mooncake's format), `made`, or the turns of a range of the ledger."""
+    `trace` (lines of JSON in Mooncake's format), `made`, or the turns of a range of the ledger.
+
+    With a `target` the plan begins with the fewest engines of each of `gpus` (all of the list by
+    default) that reach it, and goes on with the cheapest of these in place of `device_gib`,
+    `engines` and the times."""
 
     model: Name = "llama-3-8b"
     config: dict[str, Any] | None = None
@@ -81,6 +110,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_cache_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     trace: Annotated[str, msgspec.Meta(max_length=MAX_TRACE_CHARACTERS)] | None = None
     made: MadeTraffic | None = None
+    target: Target | None = None
+    gpus: Annotated[list[GpuChoice], msgspec.Meta(min_length=1, max_length=32)] | None = None
     workspace: Name | None = None
     key: Name | None = None
     served_model: Name | None = None
@@ -90,6 +121,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def family_names() -> list[str]:
     return list(tomllib.loads(FAMILIES.read_text("utf-8")))
+
+
+def known_gpus() -> dict[str, Gpu]:
+    """By name, as `GpuChoice` has them."""
+    return msgspec.toml.decode(GPUS.read_bytes(), type=dict[str, Gpu])
 
 
 TRACE_UNIT = 512
@@ -224,12 +260,20 @@ def total_tokens(turns: Sequence[Turn]) -> int:
     return sum(turn.ends[-1] + turn.tail for turn in turns)
 
 
+class MeasuredOn(msgspec.Struct, frozen=True, kw_only=True):
+    """A model whose turns were timed, and its engine; a 0 or empty text is not known."""
+
+    model: str
+    device: str = ""
+    kv_bytes_per_token: int = 0
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner's process is given. `turns` are those of the ledger; the process makes those
     of a trace or a rule. `prefill_us` is the time of a computed token as the quickest quarter of
     `timed_turns` took it, None where none was timed; `decode_ms` the same of a token of an answer.
     So long, beside the engine's work, a first token took (`overhead_seconds`). Prefixes below
-    `min_cache_tokens` are not cached."""
+    `min_cache_tokens` are not cached. `measured_on` are the engines of those turns."""
 
     asked: PlanRequest
     turns: list[Turn] = []
@@ -238,6 +282,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float | None = None
     overhead_seconds: float = 0.0
     min_cache_tokens: int = DEFAULT_MIN_TOKENS
+    measured_on: list[MeasuredOn] = []
 
     @property
     def computed_us(self) -> float:

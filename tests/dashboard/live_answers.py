@@ -12,6 +12,7 @@ from engine.protocol.reports import (
     Description,
     EntryInfo,
     Histogram,
+    Holding,
     Lifetimes,
     Memory,
     Stats,
@@ -79,7 +80,23 @@ def engine_memory(num_cells: int) -> list[Answers]:
     if not num_cells:
         return [made(fleet.EngineMemory, name="engine-0", status="down")]
     names = {"name": "engine-0", "status": "ready", "backend": "native", "model": "m"}
-    found = {"stats": stats(num_cells), "memory": memory(num_cells)}
+    blocks = stats(num_cells)["blocks"]
+    held = [
+        made(
+            fleet.Held,
+            workspace="mine",
+            key_id="key_1",
+            key="agent",
+            holding=made(
+                Holding,
+                entry="e" * 32,
+                active=blocks["active"],
+                leased=blocks["leased"],
+                automatic=blocks["cached"],
+            ),
+        )
+    ]
+    found = {"stats": stats(num_cells), "memory": memory(num_cells), "held": held}
     return [made(fleet.EngineMemory, kv_bytes_per_token=1024, state_blocks=3, **names, **found)]
 
 
@@ -98,6 +115,7 @@ def lease(number: int, saved: int) -> Answers:
         EntryInfo,
         entry=f"{number:032x}",
         tokens=2048,
+        own_tokens=2048,
         blocks=128,
         ttl="5m",
         state="leased",

@@ -149,6 +149,31 @@ def test_a_plans_figures_are_those_of_the_api(plan: Page, gateway: str) -> None:
     assert "80.0% of the prompt tokens would be read" in said(app)
 
 
+def test_a_target_is_answered_by_how_many_of_which_gpu(plan: Page, gateway: str) -> None:
+    app = plan()
+    app.segmented_control(key="plan_source").set_value("A trace").run()
+    trace = "\n".join(LINE % (n * 60_000) for n in range(5))
+    app.text_area(key="plan_trace").set_value(trace)
+    app.number_input(key="plan_target_first_token_p95").set_value(5.0)
+    app.number_input(key="plan_target_promise_kept").set_value(90.0)
+    app = go(app)
+    assert not app.error, said(app)
+    target = {"first_token_p95": 5.0, "promise_kept": 0.9}
+    told = post(gateway, "plan", {"trace": trace, "target": target})
+    assert told["answer_text"].startswith("1 engine of NVIDIA RTX 4090: first token p95")
+    assert told["answer_text"].replace("$", "\\$") in said(app)
+    shown = table(app, "GPU")
+    assert list(shown["GPU"]) == [each["title"] for each in told["answers"]]
+    assert list(shown["An hour ($)"]) == sorted(shown["An hour ($)"])
+    assert "Measured: the native engine on one H100" in " ".join(shown["Times are"])
+
+
+def test_times_of_another_model_are_warned_of(plan: Page) -> None:
+    app = go(plan(workspace="team-a"))
+    assert "The times were measured with" in app.warning[0].value
+    assert "on a device that is not known" in app.warning[0].value
+
+
 def test_the_requests_of_the_range_are_planned(plan: Page) -> None:
     app = go(plan(workspace="team-a"))
     assert "Simulated: 12 requests" in said(app)

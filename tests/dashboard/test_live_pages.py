@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 from tests.dashboard.conftest import Show
 from tests.dashboard.fake_admin import ADMIN_KEY, FakeAdmin, serve_fake
 from tests.dashboard.live_answers import about, answers, engine_now
-from tests.dashboard.signed_in import metrics
+from tests.dashboard.signed_in import metrics, table
 
 PAGES = ("prefixes", "memory", "latency", "fleet", "playground")
 HOSTILE = "![x](http://evil.test/x.png) :red[boo] <img src=x> $a$"
@@ -140,12 +140,12 @@ def test_memory_shows_the_store_on_disk(page: Page) -> None:
         "leases": 4,
         "misses": {"short": 2, "checksum": 1},
     }
-    row = page("memory", found).dataframe[0].value.iloc[0]
+    row = table(page("memory", found), "Of MiB").iloc[0]
     assert (row["State"], row["MiB"], row["Of MiB"]) == ("on", 2.0, 2048.0)
     assert (row["Entries"], row["Leases"], row["Damaged"]) == (5, 4, 3)
     assert row["Damages"] == "1 checksum, 2 short"
     stats["store"] = {"is_up": False, "refused": "newer"}
-    row = page("memory", found).dataframe[0].value.iloc[0]
+    row = table(page("memory", found), "Of MiB").iloc[0]
     assert row["State"] == "off: it is of a newer version"
 
 

@@ -220,6 +220,7 @@ def _description(
             str(model.dtype).removeprefix("torch."),
             cache.cache_dtype,
         ),
+        device=str(config.device_config.device_type),
         default_temperature=float(sampling.get("temperature", 1.0)),
         default_top_p=float(sampling.get("top_p", 1.0)),
         default_top_k=max(int(sampling.get("top_k", 0)), 0),

@@ -265,8 +265,51 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     after: Point
 
 
+class MeasuredTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a family took on a GPU: a computed token, and a step that only decodes."""
+
+    prefill_us: float
+    decode_ms: float
+    source: str
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`memory_gb`, `tflops` (dense, BF16) and `bandwidth_gbs` are of the data sheet `source`.
+    `per_hour` ($) is an example. `measured` is by family."""
+
+    title: str
+    memory_gb: float
+    tflops: float
+    bandwidth_gbs: float
+    per_hour: float
+    source: str
+    measured: dict[str, MeasuredTimes] = {}
+
+
+class FleetAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The fewest `engines` of one GPU that reach the target, and what they gave in the busiest
+    stretch (`point`); None where none do, and `why`. An engine has `gpus_per_engine`. `per_hour` is
+    the price of all ($). `speed` says what the times are and where they come from."""
+
+    gpu: str
+    title: str
+    gpus_per_engine: int
+    engines: int | None
+    per_hour: float | None
+    device_gib: float
+    prefill_us: float
+    decode_ms: float
+    is_measured: bool
+    speed: str
+    why: str = ""
+    point: Point | None = None
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`whole` is the asked fleet under all turns. The curves compare points of one stretch.
+    """`answers` are to the target, the cheapest first; the rest is about the first of them, or
+    about what was asked where there is none. `warnings` say what makes the figures another's.
+
+    `whole` is the asked fleet under all turns. The curves compare points of one stretch.
 
     `knee_gib` is the memory for keys and values, of all engines together, that gives 95 % of what
     unlimited memory would give (by `lru`).
@@ -274,6 +317,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     simulated: Literal[True] = True
     text: str
+    answer_text: str = ""
+    answers: list[FleetAnswer] = []
+    warnings: list[str] = []
     assumptions: list[str]
     turns: int
     prompt_tokens: int
@@ -313,7 +359,8 @@ Line = Progress | Planned | PlanFailed
 
 
 class PlanChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """The families whose shapes are known, and the types of keys and values."""
+    """The families whose shapes are known, the types of keys and values, and the GPUs by name."""
 
     models: list[str]
     kv_dtypes: list[str]
+    gpus: dict[str, Gpu]

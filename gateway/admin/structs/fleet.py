@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.protocol.reports import Description, EntryInfo, Memory, Stats
-from gateway.admin.structs.usage import PrefixReport
+from engine.protocol.reports import Description, EntryInfo, Holding, Memory, Stats
+from gateway.admin.structs.usage import PrefixLook, PrefixReport
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +77,22 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose blocks of the device are: an engine's `Holding` with names. `key_id` is of the newest
+    request that wrote this prefix, None where none of the ledger ended with just this one, and for
+    content without an entry. `workspace` None: a scope of no workspace known here."""
+
+    workspace: str | None
+    key_id: str | None
+    key: str | None
+    look: PrefixLook | None
+    holding: Holding
+
+
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory` and `stats` are None where the engine does not answer. `state_blocks`: the blocks of
-    one recurrent state; 0 for a model without linear layers."""
+    """`memory` and `stats` are None where the engine does not answer; `held` has the holdings of
+    `memory`. `state_blocks`: the blocks of one recurrent state; 0 for a model without linear
+    layers."""
 
     name: str
     status: EngineStatus
@@ -89,6 +102,7 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
     state_blocks: int
     stats: Stats | None
     memory: Memory | None
+    held: list[Held] = []
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,6 +115,37 @@ async def named(
     return {key: report for key, report in found.items() if key in keys}
 
 
+_SEARCHED_TURNS = 20
+
+
+async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """The key id of each prefix's newest turn that wrote, among its newest 20."""
+    found, wanted = dict[tuple[str, str], str](), sorted(keys)
+    columns = TurnRow.workspace_id, TurnRow.prefix, TurnRow.key_id, TurnRow.opened_ms, TurnRow.id
+    async with ledger.snapshot() as connection:
+        for start in range(0, len(wanted), _LOOKS):
+            parts = []
+            for workspace, prefix in wanted[start : start + _LOOKS]:
+                newest = (
+                    select(*columns, written_tokens(TurnRow).label("written"))
+                    .where(TurnRow.prefix == prefix, TurnRow.workspace_id == workspace)
+                    .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+                    .limit(_SEARCHED_TURNS)
+                    .subquery()
+                )
+                writer = (
+                    select(newest.c.workspace_id, newest.c.prefix, newest.c.key_id)
+                    .where(newest.c.written > 0)
+                    .order_by(newest.c.opened_ms.desc(), newest.c.id.desc())
+                    .limit(1)
+                    .subquery()
+                )
+                parts.append(select(writer))
+            for row in await connection.execute(union_all(*parts)):
+                found[row.workspace_id, row.prefix] = row.key_id
+    return found
+
+
 def _report(
     row: Any, prices: PriceSheets, looks: Mapping[tuple[str, str], PrefixLook]
 ) -> PrefixReport:

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.cache.block import Block, BlockQueue
+from engine.backends.reports import Count, cells_of, holdings_of, owners_of
+from engine.cache.block import Block, BlockQueue, Entry
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.entries import Entries
 from engine.cache.leases import Leases
@@ -27,6 +28,7 @@ def check(world: "World") -> None:
     if world.store is not None:
         check_store(world.store)
     _check_references(world)
+    check_holdings(world)
     for life in world.lives:
         held = life.found.held if life.found else []
         if held:
@@ -55,6 +57,55 @@ def check(world: "World") -> None:
             _, tokens = world.meaning.get(block.digest, ("", ()))
             if tokens:
                 _check_content(world, [block], tokens[-world.block_size :])
+
+
+def check_holdings(world: "World") -> None:
+    """Each block is told once, for whom it is: counted here from the blocks' side."""
+    owners = dict[Block, Entry]()
+    for _ in owners_of(world.cache, owners):
+        pass
+    parts = list(cells_of(world.cache, 3, owners))
+    held = sum((part.held for part in parts), start=Count())
+    wanted = Count()
+    for block in world.pool.blocks:
+        standing = [e for e in world.entries.live() if any(b is block for b in e.blocks)]
+        standing.sort(key=lambda entry: (not entry.is_leased, entry.tokens))
+        entry = standing[0] if standing else None
+        if block.ref_count > block.lease_count:
+            state = "active"
+        elif block.lease_count:
+            state = "leased"
+        elif entry is not None:
+            state = "lowered" if entry.is_leased else "best_effort"
+        elif block.has_content:
+            state = "automatic"
+        else:
+            continue
+        scope = entry.scope if entry else world.cache.scopes.get(block.owner)
+        assert scope is not None and world.hasher.root(scope) == block.owner
+        wanted[scope, entry, state] += 1
+    assert _by_key(held) == _by_key(wanted), "the holdings are not the blocks"
+    cells = [cell for part in parts for cell in part.cells]
+    free, active, leased, best_effort, cached = (
+        sum(getattr(cell, name) for cell in cells)
+        for name in ("free", "active", "leased", "best_effort", "cached")
+    )
+    assert (free, active, leased) == _counts(world.pool)[:3]
+    assert best_effort + cached == sum(_counts(world.pool)[3:])
+    told = holdings_of(held)
+    assert free + sum(
+        one.active + one.leased + one.lowered + one.best_effort + one.automatic for one in told
+    ) == len(world.pool.blocks)
+    assert sum(one.automatic for one in told if one.entry is not None) == 0
+
+
+def _counts(pool: BlockPool) -> tuple[int, ...]:
+    found = pool.counts()
+    return found.free, found.active, found.leased, found.best_effort, found.cached
+
+
+def _by_key(count: Count) -> dict[tuple[str | None, bytes | None, str], int]:
+    return {(scope, e.key if e else None, state): n for (scope, e, state), n in count.items()}
 
 
 def _check_content(world: "World", blocks: Sequence[Block], tokens: Sequence[int]) -> None:

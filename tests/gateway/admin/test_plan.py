@@ -80,6 +80,9 @@ def test_the_turns_of_a_range_are_planned_with_their_measured_prefill(gateway: s
     assert found["turns"] == 21 and found["simulated"] is True
     assert found["prompt_tokens"] > 20 * len(RULES) // 4
     assert "100.0 µs (as the quickest quarter of 21 requests" in found["assumptions"][0]
+    # No engine answers here, so what was measured may be of any device.
+    (warning,) = found["warnings"]
+    assert "on a device that is not known" in warning and "llama-3-8b" in warning
     # Ten and eleven equal system prompts, nothing marked: all but the first are automatic.
     assert found["whole"]["hit_rate"] == 0 and found["whole"]["reuse_rate"] > 0.3
     assert found["whole"]["promise_kept"] is None
@@ -148,7 +151,15 @@ def test_the_command_line_plans_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["plan", "--trace", str(trace), "--device-gib", "24"]) == 0
     said = capsys.readouterr().out
     assert "Simulated: 5 requests with 5,120 prompt tokens" in said and "80.0%" in said
+    target = ["--target", "first_token_p95=5", "--gpus", "l40s=7.5", "h100"]
+    assert main(["plan", "--trace", str(trace), *target]) == 0
+    said = capsys.readouterr().out
+    assert "1 engine of NVIDIA H100 SXM: first token p95" in said and "$3.00 an hour" in said
+    assert said.index("NVIDIA H100 SXM   ") < said.index("NVIDIA L40S") and "7.50/h" in said
+    assert "Estimated from NVIDIA's L40S data sheet" in said
     for wrong, named in (
+        (["--trace", str(trace), *target[:3], "none"], "gpus: no GPU 'none'"),
+        (["--made", "--target", "p95"], "--target"),
         (["--trace", str(trace), "--device-gib", "1"], "device_gib"),
         (["--made", "tenants=x"], "tenants"),
         (["--config", str(trace), "--made", "tenants=1"], "--config"),

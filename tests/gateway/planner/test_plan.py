@@ -2,12 +2,23 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.admin.structs.advice import Plan
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import plan
-from gateway.planning.traffic import Job, MadeTraffic, PlanRequest, made_up
+from gateway.planner.search import Known, at_rate, fewest
+from gateway.planning.traffic import (
+    GpuChoice,
+    Job,
+    MadeTraffic,
+    MeasuredOn,
+    PlanRequest,
+    Target,
+    known_gpus,
+    made_up,
+)
 
 MADE = MadeTraffic(tenants=2, conversations=6, turns=5, hours=0.1, gap_seconds=20, seed=2)
 CONFIG = {
@@ -78,6 +89,126 @@ def test_sizes_of_a_pasted_config_are_those_of_its_family() -> None:
     assert ours.lease_tokens and ours.leases_that_fit == half // ours.lease_tokens
 
 
+@pytest.mark.parametrize("enough", range(1, 65))
+@pytest.mark.parametrize("guess", [0, 1, 5, 64, 900])
+def test_the_fewest_are_found_from_any_guess_in_few_simulations(enough: int, guess: int) -> None:
+    tried = list[int]()
+
+    def reaches(engines: int) -> bool:
+        tried.append(engines)
+        return engines >= enough
+
+    assert fewest(reaches, guess, 64, Known()) == enough
+    assert len(tried) == len(set(tried)) <= 13
+
+
+def test_no_number_reaches_what_the_most_do_not() -> None:
+    known = Known()
+    assert fewest(lambda engines: False, 3, 64, known) is None and known.too_few == 64
+
+
+CROWD = MadeTraffic(
+    tenants=4,
+    conversations=6,
+    turns=3,
+    question_tokens=3000,
+    answer_tokens=20,
+    hours=0.002,
+    gap_seconds=5,
+    seed=3,
+)
+TINY = MadeTraffic(tenants=1, conversations=2, turns=2, hours=0.02, gap_seconds=10)
+
+
+def answered(**asked: Any) -> Plan:
+    given = {"made": TINY, "device_gib": 80.0, "weights_gib": None, **asked}
+    return planned(**given)
+
+
+def test_a_target_is_answered_by_the_fewest_engines_of_each_gpu_the_cheapest_first() -> None:
+    gpus = [GpuChoice(name=name) for name in ("h100", "l40s")]
+    target = Target(first_token_p95=1.5, promise_kept=0.9)
+    found = answered(made=CROWD, target=target, gpus=gpus)
+    reached = [each for each in found.answers if each.engines]
+    prices = [each.per_hour for each in reached]
+    assert prices == sorted(prices) and {each.gpu for each in reached} == {"h100", "l40s"}
+    first = reached[0]
+    assert first.title in found.answer_text and f"{first.engines} engine" in found.answer_text
+    assert found.whole.engines == first.engines and found.whole.first_token_p95 <= 1.5
+    for each in reached:
+        assert each.point and each.point.first_token_p95 <= 1.5 and each.point.refused == 0
+        assert each.per_hour == pytest.approx(
+            (each.engines or 0) * each.gpus_per_engine * known_gpus()[each.gpu].per_hour
+        )
+    # One engine less does not reach it.
+    several = next(each for each in reached if (each.engines or 0) > 1)
+    fewer = answered(
+        made=CROWD,
+        device_gib=several.device_gib,
+        engines=(several.engines or 0) - 1,
+        prefill_us=several.prefill_us,
+        decode_ms=several.decode_ms,
+    )
+    assert fewer.whole.first_token_p95 > 1.5
+
+
+def test_a_gpus_times_are_measured_given_or_estimated_and_say_so() -> None:
+    gpus = [
+        GpuChoice(name="h100", per_hour=9.0),
+        GpuChoice(name="h200"),
+        GpuChoice(name="b200", per_hour=9.5, prefill_us=11.0, decode_ms=5.0),
+    ]
+    target = Target(first_token_p95=30.0)
+    by = {each.gpu: each for each in answered(target=target, gpus=gpus).answers}
+    assert by["h100"].is_measured and by["h100"].speed.startswith("Measured: the native engine")
+    assert by["h100"].prefill_us == 42.0 and by["h100"].per_hour == 9.0
+    # 2 x 8.0e9 operations at 40 % of 989e12 a second.
+    assert by["h200"].speed.startswith("Estimated from NVIDIA's H200 data sheet")
+    assert by["h200"].prefill_us == pytest.approx(40.4, abs=0.1)
+    assert by["b200"].prefill_us == 11.0 and by["b200"].speed == "As given"
+    # Experts that do not compute a token take memory and no time.
+    (sparse,) = answered(
+        model="qwen3-30b-a3b", target=target, gpus=[GpuChoice(name="h200")]
+    ).answers
+    assert sparse.prefill_us == pytest.approx(2 * 3.3e9 / (0.4 * 989e12) * 1e6, rel=1e-3)
+
+
+def test_a_model_too_large_for_one_gpu_takes_a_group_of_them() -> None:
+    gpus = [GpuChoice(name="l4"), GpuChoice(name="h100")]
+    found = answered(model="llama-3-70b", target=Target(first_token_p95=60.0), gpus=gpus).answers
+    by = {each.gpu: each for each in found}
+    assert by["h100"].gpus_per_engine == 4 and by["h100"].engines == 1
+    assert by["l4"].gpus_per_engine == 8 or by["l4"].engines is None
+
+
+def test_more_requests_a_second_are_more_tenants_at_the_same_pace() -> None:
+    turns = made_up(CROWD)
+    rate = len(turns) / (turns[-1].at - turns[0].at)
+    many, told = at_rate(turns, 3 * rate)
+    assert len(many) == 3 * len(turns) and told is not None
+    assert len({turn.scope for turn in many}) == 3 * len({turn.scope for turn in turns})
+    assert not {turn.ids[0] for turn in many[:1]} - {number for t in many for number in t.ids}
+    found = len(many) / (many[-1].at - many[0].at)
+    assert found == pytest.approx(3 * rate, rel=0.05)
+    slow, _ = at_rate(turns, rate / 4)
+    assert slow[-1].at - slow[0].at == pytest.approx(4 * (turns[-1].at - turns[0].at), rel=0.01)
+    assert at_rate(turns, None) == (turns, None)
+
+
+def test_times_of_another_model_or_device_are_warned_of() -> None:
+    demo = MeasuredOn(model="holdfast-demo", device="cpu", kv_bytes_per_token=3_072)
+    asked = PlanRequest(made=MADE)
+    found = plan(Job(asked=asked, prefill_us=900.0, measured_on=[demo]), lambda share: None)
+    (warning,) = found.warnings
+    assert "measured with holdfast-demo (3,072 bytes a token) on a CPU" in warning
+    assert "llama-3-8b (131,072 bytes a token) on 80 GiB" in warning
+    same = MeasuredOn(model="Llama-3-8B", device="NVIDIA H100", kv_bytes_per_token=131_072)
+    right = plan(Job(asked=asked, prefill_us=42.0, measured_on=[same]), lambda share: None)
+    given = msgspec.structs.replace(asked, prefill_us=42.0)
+    own = plan(Job(asked=given, prefill_us=900.0, measured_on=[demo]), lambda share: None)
+    assert right.warnings == own.warnings == []
+
+
 @pytest.mark.parametrize(
     "asked, named",
     [
@@ -92,6 +223,21 @@ def test_sizes_of_a_pasted_config_are_those_of_its_family() -> None:
         ({"made": None, "trace": ""}, "trace: it has no request"),
         ({"made": None, "trace": "{}"}, "trace: line 1"),
         ({"made": MadeTraffic(tenants=1000, conversations=1000)}, "made: 8,000,000 turns"),
+        ({"gpus": [GpuChoice(name="l4")]}, "gpus: they are compared by"),
+        ({"target": Target(first_token_p95=1.0), "prefill_us": 5.0}, "prefill_us: with a target"),
+        (
+            {"target": Target(first_token_p95=1.0), "gpus": [GpuChoice(name="x")]},
+            "gpus: no GPU 'x' is known: l4, ",
+        ),
+        (
+            {
+                "model": "llama-3-405b",
+                "weights_gib": None,
+                "target": Target(first_token_p95=1.0),
+                "gpus": [GpuChoice(name="l4")],
+            },
+            "target: no fleet of these GPUs reaches it. NVIDIA L4: 8 of it have no room",
+        ),
         ({"made": MadeTraffic(tenants=10, conversations=6, turns=1000)}, "made.turns"),
     ],
 )

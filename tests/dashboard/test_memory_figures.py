@@ -1,0 +1,130 @@
+"""Who fills the memory: the page's figures against a count of usage fields made outside, against
+plain SQL and against the engine's own pool."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.bench.load import MESSAGES, body_of, headers_of, marked
+from scripts.stack import ADMIN_KEY, serving_engine, serving_gateway
+from tests.dashboard.conftest import Show
+from tests.dashboard.signed_in import said, table
+from tests.dashboard.test_figures import card
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually
+
+BLOCK = 16
+NUM_BLOCKS = 2000
+RULES = "The lamp burns. " * 300
+
+
+@dataclass
+class Sent:
+    gateway: str
+    data: Path
+    blocks: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By workspace and key: what each request's usage says that it added to the memory."""
+
+    def turn(self, workspace: str, name: str, key: str, system: list[Any], question: str) -> None:
+        body = body_of("synthetic", system, question, max_tokens=1)
+        reply = httpx.post(
+            f"{self.gateway}{MESSAGES}", json=body, headers=headers_of(key), timeout=120
+        )
+        usage = reply.raise_for_status().json()["usage"]
+        read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+        assert written
+        self.blocks[workspace, name] += added(read, written)
+
+
+def added(read: int, written: int) -> int:
+    """Whole blocks of what is read are shared; the rest of a marked prefix has its own."""
+    return -(-(read + written) // BLOCK) - read // BLOCK
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
+    data = tmp_path_factory.mktemp("memory-figures")
+    settings = {
+        "ENGINE_NUM_BLOCKS": str(NUM_BLOCKS),
+        "ENGINE_BLOCK_SIZE": str(BLOCK),
+        "ENGINE_MIN_CACHE_TOKENS": "64",
+    }
+    with ExitStack() as stack:
+        engine = stack.enter_context(serving_engine("synthetic", settings)).wait()
+        gateway = stack.enter_context(serving_gateway(data, [engine.url])).wait()
+        found, admin = Sent(gateway.url, data), Admin(gateway.url, ADMIN_KEY)
+        keys = {}
+        for workspace, name in (("desk", "chat"), ("desk", "batch"), ("code", "agent")):
+            if (workspace, "") not in keys:
+                admin.workspace(workspace)
+                keys[workspace, ""] = ""
+            keys[workspace, name] = admin.make_key(workspace, name=name)[1]
+        # Overlapping: one system prompt, and longer ones that begin with it.
+        plain = marked(RULES)
+        for workspace, name in (("desk", "chat"), ("code", "agent")):
+            found.turn(workspace, name, keys[workspace, name], plain, "Why?")
+        for number in range(3):
+            longer = [*plain, *marked(f"{number}. " + "The sea is calm. " * (20 + number))]
+            found.turn("desk", "batch", keys["desk", "batch"], longer, "And now?")
+        count = "SELECT COUNT(*) FROM turns"
+        eventually(lambda: rows(data, count)[0][0] == 5)
+        yield found
+
+
+def rows(data: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(next(data.glob("*.db")))) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: Show) -> None:
+    app = show(sent.gateway, "memory", ADMIN_KEY)
+    shown = table(app, "Workspace").set_index("Workspace")
+    outside = Counter[str]()
+    for (workspace, _), blocks in sent.blocks.items():
+        outside[workspace] += blocks
+    in_sql = Counter[str]()
+    for workspace, read, written in rows(
+        sent.data,
+        """SELECT workspace_id, cache_read_tokens,
+           cache_write_5m_tokens + cache_write_1h_tokens FROM turns""",
+    ):
+        in_sql[workspace] += added(read, written)
+    assert dict(shown["Leased"]) == dict(outside) == dict(in_sql)
+    # What was not marked is kept without an entry: automatic, and by workspace alone.
+    (pool,) = Admin(sent.gateway, ADMIN_KEY).get("engines/memory")
+    blocks = pool["stats"]["blocks"]
+    assert shown["Leased"].sum() == blocks["leased"] and blocks["best_effort"] == 0
+    assert shown["Automatic"].sum() == blocks["cached"]
+    assert shown["Blocks"].sum() == NUM_BLOCKS - blocks["free"]
+    leased = outside.total() / NUM_BLOCKS
+    assert card(app, "Leased")[0] == f"{leased:.1%}" and f"**{leased:.1%}** is promised" in said(
+        app
+    )
+    assert card(app, "Free")[0] == f"{blocks['free'] / NUM_BLOCKS:.1%}"
+    # By key: the one that wrote; and what has no prefix has none.
+    app.segmented_control(key="memory_by").set_value("Key").run()
+    by_key = table(app, "Key")
+    named = by_key[by_key["Key"].notna()]
+    assert {
+        (row["Workspace"], row["Key"]): row["Leased"] for row in named.to_dict("records")
+    } == dict(sent.blocks)
+    assert by_key[by_key["Key"].isna()]["Leased"].sum() == 0
+
+
+def test_the_held_tokens_of_overlapping_prefixes_count_once(sent: Sent, show: Show) -> None:
+    app = show(sent.gateway, "memory", ADMIN_KEY)
+    app.segmented_control(key="memory_by").set_value("Prefix").run()
+    by_prefix = table(app, "Prefix id")
+    entries = Admin(sent.gateway, ADMIN_KEY).get("leases")
+    assert len(entries) == 5 and by_prefix["Prefix id"].notna().sum() == 5
+    own, whole = (sum(each["entry"][name] for each in entries) for name in ("own_tokens", "tokens"))
+    (pool,) = Admin(sent.gateway, ADMIN_KEY).get("engines/memory")
+    room = pool["stats"]["blocks"]["leased"] * BLOCK
+    assert room - 5 * BLOCK < own <= room < whole
