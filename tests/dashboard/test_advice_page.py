@@ -162,7 +162,7 @@ def test_a_target_is_answered_by_how_many_of_which_gpu(plan: Page, gateway: str)
     told = post(gateway, "plan", {"trace": trace, "target": target})
     assert told["answer_text"].startswith("1 engine of NVIDIA RTX 4090: first token p95")
     assert told["answer_text"].replace("$", "\\$") in said(app)
-    shown = table(app, "GPU")
+    shown = table(app, "Times are")
     assert list(shown["GPU"]) == [each["title"] for each in told["answers"]]
     assert list(shown["An hour ($)"]) == sorted(shown["An hour ($)"])
     assert "Measured: the native engine on one H100" in " ".join(shown["Times are"])
