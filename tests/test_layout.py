@@ -22,36 +22,36 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 365
+MAX_MODULES = 367
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 775,
     "dashboard/access": 451,
-    "dashboard/ui": 1024,
-    "dashboard/views": 3706,
+    "dashboard/ui": 1025,
+    "dashboard/views": 3874,
     "engine": 1392,
-    "engine/backends": 7038,
-    "engine/cache": 3424,
-    "engine/compute": 2852,
+    "engine/backends": 7146,
+    "engine/cache": 3437,
+    "engine/compute": 2857,
     "engine/mount": 343,
-    "engine/protocol": 917,
+    "engine/protocol": 947,
     "engine/schedule": 2423,
     "engine/serve": 807,
     "engine/store": 1570,
     "engine/text": 6035,
     "gateway": 258,
-    "gateway/admin": 3589,
+    "gateway/admin": 3717,
     "gateway/admission": 1947,
     "gateway/advice": 1826,
     "gateway/base": 1357,
-    "gateway/cli": 1091,
+    "gateway/cli": 1127,
     "gateway/dialects": 6287,
     "gateway/http": 3169,
     "gateway/journal": 1050,
-    "gateway/ledger": 3379,
-    "gateway/planner": 1555,
-    "gateway/planning": 364,
+    "gateway/ledger": 3410,
+    "gateway/planner": 2024,
+    "gateway/planning": 409,
     "gateway/prices": 409,
     "gateway/prompt": 1233,
     "gateway/routing": 1826,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 55762,
+    "tests": 56143,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
