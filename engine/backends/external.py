@@ -19,7 +19,13 @@ from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
 from engine.cache.table import BlockTable
 from engine.clock import Clock
 from engine.errors import Overloaded
-from engine.protocol import Breakpoint, BreakpointReport, ErrorCode, GenerateRequest
+from engine.protocol import (
+    Breakpoint,
+    BreakpointReport,
+    ErrorCode,
+    GenerateRequest,
+    MissReason,
+)
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
 from engine.schedule.runner import SampleParams
@@ -148,8 +154,9 @@ class MirrorCache(PrefixCache):
         report = super()._not_written(query, point)
         if point.segment not in self._unwritten:
             return report
+        reason: MissReason = "no_boundary" if self.has_states else "best_effort_evicted"
         return BreakpointReport(
-            segment=point.segment, state="none", tokens=report.tokens, reason="best_effort_evicted"
+            segment=point.segment, state="none", tokens=report.tokens, reason=reason
         )
 
 

@@ -101,6 +101,7 @@ class PrefixCache:
         `scopes` has the last scopes of requests by what their blocks have as `owner`.
         """
         self.state_blocks = state_blocks
+        self.has_states = state_blocks > 0
         self.pool = pool
         self.host = host
         self.store = store
@@ -414,16 +415,17 @@ class PrefixCache:
         for name in query.names:
             if name.tokens > table.num_tokens:
                 break
-            if table.state is not None:
-                known = self.entries.find(query.digests, name.tokens, now)
+            if self.has_states:
+                end = name.tokens if table.state is not None else name.tokens // size * size
+                known = self.entries.find(query.digests, end, now)
                 if known is None:
                     continue
-                self.pool.anchor(name.digest, known.blocks[-1], name.tokens)
+                self.pool.anchor(name.digest, known.blocks[-1], end)
                 is_news = True
                 # The receipt tells of a prompt's first names alone, the event of all.
                 num_held += name is query.names[num_held]
                 num_leased += known.is_leased and num_leased == len(held)
-                held.append(HeldName(name.digest, name.tokens))
+                held.append(HeldName(name.digest, end))
                 continue
             num_held += 1
             full = name.tokens // size
@@ -439,7 +441,7 @@ class PrefixCache:
             if entry is not None and entry.is_leased:  # the longest of the prompt's leases
                 lease = entry.expires_at - now
                 break
-        num_unanchored = 0 if table.state is not None else num_held - len(held)
+        num_unanchored = 0 if self.has_states else num_held - len(held)
         receipt = Receipt(
             name_tokens=[name.tokens for name in query.names],
             num_held=num_held,

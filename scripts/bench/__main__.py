@@ -23,7 +23,10 @@ BENCHMARKS = {
     "throughput": "throughput on a shared prefix, ours and vLLM's",
     "ttft": "time to the first token with and without a cached prefix",
 }
-ELSEWHERE = {"vllm_leases": "what our connector costs vLLM: run it with vLLM's own Python"}
+ELSEWHERE = {
+    "vllm_leases": "what our connector costs vLLM: run it with vLLM's own Python",
+    "vllm_hybrid": "what vLLM reads of a hybrid's prompts, with a mark and without: likewise",
+}
 
 
 def main(arguments: list[str]) -> int:

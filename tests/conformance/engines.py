@@ -365,7 +365,7 @@ def _upstream_of(backend: str, settings: Settings) -> Iterator[dict[str, str]]:
         yield {"ENGINE_UPSTREAM": server.url}
 
 
-OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS"})
+OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS", "DTYPE"})
 """What sizes an engine: vLLM's own flags, where it is not ours to start."""
 
 
@@ -388,7 +388,7 @@ def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> li
         "served-model-name": "demo_model",
         "host": HOST,
         "port": port,
-        "dtype": "float32",
+        "dtype": settings.get("DTYPE", "float32"),
         "block-size": settings["BLOCK_SIZE"],
         "num-gpu-blocks-override": int(settings["NUM_BLOCKS"]) + 1,  # one is vLLM's null block
         "max-model-len": json.loads(str(settings["VLLM_ARGS"]))["max_model_len"],

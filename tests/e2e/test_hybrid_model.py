@@ -1,5 +1,6 @@
 """A model with linear layers behind the protocol: written, read, brought back, and restarted."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from engine.compute.errors import ModelRefused
 from engine.protocol.reports import EntryInfo
 from engine.settings import Settings
 from tests.conformance.engines import SECRET, Answer, Engine, prompt, running_engine
+from tests.engine.backends.vllm.models import write_qwen3_next
 from tests.fuzz.tiny_model import write_tiny_model
 
 SCOPE = "hybrid"
@@ -67,3 +69,35 @@ def test_speculation_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelRefused, match="takes no proposed token back"):
         load_native(asked, lambda _stage, _share: None)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="needs vLLM: VLLM_PYTHON")
+@pytest.mark.parametrize("is_mounted", [False, True], ids=["own", "plugin"])
+def test_a_state_is_kept_at_a_mark_inside_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mounted: bool
+) -> None:
+    """vLLM's own states lie at blocks' ends behind the mark, in a tail that comes once."""
+    if is_mounted:
+        monkeypatch.setenv("VLLM_MOUNTED", "1")
+    settings: dict[str, str | int | float] = {
+        "MIN_CACHE_TOKENS": 32,
+        "MODEL": str(write_qwen3_next(tmp_path / "model")),
+        "DTYPE": "bfloat16",
+        "BLOCK_SIZE": 32,
+        "NUM_BLOCKS": 40,
+        "VLLM_ARGS": '{"max_model_len": 8192}',
+    }
+    with running_engine("vllm", settings) as engine:
+        size = engine.description.granularity
+        assert size == engine.description.block_size > 512
+        text = engine.text(2 * size + 50)
+        tails = [engine.text(size + 50) for _ in range(3)]
+        cold = ask(engine, text, tails[0])
+        assert cold.usage.cache_write_1h_tokens == 2 * size
+        assert [report.state for report in cold.started.breakpoints] == ["leased"]
+        for _ in range(12):  # others' prompts fill the pool
+            engine.ask(prompt(engine.text(3 * size)), "others", max_tokens=1)
+        warm = ask(engine, text, tails[1])
+        assert warm.usage.cache_read_tokens == 2 * size
+        assert ask(engine, text, tails[0]).text() == cold.text()

@@ -34,13 +34,17 @@ BIND_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmParts:
-    """A running vLLM; `description` lacks only the epoch."""
+    """A running vLLM; `description` lacks only the epoch.
+
+    `has_states`: some of its layers keep a recurrent state, so that a read ends at a kept one.
+    """
 
     core: VllmCore
     counts: StepCounts
     renderer: ChatRenderer
     description: Description
     worker: WorkerSpec | None = None
+    has_states: bool = False
 
 
 class VllmBackend(EngineBackend):
@@ -107,7 +111,8 @@ class VllmBackend(EngineBackend):
         entries = HeldEntries(
             pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
         )
-        cache = HeldCache(pool, entries, ChainHasher(os.urandom(32), description.block_size))
+        hasher = ChainHasher(os.urandom(32), description.block_size)
+        cache = HeldCache(pool, entries, hasher, has_states=parts.has_states)
         accounting = Accounting(
             cache,
             self._clock,
@@ -185,6 +190,7 @@ def parts_of(
         renderer=renderer,
         worker=worker,
         description=_description(config, renderer, settings, model_name),
+        has_states=config.cache_config.mamba_cache_mode != "none",
     )
 
 

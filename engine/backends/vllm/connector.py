@@ -8,6 +8,7 @@ The role must be `kv_producer`: a consumer's makes vLLM defer the return of ever
 connector it excludes encoder-decoder models and `expandable_segments:True` of PyTorch's allocator.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.logger import init_logger
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
 from engine.backends.vllm import directive
@@ -44,9 +46,9 @@ NO_METADATA = HoldfastMetadata()
 class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM makes one in the scheduler's process, which does it all, and one in each worker.
 
-    Raises ValueError at start for a setting that can't be, prefix caching off, layers that keep a
-    state (Mamba, GDN), or a drafter that drops the last block of hits (EAGLE, MTP);
-    VllmChangedError for a version that is not known.
+    Raises ValueError at start for a setting that can't be, prefix caching off, layers of a kind
+    that is not known, or a drafter that drops the last block of hits (EAGLE, MTP); VllmChangedError
+    for a version that is not known.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -61,6 +63,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 check_layers(kv_cache_config.kv_cache_groups)
             check_version(vllm.__version__)
             add_utilities()
+            cut_at_marks()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -108,8 +111,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        self._of_scheduler().look_up(request.request_id, num_computed_tokens)
-        return 0, False
+        return 0, False  # what is found here is noted when the request gets its blocks
 
     @guarded(None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -205,12 +207,40 @@ def add_utilities() -> None:
 
 def find_connector(core: Any) -> Held:
     """Ours, alone or among a MultiConnector's; raises RuntimeError if there is none."""
-    connector = core.scheduler.get_kv_connector()
-    for candidate in (connector, *getattr(connector, "sub_connectors", ())):
-        if isinstance(candidate, HoldfastConnector):
-            assert candidate.leases is not None and candidate.tracker is not None
-            return Held(candidate.leases, candidate.tracker, candidate.switch)
-    raise RuntimeError("this vLLM runs without HoldfastConnector")
+    found = _of(core.scheduler)
+    if found is None:
+        raise RuntimeError("this vLLM runs without HoldfastConnector")
+    assert found.leases is not None and found.tracker is not None
+    return Held(found.leases, found.tracker, found.switch)
+
+
+def _of(scheduler: Any) -> HoldfastConnector | None:
+    connector = scheduler.get_kv_connector()
+    candidates = (connector, *getattr(connector, "sub_connectors", ()))
+    return next((one for one in candidates if isinstance(one, HoldfastConnector)), None)
+
+
+def cut_at_marks() -> None:
+    """Have vLLM's schedulers end a hybrid's chunk at a marked offset: a state is kept there.
+
+    Its own ends are blocks' boundaries, the last of the prompt, and where an earlier prompt parted.
+    """
+    split = Scheduler._mamba_block_aligned_split
+    if hasattr(split, "__wrapped__"):
+        return
+
+    @functools.wraps(split)
+    def split_at_marks(
+        self: Scheduler, request: Any, num_new_tokens: int, local: int = 0, external: int = 0
+    ) -> int:
+        num: int = split(self, request, num_new_tokens, local, external)
+        found = _of(self)
+        if found is None or found.tracker is None:
+            return num
+        tracker, start = found.tracker, request.num_computed_tokens + local + external
+        return found.switch.run(lambda: tracker.cut(request.request_id, start, num), num)
+
+    setattr(Scheduler, split.__name__, split_at_marks)
 
 
 def _running(core: Any) -> Held:
@@ -263,6 +293,10 @@ def wrap_cache(
         blocks = allocate(request, *args, **kwargs)
         while blocks is None and switch.run(lambda: make_room(request, *args, **kwargs), False):
             blocks = allocate(request, *args, **kwargs)
+        if blocks is not None and request.num_computed_tokens == 0:
+            given = parameters.bind(request, *args, **kwargs).arguments
+            hit = given.get("num_new_computed_tokens", 0)
+            switch.run(lambda: tracker.look_up(request.request_id, hit), None)
         return blocks
 
     def make_room(request: Any, *args: Any, **kwargs: Any) -> bool:
@@ -295,7 +329,7 @@ def wrap_cache(
 
 
 def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:
-    """Have sliding-window groups hash what a hit at a marked offset needs.
+    """Have groups of windows and of states hash what a hit at a marked offset needs.
 
     By default (`prefix_cache_retention_interval` 0) they do so for the prompt's end only.
     """

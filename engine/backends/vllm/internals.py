@@ -1,14 +1,23 @@
 """What we use of vLLM's inside, as types, and the versions in which it is as we know it.
 
-Written against vLLM 0.32, tried with 0.30 and 0.31, and read against 0.33, in which all of it
-stands unchanged (there the scheduler calls `update_state_after_alloc` later for asynchronous loads,
-of which we have none). This module imports nothing of vLLM.
+Written against vLLM 0.32, tried with 0.30 and 0.31, and with the scheduler of 0.33 (which calls
+`update_state_after_alloc` later for asynchronous loads, of which we have none). This module imports nothing of vLLM.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-HELD = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"})
+HELD = frozenset(
+    {
+        "ChunkedLocalAttentionSpec",
+        "FullAttentionSpec",
+        "MLAAttentionSpec",
+        "MambaSpec",
+        "SinkFullAttentionSpec",
+        "SlidingWindowMLASpec",
+        "SlidingWindowSpec",
+    }
+)
 """vLLM's kinds of KV cache whose blocks a later hit takes as they are, by class."""
 
 
@@ -62,7 +71,7 @@ class Request(Protocol):
     def num_output_tokens(self) -> int: ...
 
 
-# Tested with 0.32, tried with 0.30 and 0.31, read against 0.33.
+# Tested with 0.32, tried with 0.30 and 0.31, its scheduler alone with 0.33.
 MIN_VERSION, BELOW_VERSION = (0, 30), (0, 34)
 
 
@@ -78,18 +87,27 @@ def check_version(version: str) -> None:
 
 
 def check_layers(groups: Iterable[Any]) -> None:
-    """Raises ValueError for layers whose cache is no keys and values at every token.
-
-    A state (Mamba, GDN) is kept at few places. A hit could only end there, and no chunk is made to.
-    """
+    """Raises ValueError for layers whose blocks can't be held, by the name of their kind."""
     for group in groups:
         spec = group.kv_cache_spec
         # One group may stand for layers of one kind and several shapes.
         specs = getattr(spec, "kv_cache_specs", None)
         for one in [spec] if specs is None else specs.values():
             kind = type(one).__name__
+            why = None
             if kind not in HELD:
+                why = "no hit at a marked offset is known for them"
+            elif keeps_states(one) and one.mamba_cache_mode == "none":
+                why = "their states are not cached (--mamba-cache-mode align)"
+            elif getattr(one, "bounded_replay", False):
+                why = "a part of each hit is computed again"
+            if why is not None:
+                layers = ", ".join(group.layer_names[:2])
                 raise ValueError(
-                    f"HoldfastConnector can't hold layers of the kind {kind} "
-                    f"({', '.join(group.layer_names[:2])}, …): they keep no block for each token"
+                    f"HoldfastConnector can't hold layers of the kind {kind} ({layers}, …): {why}"
                 )
+
+
+def keeps_states(spec: Any) -> bool:
+    """Whether layers keep a recurrent state (Mamba, GDN, short convolutions): a hit ends at one."""
+    return hasattr(spec, "mamba_cache_mode")

@@ -29,7 +29,7 @@ from engine.backends.vllm.directive import (
     Want,
     Watch,
 )
-from engine.backends.vllm.internals import Block, CacheManager, Request
+from engine.backends.vllm.internals import Block, CacheManager, Request, keeps_states
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
 from engine.cache.order import Key, Order
 from engine.schedule.request import Ranges
@@ -82,6 +82,8 @@ class LeaseManager:
         self._cache = cache
         self._on_reuse = on_reuse
         self._pool = cache.block_pool
+        managers = cache.coordinator.single_type_managers
+        self._has_states = any(keeps_states(manager.kv_cache_spec) for manager in managers)
         self.block_tokens = cache.coordinator.scheduler_block_size
         self.total_blocks = self._pool.num_gpu_blocks - 1  # one is vLLM's null block
         self.max_leased_blocks = int(self.total_blocks * lease_share)
@@ -155,22 +157,15 @@ class LeaseManager:
         next request that has this one tells of it again.
         """
         new = [watch for watch in watches if self._find(watch.key) is None]
-        if not new:
-            return
-        coordinator, tokens = self._cache.coordinator, new[-1].tokens
-        hashes = list(block_hashes[: tokens // self._pool.hash_block_size])
-        groups, hit, _ = coordinator.find_longest_cache_hit(hashes, tokens)
-        size = coordinator.single_type_managers[0].block_size
+        ends = self._find_ends([watch.tokens for watch in new], block_hashes)
         for watch in new:
-            # The block that ends there, or the nearest in front of it that is there at all.
-            found = groups[0][: watch.tokens // size] if watch.tokens <= hit else ()
-            block = next((block for block in reversed(found) if not block.is_null), None)
-            if block is None:
+            blocks = ends.get(watch.tokens)
+            if blocks is None:
                 self._lost_watches[watch.key] = None
                 continue
             self._lost_watches.pop(watch.key, None)
-            blocks, hashed = (block,), (block.block_hash,)
-            hold = Hold(watch.key, "", watch.tokens, 0.0, blocks, hashed, is_watch=True)
+            hashes = tuple(block.block_hash for block in blocks)
+            hold = Hold(watch.key, "", watch.tokens, 0.0, blocks, hashes, is_watch=True)
             self._holds[watch.key] = hold
             self._num_watches += 1
             # A reference taken and given back: the way to be told of its reuse.
@@ -323,6 +318,32 @@ class LeaseManager:
         hold = Hold(want.key, scope, tokens, want.expires_at, blocks, hashes)
         self._holds[hold.key] = hold
         return hold
+
+    def _find_ends(self, offsets: list[int], block_hashes: Sequence[bytes]) -> dict[int, Blocks]:
+        """The blocks at those of these offsets, in rising order, at which a hit can end.
+
+        On a hybrid that is where a state is kept: each look-up finds the next one further in front.
+        """
+        ends: dict[int, Blocks] = {}
+        while offsets:
+            tokens = offsets[-1]
+            groups, hit, _ = self._cache.coordinator.find_longest_cache_hit(
+                list(block_hashes[: tokens // self._pool.hash_block_size]), tokens
+            )
+            if self._has_states:
+                if hit == tokens:
+                    ends[hit] = tuple(group[-1] for group in groups if group)
+                offsets = [offset for offset in offsets[:-1] if offset <= hit]
+                continue
+            size = self._cache.coordinator.single_type_managers[0].block_size
+            for offset in offsets:
+                # The block that ends there, or the nearest in front of it that is there at all.
+                found = groups[0][: offset // size] if offset <= hit else ()
+                block = next((block for block in reversed(found) if not block.is_null), None)
+                if block is not None:
+                    ends[offset] = (block,)
+            break
+        return ends
 
     def _try_lease(self, hold: Hold) -> bool:
         new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
@@ -594,11 +615,16 @@ class RequestTracker:
         )
 
     def boundaries(self, request_id: str) -> list[int]:
-        """Where later requests may begin because this one is marked there."""
+        """Where later requests may begin because this one is marked there, in rising order."""
         state = self._states.get(request_id)
         if state is None:
             return []
         return [self._leases.align(want.tokens) for want in state.directive.wants]
+
+    def cut(self, request_id: str, start: int, num_tokens: int) -> int:
+        """How much of a chunk comes in front of the first boundary inside it."""
+        inside = (at for at in self.boundaries(request_id) if start < at < start + num_tokens)
+        return next(inside, start + num_tokens) - start
 
     # Inside.
 

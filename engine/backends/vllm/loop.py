@@ -137,8 +137,16 @@ class HeldCache(MirrorCache):
 
     entries: HeldEntries
 
-    def __init__(self, pool: MirrorPool, entries: HeldEntries, hasher: ChainHasher) -> None:
+    def __init__(
+        self,
+        pool: MirrorPool,
+        entries: HeldEntries,
+        hasher: ChainHasher,
+        *,
+        has_states: bool = False,
+    ) -> None:
         super().__init__(pool, entries, hasher)
+        self.has_states = has_states
         self._wanted: Counter[Digest] = Counter()
 
     def directive(

@@ -42,6 +42,13 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gemma(tmp_path_factory.mktemp("gemma"))
 
 
+@pytest.fixture(scope="session")
+def qwen3_next(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.engine.backends.vllm.models import write_qwen3_next
+
+    return write_qwen3_next(tmp_path_factory.mktemp("qwen3_next"))
+
+
 @pytest.fixture(params=[1, 2], ids=["scheduler", "async-scheduler"])
 def make(request: pytest.FixtureRequest, llama: Path) -> Iterator[Make]:
     """Makes simulators of vLLM's synchronous scheduler, and then of its asynchronous one.

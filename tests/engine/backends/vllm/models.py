@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 DEMO_MODEL = Path(__file__).resolve().parents[4] / "engine" / "demo_model"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -42,6 +49,28 @@ def write_gemma(directory: Path) -> Path:
         **SHAPE,
     )
     return _write(Gemma3ForCausalLM, config, directory)
+
+
+def write_qwen3_next(directory: Path) -> Path:
+    """A hybrid: two layers with a recurrent state, one with full attention.
+
+    Heads of 128 are the only ones that vLLM's CPU kernels of such layers take.
+    """
+    torch.manual_seed(11)
+    config = Qwen3NextConfig(
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        **SHAPE,
+    )
+    return _write(Qwen3NextForCausalLM, config, directory)
 
 
 def _write(kind: Any, config: Any, directory: Path) -> Path:

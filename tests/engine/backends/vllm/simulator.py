@@ -20,9 +20,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -58,6 +61,7 @@ class Simulator:
         num_blocks: int = 129,
         depth: int = 1,
         window: int | None = None,
+        second: str | None = None,
         is_multi: bool = False,
         step_tokens: int = 128,
         max_seqs: int = 8,
@@ -66,7 +70,9 @@ class Simulator:
         drafter: str | None = None,
         **extra: Any,
     ) -> None:
-        """`window`: tokens that a second group of layers attends to; `extra`: our own settings.
+        """`second`: the kind of a second group of layers; `extra`: our own settings.
+
+        `window`: tokens that layers of the second group attend to.
 
         `drafter` is vLLM's `method`, set afterwards: some need a model or package to be configured.
         """
@@ -85,14 +91,18 @@ class Simulator:
         if drafter is not None:
             config.speculative_config.method = drafter
         config.cache_config.num_gpu_blocks = num_blocks
-        groups = _groups(window)
+        if window is not None and second is None:
+            second = "window"
+        if second == "states":
+            config.cache_config.mamba_cache_mode = "align"
+        groups = _groups(second, window or 64)
         self.scheduler = (Scheduler if depth == 1 else AsyncScheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks,
                 [],
                 groups,
-                prefix_cache_retention_interval=None if window is None else 0,
+                prefix_cache_retention_interval=None if second is None else 0,
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK,
@@ -121,6 +131,7 @@ class Simulator:
         wants: Iterable[tuple[str, int, float]] = (),
         scope: str = "scope",
         read: str | None = None,
+        watches: Iterable[int] = (),
     ) -> Request:
         """Queue a request; `wants` are (key, tokens, expires_at), `read` is a key."""
         directive = {
@@ -129,6 +140,7 @@ class Simulator:
             "scope": scope,
             "wants": [{"key": k, "tokens": n, "expires_at": at} for k, n, at in wants],
             "read": read,
+            "watches": [{"key": f"name:{n}", "tokens": n} for n in watches],
         }
         return self.add_foreign(
             name, prompt, max_tokens=max_tokens, transfer={PARAM_KEY: directive}, scope=scope
@@ -267,12 +279,24 @@ class Simulator:
                 self.tokens[one.request_id.removesuffix("-internal")] += one.new_token_ids
 
 
-def _groups(window: int | None) -> list[KVCacheGroupSpec]:
-    shape = {"num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
-    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(block_size=BLOCK, **shape))]
-    if window is not None:
-        spec = SlidingWindowSpec(block_size=BLOCK, sliding_window=window, **shape)
-        groups.append(KVCacheGroupSpec(["window"], spec))
+def _groups(second: str | None, window: int) -> list[KVCacheGroupSpec]:
+    shape = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+    full = FullAttentionSpec(**shape)
+    specs: dict[str, Any] = {
+        "window": lambda: SlidingWindowSpec(sliding_window=window, **shape),
+        "latent-window": lambda: SlidingWindowMLASpec(sliding_window=window, **shape),
+        "chunks": lambda: ChunkedLocalAttentionSpec(attention_chunk_size=window, **shape),
+        "states": lambda: MambaSpec(
+            block_size=BLOCK,
+            shapes=((1, 32),),
+            dtypes=(torch.float32,),
+            page_size_padded=full.page_size_bytes,
+            mamba_cache_mode="align",
+        ),
+    }
+    groups = [KVCacheGroupSpec(["full"], full)]
+    if second is not None:
+        groups.append(KVCacheGroupSpec([second], specs[second]()))
     return groups
 
 

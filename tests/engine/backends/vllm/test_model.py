@@ -13,26 +13,25 @@ from engine.backends.vllm import directive
 from tests.engine.backends.vllm.simulator import TOKEN, tokens_of, transfer_config
 
 pytestmark = pytest.mark.timeout(600)
-PREFIX = tokens_of("prefix", 640)
-BLOCK = 32  # the least that vLLM's CPU attention takes
 
 
 class Engine:
-    """vLLM in this process."""
+    """vLLM in this process. `block` is what a hit is a multiple of."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, dtype: str = "float32", num_blocks: int = 128) -> None:
         self._llm = vllm.LLM(
             model=str(model),
-            dtype="float32",
+            dtype=dtype,
             enforce_eager=True,
-            block_size=BLOCK,
-            max_model_len=2048,
+            block_size=32,  # the least that vLLM's CPU attention takes
+            max_model_len=4096,
             max_num_seqs=8,
             max_num_batched_tokens=512,
-            num_gpu_blocks_override=128,
+            num_gpu_blocks_override=num_blocks,
             kv_transfer_config=transfer_config(),
         )
         self._core = self._llm.llm_engine.engine_core.engine_core
+        self.block = self._core.scheduler.block_size
         self.call(directive.BIND, TOKEN)
 
     def run(
@@ -60,25 +59,32 @@ class Engine:
         return bool(self._llm.reset_prefix_cache())
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma"])
+@pytest.fixture(scope="module", params=["llama", "gemma", "qwen3_next"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    yield Engine(request.getfixturevalue(request.param))
+    model = request.getfixturevalue(request.param)
+    if request.param == "qwen3_next":  # a state is as large as 1,088 tokens here
+        yield Engine(model, dtype="bfloat16", num_blocks=24)
+    else:
+        yield Engine(model)
 
 
 def test_what_was_kept_continues_with_the_same_tokens(engine: Engine) -> None:
-    cold = engine.run("cold", [*PREFIX, 5, 6], ("inner", 320), ("outer", 640))
+    """The hybrid's marks are no ends of its own chunks of 512."""
+    half = 10 * engine.block if engine.block < 512 else engine.block
+    prefix = tokens_of("prefix", 2 * half)
+    cold = engine.run("cold", [*prefix, 5, 6], ("inner", half), ("outer", 2 * half))
     assert cold.num_cached_tokens == 0
-    for index in range(42):  # ten times the pool
-        engine.run(f"flood{index}", tokens_of(f"flood{index}", 1000))
-    warm = engine.run("warm", [*PREFIX, 5, 6], read="outer")
-    assert warm.num_cached_tokens == 640
-    assert engine.call(directive.REPORT, "warm")["hit_tokens"] == 640
+    for index in range(42):  # some times the pool
+        engine.run(f"flood{index}", tokens_of(f"flood{index}", max(1000, half + 9)))
+    warm = engine.run("warm", [*prefix, 5, 6], read="outer")
+    assert warm.num_cached_tokens == 2 * half
+    assert engine.call(directive.REPORT, "warm")["hit_tokens"] == 2 * half
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
-    inner = engine.run("inner", [*PREFIX[:320], 5], read="inner")
-    assert inner.num_cached_tokens == 320
+    inner = engine.run("inner", [*prefix[:half], 5], read="inner")
+    assert inner.num_cached_tokens == half
     assert engine.call(directive.LOSSES) == []
     assert engine.reset()
-    plain = engine.run("plain", [*PREFIX[:320], 5])
+    plain = engine.run("plain", [*prefix[:half], 5])
     assert plain.num_cached_tokens == 0
     assert plain.outputs[0].token_ids == inner.outputs[0].token_ids
     assert engine.call(directive.CORE_STATS)["leased_blocks"] == 0

@@ -197,6 +197,67 @@ def test_a_lease_holds_a_window_of_the_second_group(make: Make) -> None:
     assert sim.losses() == {}
 
 
+@pytest.mark.parametrize("second", ["latent-window", "chunks"])
+def test_a_lease_holds_what_other_kinds_of_layers_look_up(make: Make, second: str) -> None:
+    sim = make(second=second, window=WINDOW)
+    sim.run("writer", PREFIX, wants=[("inner", 336, 50.0), ("outer", 624, 50.0)])
+    assert [held.state for held in sim.report("writer").held] == ["leased", "leased"]
+    sim.flood(10)
+    assert sim.run("inner", [*PREFIX[:336], 1], read="inner").hit_tokens == 336
+    assert sim.run("outer", [*PREFIX[:624], 1], read="outer").hit_tokens == 624
+    assert sim.losses() == {}
+
+
+# States.
+
+DEEP = [*PREFIX[:336], *tokens_of("tail", 200)]
+
+
+def test_a_state_is_kept_at_a_mark_and_read_in_front_of_another_tail(make: Make) -> None:
+    """vLLM's issue 45238: its own states lie at prompts' ends, in tokens that never come again."""
+    sim = make(second="states")
+    assert sim.run("plain", DEEP).hit_tokens == 0
+    assert sim.run("again", [*PREFIX[:336], *tokens_of("other", 200)]).hit_tokens == 0
+    sim = make(second="states")
+    sim.run("writer", DEEP, wants=[("inner", 100, 50.0), ("outer", 336, 50.0)])
+    assert [held.tokens for held in sim.report("writer").held] == [96, 336]
+    assert sim.stats().leased_blocks == 336 // BLOCK + 2, "a state is one block more"
+    sim.flood(10)
+    assert sim.losses() == {}
+    read = sim.run("outer", [*PREFIX[:336], *tokens_of("third", 200)], read="outer")
+    assert (read.hit_tokens, read.computed_tokens) == (336, 200)
+    assert sim.run("inner", [*PREFIX[:96], *tokens_of("x", 9)], read="inner").hit_tokens == 96
+
+
+def test_a_mark_in_front_of_what_is_read_has_no_state(make: Make) -> None:
+    sim = make(second="states")
+    sim.run("writer", DEEP, wants=[("outer", 336, 50.0)])
+    late = sim.run("late", [*DEEP, 1], read="outer", wants=[("inner", 160, 50.0)])
+    assert late.hit_tokens >= 336
+    assert [held.state for held in late.held] == ["none"]
+
+
+def test_a_preempted_request_keeps_its_states_anew(make: Make) -> None:
+    sim = make(second="states")
+    sim.run("old", DEEP, wants=[("old", 336, 50.0)])
+    sim.add("reader", [*DEEP, *tokens_of("more", 300)], read="old", wants=[("new", 640, 50.0)])
+    sim.step()
+    sim.preempt("reader")
+    sim.drain()
+    report = sim.report("reader")
+    assert report.hit_tokens == 528, "the end of the first prompt is a state of vLLM's own"
+    assert [(held.state, held.tokens) for held in report.held] == [("leased", 640)]
+
+
+def test_a_name_stands_where_a_state_is_kept(make: Make) -> None:
+    sim = make(second="states")
+    sim.run("writer", DEEP, wants=[("outer", 336, 50.0)], watches=[160, 336, 400])
+    assert sim.losses() == {"name:160": "evicted", "name:400": "evicted"}
+    sim.call(directive.UNLEASE, ["outer"])
+    sim.flood(10)
+    assert sim.losses()["name:336"] == "evicted"
+
+
 def test_a_mark_inside_what_was_never_marked_has_no_blocks(make: Make) -> None:
     sim = make(window=WINDOW)
     sim.run("writer", PREFIX, wants=[("outer", 640, 50.0)])
@@ -218,7 +279,7 @@ def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk() -> None:
 
     coordinator: Any = SimpleNamespace(
         find_longest_cache_hit=find,
-        single_type_managers=[SimpleNamespace(block_size=size)],
+        single_type_managers=[SimpleNamespace(block_size=size, kv_cache_spec=None)],
         scheduler_block_size=size,
     )
     watched: list[int] = []

@@ -95,10 +95,15 @@ def group(kind: str, **fields: object) -> SimpleNamespace:
     return SimpleNamespace(layer_names=["layers.0"], kv_cache_spec=type(kind, (), fields)())
 
 
-def test_states_are_refused_by_name_inside_a_group_of_several_shapes_too() -> None:
-    full, state = group("FullAttentionSpec"), group("MambaSpec")
-    check_layers([full, group("SlidingWindowSpec")])
-    inner = {"a": full.kv_cache_spec, "b": state.kv_cache_spec}
-    for odd in (state, group("UniformTypeKVCacheSpecs", kv_cache_specs=inner)):
-        with pytest.raises(ValueError, match=r"MambaSpec"):
-            check_layers([full, odd])
+def test_layers_that_cannot_be_held_are_refused_by_name_inside_a_group_too() -> None:
+    full, kept = group("FullAttentionSpec"), group("MambaSpec", mamba_cache_mode="align")
+    check_layers([full, group("SlidingWindowSpec"), kept])
+    for odd, why in (
+        (group("MambaSpec", mamba_cache_mode="none"), r"MambaSpec .*--mamba-cache-mode align"),
+        (group("SlidingWindowMLASpec", bounded_replay=True), "SlidingWindowMLASpec .*again"),
+        (group("CircularBufferSpec"), "CircularBufferSpec"),
+    ):
+        inner = {"a": full.kv_cache_spec, "b": odd.kv_cache_spec}
+        for one in (odd, group("UniformTypeKVCacheSpecs", kv_cache_specs=inner)):
+            with pytest.raises(ValueError, match=why):
+                check_layers([full, one])

@@ -30,15 +30,16 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         depth=st.sampled_from([1, 2]),
-        window=st.sampled_from([None, 32]),
+        second=st.sampled_from([None, "window", "states"]),
         num_blocks=st.sampled_from([33, 49]),
         lease_share=st.sampled_from([0.1, 0.3, 1.0]),
     )
-    def start(self, depth: int, window: int | None, num_blocks: int, lease_share: float) -> None:
+    def start(self, depth: int, second: str | None, num_blocks: int, lease_share: float) -> None:
         self.sim = Simulator(
             self.model,
             depth=depth,
-            window=window,
+            window=32,
+            second=second,
             num_blocks=num_blocks,
             lease_share=lease_share,
             step_tokens=64,
