@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 367
+MAX_MODULES = 368
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -31,8 +31,8 @@ BUDGETS: dict[str, int] = {
     "dashboard/ui": 1025,
     "dashboard/views": 3874,
     "engine": 1392,
-    "engine/backends": 7146,
-    "engine/cache": 3437,
+    "engine/backends": 7246,
+    "engine/cache": 3439,
     "engine/compute": 2857,
     "engine/mount": 343,
     "engine/protocol": 947,
@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1310,
     "migrations": 297,
     "scripts": 398,
-    "scripts/bench": 2579,
+    "scripts/bench": 2687,
     "scripts/compose": 580,
     "scripts/demo_model": 496,
     "scripts/docs": 681,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 56143,
+    "tests": 56310,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

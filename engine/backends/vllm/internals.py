@@ -1,7 +1,8 @@
 """What we use of vLLM's inside, as types, and the versions in which it is as we know it.
 
 Written against vLLM 0.32, tried with 0.30 and 0.31, and with the scheduler of 0.33 (which calls
-`update_state_after_alloc` later for asynchronous loads, of which we have none). This module imports nothing of vLLM.
+`update_state_after_alloc` later for asynchronous loads, of which we have none). This module
+imports nothing of vLLM.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
