@@ -39,6 +39,7 @@ from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
+from gateway.ledger.contents import Contents
 from gateway.ledger.database import open_ledgers
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.stored import Batches, CachedContents
@@ -48,6 +49,7 @@ from gateway.prompt.ask import Ask
 from gateway.routing.fleet import open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.router import Router
+from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.sweep import Sweep
@@ -189,6 +191,8 @@ async def _start(
 
     background = Background()
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
+    keeper = Keeper(Contents(ledgers.store, settings.master_secret), background, clock)
+    run_beside("contents", keeper.run)
     turns = TurnService(
         dispatcher=Dispatcher(
             fleet=fleet,
@@ -207,6 +211,7 @@ async def _start(
         background=background,
         diagnostics=PromptComparer(queries.fingerprint, background),
         residency=LastHolders(fleet.epoch_of),
+        keeper=keeper,
         clock=clock,
         begin_trace=tracing_of(base.traces, clock.monotonic),
     )

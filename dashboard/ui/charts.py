@@ -74,8 +74,8 @@ PLANS = _themes(
 # What engines have in memory, and where requests wait.
 LOAD = _themes(
     {
-        "In use": ("#2563eb", "#60a5fa"),
         "Leased": ("#0f766e", "#2dd4bf"),
+        "Active": ("#2563eb", "#60a5fa"),
         "At engines": ("#b45309", "#fbbf24"),
         "At this gateway": ("#64748b", "#94a3b8"),
     }

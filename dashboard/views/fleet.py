@@ -1,6 +1,7 @@
 """Fleet: are the engines well, what did restarts cost, and where are hits lost?"""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import altair as alt
@@ -176,43 +177,64 @@ def foreign_share(found: Sequence[Stats]) -> float:
 
 def draw_load(found: Sequence[LoadPoint], history: FleetHistory) -> None:
     """Memory and queue over time, as this gateway has seen them since its start."""
+    shares = {"Leased": "leased", "Active": "active"}
+    waits = {"At engines": "waiting", "At this gateway": "queued"}
     most = max((each.in_use or 0.0 for each in found), default=0.0)
     longest = max((each.waiting + each.queued for each in found), default=0)
-    share = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1])
-    of_blocks = alt.Y("amount:Q", title="Share of blocks (%)", scale=charts.SHARES, axis=share)
-    count = charts.amounts(whole=True)
-    of_requests = alt.Y("amount:Q", title="Requests", scale=charts.ZERO, axis=count)
-    shares = {"In use": "in_use", "Leased": "leased"}
-    waits = {"At engines": "waiting", "At this gateway": "queued"}
+    x = charts.moment(history.since_ms, history.until_ms)
     left, right = st.columns(2, gap="large")
-    for place, heading, key, lines, y, told in (
-        (left, "KV memory over time", "kv_over_time", shares, of_blocks, formats.percent(most)),
-        (right, "Waiting over time", "queue_over_time", waits, of_requests, f"{longest:,}"),
+    for place, heading, key, classes, title, told in (
+        (left, "KV memory in use", "kv_over_time", shares, "% of blocks", formats.percent(most)),
+        (right, "Waiting", "queue_over_time", waits, "Requests", f"{longest:,}"),
     ):
         with place:
-            parts.heading(heading, key)
-            rows = [
-                {"start": formats.moment(each.start_ms), "line": name, "amount": amount}
-                for name, field in lines.items()
-                for each in found
-                if (amount := getattr(each, field)) is not None
-            ]
-            if not rows:
-                parts.empty("Nothing of this range is known: this is kept while a gateway runs.")
+            parts.heading(f"{heading} over time", key)
+            rows = load_rows(found, classes)
+            if not any(row["top"] for row in rows):
+                known = any(each.in_use is not None for each in found)
+                unknown = "No engine was seen in this range: a gateway keeps this while it runs."
+                parts.empty("Nothing in this range." if known else unknown)
                 continue
-            palette = {name: charts.LOAD[viewer.theme()][name] for name in lines}
-            drawn = (
-                alt.Chart(charts.frame(rows))
-                .mark_line(strokeWidth=2, point=True)
-                .encode(
-                    x=charts.moment(history.since_ms, history.until_ms),
-                    y=y,
-                    color=charts.colour("line:N", palette, sort=None),
-                    tooltip=[charts.FROM, *charts.tips("line:N=Line", "amount:Q=Amount|.3~r")],
-                )
-                .properties(height=charts.CHART_HEIGHT)
+            colours = {name: charts.LOAD[viewer.theme()][name] for name in classes}
+            drawn = charts.bars_over_time(
+                rows,
+                colours,
+                title=title,
+                x=x,
+                height=charts.CHART_HEIGHT,
             )
-            parts.chart(drawn, key, f"{heading}: at most {told}.")
+            parts.chart(drawn, key, f"{heading} over time: at most {told}.")
+
+
+def load_rows(found: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
+    """One row for each interval and class, stacked. Shares are in percent."""
+    steps = (late.start_ms - early.start_ms for early, late in pairwise(found))
+    width_ms = min(steps, default=60_000)
+    rows: list[Row] = []
+    for each in found:
+        leased, in_use = each.leased or 0.0, each.in_use or 0.0
+        amounts = {
+            "leased": round(100 * leased, 1),
+            "active": round(100 * (in_use - leased), 1),
+            "waiting": each.waiting,
+            "queued": each.queued,
+        }
+        bottom = 0.0
+        for name, field in classes.items():
+            top = bottom + amounts[field]
+            rows.append(
+                {
+                    "start": formats.moment(each.start_ms),
+                    "end": formats.moment(each.start_ms + width_ms),
+                    "class": name,
+                    "bottom": bottom,
+                    "top": top,
+                    "said": f"{amounts[field]:,}",
+                    "part": "",
+                }
+            )
+            bottom = top
+    return rows
 
 
 def draw_attribution(found: list[Attribution]) -> None:

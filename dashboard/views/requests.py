@@ -1,22 +1,25 @@
 """Requests: what happened to one request? A page of turns, and one of them in full."""
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import streamlit as st
 
 from dashboard.client import AdminClient, NotThere, segment
-from dashboard.ui import formats, live, parts
+from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.formats import dollars, seconds
 from dashboard.ui.parts import in_dollars
-from dashboard.ui.reasons import chosen_reason, reason_filter, reason_title
+from dashboard.ui.reasons import advice, chosen_reason, reason_filter, reason_title
 from engine.protocol import TTLS
-from gateway.admin.structs.usage import Refusal, Turn, TurnPage
+from gateway.admin.structs.usage import Refusal, Turn, TurnContent, TurnPage
 
 PAGE = 200
 NUM_REFUSED = 50
+MAX_SHOWN = 20_000
 NUM_ABOUT = 16  # of the details: who and what; the rest are tokens, times and money
 ANY = ""
 OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
@@ -32,6 +35,7 @@ class View(NamedTuple):
     refused: list[Refusal]
     turn: Turn | None = None
     conversation: Sequence[Turn] = ()
+    content: TurnContent | None = None
     refusal: Refusal | None = None
     is_missing: bool = False
 
@@ -82,11 +86,13 @@ def read(client: AdminClient, chosen: Selection) -> View:
     except NotThere:
         known = client.get("/admin/v1/refusals", list[Refusal], {**own, "request_id": wanted})
         return View(page, refused, refusal=next(iter(known), None), is_missing=not known)
-    try:
-        path = f"/admin/v1/turns/{segment(turn.id)}/conversation"
-        return View(page, refused, turn, client.get(path, list[Turn]))
-    except NotThere:  # it never began, so it has no fingerprint
-        return View(page, refused, turn)
+    path, talk, content = f"/admin/v1/turns/{segment(turn.id)}", list[Turn](), None
+    with suppress(NotThere):  # it never began, so it has no fingerprint
+        talk = client.get(f"{path}/conversation", list[Turn])
+    if viewer.may_change() or not viewer.is_admin():
+        with suppress(NotThere):  # nothing is kept, or no longer
+            content = client.get(f"{path}/content", TurnContent)
+    return View(page, refused, turn, talk, content)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -96,6 +102,8 @@ def draw(view: View, chosen: Selection) -> None:
     if view.turn is not None:
         draw_turn(view.turn)
         draw_conversation(view.conversation)
+        if view.content is not None:
+            draw_content(view.content)
     elif (refusal := view.refusal) is not None:
         # It was answered with an error before its turn began.
         with st.container(border=True, key="refusal"):
@@ -137,11 +145,13 @@ def draw(view: View, chosen: Selection) -> None:
             }
             for each in view.refused
         ]
-        parts.table(rows, "refused", f"The newest {len(rows)} error answers.")
+        st.caption("Click a row to read all of it.")
+        alt_text = f"The newest {len(rows)} error answers."
+        parts.table(rows, "refused", alt_text, picked=pick)
 
 
 def pick(row: Row) -> None:
-    st.session_state["request"] = row["Id"]
+    st.session_state["request"] = row.get("Id") or row["Request id"]
 
 
 def turn_table(turns: Sequence[Turn]) -> list[Row]:
@@ -185,6 +195,12 @@ def draw_turn(turn: Turn) -> None:
             parts.card("cache_read_tokens", f"{turn.cache_read_tokens:,}")
             parts.money_card("saved_nano", turn.saved_nano)
             parts.card("first_token_seconds", seconds(turn.first_token_seconds))
+        # In full: a cell cuts off what it has no room for.
+        if turn.error is not None:
+            st.text(f"Error: {turn.error}")
+        if turn.miss_reason is not None:
+            said = advice(turn.miss_reason)
+            st.markdown(f"**Missed because:** {said.title}. {said.means} {said.change}")
         details = [{"What": name, "Value": value} for name, value in turn_details(turn)]
         about, amounts = st.columns(2)
         alt_text = "What the ledger knows of this request."
@@ -224,6 +240,30 @@ def draw_conversation(turns: Sequence[Turn]) -> None:
     whole = sum(each.prompt_tokens for each in turns)
     alt_text = f"{len(turns)} turns, which read {read:,} of their {whole:,} prompt tokens."
     parts.table(rows, "conversation", alt_text)
+
+
+def draw_content(kept: TurnContent) -> None:
+    """What was asked and answered: the workspace keeps it. All of it is plain text."""
+    parts.heading("Prompt and answer")
+    until = formats.written_moment(kept.until_ms)
+    st.caption(f"Its workspace keeps them. They are deleted at {until} UTC.")
+    with st.expander("Prompt", key="kept_prompt"):
+        prompt = json.dumps(kept.prompt, indent=2, ensure_ascii=False)
+        st.code(prompt[:MAX_SHOWN], language=None, wrap_lines=True)
+        if len(prompt) > MAX_SHOWN:
+            st.caption(f"The first {MAX_SHOWN:,} of {len(prompt):,} characters.")
+    for number, part in enumerate(kept.answer):
+        with st.container(border=True, key=f"kept_{number}"):
+            st.text(" ".join([part.kind.capitalize(), *([part.name] if part.name else [])]))
+            st.code(part.text, language=None, wrap_lines=True)
+    if viewer.may_change():
+        st.button("Delete prompt and answer", key="delete_content", on_click=_delete, args=(kept,))
+
+
+def _delete(kept: TurnContent) -> None:
+    with parts.problems_told():
+        path = f"/admin/v1/turns/{segment(kept.turn)}/content"
+        viewer.session().client.change("DELETE", path, Turn)
 
 
 def turn_details(turn: Turn) -> list[tuple[str, str | None]]:

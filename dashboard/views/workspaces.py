@@ -123,6 +123,7 @@ def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list
             "Tokens per minute": each.tokens_per_minute,
             "At once": each.max_concurrency,
             "Lease share": each.lease_share,
+            "Keeps prompts (days)": each.keep_days,
             "Archived": each.archived_at.date() if each.archived_at else None,
         }
         for each in workspaces
@@ -229,6 +230,14 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
         body["monthly_spend_nano"] = None if spend is None else round(spend * formats.NANO)
         body["lease_share"] = st.number_input(
             "Share of the leases (0 to 1)", 0.0, 1.0, now.lease_share, placeholder=_NO_LIMIT
+        )
+        body["keep_days"] = st.number_input(
+            "Days for which prompts and answers are kept, encrypted",
+            1,
+            3650,
+            now.keep_days,
+            placeholder="none is kept",
+            step=1,
         )
         if st.form_submit_button("Set limits"):
             path = f"/admin/v1/workspaces/{segment(chosen)}"

@@ -46,6 +46,7 @@ _YEAR_SECONDS = 31_536_000.0
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 NanoDollars = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Days = Annotated[int, Meta(ge=1, le=3650)]
 WorkspaceId = Annotated[str, Meta(pattern=ID_PATTERN, max_length=64)]
 DisplayName = Annotated[str, Meta(min_length=1, max_length=MAX_DISPLAY_NAME, pattern=NAME_PATTERN)]
 KeyName = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_NAME, pattern=NAME_PATTERN)]
@@ -75,6 +76,7 @@ class WorkspaceChanges(KeyChanges, kw_only=True):
     max_concurrency: Count | UnsetType | None = UNSET
     monthly_spend_nano: NanoDollars | UnsetType | None = UNSET
     lease_share: Share | UnsetType | None = UNSET
+    keep_days: Days | UnsetType | None = UNSET
 
 
 class NewWorkspace(WorkspaceChanges, kw_only=True):
@@ -129,7 +131,11 @@ class WorkspacesController(AdminController):
         asked: NamedDependency[WorkspaceChanges],
         services: Deps,
     ) -> WorkspaceReport:
-        changed = await services.workspaces.change(workspace_id, given_values(asked))
+        values = given_values(asked)
+        changed = await services.workspaces.change(workspace_id, values)
+        if "keep_days" in values:
+            with suppress(GatewayError):  # the keeper's own round deletes within a minute
+                await services.turns.keeper.forget()
         return await _changed(services, changed)
 
     @action(

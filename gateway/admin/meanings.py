@@ -46,8 +46,8 @@ sampled_first_token | Time to first token | seconds | of the newest turns of eac
     of the range, from arrival to first token
 overhead_seconds | Gateway overhead | seconds | time to first token - queue - prefill, both as the
     engine tells; of the sampled turns
-kv_over_time | KV memory over time | share of blocks | (active + leased) blocks / all blocks, and
-    leased / all, on average over the looks that this gateway takes each second
+kv_over_time | KV memory in use over time | share of blocks | (active + leased) blocks / all
+    blocks, and leased / all, on average over the looks that this gateway takes each second
 queue_over_time | Waiting over time | requests | the most in any minute: those that wait at engines
     for blocks, and turns that wait at this gateway for an engine with room
 attribution | Where hits are lost | share of prompt tokens | of sampled turns: tokens that some

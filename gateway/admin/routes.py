@@ -19,6 +19,7 @@ CONTROLLERS = (
     advice.PlanController,
     usage.DivergenceController,
     usage.ConversationController,
+    usage.ContentController,
     engines.EnginesController,
     usage.LiveController,
     engines.LeasesController,

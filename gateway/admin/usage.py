@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import get
+from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
@@ -53,11 +53,12 @@ from gateway.admin.structs.usage import (
     Section,
     Totals,
     Turn,
+    TurnContent,
     TurnDivergence,
     TurnPage,
     Usage,
 )
-from gateway.base.errors import GatewayError, InvalidRequest, NotFound
+from gateway.base.errors import Forbidden, GatewayError, InvalidRequest, NotFound
 from gateway.http.auth import AdminRequest
 from gateway.http.errors import Refusals
 from gateway.http.services import Services
@@ -268,11 +269,7 @@ class UsageController(AdminController):
 
     @view("/turns/{turn_id:str}", "getTurn", "One turn.")
     async def turn(self, request: AdminRequest, turn_id: FromPath[str], services: Deps) -> Turn:
-        ledger, own = services.queries.ledger, request.user.workspace
-        found = await queries_turns.one(ledger, turn_id[:64], own)
-        if found is None:
-            raise NotFound(f"turn: `{turn_id[:64]}`")
-        return found
+        return await _turn_of(services, turn_id, request.user.workspace)
 
 
 async def _usage_of(services: Services, of: Range) -> Usage:
@@ -596,6 +593,42 @@ def _place_of(before: Fingerprint, found: Divergence) -> tuple[Section | None, i
     if found.kind == "system_changed" or place < before.num_system:
         return "system", place
     return "messages", place - before.num_system
+
+
+class ContentController(AdminController):
+    path = "/admin/v1/turns/{turn_id:str}/content"
+
+    @view("/", "getContent", "The prompt and the answer of a turn, where its workspace keeps them.")
+    async def content(
+        self, request: AdminRequest, turn_id: FromPath[str], services: Deps
+    ) -> TurnContent:
+        """For keys of the workspace and for those of scope `admin`."""
+        if request.user.workspace is None and not request.user.may_change:
+            raise Forbidden("what people wrote needs a key of the workspace or of scope `admin`")
+        turn = await _turn_of(services, turn_id, request.user.workspace)
+        found, until_ms = await services.turns.keeper.read(turn.workspace, turn.id)
+        return TurnContent(
+            turn=turn.id, until_ms=until_ms, prompt=found.prompt, answer=found.answer
+        )
+
+    @delete(
+        "/",
+        operation_id="deleteContent",
+        summary="Delete what is kept of a turn's prompt and answer.",
+        status_code=200,
+    )
+    async def remove(self, turn_id: FromPath[str], services: Deps) -> Turn:
+        """The turn's counts stay."""
+        turn = await _turn_of(services, turn_id, None)
+        await services.turns.keeper.remove(turn.id)
+        return turn
+
+
+async def _turn_of(services: Services, turn_id: str, workspace: str | None) -> Turn:
+    found = await queries_turns.one(services.queries.ledger, turn_id[:64], workspace)
+    if found is None:
+        raise NotFound(f"turn: `{turn_id[:64]}`")
+    return found
 
 
 class ConversationController(AdminController):

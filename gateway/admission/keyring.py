@@ -214,6 +214,7 @@ class KeyRing:
             limits=NO_LIMITS if found is None else limits_of(found),
             lease_share=None if found is None else found.lease_share,
             auto_cache=policy,
+            keeps_contents=found is not None and found.keep_days is not None,
         )
 
     async def _write_uses(self) -> None:

@@ -16,6 +16,7 @@ from gateway.cli.arguments import (
     add_auto_cache,
     aware_moment,
     count,
+    days,
     given,
     nano,
     or_none,
@@ -73,6 +74,8 @@ def add_commands(commands: Commands) -> None:
             help="or `none`",
         )
         parser.add_argument("--lease-share", type=or_none(share), help="0 to 1, or `none`")
+        days_help = "how long prompts and answers are kept, or `none` (as it is at first)"
+        parser.add_argument("--keep-days", type=or_none(days), help=days_help)
     for parser in (create, change, make, limit):
         add_auto_cache(parser)
     for parser, run in (

@@ -70,6 +70,7 @@ def number(
 
 
 count = number(int, 1, 10**12, "a whole number of 1 or more")
+days = number(int, 1, 3650, "a number of days from 1 to 3650")
 share = number(float, 0, 1, "a number from 0 to 1")
 seconds = number(float, 0, 31_536_000, "a number of seconds up to a year")
 

@@ -70,6 +70,7 @@ class WorkspaceRow(Base):
     lease_share: Mapped[float | None]
     auto_cache: Mapped[str | None] = mapped_column(String(16))
     auto_cache_ttl: Mapped[str | None] = mapped_column(String(4))
+    keep_days: Mapped[int | None]
 
 
 class SharedLimitsRow(Base):
@@ -285,6 +286,19 @@ class HorizonRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     turns_ms: Mapped[int]
+
+
+class TurnContentRow(Base):
+    """The prompt and the answer of a turn that began at `at_ms`, compressed and encrypted
+    (`contents.py`), of a workspace with `keep_days`."""
+
+    __tablename__ = "turn_contents"
+    __table_args__ = (Index("ix_turn_contents_workspace", "workspace_id", "at_ms"),)
+
+    turn_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(String(64))
+    at_ms: Mapped[int]
+    body: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class CachedContentRow(Base):

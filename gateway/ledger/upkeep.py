@@ -52,6 +52,7 @@ from gateway.ledger.schema import (
     LatencyRollupRow,
     PrefixRow,
     ReasonRollupRow,
+    TurnContentRow,
     TurnRollupRow,
     TurnRow,
     WorkspaceRow,
@@ -120,6 +121,7 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
             break
         num_turns += deleted.rowcount
         await asyncio.sleep(_PAUSE_SECONDS)
+    await ledger.run(delete(TurnContentRow).where(TurnContentRow.at_ms < turns_ms))
     for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
         ((first,),) = await ledger.rows(select(func.min(table.start_ms)))
         is_old = first is not None and first < rollups_ms

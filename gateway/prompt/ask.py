@@ -71,7 +71,8 @@ class Principal:
     """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
 
     `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
-    None is no bound of its own. `auto_cache` is for requests without markers.
+    None is no bound of its own. `auto_cache` is for requests without markers. `keeps_contents`: its
+    workspace keeps prompts and answers.
     """
 
     workspace: str
@@ -81,6 +82,7 @@ class Principal:
     limits: Limits = NO_LIMITS
     lease_share: float | None = None
     auto_cache: AutoCache = DEFAULT_AUTO_CACHE
+    keeps_contents: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Turn:
     `may_run`: the engine may have its request. `has_started`: its first frame has come. `failure`
     ended the attempt before. `leg` is the first leg while it runs, `prefilled` what came of it
     (`first_leg.py`). `is_streaming`: the head of a stream went out. `whole` has the frames of an
-    answer in one piece."""
+    answer in one piece, or of one that is kept."""
 
     ask: Ask
     record: TurnRecord
@@ -172,7 +172,7 @@ class Turn:
                 record.output_tokens = frame.output_tokens
                 record.decode_seconds = frame.decode_seconds
                 record.outcome = record.stop_reason = self.stop_reason or "stop"
-        if not self.ask.stream:
+        if not self.ask.stream or self.ask.principal.keeps_contents:
             self.whole.append(frame)
 
     def fail(self, error: GatewayError) -> None:

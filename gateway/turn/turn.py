@@ -22,6 +22,7 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prompt.ask import NO_ORIGIN, Api, Ask, Origin, TurnId
 from gateway.prompt.ignored import Ignored
+from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.state import OK, Findings, Turn, is_unsure
@@ -56,6 +57,7 @@ class TurnService:
     background: Background
     diagnostics: PromptComparer
     residency: LastHolders
+    keeper: Keeper
     clock: Clock
     begin_trace: BeginTrace = untraced
 
@@ -104,7 +106,7 @@ class TurnService:
                         await permit.give_back()
                     if ask.stream:
                         yield frames
-                if turn.whole:
+                if not ask.stream:
                     yield turn.whole
             except GatewayError as error:
                 turn.fail(error)
@@ -200,6 +202,8 @@ class TurnService:
         This never awaits: it may run while the client's task is cancelled.
         """
         self.dispatcher.leave(turn)
+        if turn.has_started and turn.ask.principal.keeps_contents:
+            self.keeper.keep(turn)
         if turn.is_closed:
             return
         record = turn.record

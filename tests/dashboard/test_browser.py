@@ -118,6 +118,41 @@ def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     assert admin.metric("Cost of the miss").startswith("$")
 
 
+def test_what_a_workspace_keeps_is_shown_with_its_request_and_deleted_there(
+    site: Site, admin: Visit
+) -> None:
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    gateway.workspace("keeping", keep_days=3)
+    key = gateway.make_key("keeping")[1]
+    first, turn_id = site.ask(BOOK, key), site.ask(BOOK, key)
+    eventually(lambda: site.is_recorded(first) and site.is_recorded(turn_id))
+    page = admin.open(f"/requests?request={turn_id}&range=1h")
+    page.get_by_text("Its workspace keeps them").wait_for(timeout=WAIT_MS)
+    page.get_by_text("synthetic 0 1 2").first.wait_for(timeout=WAIT_MS)
+    page.get_by_text("Its conversation, turn by turn").wait_for(timeout=WAIT_MS)
+    page.get_by_text("Prompt", exact=True).click()
+    page.get_by_text("A lease holds blocks until it ends").first.wait_for(timeout=WAIT_MS)
+    page.get_by_role("button", name="Delete prompt and answer").click()
+    page.get_by_text("Its workspace keeps them").wait_for(state="detached", timeout=WAIT_MS)
+    gateway.get(f"turns/{turn_id}/content", status=404)
+    gateway.get(f"turns/{first}/content")
+
+
+def test_an_id_in_a_table_leads_to_its_request(site: Site, admin: Visit) -> None:
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    gateway.workspace("linked")
+    key = gateway.make_key("linked")[1]
+    turn_id = site.ask(BOOK, key)
+    eventually(lambda: site.is_recorded(turn_id))
+    page = admin.open("/requests?range=1h&workspace=linked")
+    table = page.get_by_test_id("stDataFrame").first
+    table.wait_for(timeout=WAIT_MS)
+    # The grid is a canvas: the box that picks a row, the time, then the id.
+    with admin.context.expect_page(timeout=WAIT_MS) as opened:
+        table.click(position={"x": 230, "y": 52})
+    assert f"requests?request={turn_id}" in opened.value.url
+
+
 def test_a_link_leads_through_the_sign_in(site: Site, visits: list[Visit]) -> None:
     visit = Visit(site.browser, site.url, None)
     visits.append(visit)
@@ -132,11 +167,11 @@ def test_a_link_leads_through_the_sign_in(site: Site, visits: list[Visit]) -> No
 
 
 def test_filters_stay_from_page_to_page(admin: Visit) -> None:
-    page = admin.open("/?range=6h&workspace=default")
+    page = admin.open("/?range=7d&workspace=default")
     page.get_by_role("link", name="Savings").click()
     page.get_by_role("heading", name="Savings", exact=True).wait_for(timeout=WAIT_MS)
     admin.wait_until_still()
-    page.wait_for_url(re.compile("/savings.*range=6h"), timeout=WAIT_MS)
+    page.wait_for_url(re.compile("/savings.*range=7d"), timeout=WAIT_MS)
     assert "workspace=default" in page.url
 
 

@@ -197,6 +197,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """A null limit is no limit. Money is in nano-dollars, months are in UTC.
 
     `auto_cache` says what is held of requests without markers; null is the installation's setting.
+    Prompts and answers are kept for `keep_days`, encrypted; with null none is.
     """
 
     id: str
@@ -210,6 +211,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     lease_share: float | None
     auto_cache: AutoCacheMode | None = None
     auto_cache_ttl: AutoCacheTtl | None = None
+    keep_days: int | None = None
 
 
 class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 Tokens are counts, money is nano-dollars, times are milliseconds since 1970 or seconds.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -252,6 +252,29 @@ class Turn(InputUsage, kw_only=True):
     @property
     def computed_input_tokens(self) -> int:
         return self.input_tokens - self.automatic_input_tokens
+
+
+class AnswerPart(msgspec.Struct, kw_only=True):
+    """A text, a thought or a call (`name` is its tool's, `text` its input) of one choice."""
+
+    choice: int
+    kind: str
+    text: str
+    name: str | None
+
+
+class KeptContent(msgspec.Struct, frozen=True, kw_only=True):
+    """`prompt` is what the engine got: tools, system blocks and messages, whatever the dialect."""
+
+    prompt: Any
+    answer: list[AnswerPart]
+
+
+class TurnContent(KeptContent, frozen=True, kw_only=True):
+    """It is deleted at `until_ms`, or earlier where its workspace keeps for fewer days then."""
+
+    turn: str
+    until_ms: int
 
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -173,6 +173,21 @@ def test_600_connections_without_a_key_cost_a_keyed_client_no_turn_and_a_probe_n
                 assert shared.get("/readyz").status_code == 200
 
 
+def test_the_same_on_three_gateways_behind_one_address(tmp_path: Path) -> None:
+    head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    raise_descriptor_limit()
+    with ExitStack() as stack:
+        gateways = [stack.enter_context(stacked(tmp_path / name)) for name in "abc"]
+        for gateway in gateways:
+            for one in stack.enter_context(sockets(gateway.url, 600, "127.0.0.1")):
+                with suppress(ConnectionError):
+                    one.sendall(head)
+        for _ in range(16):
+            for gateway in gateways:
+                assert gateway.post("/v1/messages", json=body()).status_code == 200
+                assert gateway.get("/readyz").status_code == 200
+
+
 def test_descriptors_are_left_for_everything_else() -> None:
     assert most_connections(10_000, 1024) == 768 and most_connections(100, 1024) == 100
     assert backlog_for(1024) == 128, "as many are accepted before the first is refused"

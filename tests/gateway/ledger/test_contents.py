@@ -1,0 +1,154 @@
+"""Prompts and answers that workspaces keep: encrypted, for as long as they say, and not longer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import func, select
+
+from engine.protocol import Done, Prompt, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
+from gateway.base.errors import NotFound
+from gateway.cli.migrate import migrate
+from gateway.ledger.access import Workspaces
+from gateway.ledger.contents import DAY_MS, Contents
+from gateway.ledger.database import Ledger
+from gateway.ledger.schema import TurnContentRow
+from gateway.ledger.upkeep import retain
+from gateway.turn.contents import packed, parts_of, unpacked
+from tests.gateway.serving import make_settings
+
+NOW = datetime(2026, 11, 26, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+PLAIN = b"The patient's name is Rose."
+MASTER = SecretStr("a master secret of the tests")
+
+
+class Kept:
+    """A ledger with the workspaces `a`, which keeps for three days, and `b`, which does not."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.contents = ledger, Contents(ledger, MASTER)
+        self.workspaces = Workspaces(ledger)
+
+    async def put(self, workspace: str, turn_id: str, age_ms: int) -> None:
+        body = self.contents.sealed(workspace, turn_id, PLAIN)
+        assert PLAIN not in body
+        await self.contents.put(workspace, turn_id, NOW_MS - age_ms, body)
+
+    async def read(self, workspace: str, turn_id: str) -> bytes | None:
+        try:
+            body, until_ms = await self.contents.get(workspace, turn_id, NOW_MS)
+        except NotFound:
+            return None
+        assert until_ms > NOW_MS
+        return self.contents.opened(workspace, turn_id, body)
+
+    async def count(self) -> int:
+        ((number,),) = await self.ledger.rows(select(func.count()).select_from(TurnContentRow))
+        return int(number)
+
+
+@pytest.fixture
+def run(tmp_path: Path, shared_database: str) -> Callable[[Callable[[Kept], Awaitable[Any]]], None]:
+    def begin(work: Callable[[Kept], Awaitable[Any]]) -> None:
+        settings = make_settings(tmp_path, database_url=shared_database)
+        migrate(settings)
+
+        async def check() -> None:
+            ledger = Ledger(settings.ledger_url)
+            try:
+                kept = Kept(ledger)
+                await kept.workspaces.create("a", NOW, {"keep_days": 3})
+                await kept.workspaces.create("b", NOW, {})
+                await work(kept)
+            finally:
+                await ledger.close()
+
+        asyncio.run(check())
+
+    return begin
+
+
+def test_what_is_kept_ends_to_the_millisecond_and_is_deleted(run: Any) -> None:
+    async def work(kept: Kept) -> None:
+        await kept.put("a", "msg_new", 3 * DAY_MS - 1)
+        await kept.put("a", "msg_old", 3 * DAY_MS)
+        await kept.put("b", "msg_none", 0)
+        assert await kept.read("a", "msg_new") == PLAIN
+        assert await kept.read("b", "msg_new") is None, "another workspace's"
+        assert await kept.read("a", "msg_old") is None and await kept.read("b", "msg_none") is None
+        assert await kept.count() == 3
+        await kept.contents.forget(NOW_MS)
+        assert await kept.count() == 1 and await kept.read("a", "msg_new") == PLAIN
+        # Fewer days count at once, also for what came before.
+        await kept.workspaces.change("a", {"keep_days": 2})
+        assert await kept.read("a", "msg_new") is None
+        await kept.contents.forget(NOW_MS)
+        assert await kept.count() == 0
+
+    run(work)
+
+
+def test_a_workspace_that_keeps_no_more_has_nothing(run: Any) -> None:
+    async def work(kept: Kept) -> None:
+        for number in range(450):  # more than are deleted at once
+            await kept.put("a", f"msg_{number}", number)
+        await kept.contents.remove("msg_7")
+        assert await kept.read("a", "msg_7") is None and await kept.count() == 449
+        await kept.workspaces.change("a", {"keep_days": None})
+        assert await kept.read("a", "msg_1") is None
+        await kept.contents.forget(NOW_MS)
+        assert await kept.count() == 0
+
+    run(work)
+
+
+def test_retention_of_turns_deletes_what_was_kept_of_them(run: Any) -> None:
+    async def work(kept: Kept) -> None:
+        await kept.put("a", "msg_new", 0)
+        await kept.put("a", "msg_old", 2 * DAY_MS)
+        await retain(kept.ledger, NOW_MS - DAY_MS, 0, 0)
+        assert await kept.count() == 1 and await kept.read("a", "msg_new") == PLAIN
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("workspace", "turn_id", "master"),
+    [("b", "msg_1", MASTER), ("a", "msg_2", MASTER), ("a", "msg_1", SecretStr("another one"))],
+)
+def test_a_body_is_read_in_its_own_place_alone(
+    workspace: str, turn_id: str, master: SecretStr
+) -> None:
+    ledger: Any = None
+    body = Contents(ledger, MASTER).sealed("a", "msg_1", PLAIN)
+    assert Contents(ledger, MASTER).opened("a", "msg_1", body) == PLAIN
+    with pytest.raises(NotFound):
+        Contents(ledger, master).opened(workspace, turn_id, body)
+
+
+def test_an_answers_parts_are_in_order_by_choice() -> None:
+    frames = [
+        ThinkingDelta("hm"),
+        TextDelta("a", 0),
+        TextDelta("x", 1),
+        TextDelta("b", 0),
+        ToolUseStart("id", "ask", 0),
+        ToolInputDelta('{"q":', 0),
+        ToolInputDelta("1}", 0),
+        ToolUseStart("id2", "ask", 0),
+        Done(request_id="r", output_tokens=1),
+    ]
+    found = parts_of(frames)
+    assert [(each.choice, each.kind, each.text, each.name) for each in found] == [
+        (0, "thinking", "hm", None),
+        (0, "text", "ab", None),
+        (1, "text", "x", None),
+        (0, "call", '{"q":1}', "ask"),
+        (0, "call", "", "ask"),
+    ]
+    assert unpacked(packed(Prompt(messages=[]), found)).answer == found
