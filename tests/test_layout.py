@@ -22,14 +22,14 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 368
+MAX_MODULES = 371
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 775,
     "dashboard/access": 451,
     "dashboard/ui": 1025,
-    "dashboard/views": 3874,
+    "dashboard/views": 3945,
     "engine": 1392,
     "engine/backends": 7246,
     "engine/cache": 3439,
@@ -40,23 +40,23 @@ BUDGETS: dict[str, int] = {
     "engine/serve": 807,
     "engine/store": 1570,
     "engine/text": 6035,
-    "gateway": 258,
-    "gateway/admin": 3717,
-    "gateway/admission": 1947,
+    "gateway": 263,
+    "gateway/admin": 3782,
+    "gateway/admission": 1948,
     "gateway/advice": 1826,
     "gateway/base": 1357,
-    "gateway/cli": 1127,
+    "gateway/cli": 1131,
     "gateway/dialects": 6287,
     "gateway/http": 3169,
     "gateway/journal": 1050,
-    "gateway/ledger": 3410,
+    "gateway/ledger": 3519,
     "gateway/planner": 2024,
     "gateway/planning": 409,
     "gateway/prices": 409,
-    "gateway/prompt": 1233,
+    "gateway/prompt": 1235,
     "gateway/routing": 1826,
-    "gateway/turn": 1310,
-    "migrations": 297,
+    "gateway/turn": 1441,
+    "migrations": 323,
     "scripts": 398,
     "scripts/bench": 2687,
     "scripts/compose": 580,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 56310,
+    "tests": 56639,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
