@@ -4,6 +4,7 @@ Neighbours in a stack differ in lightness too, for readers with a colour vision 
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 import altair as alt
@@ -146,14 +147,24 @@ def styled(drawn: Any, theme: Theme) -> Any:
     )
 
 
-def moment(since_ms: int, until_ms: int) -> alt.X:
-    """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range."""
+def moment(since_ms: int, until_ms: int, *, has_ends: bool = True) -> alt.X:
+    """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range.
+
+    Without its ends the chart needs a layer `ends`: lines lose an axis whose ends are told.
+    """
     days = (until_ms - since_ms) / 86_400_000
     forms = {0.01: "%H:%M:%S", 1.5: "%H:%M", 5: "%d %b %H:%M", 300: "%d %b"}
     form = next((form for most, form in forms.items() if days <= most), "%b %Y")
     axis = alt.Axis(grid=False, tickCount=6, format=form, labelOverlap=True, title="Time (UTC)")
-    ends = alt.Scale(type="utc", domain=[since_ms, until_ms], nice=False)
-    return alt.X("start:T", axis=axis, scale=ends)
+    domain = [since_ms, until_ms] if has_ends else alt.Undefined
+    return alt.X("start:T", axis=axis, scale=alt.Scale(type="utc", domain=domain, nice=False))
+
+
+def ends(since_ms: int, until_ms: int) -> alt.Chart:
+    """An unseen layer that makes an axis of time span the whole range."""
+    rows = [{"start": datetime.fromtimestamp(each / 1000, UTC)} for each in (since_ms, until_ms)]
+    drawn: alt.Chart = alt.Chart(frame(rows)).mark_point(opacity=0).encode(x="start:T")
+    return drawn
 
 
 def amounts(unit: str = "", *, whole: bool = False) -> alt.Axis:

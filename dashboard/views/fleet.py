@@ -106,7 +106,7 @@ def draw_cards(view: View) -> None:
             "attribution",
             formats.percent(share),
             label="Held tokens delivered",
-            delta="of those that some engine held",
+            delta="of what some engine held",
         )
 
 

@@ -13,7 +13,7 @@ from gateway.admin.structs.usage import Latency, LatencyCell, LatencySamples, Pe
 
 MIN_TURNS = 5
 """Medians of fewer turns are not compared."""
-TOO_FEW = f"no prompt length has {MIN_TURNS} of each"
+TOO_FEW = f"no length has {MIN_TURNS} of each"
 MAX_DOTS = 600
 """Dots of one chart: a browser takes a second to draw a few thousand."""
 
@@ -53,7 +53,7 @@ def draw(view: View, chosen: Selection) -> None:
         return
     parts.heading("Time to first token against prompt length", "sampled_first_token")
     draw_scatter(view)
-    x = charts.moment(view.samples.since_ms, view.samples.until_ms)
+    span = view.samples.since_ms, view.samples.until_ms
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("Over time", "first_token_seconds")
@@ -65,11 +65,11 @@ def draw(view: View, chosen: Selection) -> None:
             for row in _point(point.start_ms, kind, side.p50, side.p95)
         ]
         title = "Time to first token (seconds)"
-        drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, x, is_log=True)
+        drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, span, is_log=True)
         told = f"Median and 95th percentile in {len(series)} intervals, hits and misses."
         parts.chart(drawn, "percentiles", told)
     with right:
-        draw_overhead(view.samples, x)
+        draw_overhead(view.samples, span)
     parts.heading("By prompt length", "first_token_seconds")
     alt_text = "Times to first token by prompt length, hits and misses side by side."
     parts.table(latency_table(view.latency), "latency", alt_text)
@@ -185,7 +185,7 @@ def _point(start_ms: int, kind: str, p50: float | None, p95: float | None) -> li
     ]
 
 
-def draw_overhead(samples: LatencySamples, x: alt.X) -> None:
+def draw_overhead(samples: LatencySamples, span: tuple[int, int]) -> None:
     parts.heading("Gateway overhead", "overhead_seconds")
     found = samples.overhead
     if not found:
@@ -198,13 +198,15 @@ def draw_overhead(samples: LatencySamples, x: alt.X) -> None:
     ]
     colours = {"Gateway": charts.PLAIN[viewer.theme()]}
     title = "Added by the gateway (milliseconds)"
-    drawn = lines_over_time(rows, colours, title, x, is_log=False)
+    drawn = lines_over_time(rows, colours, title, span, is_log=False)
     low, high = min(each.p50 for each in found), max(each.p50 for each in found)
     told = f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}."
     parts.chart(drawn, "overhead", told)
 
 
-def lines_over_time(rows: Rows, colours: Palette, title: str, x: alt.X, *, is_log: bool) -> Any:
+def lines_over_time(
+    rows: Rows, colours: Palette, title: str, span: tuple[int, int], *, is_log: bool
+) -> Any:
     """Lines by kind (colour) and percentile (dash), with a dot where only one point is.
 
     The dots are a layer of their own: with the lines' own points the legend shows no dashes.
@@ -215,7 +217,7 @@ def lines_over_time(rows: Rows, colours: Palette, title: str, x: alt.X, *, is_lo
     only = next(iter(colours.values()))
     is_one = len(colours) == 1
     drawn = alt.Chart(charts.frame(rows)).encode(
-        x=x,
+        x=charts.moment(*span, has_ends=False),
         y=y,
         color=alt.value(only) if is_one else charts.colour("kind:N", colours),
         tooltip=[
@@ -236,7 +238,7 @@ def lines_over_time(rows: Rows, colours: Palette, title: str, x: alt.X, *, is_lo
     )
     lines = drawn.mark_line(strokeWidth=2).encode(strokeDash=dashes)
     dots = drawn.mark_circle(size=34, opacity=1)
-    return alt.layer(lines, dots).properties(height=charts.CHART_HEIGHT)
+    return alt.layer(lines, dots, charts.ends(*span)).properties(height=charts.CHART_HEIGHT)
 
 
 def latency_table(latency: Latency) -> list[Row]:

@@ -3,8 +3,11 @@
 `status` and `type` are those of the Messages API; `dialects/errors.py` has the other dialects'.
 """
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
+
+_PLURAL = re.compile(r"\b(request|token|byte|call|content)s\b")
 
 
 class GatewayError(Exception):
@@ -167,10 +170,11 @@ class RateLimited(
         self, what: str | None = None, limit: int | None = None, retry_after: int | None = None
     ) -> None:
         """`what` is limited to `limit`, such as "requests per minute"."""
+        one = _PLURAL.sub(r"\1", what or "", count=1) if limit == 1 else what
         super().__init__(
             None
             if what is None
-            else f"this request would exceed the workspace's limit of {limit} {what}"
+            else f"this request would exceed the workspace's limit of {limit} {one}"
         )
         self.what = what
         self.retry_after = retry_after

@@ -219,7 +219,7 @@ def test_all_text_can_be_read(site: Site, visits: list[Visit], scheme: str) -> N
     viewport = {"width": 1200, "height": 1000}
     visit = Visit(site.browser, site.url, ADMIN_KEY, color_scheme=scheme, viewport=viewport)
     visits.append(visit)
-    for path in PAGES:
+    for path in (*PAGES, "/latency"):
         page = visit.open(f"{path}?range=24h&request={turn_id}&miss={turn_id}")
         assert problems_of(page) == [], path
 

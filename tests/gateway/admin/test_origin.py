@@ -140,6 +140,7 @@ def test_what_a_limit_refused_is_counted_by_key(stack: Stack, admin: Admin) -> N
     assert (own["workspace"], own["key"]) == ("slow", key_id)
     assert (own["limit"], own["requests"]) == ("requests per minute", 2)
     (last, _) = admin.get("refusals?workspace=slow")
+    assert "limit of 1 request per minute" in last["message"]
     assert (last["key"], last["limit"]) == (key_id, "requests per minute")
     assert last["at_ms"] == own["last_ms"]
 

@@ -196,7 +196,8 @@ def test_a_vllm_without_the_plugin_is_told_to_the_operator_alone(stack: Stack) -
     assert reply.status_code == 529 and "VLLM" not in reply.text
 
 
-NO: dict[str, Any] = {"status": 400, "type": "t", "message": "no", "path": "/", "user_agent": None}
+NO: dict[str, Any] = {"status": 400, "type": "t", "message": "no", "path": "/"}
+NO |= dict.fromkeys(("user_agent", "key", "limit"))
 
 
 def refusal(at_ms: int, workspace: str) -> Refusal:
