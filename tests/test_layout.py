@@ -28,8 +28,8 @@ MAX_MARKDOWN_WORDS = 25_000
 BUDGETS: dict[str, int] = {
     "dashboard": 775,
     "dashboard/access": 451,
-    "dashboard/ui": 1025,
-    "dashboard/views": 3945,
+    "dashboard/ui": 1036,
+    "dashboard/views": 3947,
     "engine": 1392,
     "engine/backends": 7246,
     "engine/cache": 3439,
@@ -44,7 +44,7 @@ BUDGETS: dict[str, int] = {
     "gateway/admin": 3782,
     "gateway/admission": 1948,
     "gateway/advice": 1826,
-    "gateway/base": 1357,
+    "gateway/base": 1361,
     "gateway/cli": 1131,
     "gateway/dialects": 6287,
     "gateway/http": 3169,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 618,
     "scripts/setup": 797,
     "scripts/simulate": 193,
-    "tests": 56639,
+    "tests": 56641,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
