@@ -11,8 +11,11 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from random import Random
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
@@ -38,6 +41,11 @@ _MAX_REASON = 200
 _ANY = "/(.|\\n)*/"
 AHEAD_SECONDS = 0.005
 """How long a grammar is asked about proposed tokens, and one token longer at most."""
+_TRIED_TOKENS = 64
+"""Tokens of text that are tried of a pattern. The library's limits are met early or never."""
+_TRIED_PATTERNS = 64
+"""Patterns of a schema that are tried. What others outgrow ends the answer instead."""
+_VALUES = frozenset({"const", "enum", "default", "examples"})
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
@@ -239,6 +247,10 @@ class GrammarWriter:
         if constraint.is_failed:
             self._blame(request)
             raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
+        for where, demanded in _demanded(request):
+            for pattern in islice(dict.fromkeys(_patterns(demanded)), _TRIED_PATTERNS):
+                if fault := self._try_pattern(pattern):
+                    raise SchemaRefused(f"{where}: can't be guaranteed: {fault}")
         return constraint
 
     def _calls(
@@ -287,6 +299,20 @@ class GrammarWriter:
             if matcher.is_error():
                 raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
 
+    def _try_pattern(self, pattern: str) -> str:
+        """Why the library gives up on text of a pattern, empty where it does not."""
+        schema = {"type": "string", "pattern": pattern}
+        matcher = self._compile(f"%llguidance {{}}\nstart: {json_rule(schema)}")
+        rng = Random(0)  # noqa: S311
+        for _ in range(_TRIED_TOKENS):
+            mask = b"" if matcher.is_error() or matcher.is_stopped() else matcher.compute_bitmask()
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits)
+            if not len(allowed):
+                break
+            matcher.consume_token(int(rng.choice(allowed)))
+        return f"pattern: {_reason(matcher)}" if matcher.is_error() else ""
+
 
 @dataclass(frozen=True, slots=True)
 class ThinkingRule:
@@ -318,6 +344,18 @@ def _demanded(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"tools[{index}].input_schema of `{tool.name}`", _object_schema(tool)
     if request.output_schema is not None:
         yield "output_schema", request.output_schema
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    """The patterns with counted repetition, which alone outgrow the library's limits."""
+    if isinstance(value, dict):
+        keys = value.get("patternProperties")
+        found = [value.get("pattern"), *(keys if isinstance(keys, dict) else ())]
+        yield from (one for one in found if isinstance(one, str) and "{" in one)
+        value = [each for name, each in value.items() if name not in _VALUES]
+    if isinstance(value, list):
+        for each in value:
+            yield from _patterns(each)
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:

@@ -372,7 +372,8 @@ OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS",
 def mounted_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]]:
     """A `vllm serve` with the plugin."""
     command = _vllm_serve(port, settings, {"kv-transfer-config": json.dumps(CONNECTOR)})
-    environment = {f"ENGINE_{name}": str(settings[name]) for name in settings.keys() - OF_VLLM}
+    ours = settings.keys() - OF_VLLM - {"MODEL"}
+    environment = {f"ENGINE_{name}": str(settings[name]) for name in ours}
     environment |= {"VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": SECRET}
     return command, environment
 
@@ -399,5 +400,5 @@ def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> li
     if "MAX_STEP_TOKENS" in settings:
         flags["max-num-batched-tokens"] = settings["MAX_STEP_TOKENS"]
     command = [str(Path(os.environ["VLLM_PYTHON"]).with_name("vllm")), "serve"]
-    command += [str(ROOT / "engine" / "demo_model"), "--enforce-eager"]
+    command += [str(settings.get("MODEL", ROOT / "engine" / "demo_model")), "--enforce-eager"]
     return command + [word for name, value in flags.items() for word in (f"--{name}", str(value))]

@@ -57,6 +57,9 @@ _COMPARED = Compared(is_wanted=True, previous="msg_1", parameters=b"p")
 _BLOCKS = BOUNDS.max_blocks - 16
 _BYTES = 8 << 20
 """A quarter of the longest body: enough to see how it grows."""
+_BLANK_BYTES = 4 << 20
+"""So little is done with a blank byte that the end of a processor's cache shows: a byte costs half
+as much again where body and text are longer than that together, and no more behind it."""
 _HI = {"role": "user", "content": "hi"}
 _MARKER = {"type": "ephemeral"}
 
@@ -132,6 +135,17 @@ def _functions(count: int) -> list[Json]:
 
 def _schema(count: int) -> Json:
     return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
+
+
+def _deep(count: int) -> Json:
+    """As many properties, in levels of 30 of them each."""
+    made: Json = _schema(1)
+    for _ in range(30):
+        made = {
+            "type": "object",
+            "properties": {"inner": made, **_schema(count // 30)["properties"]},
+        }
+    return made
 
 
 def _exchange(calls: list[Json], results: Any) -> Json:
@@ -274,7 +288,12 @@ def dimensions(
 ) -> list[Dimension]:
     """From each dimension's bound and what `work` gets at a size."""
     return [
-        Dimension(f"{group}: {name}", most, lambda size, make=make: work(make(size)))  # type: ignore[misc]
+        Dimension(
+            f"{group}: {name}",
+            most,
+            lambda size, make=make: work(make(size)),  # type: ignore[misc]
+            is_bytes="bytes" in name,
+        )
         for name, (most, make) in rows.items()
     ]
 
@@ -296,7 +315,9 @@ _MESSAGES = {
     "blocks of a tool result": (_BLOCKS, lambda n: _nested(n, _text())),
     "documents in a tool result": (_BLOCKS // 5, lambda n: _nested(n, _document(4))),
     "texts of a search result": (_BLOCKS, lambda n: _nested(1, _search(n))),
+    "thinking blocks": (_BLOCKS, _thinking),
     "thinking blocks and edits": (_BLOCKS, _edits),
+    "stop sequences": (BOUNDS.max_stop_sequences, lambda n: {"stop_sequences": ["x" * 1024] * n}),
     "names (bytes of many texts)": (
         _BYTES,
         lambda n: _content([_text("a" * 8300)] * (n // 8300)),
@@ -308,12 +329,20 @@ _MESSAGES = {
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
     "bytes of a wrong value": (_BYTES // 4, lambda n: {"service_tier": " - at `$[" * (n // 9)}),
     "unknown fields": (BOUNDS.max_json_values // 4, lambda n: {f"f{i}": 1 for i in range(n)}),
+    "properties in levels": (
+        BOUNDS.max_schema_properties,
+        lambda n: {"tools": [{**_tools(1)[0], "input_schema": _deep(n)}]},
+    ),
+    "bytes of metadata": (
+        BOUNDS.max_metadata_bytes - 64,
+        lambda n: {"metadata": {"user_id": "u" * n}},
+    ),
     "bytes of a tool's description": (
         _BYTES,
         lambda n: {"tools": [{**_tools(1)[0], "description": "a b " * (n // 4)}]},
     ),
     "bytes of a tool's result": (_BYTES, lambda n: _nested(1, _text("a b " * (n // 4)))),
-    "blank bytes": (_BYTES // 2, lambda n: _content([_text(" " * n)])),
+    "blank bytes": (_BLANK_BYTES, lambda n: _content([_text(" " * n)])),
     "bytes of characters of four bytes": (_BYTES // 4, lambda n: _content([_text("𝔸" * (n // 4))])),
 }
 _CHAT = {
@@ -334,7 +363,9 @@ _CHAT = {
     ),
     "calls without results": (_BLOCKS, lambda n: _chat_calls(n, answered=0)),
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
+    "choices": (BOUNDS.max_choices, lambda n: {"n": n}),
     "bytes of a call's arguments": (_BYTES // 8, _arguments),
+    "bytes of a key": (1024, lambda n: {"prompt_cache_key": "k" * n}),
 }
 _BODIES = {
     "too many values": (

@@ -1,4 +1,7 @@
-"""Dimensions of what a gateway holds, not of one request."""
+"""Dimensions of what a gateway holds, not of one request.
+
+One event, turn, connection or start among so many others costs at most in proportion to them.
+"""
 
 import asyncio
 import shutil
@@ -11,15 +14,21 @@ from unittest.mock import patch
 from urllib.parse import parse_qsl
 
 from engine.protocol import ChainHeld, HeldName, Snapshot
+from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.fair_queue import FairQueue, Waiting
+from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
+from gateway.http.connections import Connections
 from gateway.http.query import query_problems
 from gateway.journal import store
 from gateway.journal.store import Journal
-from gateway.routing.held import ResidencyIndex
+from gateway.prompt.ask import Principal
+from gateway.routing.held import PrefixEnd, ResidencyIndex
 from tests.doubling import Dimension, Work
 from tests.gateway.serving import WAIT_SECONDS
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
+_NAMES_OF_A_TURN = 512
 
 
 def _chain(number: int) -> ChainHeld:
@@ -32,6 +41,48 @@ def _snapshot(size: int) -> Work:
     return lambda: ResidencyIndex().apply(frame, 0.0)
 
 
+def _placed(size: int) -> Work:
+    """A turn of many names is looked up and expected in an index of `size` names."""
+    index = ResidencyIndex()
+    index.apply(Snapshot(seq=0, epoch="e", chains=[_chain(n) for n in range(size // 10)]), 0.0)
+    ends = [PrefixEnd(f"{n:016x}", 10 * (n + 1)) for n in range(_NAMES_OF_A_TURN)]
+
+    def work() -> None:
+        index.coverage(ends, 1.0)
+        index.expect(ends, 1.0)
+
+    return work
+
+
+def _queued(size: int) -> Work:
+    """One more turn among as many workspaces as wait."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(size):
+        queue.push(Waiting(f"w{number}", None, 10, number))
+
+    def work() -> None:
+        first = queue.pop(lambda _: True)
+        assert first is not None
+        queue.push(first, is_first=True)
+
+    return work
+
+
+def _admitted(size: int) -> Work:
+    """One turn from its admission to its close, among as many workspaces."""
+    limits = WorkspaceLimits(lambda: 0.0, lambda: NOW)
+
+    def turn(workspace: str) -> None:
+        principal = Principal(workspace, "k", "s", limits=Limits(requests_per_minute=10**9))
+        limits.take(Wanted("t", principal, 1))
+        limits.leave("t", workspace, is_open=True)
+        limits.count_used(_record("t", workspace))
+
+    for number in range(size):
+        turn(f"w{number}")
+    return lambda: turn("w0")
+
+
 def _record(turn_id: str, workspace: str = "w") -> TurnRecord:
     return TurnRecord(
         id=turn_id,
@@ -42,6 +93,24 @@ def _record(turn_id: str, workspace: str = "w") -> TurnRecord:
         stream=False,
         opened_at=NOW,
     )
+
+
+class _Guest:
+    def evict(self) -> None: ...
+
+
+def _connected(size: int) -> Work:
+    """One connection comes and goes among as many of other addresses."""
+    connections = Connections(2 * size, 256)
+    for number in range(size):
+        connections.enter(_Guest(), f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+
+    def work() -> None:
+        guest = _Guest()
+        connections.enter(guest, "192.0.2.1")
+        connections.leave(guest)
+
+    return work
 
 
 def _opened(size: int) -> Work:
@@ -79,6 +148,10 @@ def _queried(size: int) -> Work:
 _ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
     # More names do not fit into a processor's cache, and then each costs about twice as much.
     "names of an engine's snapshot": (16_000, _snapshot),
+    "names in the index, one turn placed": (160_000, _placed),
+    "workspaces that wait, one turn": (1024, _queued),
+    "workspaces known, one turn admitted": (8_000, _admitted),
+    "connections, one comes and goes": (32_768, _connected),
     "records of a journal that is opened": (16_384, _opened),
     "bytes of a query": (65_536, _queried),
 }

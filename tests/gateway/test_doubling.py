@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.doubling import MOST_GROWTH, Dimension, growth
+from tests.doubling import GROWTH, Dimension, curve_of, row
 from tests.gateway.doubling_requests import DIMENSIONS
 from tests.gateway.doubling_state import STATE_DIMENSIONS
 
@@ -12,12 +12,14 @@ from tests.gateway.doubling_state import STATE_DIMENSIONS
     [*DIMENSIONS, *STATE_DIMENSIONS],
     ids=lambda one: one.name,
 )
-def test_four_times_as_much_costs_about_four_times_as_much(dimension: Dimension) -> None:
-    assert growth(dimension) <= MOST_GROWTH
+def test_a_doubled_dimension_costs_no_more_than_twice_as_much(dimension: Dimension) -> None:
+    curve = curve_of(dimension, points=3)
+    print(row(curve))
+    assert curve.growth <= GROWTH
 
 
 def test_what_is_quadratic_is_found() -> None:
     def make(size: int):  # type: ignore[no-untyped-def]
         return lambda: [n for n in range(size) if n in [-1] * size]
 
-    assert growth(Dimension("quadratic", 1600, make)) > MOST_GROWTH
+    assert curve_of(Dimension("quadratic", 1600, make), points=3).growth > GROWTH

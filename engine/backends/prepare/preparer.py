@@ -201,6 +201,58 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
                 f"{where}: {nested} levels with all that `$ref` names"
                 f" > {MAX_SCHEMA_NESTING} maximum"
             )
+        if references and not _can_end(schema):
+            raise SchemaRefused(
+                f"{where}: can't be guaranteed: what it requires refers to itself without an end"
+            )
+
+
+def _can_end(schema: dict[str, Any]) -> bool:
+    """Whether some value of finite length keeps to the schema, by what its references require.
+
+    From what needs nothing this goes on to what needs that. Each need is looked at once.
+    """
+    lacking: dict[int, set[int]] = {}  # of each schema, its lists that have no value yet
+    needed_by: dict[int, list[tuple[int, int]]] = {}
+    waiting: list[Any] = [schema]
+    finite: list[int] = []
+    while waiting:
+        one = waiting.pop()
+        if id(one) in lacking:
+            continue
+        needs = list(_needs(schema, one)) if isinstance(one, dict) else []
+        lacking[id(one)] = set(range(len(needs)))
+        if not needs:
+            finite.append(id(one))
+        for number, choices in enumerate(needs):
+            for each in choices:
+                needed_by.setdefault(id(each), []).append((id(one), number))
+                waiting.append(each)
+    while finite:
+        for user, number in needed_by.pop(finite.pop(), ()):
+            if number in lacking[user]:
+                lacking[user].remove(number)
+                if not lacking[user]:
+                    finite.append(user)
+    return not lacking[id(schema)]
+
+
+def _needs(schema: dict[str, Any], one: dict[str, Any]) -> Iterator[list[Any]]:
+    """Schemas that a value of `one` needs: it keeps to one at least of each list."""
+
+    def listed(name: str) -> list[Any]:
+        return value if isinstance(value := one.get(name), list) else []
+
+    if isinstance(reference := one.get("$ref"), str) and reference.startswith("#"):
+        yield [*_targets(schema, [reference])]
+    yield from ([each] for each in listed("allOf"))
+    yield from filter(None, (listed("anyOf"), listed("oneOf")))
+    properties = one.get("properties")
+    if one.get("type") == "object" and isinstance(properties, dict):
+        required = filter(properties.__contains__, map(str, listed("required")))
+        yield from ([properties[name]] for name in required)
+    if one.get("type") == "array" and one.get("minItems"):
+        yield [one.get("items")]
 
 
 def _size(value: Any) -> int:
