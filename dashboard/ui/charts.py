@@ -47,7 +47,7 @@ BLOCKS = _themes(
         "Free": ("#e2e8f0", "#263240"),
     }
 )
-HITS = _themes({"Hit": ("#0f766e", "#2dd4bf"), "Miss": ("#b45309", "#fbbf24")})
+HITS = _themes({"With a read": ("#0f766e", "#2dd4bf"), "Without a read": ("#b45309", "#fbbf24")})
 # Where a hit was lost on its way.
 STAGES = _themes(
     {

@@ -61,17 +61,17 @@ def draw(view: View, chosen: Selection) -> None:
         rows = [
             row
             for point in series
-            for kind, side in (("Hit", point.hits), ("Miss", point.misses))
+            for kind, side in (("With a read", point.hits), ("Without a read", point.misses))
             for row in _point(point.start_ms, kind, side.p50, side.p95)
         ]
         title = "Time to first token (seconds)"
         drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, span, is_log=True)
-        told = f"Median and 95th percentile in {len(series)} intervals, hits and misses."
+        told = f"Median and 95th percentile in {len(series)} intervals, with and without a read."
         parts.chart(drawn, "percentiles", told)
     with right:
         draw_overhead(view.samples, span)
     parts.heading("By prompt length", "first_token_seconds")
-    alt_text = "Times to first token by prompt length, hits and misses side by side."
+    alt_text = "Times to first token by prompt length, with and without a read."
     parts.table(latency_table(view.latency), "latency", alt_text)
 
 
@@ -80,8 +80,8 @@ def draw_cards(view: View) -> None:
     sooner = found.times_sooner if found else None
     if found is not None and sooner is not None:
         parts.hero(
-            f"A cached prompt of {found.length} tokens answers"
-            f" **{sooner:.2g} times** as soon as one that is not."
+            f"A prompt of {found.length} tokens with a read answers"
+            f" **{sooner:.2g} times** as soon as one without."
         )
     else:
         parts.hero(
@@ -89,8 +89,8 @@ def draw_cards(view: View) -> None:
         )
     with st.grid(4, min_column_width=190, row_height=132):
         for name, side in (
-            ("cached", found.hits if found else None),
-            ("not cached", found.misses if found else None),
+            ("with a read", found.hits if found else None),
+            ("without a read", found.misses if found else None),
         ):
             parts.card(
                 "compared_first_token",
@@ -101,7 +101,7 @@ def draw_cards(view: View) -> None:
         parts.card(
             "compared_first_token",
             f"{sooner:.2g}×" if sooner else formats.NO_VALUE,
-            label="Sooner when cached",
+            label="Sooner with a read",
             delta=f"{found.length} tokens" if found else TOO_FEW,
         )
         ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
@@ -146,7 +146,7 @@ def draw_scatter(view: View) -> None:
         {
             "prompt": max(each.prompt_tokens, 1),
             "seconds": max(each.first_token_seconds, 0.001),
-            "kind": "Hit" if each.cache_read_tokens else "Miss",
+            "kind": "With a read" if each.cache_read_tokens else "Without a read",
             "share": each.cache_read_tokens / max(each.prompt_tokens, 1),
             "id": each.id,
         }
@@ -167,11 +167,11 @@ def draw_scatter(view: View) -> None:
         )
         .properties(height=380)
     )
-    hits = sum(row["kind"] == "Hit" for row in rows)
+    hits = sum(row["kind"] == "With a read" for row in rows)
     told = (
-        f"{len(rows)} sampled requests, {hits} of them hits. Median time to first token:"
-        f" hits {formats.seconds(view.latency.hits.p50)},"
-        f" misses {formats.seconds(view.latency.misses.p50)}."
+        f"{len(rows)} sampled requests, {hits} of them with a read. Median time to first token:"
+        f" {formats.seconds(view.latency.hits.p50)} with a read,"
+        f" {formats.seconds(view.latency.misses.p50)} without."
     )
     parts.chart(drawn, "scatter", told)
 
@@ -252,12 +252,12 @@ def latency_table(latency: Latency) -> list[Row]:
         rows.append(
             {
                 "Prompt tokens": _length(cells_of[0]),
-                "Hits": hit.requests if hit else 0,
-                "Hit median (s)": _four_digits(hit.p50 if hit else None),
-                "Hit 95 % (s)": _four_digits(hit.p95 if hit else None),
-                "Misses": miss.requests if miss else 0,
-                "Miss median (s)": _four_digits(miss.p50 if miss else None),
-                "Miss 95 % (s)": _four_digits(miss.p95 if miss else None),
+                "With a read": hit.requests if hit else 0,
+                "With a read, median (s)": _four_digits(hit.p50 if hit else None),
+                "With a read, 95 % (s)": _four_digits(hit.p95 if hit else None),
+                "Without a read": miss.requests if miss else 0,
+                "Without a read, median (s)": _four_digits(miss.p50 if miss else None),
+                "Without a read, 95 % (s)": _four_digits(miss.p95 if miss else None),
                 "Times shorter": _four_digits(times_shorter),
             }
         )

@@ -195,8 +195,8 @@ def draw_more_cards(view: View) -> None:
             delta=f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else ""),
         )
         for title, side in (
-            ("cached", found.hits if found else None),
-            ("not cached", found.misses if found else None),
+            ("with a read", found.hits if found else None),
+            ("without a read", found.misses if found else None),
         ):
             parts.card(
                 "compared_first_token",

@@ -460,7 +460,7 @@ def draw_facts(turn: Turn) -> None:
     facts = {
         "Engine": turn.engine,
         "Computed tokens": f"{turn.computed_tokens:,}",
-        "Reused automatically": f"{turn.automatic_tokens:,}",
+        "Reused beyond the read": f"{turn.automatic_tokens:,}",
         "Why the last marker missed": "it did not"
         if turn.miss_reason is None
         else reason_title(turn.miss_reason),

@@ -184,7 +184,10 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
 
 
 def _missed(turn: Turn) -> str | None:
-    return None if turn.miss_reason is None else reason_title(turn.miss_reason)
+    if turn.miss_reason is None:
+        return None
+    reused = f"; {turn.automatic_tokens:,} tokens reused" if turn.automatic_tokens else ""
+    return f"{reason_title(turn.miss_reason)}{reused}"
 
 
 def draw_turn(turn: Turn) -> None:

@@ -125,9 +125,9 @@ def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
         differs = None
     why = advice(differs.kind or "") if differs else None
     if turn.miss_reason == "cold" and why:
-        return Verdict(False, why, differs)
+        return Verdict(False, with_reuse(why, turn), differs)
     if turn.miss_reason is not None:
-        return Verdict(False, advice(turn.miss_reason))
+        return Verdict(False, with_reuse(advice(turn.miss_reason), turn))
     if not read:
         means = "This request had nothing to read, and no marker missed."
         return Verdict(True, Advice("No miss", means, "Nothing."))
@@ -146,6 +146,14 @@ def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
     )
     change = _NEW_CONVERSATION if differs.kind == "messages_changed" else why.change
     return Verdict(False, Advice(why.title, means, change), differs)
+
+
+def with_reuse(said: Advice, turn: Turn) -> Advice:
+    """What was not read may be in memory all the same, without a promise."""
+    if not turn.automatic_tokens:
+        return said
+    reused = f" {turn.automatic_tokens:,} of its tokens were in memory all the same, and reused."
+    return said._replace(means=said.means + reused)
 
 
 def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:

@@ -69,7 +69,7 @@ automatic_input_tokens | Reused automatically | tokens | prompt tokens neither r
 cache_read_tokens | Read from cache | tokens | prompt tokens whose KV was reused from a marked
     prefix
 output_tokens | Output | tokens | tokens generated; no part of any hit rate
-automatic_tokens | Reused automatically | tokens | reused from memory beyond the read, billed as
+automatic_tokens | Reused beyond the read | tokens | reused from memory beyond the read, billed as
     input or write
 saved_nano | Net saved | dollars | cost of the same tokens without a cache - cost, in nano-dollars,
     write premium included; negative while writes have not been read
@@ -87,7 +87,7 @@ prefill_seconds_avoided | Prefill time avoided | seconds | for each engine and m
     none was
 gpu_hours_avoided | GPU hours avoided | hours | prefill_seconds_avoided / 3600, an engine counted as
     one GPU
-compared_first_token | First token, cached or not | seconds | medians of turns with and without a
+compared_first_token | First token, read or not | seconds | medians of turns with and without a
     read, of the one prompt length that most of both had
 first_token_seconds | Time to first token | seconds | percentiles of a histogram, each known to
     within 1 % of itself

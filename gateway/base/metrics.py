@@ -31,7 +31,8 @@ requests | route, status | HTTP requests by route template and status
 refused_connections | reason: head_too_large head_timeout too_many malformed made_way
     stalled_reader | Connections that were closed before or beside any route, by why
 turns | outcome, model | Turns closed, by outcome and by the model of the engine
-tokens | class, model | Tokens by billing class and by the model of the engine
+tokens | class, model | Tokens by billing class and by the model of the engine; input is neither
+    read nor written: reused automatically, or computed
 workspace_turns | workspace | Turns closed, by workspace; only with HOLDFAST_METRICS_WORKSPACES
 workspace_tokens | class, workspace | Tokens by billing class and workspace; only with
     HOLDFAST_METRICS_WORKSPACES

@@ -227,7 +227,7 @@ def test_times_to_first_token_are_those_of_one_prompt_length(
         for low, high in LENGTHS
     }
     (low, high), sides = max(times.items(), key=lambda item: min(map(len, item[1])))
-    for label, found in zip(("cached", "not cached"), sides, strict=True):
+    for label, found in zip(("with a read", "without a read"), sides, strict=True):
         shown, below = card(overview, f"First token, {label}")
         assert below == f"{low:,} to {high:,} tokens"
         number, unit = shown.split()

@@ -82,17 +82,18 @@ def test_latency_by_prompt_length(figures: Figures) -> None:
     app = figures.page("latency")
     shown = table(app, "Times shorter").set_index("Prompt tokens")
     for low, high in LENGTHS:
-        for kind, sign in (("Hit", ">"), ("Miss", "=")):
+        for kind, sign in (("With a read", ">"), ("Without a read", "=")):
             if times := figures.first_tokens(low, high, sign):
                 row = shown.loc[f"{low:,} to {high:,}"]
-                assert row["Hits" if kind == "Hit" else "Misses"] == len(times)
+                assert row[kind] == len(times)
                 for share, name in ((0.5, "median"), (0.95, "95 %")):
                     true = times[math.ceil(share * len(times)) - 1]
-                    shown_seconds = row[f"{kind} {name} (s)"]
+                    shown_seconds = row[f"{kind}, {name} (s)"]
                     assert shown_seconds == pytest.approx(true, rel=0.0105), (low, kind, name)
     dots = bars(app, 0)
     assert len(dots) == min(figures.value("COUNT(*)"), 600)
-    assert f"{int((dots['kind'] == 'Hit').sum())} of them hits" in alts(app)[0]
+    with_read = int((dots["kind"] == "With a read").sum())
+    assert f"{with_read} of them with a read" in alts(app)[0]
     overhead = sorted(
         max(first - prefill, 0.0)
         for first, prefill in figures.rows(
@@ -111,7 +112,8 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
             cache_write_5m_tokens + cache_write_1h_tokens, {AUTOMATIC}, input_tokens - {AUTOMATIC},
             output_tokens,
             first_token_seconds, cost_nano, cost_without_cache_nano - cost_nano, name,
-            http_request_id, duration_seconds, error, user_agent, engine FROM turns""",
+            http_request_id, duration_seconds, error, user_agent, engine, automatic_tokens
+            FROM turns""",
         where=where,
         rest=f"ORDER BY opened_ms DESC, id DESC LIMIT {limit}",
     )
@@ -121,8 +123,9 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
     names += ["Output (tokens)", "First token (s)"]
     names += ["Cost ($)", "Net saved ($)", "Name", "Request id", "Duration (s)", "Error", "Client"]
     names += ["Engine"]
-    for (_, *values), row in zip(expected, shown.to_dict("records"), strict=True):
-        values[1] = ADVICE[values[1]].title if values[1] else None
+    for (_, *values, reused), row in zip(expected, shown.to_dict("records"), strict=True):
+        told = f"; {reused:,} tokens reused" if reused else ""
+        values[1] = f"{ADVICE[values[1]].title}{told}" if values[1] else None
         values[11:13] = [None if nano is None else nano / 1e9 for nano in values[11:13]]
         for name, value in zip(names, values, strict=True):
             if value is None:

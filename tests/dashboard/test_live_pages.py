@@ -158,9 +158,9 @@ def test_an_engine_without_a_map_says_so(page: Page) -> None:
 
 
 def test_latency_compares_prompts_of_one_length(page: Page) -> None:
-    assert metrics(page("latency", answers("one bucket")))["Sooner when cached"] == "13×"
+    assert metrics(page("latency", answers("one bucket")))["Sooner with a read"] == "13×"
     few = metrics(page("latency", answers("one row")))
-    assert few["Sooner when cached"] == "–", "one turn of each is no comparison"
+    assert few["Sooner with a read"] == "–", "one turn of each is no comparison"
 
 
 def test_fleet_counts_what_restarts_cost(page: Page) -> None:

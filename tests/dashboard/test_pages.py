@@ -24,7 +24,7 @@ def test_empty(show: Show, gateways: Gateways, page: str) -> None:
     shown = metrics(app)
     if page == "overview":
         assert (shown["Token hit rate"], shown["Net saved"], shown["Requests"]) == ("–", "–", "0")
-        assert shown["First token, cached"] == "–"
+        assert shown["First token, with a read"] == "–"
 
 
 @pytest.mark.parametrize("page", PAGES)

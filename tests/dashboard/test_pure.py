@@ -18,6 +18,7 @@ from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
 from dashboard.views.overview import is_comparable
+from dashboard.views.requests import turn_table
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
@@ -210,6 +211,20 @@ def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
     assert said.said.title.startswith(title)
     assert said.is_good is is_good
     assert (said.difference is not None) is shows_difference
+
+
+def test_a_miss_that_reused_tokens_says_how_many() -> None:
+    reused = {"automatic_tokens": 3760}
+    for reason, compared in (
+        ("cold", None),
+        ("cold", differs("system_changed", 0)),
+        ("ttl_expired", None),
+    ):
+        said = verdict(a_turn(0, 3975, reason, **reused), compared).said.means
+        assert said.endswith("3,760 of its tokens were in memory all the same, and reused.")
+        assert "3,760" not in verdict(a_turn(0, 3975, reason), compared).said.means
+    (row,) = turn_table([a_turn(0, 3975, "cold", **reused)])
+    assert row["Missed because"] == "First time seen; 3,760 tokens reused"
 
 
 def test_a_new_conversation_is_not_told_to_change_its_prompt() -> None:
