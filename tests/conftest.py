@@ -31,6 +31,25 @@ settings.register_profile(
 settings.load_profile("fresh" if os.environ.get("TEST_SEED") else "usual")
 
 
+class FailureTeller:
+    """Prints a failure when it happens: a run that is stopped has named what failed by then."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")
+            self._terminal.write_line(report.longreprtext[-2000:])
+
+
+@pytest.hookimpl(trylast=True)  # behind the terminal's own
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if "PYTEST_XDIST_WORKER" not in os.environ and terminal is not None:
+        config.pluginmanager.register(FailureTeller(terminal))
+
+
 def pytest_collection_finish() -> None:
     """What was imported by now stays: no collector need look through it again and again."""
     gc.collect()
