@@ -230,8 +230,8 @@ def cells_of(
                 entry = owners.get(block)
                 if entry is not None and (entry.is_broken or not cache.entries.is_live(entry)):
                     entry = None
+                states[cell_state_of(block)] += 1
                 state = state_of(block, entry)
-                states[_CELL_STATES.get(state, state)] += 1
                 if state != "free":
                     scope = entry.scope if entry else cache.scopes.get(block.owner)
                     held[scope, entry, state] += 1
@@ -241,7 +241,13 @@ def cells_of(
         yield CellsPart(part, len(referenced), unused, held)
 
 
-_CELL_STATES = {"lowered": "best_effort", "automatic": "cached"}
+def cell_state_of(block: Block) -> str:
+    """The field of `BlockStats` that counts the block."""
+    if block.ref_count:
+        return state_of(block, None)
+    if any(not entry.is_idle for entry in block.dependents):
+        return "best_effort"
+    return "cached" if block.has_content else "free"
 
 
 def state_of(block: Block, entry: Entry | None) -> str:

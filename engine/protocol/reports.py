@@ -256,9 +256,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockCell(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive blocks by what holds them; the first five add up. In a map `best_effort` are all
-    blocks without a reference of live entries, `cached` those of none; in counts as `BlockStats`.
-    """
+    """Consecutive blocks by what holds them, as in `BlockStats`: the first five add up."""
 
     free: int = 0
     active: int = 0
