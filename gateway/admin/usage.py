@@ -4,6 +4,7 @@ Also what engines hold and how they fared, why a prompt missed, and the newest e
 """
 
 import asyncio
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -393,14 +394,25 @@ async def _memory(engine: Engine) -> EngineMemory:
     )
 
 
+_MAX_LOOKED_UP = 1000
+"""Prefixes of all engines' memory whose writers are looked up in the ledger."""
+
+
+def _blocks_of(each: Holding) -> int:
+    return each.active + each.leased + each.lowered + each.best_effort + each.automatic
+
+
 async def _with_holders(services: Services, found: list[EngineMemory]) -> list[EngineMemory]:
-    """Scopes become workspaces, and names the keys and the looks that the ledger knows."""
+    """Scopes become workspaces, and names the keys and the looks that the ledger knows.
+
+    The largest are looked up, whatever the number of engines.
+    """
     names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
     told = [each for one in found if one.memory for each in one.memory.holdings]
+    named_ones = [each for each in told if each.scope in names and each.name is not None]
     prefixes = {
-        (names[each.scope], each.name)
-        for each in told
-        if each.scope in names and each.name is not None
+        (names[each.scope or ""], each.name or "")
+        for each in heapq.nlargest(_MAX_LOOKED_UP, named_ones, key=_blocks_of)
     }
     ledger = services.queries.ledger
     wrote = await writers(ledger, prefixes)
@@ -638,7 +650,8 @@ class ConversationController(AdminController):
     async def conversation(
         self, request: AdminRequest, turn_id: FromPath[str], services: Deps
     ) -> list[Turn]:
-        """Of the key's 300 turns before and after it. Each prompt has all of the one before."""
+        """Of the key's 300 turns before and after it, as far as they are among the workspace's
+        5,000 there. Each prompt has all of the one before."""
         ledger = services.queries.ledger
         turn, _ = await _turn(services, turn_id, request.user.workspace)
         found = await queries_turns.around(ledger, turn, _MAX_BESIDE)

@@ -24,7 +24,8 @@ MAX_POINTS = 120
 
 @dataclass(slots=True)
 class _Seen:
-    """One engine in one minute: sums of blocks over all looks, and the most requests of a look."""
+    """One engine, or all together, in one minute: sums of blocks over all looks, and the most
+    requests of a look."""
 
     total: int = 0
     active: int = 0
@@ -32,19 +33,20 @@ class _Seen:
     running: int = 0
     waiting: int = 0
 
-    def note(self, stats: Stats) -> None:
-        self.total += stats.blocks.total
-        self.active += stats.blocks.active
-        self.leased += stats.blocks.leased
-        self.running = max(self.running, stats.running)
-        self.waiting = max(self.waiting, stats.waiting)
+    def note(self, found: Sequence[Stats]) -> None:
+        self.total += sum(stats.blocks.total for stats in found)
+        self.active += sum(stats.blocks.active for stats in found)
+        self.leased += sum(stats.blocks.leased for stats in found)
+        self.running = max(self.running, sum(stats.running for stats in found))
+        self.waiting = max(self.waiting, sum(stats.waiting for stats in found))
 
 
 @dataclass(slots=True)
 class _Minute:
     start_ms: int
     queued: int = 0
-    engines: dict[str, _Seen] = field(default_factory=dict)
+    seen: dict[str | None, _Seen] = field(default_factory=dict)
+    """By engine; None is all together, so that no report adds up engines."""
 
 
 class LoadHistory:
@@ -75,9 +77,11 @@ class LoadHistory:
                 self._minutes.popleft()
         now = self._minutes[-1]
         now.queued = max(now.queued, self._num_queued())
-        for engine in self._engines:
-            if engine.is_ready and engine.last_stats is not None:
-                now.engines.setdefault(engine.name, _Seen()).note(engine.last_stats)
+        found = {e.name: e.last_stats for e in self._engines if e.is_ready and e.last_stats}
+        for name, stats in found.items():
+            now.seen.setdefault(name, _Seen()).note([stats])
+        if found:
+            now.seen.setdefault(None, _Seen()).note(list(found.values()))
 
     def between(self, since_ms: int, until_ms: int, engine: str | None) -> list[LoadPoint]:
         """At most MAX_POINTS points and one, of one engine or of all together, in order of time."""
@@ -91,19 +95,15 @@ class LoadHistory:
 
 
 def _point(start_ms: int, minutes: Sequence[_Minute], engine: str | None) -> LoadPoint:
-    shown = [
-        [seen for name, seen in minute.engines.items() if engine in (None, name)]
-        for minute in minutes
-    ]
-    everything = [seen for minute in shown for seen in minute]
-    total = sum(seen.total for seen in everything)
-    leased = sum(seen.leased for seen in everything)
-    active = sum(seen.active for seen in everything)
+    found = [minute.seen[engine] for minute in minutes if engine in minute.seen]
+    total = sum(seen.total for seen in found)
+    leased = sum(seen.leased for seen in found)
+    active = sum(seen.active for seen in found)
     return LoadPoint(
         start_ms=start_ms,
         in_use=(active + leased) / total if total else None,
         leased=leased / total if total else None,
-        running=max(sum(seen.running for seen in minute) for minute in shown),
-        waiting=max(sum(seen.waiting for seen in minute) for minute in shown),
+        running=max((seen.running for seen in found), default=0),
+        waiting=max((seen.waiting for seen in found), default=0),
         queued=max(minute.queued for minute in minutes),
     )

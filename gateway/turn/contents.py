@@ -6,7 +6,7 @@ log says so.
 
 import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -41,21 +41,22 @@ class Keeper:
 
     def keep(self, turn: Turn) -> None:
         """Keep what a turn was asked and what it answered so far. This never awaits."""
-        answer = parts_of(turn.whole)
-        num_bytes = turn.ask.plan.num_bytes + sum(len(part.text) for part in answer)
+        frames = turn.whole
+        num_bytes = turn.ask.plan.num_bytes + sum(map(_length, frames))
         if num_bytes > MAX_BYTES or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             log = get_logger("contents")
             log.warning("content_not_kept", turn=turn.record.id, bytes=num_bytes)
             return
         self._waiting_bytes += num_bytes
-        self._background.spawn(self._write(turn, answer, num_bytes), "keep contents")
+        self._background.spawn(self._write(turn, frames, num_bytes), "keep contents")
 
-    async def _write(self, turn: Turn, answer: list[AnswerPart], num_bytes: int) -> None:
+    async def _write(self, turn: Turn, frames: Sequence[Frame], num_bytes: int) -> None:
         record, prompt = turn.record, turn.ask.plan.prompt
         at_ms = int(record.opened_at.timestamp() * 1000)
 
         def sealed() -> bytes:
-            return self._contents.sealed(record.workspace, record.id, packed(prompt, answer))
+            body = packed(prompt, parts_of(frames))
+            return self._contents.sealed(record.workspace, record.id, body)
 
         try:
             body = await asyncio.to_thread(sealed)
@@ -94,17 +95,26 @@ class Keeper:
         return int(self._clock.wall().timestamp() * 1000)
 
 
+def _length(frame: Frame) -> int:
+    match frame:
+        case TextDelta() | ThinkingDelta():
+            return len(frame.text)
+        case ToolInputDelta():
+            return len(frame.partial_json)
+    return 0
+
+
 def parts_of(frames: Iterable[Frame]) -> list[AnswerPart]:
     """An answer's texts, thoughts and calls, each choice's in its order."""
-    parts: list[AnswerPart] = []
-    latest: dict[int, AnswerPart] = {}
+    parts: list[tuple[AnswerPart, list[str]]] = []
+    latest: dict[int, int] = {}
 
     def add(choice: int, kind: str, text: str, name: str | None = None) -> None:
-        part = latest.get(choice)
-        if part is None or part.kind != kind or name is not None:
-            part = latest[choice] = AnswerPart(choice=choice, kind=kind, text="", name=name)
-            parts.append(part)
-        part.text += text
+        index = latest.get(choice)
+        if index is None or parts[index][0].kind != kind or name is not None:
+            index = latest[choice] = len(parts)
+            parts.append((AnswerPart(choice=choice, kind=kind, text="", name=name), []))
+        parts[index][1].append(text)
 
     for frame in frames:
         match frame:
@@ -116,7 +126,9 @@ def parts_of(frames: Iterable[Frame]) -> list[AnswerPart]:
                 add(frame.choice, "call", "", frame.name)
             case ToolInputDelta():
                 add(frame.choice, "call", frame.partial_json)
-    return parts
+    for part, texts in parts:
+        part.text = "".join(texts)  # once: to add to a text piece by piece is quadratic
+    return [part for part, _ in parts]
 
 
 def packed(prompt: Prompt, answer: list[AnswerPart]) -> bytes:

@@ -130,24 +130,33 @@ async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byt
         return [(row.id, row.fingerprint) for row in await connection.execute(query)]
 
 
+MAX_AROUND = 5000
+
+
 async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, bytes]]:
     """Ids and fingerprints of a turn of its key, with at most `limit` before it and as many after
-    it, in order of time."""
-    place = tuple_(TurnRow.opened_ms, TurnRow.id)
-    own = tuple_(turn.opened_ms, turn.id)
-    query = select(TurnRow.id, TurnRow.fingerprint).where(
-        TurnRow.workspace_id == turn.workspace,
-        TurnRow.key_id == turn.key_id,
-        TurnRow.fingerprint.is_not(None),
-    )
+    it, in order of time.
+
+    Of each side the workspace's MAX_AROUND turns are looked at: no index has the key.
+    """
+    place, own = tuple_(TurnRow.opened_ms, TurnRow.id), tuple_(turn.opened_ms, turn.id)
     order = TurnRow.opened_ms, TurnRow.id
-    before = query.where(TurnRow.opened_ms <= turn.opened_ms, place <= own)
-    before = before.order_by(*(each.desc() for each in order)).limit(limit + 1)
-    after = query.where(TurnRow.opened_ms >= turn.opened_ms, place > own)
+    reverse = [each.desc() for each in order]
+    near = select(TurnRow.id).where(TurnRow.workspace_id == turn.workspace).limit(MAX_AROUND)
+    before = near.where(TurnRow.opened_ms <= turn.opened_ms, place <= own).order_by(*reverse)
+    after = near.where(TurnRow.opened_ms >= turn.opened_ms, place > own).order_by(*order)
+    found: list[tuple[str, bytes]] = []
     async with ledger.snapshot() as connection:
-        found = [*(await connection.execute(before))][::-1]
-        found += await connection.execute(after.order_by(*order).limit(limit))
-    return [(row.id, row.fingerprint) for row in found]
+        for side, by, most in ((before, reverse, limit + 1), (after, order, limit)):
+            rows = await connection.execute(
+                select(TurnRow.id, TurnRow.fingerprint)
+                .where(TurnRow.id.in_(side), TurnRow.key_id == turn.key_id)
+                .where(TurnRow.fingerprint.is_not(None))
+                .order_by(*by)
+                .limit(most)
+            )
+            found = [*found[::-1], *((row.id, row.fingerprint) for row in rows)]
+    return found
 
 
 async def with_ids(ledger: Ledger, ids: Sequence[str]) -> list[Turn]:
