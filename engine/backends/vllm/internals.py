@@ -14,7 +14,6 @@ HELD = frozenset(
         "FullAttentionSpec",
         "MLAAttentionSpec",
         "MambaSpec",
-        "SinkFullAttentionSpec",
         "SlidingWindowMLASpec",
         "SlidingWindowSpec",
     }

@@ -102,6 +102,7 @@ def test_layers_that_cannot_be_held_are_refused_by_name_inside_a_group_too() -> 
         (group("MambaSpec", mamba_cache_mode="none"), r"MambaSpec .*--mamba-cache-mode align"),
         (group("SlidingWindowMLASpec", bounded_replay=True), "SlidingWindowMLASpec .*again"),
         (group("CircularBufferSpec"), "CircularBufferSpec"),
+        (group("SinkFullAttentionSpec"), "SinkFullAttentionSpec"),
     ):
         inner = {"a": full.kv_cache_spec, "b": odd.kv_cache_spec}
         for one in (odd, group("UniformTypeKVCacheSpecs", kv_cache_specs=inner)):
