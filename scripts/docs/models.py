@@ -1,29 +1,41 @@
-"""Which architectures the native engine serves: engine/MODELS.md, by trying each.
+"""Which architectures the engines serve: engine/MODELS.md, by trying each.
 
     python -m scripts.docs.models > engine/MODELS.md
+    VLLM_PYTHON=.venv-vllm/bin/python python -m scripts.docs.models > engine/MODELS.md
 
-Each is made tiny, with random weights, and checked as at every start: its logits through our paged
-attention, chunk by chunk, against transformers' own forward. Takes about a minute.
+Each is made tiny, with random weights. The native engine checks it as at every start: its logits
+through our paged attention, chunk by chunk, against transformers' own forward. vLLM loads it with
+our connector, which leases an entry at a mark and must read all of it behind another prompt. Takes
+a minute, and ten more with vLLM.
 """
 
+import json
+import os
+import re
+import subprocess
 import sys
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers import __version__ as version
 
 from engine.compute.errors import ModelRefused
-from engine.compute.loading import prepare_model
+from engine.compute.loading import Attention, prepare_model
+from scripts.stack import ROOT
 
-_HEAD = f"""# Models of the native engine
+_HEAD = """# Models
 
-Made by `python -m scripts.docs.models` with transformers {version}: tiny random models of each
-architecture, float32, checked as at every start. A checkpoint that also sees or hears is served by
-its text decoder. *State*: entries have a recurrent state ([hybrids](README.md#computation)).
+Made by `python -m scripts.docs.models`: tiny random models of each architecture, float32, with
+transformers {version}. A checkpoint that also sees or hears is served by its text decoder.
 
-| architecture | native engine |
-|---|---|"""
+*Native engine*: checked as at every start. *State*: entries have a recurrent state
+([hybrids](README.md#computation)). *On vLLM*: {vllm} with the plugin's connector, an entry
+was leased at a mark and read behind another prompt; else vLLM's own error, or ours.
+
+| architecture | native engine | on vLLM |
+|---|---|---|"""
 _SMALL: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 64,
@@ -31,8 +43,8 @@ _SMALL: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
+    "head_dim": 32,  # the least that vLLM's CPU attention takes
+    "max_position_embeddings": 4096,
     "sliding_window": 64,
     "pad_token_id": 0,
     "num_experts": 4,
@@ -55,6 +67,14 @@ _MIXED = ["linear_attention", "full_attention"] * 2
 _CONVOLVED = ["conv", "full_attention"] * 2
 _LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16}
+# Heads of 128 are the only ones that vLLM's CPU kernels of such layers take.
+_DELTA = {
+    "layer_types": _MIXED,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 _ALIKE = """
 llama mistral ministral3 mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text
 gemma4_text phi phi3 olmo2 olmo3 granite granitemoe cohere cohere2 starcoder2 gpt_oss glm glm4
@@ -67,47 +87,142 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "deepseek_v32": _LATENT | {"q_lora_rank": 32},
     "glm4_moe_lite": _LATENT,
     "youtu": _LATENT,
-    "qwen3_next": {"layer_types": _MIXED},
-    "qwen3_5_text": {"layer_types": _MIXED},
-    "qwen3_5_moe_text": {"layer_types": _MIXED},
+    "qwen3_next": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA,
     "kimi_linear": {"num_key_value_heads": 4, "layer_types": _MIXED, "num_experts_per_token": 2},
     "lfm2": {"layer_types": _CONVOLVED},
     "lfm2_moe": {"layer_types": _CONVOLVED, "num_dense_layers": 1},
     "minicpm3": _LATENT | {"head_dim": 16},
-    "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
     "bamba": _MAMBA | {"attn_layer_indices": [1, 3], "mamba_expand": 2},
     "granitemoehybrid": _MAMBA | {"layer_types": _MIXED, "shared_intermediate_size": 64},
     "falcon_h1": _MAMBA | {"mamba_n_heads": 4, "mamba_d_ssm": 64},
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"]},
     "mamba": {"num_hidden_layers": 2},
 }
-_ARCHITECTURES = {name: dict[str, Any]() for name in _ALIKE.split()} | _OTHERS
+_SETTINGS = {name: dict[str, Any]() for name in _ALIKE.split()} | _OTHERS
+ARCHITECTURES = sorted(_SETTINGS)
+_VLLM_SECONDS, _VLLM_BLOCKS = 900, 160
+_ERROR = re.compile(r"^[A-Za-z_.]+(?:Error|Exception|Refused): (.+)$", re.MULTILINE)
 
 
-def row_of(architecture: str) -> str:
-    """`served`, or why not."""
+def tiny_model(architecture: str) -> PreTrainedModel:
+    """One of the `ARCHITECTURES` with random weights, float32, in evaluation mode."""
     kind = CONFIG_MAPPING[architecture]
     fields = kind().to_dict()
     asked = {name: value for name, value in _SMALL.items() if fields.get(name) is not None}
     torch.manual_seed(7)
+    auto: Any = AutoModelForCausalLM
+    config = kind(**asked | _SETTINGS[architecture])
+    model: PreTrainedModel = auto.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.nan_to_num_()  # what transformers leaves uninitialised
+    return model.eval().float()
+
+
+def natively(model: PreTrainedModel, attention: Attention) -> str:
+    """`served`, or why not."""
     try:
-        config = kind(**asked | _ARCHITECTURES[architecture])
-        auto: Any = AutoModelForCausalLM
-        model = auto.from_config(config, attn_implementation="eager")
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.nan_to_num_()  # what transformers leaves uninitialised
-        layout = prepare_model(model.eval().float(), "sdpa").layout
+        layout = prepare_model(model, attention).layout
     except ModelRefused as refusal:
         return f"refused: {refusal}"
     words = ["served", "latents" * bool(layout.latent_rank), "state" * bool(layout.state_parts)]
     return ", ".join(word for word in words if word)
 
 
+def on_vllm(model: PreTrainedModel, python: str) -> str:
+    """`served` and where entries end, or why not: told by a process that vLLM is installed for."""
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        command = [python, "-m", "scripts.docs.models", folder]
+        try:
+            ran = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_VLLM_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return f"vLLM did not answer in {_VLLM_SECONDS} s"
+    told = [line for line in ran.stdout.splitlines() if line.startswith('{"told"')]
+    if not told:
+        errors = _ERROR.findall(ran.stderr)
+        return f"refused: {errors[0][:200] if errors else f'ended with {ran.returncode}'}"
+    answer: str = json.loads(told[-1])["told"]
+    return answer
+
+
+def try_inside(folder: str) -> str:
+    """Lease an entry in this process's vLLM, and read it behind another prompt."""
+    from vllm import LLM, SamplingParams
+
+    from engine.backends.vllm import directive
+    from engine.backends.vllm.arguments import MODULE, NAME
+
+    connector = {
+        "kv_connector": NAME,
+        "kv_connector_module_path": MODULE,
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"lease_share": 0.5},
+    }
+
+    made: Any = LLM
+    engine = made(
+        model=folder,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        block_size=32,
+        max_model_len=4096,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        num_gpu_blocks_override=_VLLM_BLOCKS,
+        kv_transfer_config=connector,
+    )
+    core = engine.llm_engine.engine_core.engine_core
+    size, token = core.scheduler.block_size, "token"
+    core.holdfast_bind(token)
+    prefix = [3 + 7 * place % 190 for place in range(2 * size)]
+
+    def ask(name: str, prompt: list[int], wants: list[str], read: str | None = None) -> Any:
+        wanted = [{"key": key, "tokens": len(prefix), "expires_at": 1.0} for key in wants]
+        own = {"request_id": name, "token": token, "scope": "s", "wants": wanted, "read": read}
+        params = {"kv_transfer_params": {directive.PARAM_KEY: own}}
+        sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args=params)
+        return engine.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
+
+    ask("cold", [*prefix, *range(5, 40)], ["entry"])
+    for number in range(_VLLM_BLOCKS * 32 // len(prefix) + 1):
+        ask(f"other {number}", [4 + number, *prefix[1:]], [])
+    warm = ask("warm", [*prefix, *range(40, 90)], [], "entry")
+    if warm.num_cached_tokens != len(prefix):
+        return f"refused: {warm.num_cached_tokens} of {len(prefix)} tokens were read"
+    return f"served, at multiples of {size}"
+
+
 def main() -> int:
-    print(_HEAD)
-    for architecture in sorted(_ARCHITECTURES):
-        print(f"| `{architecture}` | {row_of(architecture)} |", flush=True)
+    if sys.argv[1:]:
+        print(json.dumps({"told": try_inside(sys.argv[1])}), flush=True)
+        return 0
+    python = os.environ.get("VLLM_PYTHON")
+    print(_HEAD.format(version=version, vllm="vLLM's CPU build"))
+    for name in ARCHITECTURES:
+        model = tiny_model(name)
+        vllm = on_vllm(model, python) if python else "not tried"
+        print(f"| `{name}` | {natively(model, 'sdpa')} | {vllm} |", flush=True)
     return 0
 
 

@@ -11,6 +11,7 @@ import faulthandler
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -102,6 +103,7 @@ def main() -> int:
         if is_gpu:
             deadline = begun + EXACT_SECONDS
             report.run("exactness", partial(exactness, device, report, deadline))
+            report.run("architectures", partial(architectures, device, deadline))
         report.run("load", lambda: speed.load(sizes, device, loaded))
         for part in (speed.first_tokens, speed.decoding, speed.host_tier) if loaded else ():
             subject = part.__name__.replace("_", " ")
@@ -140,6 +142,32 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> Iterat
         f"{right} right, {wrong} wrong, {skipped} not run; the largest difference is {worst:.2f} of"
         " what is allowed",
     )
+
+
+def architectures(device: "torch.device", deadline: float) -> Iterator[Row]:
+    """Tiny models of each architecture, checked as at every start."""
+    from engine.compute.errors import ModelRefused
+    from engine.compute.loading import prepare_model
+    from scripts.docs.models import ARCHITECTURES, tiny_model
+
+    served: Counter[str] = Counter()
+    refused: list[str] = []
+    skipped = 0
+    for name in ARCHITECTURES:
+        if time.perf_counter() > deadline:
+            skipped += 1
+            continue
+        try:
+            loaded = prepare_model(tiny_model(name).to(device))
+            served[loaded.attention] += 1
+            told = f"{loaded.attention} {loaded.why_no_kernel or ''}"
+        except ModelRefused as refusal:
+            refused.append(name)
+            told = f"refused: {refusal}"
+        print(f"{name}: {told}", flush=True)
+    exact = ", ".join(f"{count} by {attention}" for attention, count in served.items())
+    yield "tiny models of architectures, float32, exact", f"{exact}; {skipped} not run"
+    yield "architectures refused", ", ".join(refused) or "none"
 
 
 def comparisons(device: "torch.device") -> Iterator[tuple[str, Callable[[], float], float]]:

@@ -28,10 +28,12 @@ class Shape:
     block_size: int
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
 
     def __str__(self) -> str:
         extra = [f"window {self.window}"] if self.window else []
         extra += [f"softcap {self.softcap:g}"] if self.softcap else []
+        extra += ["sinks"] * self.has_sinks
         head = f"{self.heads} heads, {self.kv_heads} KV heads of {self.head_dim}"
         return ", ".join([head, f"blocks of {self.block_size}", *extra])
 
@@ -43,9 +45,14 @@ SHAPES = [
     Shape(6, 2, 32, 8, softcap=2.0),
     Shape(8, 1, 128, 16, window=40, softcap=5.0),
     Shape(16, 2, 256, 32),
+    Shape(64, 8, 64, 16, window=128, has_sinks=True),
 ]
 # For the interpreter, which takes seconds where a chip takes none.
-FEW_SHAPES = [Shape(4, 2, 32, 16), Shape(4, 4, 24, 8, window=24), Shape(3, 1, 16, 8, softcap=2.0)]
+FEW_SHAPES = [
+    Shape(4, 2, 32, 16),
+    Shape(4, 4, 24, 8, window=24),
+    Shape(3, 1, 16, 8, softcap=2.0, has_sinks=True),
+]
 # Starts and numbers of new tokens of a step's sequences: ragged on purpose.
 STEPS = {
     "decode": [(0, 1), (37, 1), (15, 1), (16, 1), (1100, 1)],
@@ -105,7 +112,14 @@ def _difference(
         tile_rows=kernel.tile_rows,
     )
     assert batch.tiles is not None
-    layer = Layer(index=0, scaling=shape.head_dim**-0.5, window=shape.window, softcap=shape.softcap)
+    sinks = 2 * torch.randn(shape.heads, generator=generator).to(device)
+    layer = Layer(
+        index=0,
+        scaling=shape.head_dim**-0.5,
+        window=shape.window,
+        softcap=shape.softcap,
+        sinks=sinks if shape.has_sinks else None,
+    )
     rows = len(batch.token_ids)
     query = torch.randn((shape.heads, rows, shape.head_dim), generator=generator)
     query = query.to(device, dtype)
@@ -153,5 +167,9 @@ def _plain(query: torch.Tensor, works: list[Work], pool: KvPool, layer: Layer) -
             scores = layer.softcap * torch.tanh(scores / layer.softcap)
         places = torch.arange(end, device=query.device)
         mask = visible(places[work.start :, None], places[None], layer.window)
-        outputs.append(torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ values)
+        scores = scores.masked_fill(~mask, float("-inf"))
+        if layer.sinks is not None:
+            sinks = layer.sinks[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat([scores, sinks], -1)
+        outputs.append(torch.softmax(scores, -1)[..., :end] @ values)
     return torch.cat(outputs, 1)

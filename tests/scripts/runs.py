@@ -142,4 +142,5 @@ def started(
         process.kill()
         process.wait()
         for pid in marked(mark):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)

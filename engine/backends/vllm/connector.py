@@ -323,9 +323,8 @@ def wrap_cache(
     cache.allocate_slots = allocate_slots
     cache.reset_prefix_cache = reset_prefix_cache
     cache.block_pool._maybe_evict_cached_block = maybe_evict
-    if len(cache.coordinator.single_type_managers) > 1:
-        for manager in cache.coordinator.single_type_managers:
-            _retain(manager, tracker, switch)
+    for manager in cache.coordinator.single_type_managers:
+        _retain(manager, tracker, switch)
 
 
 def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:

@@ -70,7 +70,7 @@ class Simulator:
         drafter: str | None = None,
         **extra: Any,
     ) -> None:
-        """`second`: the kind of a second group of layers; `extra`: our own settings.
+        """`second`: a second group of layers, or "window-alone"; `extra`: our own settings.
 
         `window`: tokens that layers of the second group attend to.
 
@@ -294,6 +294,8 @@ def _groups(second: str | None, window: int) -> list[KVCacheGroupSpec]:
             mamba_cache_mode="align",
         ),
     }
+    if second == "window-alone":
+        return [KVCacheGroupSpec(["window"], specs["window"]())]
     groups = [KVCacheGroupSpec(["full"], full)]
     if second is not None:
         groups.append(KVCacheGroupSpec([second], specs[second]()))

@@ -197,7 +197,7 @@ def test_a_lease_holds_a_window_of_the_second_group(make: Make) -> None:
     assert sim.losses() == {}
 
 
-@pytest.mark.parametrize("second", ["latent-window", "chunks"])
+@pytest.mark.parametrize("second", ["latent-window", "chunks", "window-alone"])
 def test_a_lease_holds_what_other_kinds_of_layers_look_up(make: Make, second: str) -> None:
     sim = make(second=second, window=WINDOW)
     sim.run("writer", PREFIX, wants=[("inner", 336, 50.0), ("outer", 624, 50.0)])
