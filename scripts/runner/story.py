@@ -54,16 +54,25 @@ def first_token(answer: Answer) -> float:
 
 
 class DemoGateway:
-    """Raises DemoError where it takes not both keys; `place` says where they are from."""
+    """Raises DemoError where it takes not both keys; `place` says where they are from.
 
-    def __init__(self, url: str, key: str, admin_key: str, place: str) -> None:
+    `model` is one of its models, its first without. Raises DemoError where it has none such.
+    """
+
+    def __init__(
+        self, url: str, key: str, admin_key: str, place: str, model: str | None = None
+    ) -> None:
         self._url, self._place = url, place
         trusts = httpx.URL(url).host not in LOOPBACK
         self._http = httpx.Client(base_url=url, timeout=600, trust_env=trusts)
         engines = self._read("/admin/v1/engines", admin_key, ADMIN_KEY)
-        self.model: str = self._read("/v1/models", key, API_KEY)["data"][0]["id"]
+        names = [one["id"] for one in self._read("/v1/models", key, API_KEY)["data"]]
+        self.model: str = model or names[0]
+        if self.model not in names:
+            raise DemoError(f"{url} serves no {self.model}; --model is one of: {', '.join(names)}")
         self._http.headers.update(headers_of(key))
-        shapes = [engine["description"] for engine in engines if engine["status"] == "ready"]
+        ready = [engine["description"] for engine in engines if engine["status"] == "ready"]
+        shapes = [shape for shape in ready if shape["model"] == self.model] or ready
         self.pool_tokens: int = sum(shape["num_blocks"] * shape["block_size"] for shape in shapes)
 
     def _read(self, path: str, key: str, variable: str) -> Any:
@@ -168,6 +177,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     port = "as given to scripts/run"
     parser.add_argument("--port", type=int, default=GATEWAY_PORT, metavar="P", help=port)
     parser.add_argument("--data", type=Path, metavar="DIR", help="as given to scripts/run")
+    parser.add_argument("--model", help="one of the gateway's models; default: its first")
     parser.add_argument("--url", help="a gateway elsewhere; keys: HOLDFAST_API_KEY, _ADMIN_KEY")
     return parser.parse_args(arguments)
 
@@ -187,7 +197,7 @@ def run(given: argparse.Namespace) -> None:
             f"or set {API_KEY} and {ADMIN_KEY} for a gateway elsewhere"
         )
     try:
-        last = tell(DemoGateway(url, *keys, place))
+        last = tell(DemoGateway(url, *keys, place, given.model))
     except httpx.ConnectError as error:
         raise DemoError(
             f"nothing answers at {url}; start scripts/run in another terminal, or name its --port "

@@ -23,8 +23,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_the_story_ends_in_one_sentence_with_what_was_measured(run: Run) -> None:
-    done = ended("demo", "--data", run.data)
+    done = ended("demo", "--data", run.data, "--model", "synthetic")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("synthetic, with a memory of 32,768 tokens")
     said = done.stdout.splitlines()
     assert re.fullmatch(
         r"\d+ times sooner: [\d.]+ s → [\d.]+ s; after a flood of [\d,]+ tokens still [\d.]+ s, "
@@ -45,6 +46,8 @@ def test_a_wrong_key_is_told_while_it_runs_and_the_stored_one_is_tried(
     said = only_line(ended("demo", "--url", run.url, "--data", tmp_path, **other), "demo")
     assert f"{run.url} refuses the key of the environment; set HOLDFAST_ADMIN_KEY" in said
     assert ended("demo", "--data", run.data, **other).returncode == 0
+    said = only_line(ended("demo", "--data", run.data, "--model", "other"), "demo")
+    assert said.endswith("serves no other; --model is one of: holdfast-demo, synthetic")
 
 
 def test_what_does_not_run_or_is_no_gateway_is_told(tmp_path: Path) -> None:
