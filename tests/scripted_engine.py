@@ -107,6 +107,7 @@ class ScriptedParser:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
+        self.end_token_ids = inner.end_token_ids
         self._inner = inner
         self._token_ids = token_ids
         self._at = 0

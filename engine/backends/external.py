@@ -89,11 +89,14 @@ def vllm_sampling(
         "seed": sample.seed % _MAX_SEED if order.is_seeded and takes_seeds else None,
         "presence_penalty": sample.presence_penalty,
         "frequency_penalty": sample.frequency_penalty,
+        "repetition_penalty": sample.repetition_penalty,
+        "min_p": sample.min_p,
+        "min_tokens": min(sample.min_tokens, order.max_tokens),
         "logit_bias": {t: b for t, b in sample.bias.items() if t < vocabulary_size} or None,
         "max_tokens": order.max_tokens,
         # Whatever the model's files say ends a turn: we say it.
         "ignore_eos": True,
-        "stop_token_ids": list(order.end_token_ids),
+        "stop_token_ids": [token for token in order.end_token_ids if token < vocabulary_size],
     }
 
 

@@ -581,6 +581,9 @@ def new_samples(request: GenerateRequest, description: Description) -> list[Samp
             seed=seed + choice,
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            min_p=sampling.min_p,
+            min_tokens=sampling.min_tokens,
             bias=sampling.logit_bias,
         )
         for choice in range(sampling.num_choices)

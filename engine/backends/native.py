@@ -10,7 +10,7 @@ from engine.backends.prepare.renderers import capabilities_of, chat_renderer, ch
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import load_model, model_facts
 from engine.compute.speculate import NgramDrafter
-from engine.protocol import Capability
+from engine.protocol import SAMPLING_CAPABILITIES, Capability
 from engine.protocol.reports import Description
 from engine.settings import Settings
 from engine.text.tokens.detokenize import longest_token_bytes
@@ -64,7 +64,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         "block_map": True,
         "multiple_choices": True,
         "own_template": True,
-        "penalties": True,
+        **dict.fromkeys(SAMPLING_CAPABILITIES, True),
         "logprobs": True,
         "service_class": True,
         "strict_tools": renderer.tool_format is not None and renderer.can_trigger,

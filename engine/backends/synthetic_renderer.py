@@ -58,6 +58,7 @@ class SyntheticRenderer:
 class SyntheticParser:
     def __init__(self, stops: StopStrings) -> None:
         self.finish: FinishReason | None = None
+        self.end_token_ids: frozenset[TokenId] = frozenset()
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.allowed: bytes | None = None

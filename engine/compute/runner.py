@@ -14,7 +14,7 @@ from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
 from engine.compute.linear import PackedCache, StepStates
-from engine.compute.sampler import biased, is_greedy, sample, sample_rows, tell_probs
+from engine.compute.sampler import biased, is_greedy, penalized, sample, sample_rows, tell_probs
 from engine.schedule.runner import DraftDraw, SampleParams, Stop, Work
 
 
@@ -143,7 +143,8 @@ class _Rows:
     """
 
     def __init__(self, logits: torch.Tensor, works: Sequence[Work]) -> None:
-        self._logits = logits
+        self._told = logits  # the model's own
+        self._logits = logits = _penalized(logits, works)
         is_wanted = any(work.sample is not None and is_greedy(work.sample) for work in works)
         self._best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
         self._drawn = _draw_first(logits, works)
@@ -160,7 +161,7 @@ class _Rows:
         else:
             token = sample(biased(row, how.bias), params, position, how.allowed)
         if how.probs is not None:
-            tell_probs(row, token, how.probs)
+            tell_probs(self._told[index], token, how.probs)
         return token
 
 
@@ -182,6 +183,19 @@ def _draw_first(logits: torch.Tensor, works: Sequence[Work]) -> dict[int, TokenI
         return {}
     chosen = logits if len(rows) == len(logits) else logits[rows]
     return dict(zip(rows, sample_rows(chosen, params, positions), strict=True))
+
+
+def _penalized(logits: torch.Tensor, works: Sequence[Work]) -> torch.Tensor:
+    """The logits with the repetition penalties; a work that has one has no drafts."""
+    seen: dict[int, bytearray] = {}
+    penalties: dict[int, float] = {}
+    index = 0
+    for work in works:
+        if work.sample is not None:
+            if work.seen is not None:
+                seen[index], penalties[index] = work.seen, work.sample.repetition_penalty
+            index += 1 + len(work.drafts)
+    return penalized(logits, seen, penalties)
 
 
 def _first_position(work: Work) -> int:

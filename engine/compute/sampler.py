@@ -32,9 +32,9 @@ def sample(
     Only `allowed` tokens are drawn (a bit each, lowest first; None: all). A token that is not
     allowed takes no place in top-k or top-p.
 
-    The order is temperature, top-k, top-p (the smallest set whose probability reaches it). The
-    drawn token is the one at which the cumulative distribution, most likely first, passes a uniform
-    number.
+    The order is temperature, min-p, top-k, top-p (the smallest set whose probability reaches it,
+    of what the others leave). The drawn token is the one at which the cumulative distribution, most
+    likely first, passes a uniform number.
     """
     num_kept = logits.shape[-1]
     if allowed is not None:
@@ -82,13 +82,15 @@ def _draw(
     column = partial(torch.tensor, dtype=torch.float64, device=logits.device)
     heat = column([[p.temperature] for p in params])
     top_p = column([[p.top_p] for p in params])
+    min_p = column([[p.min_p] for p in params])
     numbers = column(
         [[uniform(p.seed, positions[i])] for p, i in zip(params, indexes, strict=True)]
     )
     rows = logits.float()
     if top_k:
         values, order = torch.topk(rows, top_k)
-        return order.gather(-1, _places(values, heat, top_p, numbers)[0])[:, 0].tolist()
+        weights = _weights(values, values, heat, min_p)
+        return order.gather(-1, _places(weights, top_p, numbers)[0])[:, 0].tolist()
     # Most draws fall among few tokens, and sorting all of a large vocabulary takes long. A row
     # whose draw is not decided by what is likelier than the head's last token is sorted whole.
     head = min(_HEAD, rows.shape[-1])
@@ -96,36 +98,46 @@ def _draw(
     order, by_token = order.sort(-1)
     values, by_value = values.gather(-1, by_token).sort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, by_value)
-    whole = (rows - values[:, :1]).double().div_(heat).exp_().sum(-1, keepdim=True)
-    places, deepest = _places(values, heat, top_p, numbers, whole)
+    whole = _weights(rows, values, heat, min_p).sum(-1, keepdim=True)
+    weights = _weights(values, values, heat, min_p)
+    places, deepest = _places(weights, top_p, numbers, whole)
     tokens = order.gather(-1, places.clamp(max=head - 1))[:, 0]
     open_rows = (deepest >= (values > values[:, -1:]).sum(-1, keepdim=True))[:, 0].nonzero()[:, 0]
     if len(open_rows):
         values, order = torch.sort(rows[open_rows], descending=True, stable=True)
-        of_open = heat[open_rows], top_p[open_rows], numbers[open_rows]
-        tokens[open_rows] = order.gather(-1, _places(values, *of_open)[0])[:, 0]
+        weights = _weights(values, values, heat[open_rows], min_p[open_rows])
+        places, _ = _places(weights, top_p[open_rows], numbers[open_rows])
+        tokens[open_rows] = order.gather(-1, places)[:, 0]
     return tokens.tolist()
 
 
+def _weights(
+    logits: torch.Tensor, ordered: torch.Tensor, heat: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """The probabilities of logits (rows, tokens), as multiples of the most likely token's, which is
+    the first of those that are `ordered`. Those below `min_p` are 0."""
+    # The largest is subtracted first so that no temperature overflows.
+    weights = (logits - ordered[:, :1]).double().div_(heat).exp_()
+    return weights.masked_fill_(weights < min_p, 0.0)
+
+
 def _places(
-    values: torch.Tensor,
-    heat: torch.Tensor,
+    weights: torch.Tensor,
     top_p: torch.Tensor,
     numbers: torch.Tensor,
     whole: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's draw as a place in `values` (rows, tokens), which are the most likely first.
+    """Each row's draw as a place in `weights` (rows, tokens), which are the most likely first.
 
     `whole` is the weight of all tokens, where these are not all. The second result is the last
     place that was looked at. The others are (rows, 1).
     """
-    # The largest is subtracted first so that no temperature overflows.
-    sums = (values - values[:, :1]).double().div_(heat).exp_().cumsum(-1)
+    sums = weights.cumsum(-1)
     whole = sums[:, -1:] if whole is None else whole
     # A token is kept while the sum before it has not reached top_p.
     cut = torch.searchsorted(sums, whole * top_p)
     is_cut = top_p < 1
-    kept = torch.where(is_cut, sums.gather(-1, cut.clamp(max=values.shape[-1] - 1)), whole)
+    kept = torch.where(is_cut, sums.gather(-1, cut.clamp(max=weights.shape[-1] - 1)), whole)
     passed = (kept * numbers).minimum(kept.nextafter(torch.zeros_like(kept)))
     places = torch.searchsorted(sums, passed, right=True)
     return places, torch.where(is_cut, cut, places)
@@ -139,6 +151,21 @@ def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.
     raised = torch.tensor([bias[token] for token in known], dtype=torch.float32)
     token_ids = torch.tensor(known, dtype=torch.long, device=logits.device)
     return logits.float().index_add(-1, token_ids, raised.to(logits.device))
+
+
+def penalized(
+    logits: torch.Tensor, seen: Mapping[int, bytearray], penalties: Mapping[int, float]
+) -> torch.Tensor:
+    """Logits (rows, vocabulary) with those of `seen` tokens of these rows made less likely."""
+    if not seen:
+        return logits
+    lowered = logits.clone()
+    for row, tokens in seen.items():
+        mask = torch.frombuffer(tokens, dtype=torch.bool)[: logits.shape[-1]].to(logits.device)
+        values = lowered[row, : len(mask)]
+        changed = torch.where(values > 0, values / penalties[row], values * penalties[row])
+        lowered[row, : len(mask)] = torch.where(mask, changed, values)
+    return lowered
 
 
 def tell_probs(logits: torch.Tensor, token: TokenId, probs: DrawnProbs) -> None:

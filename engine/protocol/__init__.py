@@ -19,6 +19,8 @@ MAX_BREAKPOINTS = 4
 MAX_CELLS = 2048
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = 64
+MAX_PENALTY = 100.0
 MAX_RECORD_BYTES = 4096
 
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -61,6 +63,10 @@ Capability = Literal[
     "structured_output",
     "strict_tools",
     "penalties",
+    "repetition_penalty",
+    "min_p",
+    "stop_token_ids",
+    "min_tokens",
     "logprobs",
     "thinking",
     "manual_clock",
@@ -213,10 +219,14 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     `seed` makes sampling repeatable on one engine build. `ignore_eos` goes on past the tokens that
     end a turn.
 
+    `stop_token_ids` end a turn too, and before `min_tokens` no token does. A token less likely than
+    the most likely one times `min_p` is not drawn.
+
     Each logit is raised by its token's `logit_bias` and lowered by `presence_penalty` where the
-    choice has the token, and by `frequency_penalty` for each time that it has it (capability
-    `penalties`); the prompt does not count. With `logprobs` (a capability too) the text's deltas
-    have the log-probabilities of their tokens, and of so many of the most likely ones.
+    choice has the token, and by `frequency_penalty` for each time that it has it; the prompt does
+    not count. It does for `repetition_penalty`: a token that was there has its logit divided by it
+    where that is positive, else multiplied. With `logprobs` the text's deltas have the
+    log-probabilities of their tokens, and of so many of the most likely ones.
     """
 
     max_tokens: NotNegative | None
@@ -229,12 +239,39 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_PENALTY)] = 1.0
     logit_bias: dict[int, float] = {}
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] = []
+    min_tokens: NotNegative = 0
 
     @property
-    def has_penalties(self) -> bool:
-        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+    def needs(self) -> list[tuple[str, Capability]]:
+        """The fields that ask for something, each with the capability that does it."""
+        return [
+            (name, capability)
+            for name, capability in _NEEDS.items()
+            if getattr(self, name) != getattr(_NEUTRAL, name)
+        ]
+
+
+_NEUTRAL = Sampling(max_tokens=None)
+_NEEDS: dict[str, Capability] = {
+    "num_choices": "multiple_choices",
+    "logit_bias": "penalties",
+    "presence_penalty": "penalties",
+    "frequency_penalty": "penalties",
+    "repetition_penalty": "repetition_penalty",
+    "min_p": "min_p",
+    "stop_token_ids": "stop_token_ids",
+    "min_tokens": "min_tokens",
+    "logprobs": "logprobs",
+}
+SAMPLING_CAPABILITIES: tuple[Capability, ...] = (
+    *("penalties", "repetition_penalty", "min_p", "stop_token_ids", "min_tokens"),
+)
+"""Those of an engine that draws each token itself, or tells one that does."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -263,7 +300,8 @@ class GenerateRequest(
     `request_id` is the idempotence key; `scope` the tenant salt (32 hex digits); `age_seconds` the
     time since the turn arrived at the gateway: TTLs count from then. `min_cache_tokens` None means
     the engine's own minimum. With an `output_schema` (capability `structured_output`) the text is
-    JSON of that schema. `lease_share` is the part (0 to 1) of the lease budget that the scope gets
+    JSON of that schema, with an `output_pattern` it matches that regular expression as a whole.
+    `lease_share` is the part (0 to 1) of the lease budget that the scope gets
     even where others have it all, from this request on; None is the engine's own. With the
     `service_class` (a capability) `batch` it is computed behind the interactive ones. `record` is
     the gateway's own: an engine that `keeps_records` gives it back until counts are acknowledged.
@@ -280,9 +318,14 @@ class GenerateRequest(
     tool_choice: ToolChoice = ToolChoice()
     thinking: bool = False
     output_schema: dict[str, Any] | None = None
+    output_pattern: str | None = None
     lease_share: float | None = None
     service_class: ServiceClass = "interactive"
     record: str = ""
+
+    @property
+    def binds_text(self) -> bool:
+        return self.output_schema is not None or self.output_pattern is not None
 
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

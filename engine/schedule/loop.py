@@ -171,6 +171,7 @@ class EngineLoop:
             sample=sequence.sample if samples else None,
             allowed=sequence.parser.allowed if samples else None,
             bias=sequence.bias if samples else None,
+            seen=sequence.seen if samples else None,
             probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
             drafts=draws_behind(sequence, chunk.draft) if chunk.draft else (),
             state=sequence.table.state.move() if sequence.table.state else None,

@@ -38,10 +38,11 @@ class OutputParser(Protocol):
 
     `allowed` are the tokens that may come next: a bit per token id, lowest first; None: all. If a
     grammar binds the output there is a `mask`. Until the mask is ready, reading `allowed` computes
-    it.
+    it. `end_token_ids` end the generation where they are drawn.
     """
 
     finish: FinishReason | None
+    end_token_ids: frozenset[TokenId]
     stop_sequence: str | None
     thinking_tokens: int
 

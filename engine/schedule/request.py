@@ -11,6 +11,10 @@ from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, Ti
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
 from engine.schedule.runner import SampleParams
 
+NEVER = -1e9
+"""The bias of a token that is not to be drawn while any other may be: infinity would leave none
+where a grammar allows this one alone."""
+
 
 class Ranges:
     """The computed positions of a prompt, each counted once, as disjoint ranges.
@@ -58,9 +62,10 @@ class SequenceState:
 
     `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them. `bias`
     is added to the logits by token. It has the request's biases and the penalties for the tokens in
-    `sampled`; None without penalties. `last_output_at` is when the last token came, in seconds of
-    the engine's clock; None before the first. `logprobs` is there if the request wants them.
-    `draft` are tokens that the `drafter` proposes next. The `drafter` is there with speculation.
+    `sampled`, and rules out `ends` before `min_tokens`; None without any of them. `seen` is
+    `Work`'s, None without a repetition penalty. `last_output_at` is when the last token came, in
+    seconds of the engine's clock; None before the first. `logprobs` is there if the request wants
+    them. `draft` are tokens that the `drafter` proposes next, which is there with speculation.
     """
 
     request: "RequestState"
@@ -73,6 +78,7 @@ class SequenceState:
     last_output_at: float | None = None
     bias: dict[TokenId, float] | None = None
     sampled: set[TokenId] = field(default_factory=set)
+    seen: bytearray | None = None
     logprobs: LogProbs | None = None
     draft: list[TokenId] = field(default_factory=list)
     drafter: Drafter | None = None
@@ -81,13 +87,24 @@ class SequenceState:
         num_top = self.request.request.sampling.logprobs
         if num_top is not None:
             self.logprobs = LogProbs(num_top, self.request.spelled)
-        if self.sample.has_penalties:
-            self.bias = dict(self.sample.bias)
+        sample = self.sample
+        is_early = bool(sample.min_tokens and self.parser.end_token_ids)
+        if is_early or sample.presence_penalty or sample.frequency_penalty or sample.bias:
+            self.bias = dict(sample.bias)
+        if self.bias is not None and is_early:
+            self.bias |= dict.fromkeys(self.parser.end_token_ids, NEVER)
+        if sample.repetition_penalty != 1:
+            self.seen = bytearray(max(self.tokens, default=-1) + 1)
+            for token in self.tokens:
+                self.seen[token] = 1
 
     def append(self, token: TokenId) -> None:
-        """Add a sampled token, and lower its logit for the next ones."""
+        """Add a sampled token, and change the logits for the next ones."""
         if self.bias is not None:
-            self._lower(self.bias, self.sampled, token)
+            self._lower(self.bias, self.sampled, token, self.num_output + 1)
+        if self.seen is not None:
+            self.seen.extend(bytes(max(token + 1 - len(self.seen), 0)))
+            self.seen[token] = 1
         self.tokens.append(token)
         self.draft = []
 
@@ -97,8 +114,8 @@ class SequenceState:
             return [None for _ in draft]
         bias, sampled = dict(self.bias), set(self.sampled)
         biases: list[dict[TokenId, float] | None] = []
-        for token in draft:
-            self._lower(bias, sampled, token)
+        for number, token in enumerate(draft, self.num_output + 1):
+            self._lower(bias, sampled, token, number)
             biases.append(dict(bias))
         return biases
 
@@ -113,8 +130,12 @@ class SequenceState:
         self.table.commit(self.tokens[-1:])
         return True
 
-    def _lower(self, bias: dict[TokenId, float], sampled: set[TokenId], token: TokenId) -> None:
-        """Note in `bias` and `sampled` that the choice has one more of this token."""
+    def _lower(
+        self, bias: dict[TokenId, float], sampled: set[TokenId], token: TokenId, number: int
+    ) -> None:
+        """Note in `bias` and `sampled` that the choice's token of this number, from 1, is this."""
+        if number == self.sample.min_tokens:
+            bias |= {end: self.sample.bias.get(end, 0.0) for end in self.parser.end_token_ids}
         is_new = token not in sampled
         lowered = self.sample.frequency_penalty + self.sample.presence_penalty * is_new
         bias[token] = bias.get(token, 0.0) - lowered

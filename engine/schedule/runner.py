@@ -17,7 +17,9 @@ class SampleParams:
     alone, so a preempted sequence continues with the same draws.
 
     `bias` is added to the logits of its tokens. The penalties are taken from those of the tokens
-    that the sequence has sampled: one where there are any, the other for each of them.
+    that the sequence has sampled: one where there are any, the other for each of them. For the
+    `repetition_penalty` (see the protocol) its prompt counts too. Before `min_tokens` are sampled
+    no token ends it. `min_p` is a share of the most likely token's probability.
     """
 
     temperature: float
@@ -26,11 +28,10 @@ class SampleParams:
     seed: int
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    min_tokens: int = 0
     bias: Mapping[TokenId, float] = field(default_factory=dict)
-
-    @property
-    def has_penalties(self) -> bool:
-        return bool(self.presence_penalty or self.frequency_penalty or self.bias)
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class Work:
     all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
     tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
     `bias` is added to the logits of its tokens. Where there are `probs`, the runner fills them.
+    `seen` has a byte for each token id, 1 where the repetition penalty counts it.
 
     The last `len(drafts)` of `token_ids` are only proposed. The runner draws behind the token
     before them. As long as it drew what was proposed, it draws behind that too, and fills `drafts`.
@@ -82,6 +84,7 @@ class Work:
     sample: SampleParams | None = None
     allowed: bytes | None = None
     bias: Mapping[TokenId, float] | None = None
+    seen: bytearray | None = None
     probs: DrawnProbs | None = None
     drafts: Sequence[DraftDraw] = ()
     state: StateMove | None = None

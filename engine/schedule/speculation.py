@@ -45,6 +45,8 @@ class Speculation:
             return
         if parser.mask is None and parser.allowed is not None:
             return  # bound by something that can't be asked ahead
+        if sequence.seen is not None:
+            return  # what it counts behind a proposed token is not kept
         if sequence.drafter is None:
             sequence.drafter = self._new_drafter()
         sequence.draft = sequence.drafter.propose(sequence.tokens)

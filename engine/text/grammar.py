@@ -26,6 +26,7 @@ from engine.text.formats.arguments import ALL_TYPES, LiteralSyntax, TagSyntax, t
 from engine.text.formats.proof import LAST_WORD, ModelFormats
 from engine.text.formats.reasoning import ReasoningFormat
 
+_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _JSON_OPTIONS = {
     "item_separator": ", ",
     "key_separator": ": ",
@@ -218,12 +219,12 @@ class GrammarWriter:
 
         Raises SchemaRefused, which names the tool whose schema the library can't do.
         """
-        choice, schema = request.tool_choice, request.output_schema
+        choice = request.tool_choice
         tools = _called(request)
         rules: list[str] = []
         answers: list[str] = []
         is_forced = choice.mode in ("any", "tool")
-        may_call = is_forced or (schema is not None and choice.mode == "auto")
+        may_call = is_forced or (request.binds_text and choice.mode == "auto")
         if style is not None and may_call and tools:
             rules += self._calls(style, tools, parallel=choice.parallel)
             answers.append("calls")
@@ -231,8 +232,8 @@ class GrammarWriter:
             rules += free_rules(style.starts, self.texts(style.starts[0]), parallel=choice.parallel)
             rules += self._free_calls(style, tools, parallel=choice.parallel)
             answers.append("free")
-        if schema is not None and not is_forced:
-            rules.append(f"answer: {json_rule(schema)}")
+        if request.binds_text and not is_forced:
+            rules.append(f"answer: {text_rule(request)}")
             answers.append("answer")
         if not answers:
             return None
@@ -294,8 +295,11 @@ class GrammarWriter:
 
     def _blame(self, request: GenerateRequest) -> None:
         """Raise for the one schema that is at fault, if it is one."""
-        for where, schema in _demanded(request):
-            matcher = self._compile(f"%llguidance {{}}\nstart: {json_rule(schema)}")
+        demanded = [(where, json_rule(schema)) for where, schema in _demanded(request)]
+        if request.output_pattern is not None:
+            demanded.append(("output_pattern", text_rule(request)))
+        for where, rule in demanded:
+            matcher = self._compile(f"%llguidance {{}}\nstart: {rule}")
             if matcher.is_error():
                 raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
 
@@ -374,6 +378,18 @@ def json_rule(schema: dict[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
 
 
+def text_rule(request: GenerateRequest) -> str:
+    """The right side of a rule for the text of an answer that is bound."""
+    if request.output_pattern is None:
+        return json_rule(request.output_schema or {})
+    return f"/{_SLASH.sub(_escape_slash, request.output_pattern)}/"
+
+
+def _escape_slash(found: re.Match[str]) -> str:
+    """A slash or a line break would end the pattern; what is escaped already stays."""
+    return {"/": "\\/", "\n": "\\n"}.get(found[0], found[0])
+
+
 def _reason(matcher: LLMatcher) -> str:
     lines: list[str] = matcher.get_error().strip().splitlines() or ["unknown"]
     return _POSITION.sub("", lines[0])[:_MAX_REASON]
@@ -381,7 +397,7 @@ def _reason(matcher: LLMatcher) -> str:
 
 def is_free(request: GenerateRequest) -> bool:
     """Whether the model may call or not, and a call of some tool must keep to its schema."""
-    if request.tool_choice.mode != "auto" or request.output_schema is not None:
+    if request.tool_choice.mode != "auto" or request.binds_text:
         return False
     return any(tool.strict for tool in request.prompt.callable_tools)
 

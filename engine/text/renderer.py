@@ -436,7 +436,8 @@ class ChatRenderer:
             vocabulary.detokenizer(continues=continues),
             StopFinder(stops),
             calls,
-            frozenset() if request.sampling.ignore_eos else self.end_token_ids,
+            frozenset(map(TokenId, request.sampling.stop_token_ids))
+            | (frozenset() if request.sampling.ignore_eos else self.end_token_ids),
             constraint,
             ends_after_call=not request.tool_choice.parallel,
             forces_call=request.tool_choice.mode in ("any", "tool"),

@@ -80,6 +80,7 @@ ENVELOPES: dict[Dialect, type[ErrorBody]] = {
 }
 _TOOL = re.compile(r"^tools\[(\d+)\]\.input_schema\b")
 _SCHEMA = re.compile(r"^output_schema\b")
+_PATTERN = re.compile(r"^output_pattern\b")
 _PATH = re.compile(r"^([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*): ")
 # What the engine protocol's `tools[0].input_schema` and `output_schema` are called.
 _DEMANDED: dict[Dialect, tuple[str, str]] = {
@@ -169,7 +170,8 @@ def openai_detail(failure: GatewayError) -> OpenAIDetail:
         case DemandRefused():
             # A tool's name may follow its path.
             field = message.split(" ", 1)[0].rstrip(":")
-            param = field if field.startswith(("tools[", "response_format")) else None
+            named = ("tools[", "response_format", "structured_outputs")
+            param = field if field.startswith(named) else None
         case InvalidRequest():
             param = param or _path_in(message)
         case _:
@@ -208,6 +210,7 @@ def _message(failure: GatewayError, dialect: Dialect) -> str:
     message = str(failure)
     if isinstance(failure, DemandRefused):
         tool, schema = _DEMANDED[dialect]
+        message = _PATTERN.sub("structured_outputs", message)
         return _SCHEMA.sub(schema, _TOOL.sub(tool, message))
     if isinstance(failure, Unauthenticated) and dialect in _KEYS:
         return _KEYS[dialect][not isinstance(failure, MissingKey)]

@@ -16,9 +16,8 @@ from msgspec import Raw
 from engine.protocol import MAX_CHOICES, MAX_LOGPROBS
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.bodies import check_values, is_neutral
+from gateway.dialects.bodies import check_schema, check_values, is_neutral
 from gateway.prompt.ignored import Notepad
-from gateway.prompt.schemas import check_schema
 
 _METADATA = ("metadata", "client_metadata")
 _encode = msgspec.json.Encoder().encode
@@ -227,6 +226,12 @@ def stops(checking: Checking, value: str | list[str], path: str) -> None:
         if style.is_dotted:
             subject = f"{path}.{index}: String should have"
         _hold(len(stop), bounds.max_stop_characters, subject, " characters")
+
+
+def pattern(checking: Checking, value: str | list[str], path: str) -> None:
+    """What a text must match, or the texts that it may be."""
+    most = checking.bounds.max_schema_bytes
+    _hold(sum(map(len, value)), most, f"{path}: may have", " characters")
 
 
 def choices(checking: Checking, value: int, path: str) -> None:

@@ -35,14 +35,15 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CacheControl
+from gateway.dialects.bodies import check_json
 from gateway.prompt.ask import Api, Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import STRICT_REASON, Notepad
 from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import Layout, Plan, Slot, make_plan, mark_latest
-from gateway.prompt.schemas import check_json
 
 NATIVE_TTL: Ttl = "30m"
 HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
+HOSTED = "only its vendor's servers run this tool: the model is told nothing of it"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 _NONCE = re.compile(
     r"x-anthropic-billing-header: cc_version=[A-Za-z0-9.+-]{1,64};"
@@ -180,13 +181,19 @@ class Lowering:
     def wish_strict(
         self,
         choice: ToolChoice,
-        schema: dict[str, Any] | None,
+        bound: Mapping[str, Any] | None,
         tools: Iterable[tuple[str, str]],
     ) -> None:
-        """Note the strict tools, by path and name, where calls are not held to schemas anyway."""
-        if not guarantees_calls(choice, has_schema=schema is not None):
+        """Note the strict tools, by path and name, where calls are not held to schemas anyway:
+        `bound` is what the text is held to."""
+        if not guarantees_calls(choice, has_schema=bound is not None):
             for path, name in tools:
                 self.notepad.wish(path, STRICT_REASON, "strict_tools", name)
+
+
+def uncallable(path: str) -> InvalidRequest:
+    """The error of a call that is forced, of a tool that the model can't call."""
+    return InvalidRequest(f"{path}: no tool that may be called here can be forced: {HOSTED}", path)
 
 
 def arguments_of(path: str, text: str) -> dict[str, Any]:

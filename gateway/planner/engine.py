@@ -131,6 +131,7 @@ class Answer:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
+        self.end_token_ids: frozenset[TokenId] = frozenset()
         self.allowed: bytes | None = None
         self.due = 0.0
         self._decoding = decoding

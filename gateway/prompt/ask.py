@@ -62,6 +62,19 @@ Dialect = Literal["anthropic", "openai", "gemini"]
 Api = Literal["anthropic", "openai", "responses", "gemini"]
 """The API of a turn. OpenAI's dialect has two that write different answers."""
 
+_PATHS: dict[Api, dict[str, str]] = {
+    "anthropic": {},
+    "openai": {"num_choices": "n"},
+    "responses": {"max_tokens": "max_output_tokens"},
+    "gemini": {
+        "max_tokens": "generationConfig.maxOutputTokens",
+        "num_choices": "generationConfig.candidateCount",
+        "presence_penalty": "generationConfig.presencePenalty",
+        "frequency_penalty": "generationConfig.frequencyPenalty",
+        "logprobs": "generationConfig.responseLogprobs",
+    },
+}
+"""What APIs call fields of Sampling, where they have other names."""
 _BYTES_PER_TOKEN = 4
 _MAX_RESERVED_OUTPUT = 1024
 
@@ -109,8 +122,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """`arrived` is on the monotonic clock: the prompt's TTLs count from it. `thinking` means: if
     the model can. Requests of a workspace with one `routing_key` go to one engine. `num_removed`
     nonces were left out of the prompt. `include_usage`: a stream of OpenAI's dialect ends with the
-    usage. With an `output_schema` the text is JSON of that schema. `notes` are the fields that only
-    ask for better. `name` is what the client calls this request in its metadata."""
+    usage. `output_schema` and `output_pattern` bind the text as in the engine protocol. `notes` are
+    the fields that only ask for better. `name` is what the client calls this request."""
 
     principal: Principal
     model: Model
@@ -127,9 +140,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Api = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None
+    output_pattern: str | None = None
     is_batch: bool = False
     notes: Notes = NO_NOTES
     name: str | None = None
+
+    def path_of(self, name: str) -> str:
+        """Where in the request a field of the sampling stands."""
+        return _PATHS[self.dialect].get(name, name)
 
     @property
     def estimated_tokens(self) -> int:
@@ -202,6 +220,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             tool_choice=self.tool_choice,
             thinking=self._thinks(capabilities),
             output_schema=self.output_schema,
+            output_pattern=self.output_pattern,
             lease_share=self.principal.lease_share,
             service_class="batch" if self.is_batch and can_wait else "interactive",
         )

@@ -402,21 +402,13 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         )
     if mode in ("any", "tool") and "forced_tools" not in can:
         raise InvalidRequest("tool_choice: forcing a tool call is not supported by this model")
-    if ask.output_schema is not None and "structured_output" not in can:
-        raise DemandRefused("output_schema: not supported by this model")
-    if ask.sampling.has_penalties and "penalties" not in can:
-        kind = "presence" if ask.sampling.presence_penalty else "frequency"
-        name = f"{kind}_penalty"
-        if ask.sampling.logit_bias:
-            name = "logit_bias"
-        elif ask.dialect == "gemini":
-            name = f"generationConfig.{kind}Penalty"
-        raise InvalidRequest(f"{name}: not supported by this model")
-    if ask.sampling.logprobs is not None and "logprobs" not in can and ask.dialect != "responses":
-        field = "generationConfig.responseLogprobs" if ask.dialect == "gemini" else "logprobs"
-        raise InvalidRequest(f"{field}: not supported by this model")
-    if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
-        raise InvalidRequest("n: more than one choice is not supported by this model")
+    for demanded in ("output_schema", "output_pattern"):
+        if getattr(ask, demanded) is not None and "structured_output" not in can:
+            raise DemandRefused(f"{demanded}: not supported by this model")
+    for name, capability in ask.sampling.needs:
+        # In the Responses API log probabilities are a wish.
+        if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
+            raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
     if description.upstream is not None and "own_template" not in can:
         # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.
         prompt = ask.plan.prompt

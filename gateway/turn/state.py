@@ -159,6 +159,7 @@ class Turn:
                 record.take_usage(frame.usage)
             case Finished(reason="too_costly"):
                 field = "tools" if self.ask.output_schema is None else "output_schema"
+                field = "output_pattern" if self.ask.output_pattern is not None else field
                 raise SchemaTooCostly(
                     f"{field}: the answer can't be held to it: what may come next takes too much"
                     " time or memory to find out"

@@ -20,20 +20,13 @@ from gateway.base.record import MODEL_CHARACTERS, TurnRecord
 from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
-from gateway.prompt.ask import NO_ORIGIN, Api, Ask, Origin, TurnId
+from gateway.prompt.ask import NO_ORIGIN, Ask, Origin, TurnId
 from gateway.prompt.ignored import Ignored
 from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.state import OK, Findings, Turn, is_unsure
 from gateway.turn.tracing import BeginTrace, TurnTrace, untraced
-
-_LENGTHS: dict[Api, str] = {
-    "anthropic": "max_tokens",
-    "openai": "max_tokens",
-    "responses": "max_output_tokens",
-    "gemini": "generationConfig.maxOutputTokens",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +159,7 @@ class TurnService:
         is_asked = ask.sampling.logprobs is None
         if described is not None and is_asked and most > described.max_context_tokens:
             said = f"an answer ends where the context of {described.max_context_tokens} is full"
-            findings.ignored.append(Ignored(_LENGTHS[ask.dialect], said))
+            findings.ignored.append(Ignored(ask.path_of("max_tokens"), said))
         findings.auto_cache = ask.plan.automatic
         tokens = started.receipt.name_tokens
         fingerprint = ask.fingerprint(started.usage.prompt_tokens, tokens)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 import engine as package
-from engine.protocol import DrawnToken, Message, TextDelta, TextPart, Tool, ToolChoice
-from tests.conformance.engines import Answer, Engine
+from engine.protocol import Done, DrawnToken, Message, TextDelta, TextPart, Tool, ToolChoice
+from tests.conformance.engines import Answer, Engine, Refused
 from tests.conformance.test_demands import SCHEMA, answer, calls, demand, need, with_tools
 
 TOKENIZER = Tokenizer.from_file(
@@ -83,6 +84,75 @@ def test_biases_and_penalties_move_what_is_drawn(engine: Engine) -> None:
     assert fewer.startswith("a" * 3) and fewer != "a" * 40
     assert text(frequency_penalty=2.0) != text(frequency_penalty=-2.0)
     assert text(presence_penalty=2.0) == text(presence_penalty=2.0)
+
+
+def tokens_of(text: str) -> list[int]:
+    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def num_output(given: Answer) -> int:
+    assert isinstance(given.last, Done)
+    return given.last.output_tokens
+
+
+def test_a_token_of_the_clients_ends_a_turn_and_none_does_too_early(engine: Engine) -> None:
+    need(engine, "stop_token_ids")
+    need(engine, "penalties")
+    [word] = tokens_of("a")
+    stop: dict[str, Any] = {"stop_token_ids": [word, 2**31 - 1], "logit_bias": {word: 100.0}}
+    at_once = ask(engine, [], temperature=0.0, max_tokens=40, **stop)
+    assert (at_once.text(), num_output(at_once)) == ("", 1)
+    assert [end.reason for end in at_once.finished] == ["stop"]
+    need(engine, "min_tokens")
+    for ignore_eos in (False, True):
+        later = ask(
+            engine, [], temperature=0.0, max_tokens=40, min_tokens=5, ignore_eos=ignore_eos, **stop
+        )
+        assert num_output(later) == 6 and later.text()
+
+
+def test_what_was_there_before_is_less_likely_under_a_repetition_penalty(engine: Engine) -> None:
+    need(engine, "repetition_penalty")
+
+    def text(**sampling: Any) -> str:
+        return ask(engine, [], temperature=0.0, max_tokens=40, ignore_eos=True, **sampling).text()
+
+    plain, varied = tokens_of(text()), tokens_of(text(repetition_penalty=50.0))
+    assert len(set(plain)) < len(plain)
+    assert len(set(varied)) == len(varied), "no token comes twice"
+    assert varied != plain and text(repetition_penalty=1.0) == text()
+
+
+def test_the_likeliest_tokens_alone_are_left_by_a_high_min_p(engine: Engine) -> None:
+    need(engine, "min_p")
+    greedy = ask(engine, [], temperature=0.0, max_tokens=20).text()
+    heated = ask(engine, [], temperature=2.0, seed=3, max_tokens=20)
+    assert heated.text() != greedy
+    assert ask(engine, [], temperature=2.0, seed=3, max_tokens=20, min_p=1.0).text() == greedy
+
+
+@pytest.mark.parametrize("pattern", ["(yes|no/maybe)", "[a-c]{3}\n\\d{2}(/x){2}", "\\x{28}\\x{e9}"])
+def test_a_text_matches_the_pattern_as_a_whole(engine: Engine, pattern: str) -> None:
+    need(engine, "structured_output")
+    given = answer(engine, demand(engine, output_pattern=pattern))
+    assert re.fullmatch(re.sub(r"\\x\{(..)\}", r"\\x\1", pattern), given.text())
+    assert [end.reason for end in given.finished] == ["stop"]
+
+
+def test_an_output_that_is_bound_has_no_other_bound_beside(engine: Engine) -> None:
+    need(engine, "structured_output")
+    asked = demand(engine, output_pattern="a")
+    for wrong in (
+        msgspec.structs.replace(asked, output_schema={}),
+        msgspec.structs.replace(asked, output_pattern="(a"),
+        msgspec.structs.replace(
+            asked, sampling=msgspec.structs.replace(asked.sampling, min_tokens=3)
+        ),
+    ):
+        with pytest.raises(Refused) as refused:
+            answer(engine, wrong)
+        assert "output_pattern" in str(refused.value) or "min_tokens" in str(refused.value)
 
 
 def test_an_assistant_message_at_the_end_is_continued(engine: Engine) -> None:

@@ -84,18 +84,24 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
         (0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
+        (
+            request.output_schema is None or request.output_pattern is None,
+            "output_pattern: excludes output_schema",
+        ),
+        (
+            not (sampling.min_tokens and is_bound(request)),
+            "sampling.min_tokens: must be 0 where the output is bound",
+        ),
     )
     for is_good, message in checks:
         if not is_good:
             raise InvalidRequest(message)
     needed: dict[Capability, bool] = {
-        "multiple_choices": sampling.num_choices > 1,
         "tools": bool(request.prompt.callable_tools),
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
-        "structured_output": request.output_schema is not None,
+        "structured_output": request.binds_text,
         "thinking": request.thinking,
-        "penalties": sampling.has_penalties,
-        "logprobs": sampling.logprobs is not None,
+        **{capability: True for _, capability in sampling.needs},
     }
     for capability, is_needed in needed.items():
         if is_needed and capability not in description.capabilities:
@@ -147,7 +153,7 @@ def check_demand(request: GenerateRequest) -> None:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
     choice, schemas = request.tool_choice, list[tuple[str, dict[str, Any]]]()
     is_forced = choice.mode in ("any", "tool")
-    if is_forced or (request.output_schema is not None and choice.mode == "auto"):
+    if is_forced or (request.binds_text and choice.mode == "auto"):
         schemas += [
             (f"tools[{index}].input_schema", tool.input_schema)
             for index, tool in enumerate(request.prompt.callable_tools)
@@ -496,8 +502,8 @@ def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) ->
 
 
 def is_bound(request: GenerateRequest) -> bool:
-    """Whether the output must keep to a schema."""
-    return request.output_schema is not None or request.tool_choice.mode in ("any", "tool")
+    """Whether the output must keep to a schema or a pattern."""
+    return request.binds_text or request.tool_choice.mode in ("any", "tool")
 
 
 def may_compile(request: GenerateRequest) -> bool:

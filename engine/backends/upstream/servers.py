@@ -36,6 +36,7 @@ from engine.backends.upstream.server import (
 )
 from engine.cache.ids import TokenId
 from engine.protocol import (
+    SAMPLING_CAPABILITIES,
     Delta,
     FinishReason,
     GenerateRequest,
@@ -111,6 +112,7 @@ class ChatParser:
 
     mask = None
     allowed = None
+    end_token_ids: frozenset[TokenId] = frozenset()
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
         self.finish: FinishReason | None = None
@@ -386,7 +388,7 @@ class VllmServer(ChatServer):
             block_size=_number(labels.get("block_size")),
             num_blocks=_number(labels.get("num_gpu_blocks")),
             fingerprint=fingerprint,
-            capabilities=frozenset({"multiple_choices", "penalties"}),
+            capabilities=frozenset({"multiple_choices", *SAMPLING_CAPABILITIES}),
         )
 
     async def fingerprint(self) -> str:
@@ -405,8 +407,6 @@ class VllmServer(ChatServer):
             "model": self._model,
             "prompt": list(order.token_ids),
             "add_special_tokens": False,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
             "return_token_ids": True,
             "cache_salt": order.scope,
             "stream": True,
@@ -518,7 +518,7 @@ class LlamaCppServer(Server):
             isolation="slots",
             block_size=self._block_size,
             num_blocks=max(props.total_slots * context // self._block_size, 8),
-            capabilities=frozenset({"multiple_choices"}),
+            capabilities=frozenset({"multiple_choices", "min_p", "stop_token_ids"}),
             takes_grammars=False,
             forced_note="its grammars are of another form than ours",
         )
@@ -575,7 +575,7 @@ class LlamaCppServer(Server):
             "temperature": sample.temperature,
             "top_p": sample.top_p,
             "top_k": sample.top_k,
-            "min_p": 0.0,
+            "min_p": sample.min_p,
             "typical_p": 1.0,
             "repeat_penalty": 1.0,
             "repeat_last_n": 0,

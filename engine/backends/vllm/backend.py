@@ -18,6 +18,7 @@ from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCo
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
+from engine.protocol import SAMPLING_CAPABILITIES
 from engine.protocol.reports import BlockStats, Description, LeaseStats, Stats
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
@@ -214,7 +215,7 @@ def _description(
             {
                 "multiple_choices": True,
                 "own_template": True,
-                "penalties": True,
+                **dict.fromkeys(SAMPLING_CAPABILITIES, True),
                 "service_class": config.scheduler_config.policy == "priority",
             },
         ),

@@ -26,18 +26,25 @@ from engine.protocol import (
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic import request as wire
-from gateway.dialects.lowering import Asked, Lowering, sampling_of, text_in
+from gateway.dialects.anthropic.client_tools import needs_images
+from gateway.dialects.bodies import check_json
+from gateway.dialects.lowering import (
+    HOSTED,
+    Asked,
+    Lowering,
+    sampling_of,
+    text_in,
+    uncallable,
+)
 from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, name_of
-from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.ignored import CANNOT_THINK
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.plan import Plan
-from gateway.prompt.schemas import check_json
 
 MAX_NAMED = 512
 _SEARCH = "tool_search_tool"
 _INTERLEAVED = "interleaved-thinking"
 _DEFAULT_EFFORT = "high"
-_NO_SERVER = "this server runs no tools of its own, and the model knows no such tool"
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
 _IN_SYSTEM = (wire.Text, wire.ToolAddition, wire.ToolRemoval)
 _encode = msgspec.json.Encoder().encode
@@ -95,7 +102,7 @@ def count_ask_of(
             reason = f"{str(edit['type'])[:64]}: the context stays whole"
             notepad.ignore(f"context_management.edits.{index}", reason)
     plan = lowering.plan_of(request, policy)
-    choice = _tool_choice(request, notepad)
+    choice = _tool_choice(request)
     thinks = not isinstance(request.thinking, wire.ThinkingDisabled | None)
     if thinks:
         notepad.wish("thinking", CANNOT_THINK, "thinking")
@@ -124,7 +131,7 @@ def plan_of(request: wire.CountTokensRequest, asked: Asked) -> Plan:
     return _MessagesLowering(asked, wire.VERSIONS[0]).plan_of(request)
 
 
-def _tool_choice(request: wire.CountTokensRequest, notepad: Notepad) -> ToolChoice:
+def _tool_choice(request: wire.CountTokensRequest) -> ToolChoice:
     choice = request.tool_choice
     if choice is None:
         return ToolChoice()
@@ -137,14 +144,14 @@ def _tool_choice(request: wire.CountTokensRequest, notepad: Notepad) -> ToolChoi
         return ToolChoice("auto", parallel=parallel)
     own = {tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)}
     if isinstance(choice, wire.ChoiceAny):
-        if own:
-            return ToolChoice("any", parallel=parallel)
-    elif choice.name in own:
-        return ToolChoice("tool", choice.name, parallel=parallel)
-    elif not any(choice.name == tool.description for tool in request.tools if tool.name not in own):
+        if not own:
+            raise uncallable("tool_choice")
+        return ToolChoice("any", parallel=parallel)
+    if choice.name not in own:
+        if choice.name in (tool.description for tool in request.tools if tool.name not in own):
+            raise uncallable("tool_choice.name")
         raise InvalidRequest(f"tool_choice.name: tool '{choice.name[:64]}' not found in tools")
-    notepad.ignore("tool_choice", "this server does not run the tool")
-    return ToolChoice("auto", parallel=parallel)
+    return ToolChoice("tool", choice.name, parallel=parallel)
 
 
 def _check_generation(request: wire.MessagesRequest, version: wire.Version, betas: str) -> None:
@@ -300,7 +307,9 @@ class _MessagesLowering(Lowering):
     def _tool(self, path: str, tool: wire.Tool, *, defers: bool) -> Tool | None:
         """The tool as the prompt begins with it; None for one that is not in its beginning."""
         if isinstance(tool, wire.ForeignTool):
-            what = _NO_SERVER
+            if needs_images(tool.name):
+                raise InvalidRequest(f"{path}: {tool.name[:64]}: this model reads no screenshots")
+            what = HOSTED
             if tool.name.startswith(_SEARCH):
                 what = "this server searches no tools: deferred tools are shown from the start"
             self.notepad.ignore(path, f"{tool.name[:64]}: {what}")
@@ -435,7 +444,7 @@ class _MessagesLowering(Lowering):
                 self.notepad.ignore(path, "the model is told, and may still call it")
                 return f"The tool {name} is not available any more."
             case wire.ToolRemoval():
-                self.notepad.ignore(path, _NO_SERVER)
+                self.notepad.ignore(path, HOSTED)
                 return "[tool_removal: not shown to this model]"
             case wire.Compaction(content=str(summary)) if summary.strip():
                 return summary
@@ -492,7 +501,7 @@ class _MessagesLowering(Lowering):
                     about = definition.get("description")
                     description = about if isinstance(about, str) else None
                     return self._show(Tool(name, schema, description))
-        self.notepad.ignore(path, _NO_SERVER)
+        self.notepad.ignore(path, HOSTED)
         return "[tool_addition: not shown to this model]"
 
     def _show(self, tool: Tool) -> str:

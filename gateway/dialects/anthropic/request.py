@@ -2,8 +2,9 @@
 
 Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. What is not listed
 here is refused by name. A block that a response contained is accepted verbatim as input. Tools that
-the vendor defines or runs are left out of the prompt and told; their place in `tools` stays taken,
-so that paths are the client's, and a marker there counts as one on the tool before. Paths in errors
+the vendor defines and the client runs get their schemas. Those that only the vendor's servers run
+are left out of the prompt and told; their place in `tools` stays taken, so that paths are the
+client's, and a marker there counts as one on the tool before. Paths in errors
 are dotted, `messages.0.content.1.text: why`: a content block's type follows its position.
 """
 
@@ -18,6 +19,7 @@ from msgspec import UNSET, Raw, UnsetType, defstruct
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest, ThreadNotFound
 from gateway.dialects import fields
+from gateway.dialects.anthropic.client_tools import described
 from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
 from gateway.dialects.fields import Fields, Style, rules_of
 
@@ -191,7 +193,7 @@ SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "search_resul
 
 
 class Tool(Strict):
-    """A custom tool. The kinds that the vendor defines are `ForeignTool`s."""
+    """A tool that the client runs. Those that only the vendor runs are `ForeignTool`s."""
 
     name: fields.Name
     input_schema: fields.Schema
@@ -395,6 +397,10 @@ class _Declared(msgspec.Struct):
 
 
 _declared = msgspec.json.Decoder(_Declared)
+_open = msgspec.json.Decoder(dict[str, Raw])
+_encode = msgspec.json.Encoder().encode
+_OPTIONS = ("max_characters",)
+"""What the client itself does."""
 
 
 def decode_messages(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> MessagesRequest:
@@ -440,6 +446,10 @@ def _decode(
 
 def _foreign(tool: Raw) -> Tool:
     declared = _declared.decode(tool)
+    if (known := described(declared.type)) is not None:
+        about, schema = known
+        given = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}
+        return _tool.decode(_encode({**given, "description": about, "input_schema": schema}))
     marker = declared.cache_control
     return ForeignTool(declared.type, {}, description=declared.name, cache_control=marker)
 

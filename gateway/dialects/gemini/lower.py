@@ -27,14 +27,22 @@ from engine.protocol import (
     Ttl,
 )
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.bodies import check_json
 from gateway.dialects.fields import camel
 from gateway.dialects.gemini import request as wire
-from gateway.dialects.lowering import NO_PARAMETERS, Asked, Lowering, sampling_of, text_in
+from gateway.dialects.lowering import (
+    HOSTED,
+    NO_PARAMETERS,
+    Asked,
+    Lowering,
+    sampling_of,
+    text_in,
+    uncallable,
+)
 from gateway.prompt.ask import Ask, name_of
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.plan import find_target
-from gateway.prompt.schemas import check_json
 
 _TEXT_TYPES = ("", "text/plain")
 _JSON_TYPE = "application/json"
@@ -48,7 +56,6 @@ _ROLES: dict[str | None, Role] = {
 }
 _READ_TYPES = ("text/", "application/json", "application/xml", "application/x-ndjson")
 _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
-_HOSTED = "this server runs no tools itself"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -191,7 +198,7 @@ def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Note
             return ToolChoice("none")
         case "ANY":
             if not names:
-                raise InvalidRequest(f"{path}.mode: ANY needs functions to choose from")
+                raise uncallable(f"{path}.mode")
             chosen = list(dict.fromkeys(config.allowed_function_names))
             if len(chosen) == 1:
                 return ToolChoice("tool", chosen[0])
@@ -240,7 +247,7 @@ class _GeminiLowering(Lowering):
     def _add_tool(self, path: str, tool: wire.Tool) -> None:
         for info in msgspec.structs.fields(tool):
             if info.name != "function_declarations" and getattr(tool, info.name) is not None:
-                self.notepad.ignore(f"{path}.{info.encode_name}", _HOSTED)
+                self.notepad.ignore(f"{path}.{info.encode_name}", HOSTED)
         for number, function in enumerate(tool.function_declarations):
             where = f"{path}.functionDeclarations[{number}]"
             schema = function.parameters_json_schema
@@ -284,7 +291,7 @@ class _GeminiLowering(Lowering):
         if part.function_response is not None:
             return self._result(path, role, part.function_response)
         if part.tool_call is not None or part.tool_response is not None:
-            self.notepad.ignore(path, _HOSTED)
+            self.notepad.ignore(path, HOSTED)
             return None
         text = self._text(path, part)
         self.mark(path, can_carry=bool(text) and not part.thought)

@@ -5,7 +5,7 @@ order. Later system messages stay where they are. Tool results are part of the u
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from engine.protocol import (
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import CacheControl
 from gateway.dialects.lowering import (
+    HOSTED,
     NATIVE_TTL,
     NO_PARAMETERS,
     Asked,
@@ -31,6 +32,7 @@ from gateway.dialects.lowering import (
     arguments_of,
     sampling_of,
     split_data_url,
+    uncallable,
 )
 from gateway.dialects.openai import request as wire
 from gateway.prompt.ask import Ask, name_of
@@ -75,19 +77,19 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
-    choice, schema = _tool_choice(request, notepad), _output_schema(request)
+    choice, bound = _tool_choice(request), _bound(request, request.response_format)
     strict = [
         (f"tools[{index}].function.strict", tool.function.name)
         for index, tool in enumerate(request.tools)
         if tool.function.strict
     ]
-    lowering.wish_strict(choice, schema, strict)
-    if max_tokens == 0:
-        if choice.mode in ("any", "tool"):
-            raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
-        if schema is not None:
-            raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
-    return _ask(lowering, request, plan, sampling, choice, schema, _thinks(request, notepad))
+    lowering.wish_strict(choice, bound or None, strict)
+    is_forced = choice.mode in ("any", "tool")
+    if max_tokens == 0 and is_forced:
+        raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
+    if sampling.min_tokens and is_forced:
+        raise InvalidRequest("min_tokens: must be 0 where a call is forced")
+    return _ask(lowering, request, plan, sampling, bound, choice, _thinks(request, notepad))
 
 
 def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
@@ -103,7 +105,8 @@ def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
     layout, who = Layout(Prompt([], text=prompt), [Slot(path="prompt")]), asked.principal
     plan = make_plan(layout, None, who.scope)
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    return _ask(Lowering(asked), request, plan, _sampling(request, max_tokens, None))
+    sampling = _sampling(request, max_tokens, None)
+    return _ask(Lowering(asked), request, plan, sampling, _bound(request))
 
 
 def _sampling(
@@ -111,8 +114,6 @@ def _sampling(
 ) -> Sampling:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options: only allowed with stream")
-    if request.min_tokens and not request.ignore_eos:
-        raise InvalidRequest("min_tokens: only supported with ignore_eos")
     if max_tokens == 0 and request.n > 1:
         raise InvalidRequest("n: must be 1 where max_tokens is 0")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop
@@ -129,6 +130,8 @@ def _sampling(
         max_tokens=max_tokens,
         top_k=None if request.top_k is None else max(request.top_k, 0),
         stop_sequences=stops,
+        # Where nothing ends a turn early there is nothing to hold back.
+        min_tokens=0 if request.ignore_eos and not request.stop_token_ids else request.min_tokens,
         logit_bias=biases,
         logprobs=logprobs,
     )
@@ -139,16 +142,20 @@ def _ask(
     request: wire.GenerationRequest,
     plan: Plan,
     sampling: Sampling,
+    bound: Mapping[str, Any],
     choice: ToolChoice | None = None,
-    schema: dict[str, Any] | None = None,
     thinking: bool = False,
 ) -> Ask:
+    if bound and not sampling.max_tokens and sampling.max_tokens is not None:
+        raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
+    if bound and sampling.min_tokens:
+        raise InvalidRequest("min_tokens: must be 0 where the text is bound")
     return lowering.ask(
         "openai",
         plan,
         sampling,
         tool_choice=choice or ToolChoice(),
-        output_schema=schema,
+        **bound,
         thinking=thinking,
         omit_thinking=False,
         stream=request.stream,
@@ -173,17 +180,45 @@ def _thinks(request: wire.ChatRequest, notepad: Notepad) -> bool:
     return thinks
 
 
-def _output_schema(request: wire.ChatRequest) -> dict[str, Any] | None:
-    match request.response_format:
+def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> dict[str, Any]:
+    """What binds the text, by the Ask's names: a schema, a pattern, or nothing."""
+    found: dict[str, tuple[str, Any]] = {}
+    match form:
         case wire.JsonObjectFormat():
-            return {"type": "object"}
+            found["response_format"] = "output_schema", {"type": "object"}
         case wire.JsonSchemaFormat(json_schema=wanted):
-            return {"type": "object"} if wanted.schema is None else wanted.schema
-        case _:
-            return None
+            schema = {"type": "object"} if wanted.schema is None else wanted.schema
+            found["response_format"] = "output_schema", schema
+    older = wire.StructuredOutputs(
+        choice=request.guided_choice,
+        json=request.guided_json,
+        json_object=request.guided_json_object,
+        regex=request.guided_regex,
+    )
+    for where, given in (("structured_outputs.", request.structured_outputs), ("guided_", older)):
+        if given is None:
+            continue
+        if given.choice is not None:
+            texts = "|".join(map(_literal, given.choice))
+            found[f"{where}choice"] = "output_pattern", f"({texts})"
+        if given.json is not None:
+            found[f"{where}json"] = "output_schema", given.json
+        if given.json_object:
+            found[f"{where}json_object"] = "output_schema", {"type": "object"}
+        if given.regex is not None:
+            found[f"{where}regex"] = "output_pattern", given.regex
+    if len(found) > 1:
+        first, second = list(found)[:2]
+        raise InvalidRequest(f"{second}: excludes {first}")
+    return dict(found.values())
 
 
-def _tool_choice(request: wire.ChatRequest, notepad: Notepad) -> ToolChoice:
+def _literal(text: str) -> str:
+    """The pattern of one text."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _tool_choice(request: wire.ChatRequest) -> ToolChoice:
     names = [tool.function.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: function names must be unique")
@@ -199,8 +234,7 @@ def _tool_choice(request: wire.ChatRequest, notepad: Notepad) -> ToolChoice:
         return ToolChoice("any", parallel=parallel)
     if not request.tools:
         raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
-    notepad.ignore("tool_choice", "this server does not run the tool")
-    return ToolChoice(parallel=parallel)
+    raise uncallable("tool_choice")
 
 
 def _check_conversation(messages: list[wire.Message]) -> None:
@@ -233,8 +267,7 @@ class _ChatLowering(Lowering):
     def add_tool(self, path: str, tool: wire.Tool) -> None:
         function = tool.function
         if isinstance(tool, wire.ForeignTool):
-            reason = "this server runs no such tool, and the model knows none"
-            self.notepad.ignore(path, f"{function.name[:64]}: {reason}")
+            self.notepad.ignore(path, f"{function.name[:64]}: {HOSTED}")
             self.mark(path, tool.cache_control, is_absent=True)
             return
         if not function.name:

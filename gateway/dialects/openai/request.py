@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Raw
 
+from engine.protocol import MAX_PENALTY, MAX_STOP_TOKENS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
@@ -173,6 +174,10 @@ TopK = Annotated[int, msgspec.Meta(ge=-1, le=fields.MAX_COUNT)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
 Stops = Annotated[list[str], msgspec.Meta(max_length=4)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=MAX_PENALTY)]
+StopTokens = Annotated[list[fields.Count], msgspec.Meta(max_length=MAX_STOP_TOKENS)]
+Pattern = Annotated[str, fields.pattern]
+Choice = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024), fields.pattern]
 Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
@@ -227,6 +232,9 @@ class JsonSchemaFormat(Strict, tag="json_schema"):
     json_schema: JsonSchema
 
 
+Format = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
 class Reasoning(msgspec.Struct):
     """As OpenRouter has it. Its other fields only ask for better."""
 
@@ -234,25 +242,46 @@ class Reasoning(msgspec.Struct):
     enabled: bool | None = None
 
 
+class StructuredOutputs(Strict):
+    """As vLLM has it. One of them binds the text: JSON of a schema, or any object; a text that a
+    regular expression matches as a whole; one of these texts."""
+
+    choice: Choice | None = None
+    json: fields.Schema | None = None
+    json_object: bool | None = None
+    regex: Pattern | None = None
+    disable_any_whitespace: Any = None
+    disable_fallback: Any = None
+
+
 class GenerationRequest(Strict):
-    """The fields of both calls. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
+    """The fields of both calls. `top_k` 0 and -1 are off. Those named `guided_` are older names of
+    what is in `structured_outputs`."""
 
     model: fields.Name
     frequency_penalty: fields.Penalty | None = None
+    guided_choice: Choice | None = None
+    guided_json: fields.Schema | None = None
+    guided_json_object: bool | None = None
+    guided_regex: Pattern | None = None
     ignore_eos: bool = False
     logit_bias: Biases | None = None
     max_tokens: fields.Count | None = None
     metadata: Any = None
+    min_p: fields.Share | None = None
     min_tokens: fields.Count = 0
     n: fields.Choices = 1
     presence_penalty: fields.Penalty | None = None
     prompt_cache_key: Key | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: fields.Seed | None = None
     service_tier: Any = None
     stop: Annotated[str | Stops, fields.stops] = msgspec.field(default_factory=list)
+    stop_token_ids: StopTokens = msgspec.field(default_factory=list)
     stream: bool = False
     store: Any = None
     stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
     temperature: fields.Temperature | None = None
     top_k: TopK | None = None
     top_p: fields.Share | None = None
@@ -269,7 +298,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     prediction: Any = None
     reasoning: Reasoning | None = None
     reasoning_effort: fields.Word | None = None
-    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    response_format: Format | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
     top_logprobs: fields.TopLogprobs = 0
@@ -284,18 +313,18 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 _STYLE = Style("messages: more than {} content parts and tool calls")
-_SILENT = frozenset({"prompt_cache_retention", "request_id", "safety_identifier", "user"})
-_NEVER = "allowed_token_ids cache_salt guided_choice guided_grammar guided_json guided_regex"
-_NEVER += " prompt_logprobs structured_outputs truncate_prompt_tokens"
+_SILENT = frozenset(
+    {"guided_decoding_backend", "prompt_cache_retention", "request_id", "safety_identifier", "user"}
+)
+_NEVER = "allowed_token_ids cache_salt guided_grammar prompt_logprobs truncate_prompt_tokens"
 _SHARED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
-    **dict.fromkeys(("bad_words", "stop_token_ids"), ([],)),
-    **dict.fromkeys(("best_of", "length_penalty", "repetition_penalty"), (1,)),
+    **dict.fromkeys(("best_of", "length_penalty"), (1,)),
     **dict.fromkeys(("echo", "include_stop_str_in_output", "use_beam_search"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
     "add_generation_prompt": (True,),
     "add_special_tokens": (),
-    "min_p": (0,),
+    "bad_words": ([],),
 }
 CHAT = Fields(
     style=_STYLE,

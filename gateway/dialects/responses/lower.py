@@ -21,6 +21,7 @@ import msgspec
 
 from engine.protocol import TextPart, ThinkingPart, Tool, ToolChoice, ToolResultPart, ToolUsePart
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
     NATIVE_TTL,
     NO_PARAMETERS,
@@ -30,6 +31,7 @@ from gateway.dialects.lowering import (
     sampling_of,
     split_data_url,
     text_in,
+    uncallable,
 )
 from gateway.dialects.openai.request import JsonObjectFormat, Refusal
 from gateway.dialects.responses import request as wire
@@ -37,7 +39,6 @@ from gateway.dialects.responses.response import INPUT, MAX_ECHO_BYTES, Origin, u
 from gateway.prompt.ask import Ask, Compared, name_of
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.schemas import check_json
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
 _PREFIX = "resp_"
@@ -119,6 +120,8 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
 def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering") -> ToolChoice:
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     if choice == "required":
+        if not lowering.functions and request.tools:
+            raise uncallable("tool_choice")
         if not lowering.functions:
             raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
         return ToolChoice("any", parallel=parallel)
@@ -135,7 +138,7 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
     names = {name for tool in allowed.tools for name in lowering.find(tool)}
     if allowed.mode == "required":
         if not names:
-            raise InvalidRequest("tool_choice.tools: none of them is in tools", "tool_choice")
+            raise uncallable("tool_choice")
         return ToolChoice("any", parallel=parallel, names=sorted(names))
     if not names:
         return ToolChoice("none", parallel=parallel)

@@ -17,7 +17,7 @@ from gateway.dialects import fields
 from gateway.dialects.anthropic.request import Strict
 from gateway.dialects.bodies import bound_output, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
-from gateway.dialects.lowering import HELD_SHORTER
+from gateway.dialects.lowering import HELD_SHORTER, HOSTED
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
 from gateway.prompt.ignored import Notepad
 
@@ -478,7 +478,7 @@ def _typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
         raise InvalidRequest(f"Missing required parameter: '{path}.type'.", f"{path}.type")
     if kind in _TOOLS:
         return raw
-    notepad.ignore(path, "this server has no such tool")
+    notepad.ignore(path, HOSTED)
     return {"type": "hosted", "kind": kind[:_MAX_SHOWN]}
 
 

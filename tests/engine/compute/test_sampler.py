@@ -4,9 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
+from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from engine.compute.sampler import (
     LEAST_LOGPROB,
+    penalized,
     sample,
     sample_rows,
     tell_probs,
@@ -100,6 +102,27 @@ def test_rows_are_drawn_together_as_each_alone() -> None:
         alone = [sample(logits[row], wanted[row], positions[row]) for row in range(cases)]
         assert sample_rows(logits, wanted, positions) == alone
         assert len(set(alone)) > cases // 2
+
+
+def test_min_p_and_repetition_penalties_are_those_of_transformers() -> None:
+    generator = torch.Generator().manual_seed(9)
+    logits = 3.0 * torch.randn(2, 500, generator=generator)
+    for share in (0.0, 0.02, 0.3, 1.0):
+        for heat in (0.5, 1.0, 2.0):
+            kept = MinPLogitsWarper(share)(torch.tensor([[]]), logits / heat).isfinite()
+            wanted = SampleParams(temperature=heat, top_p=1.0, top_k=0, seed=4, min_p=share)
+            for row in range(2):
+                drawn = Counter(sample(logits[row], wanted, at) for at in range(400))
+                assert all(kept[row, token] for token in drawn)
+                assert share < 1 or len(drawn) == 1
+    seen = [3, 3, 17, 400]
+    mask = bytearray(401)
+    for token in seen:
+        mask[token] = 1
+    for penalty in (0.5, 1.3, 20.0):
+        expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits[:1])
+        changed = penalized(logits, {0: mask}, {0: penalty})
+        assert torch.equal(changed[:1], expected) and torch.equal(changed[1], logits[1])
 
 
 def test_what_a_model_rules_out_has_a_finite_probability_and_no_more_are_told_than_there_are() -> (

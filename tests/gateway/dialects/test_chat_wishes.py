@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from engine.protocol import TextPart, ToolChoice, ToolResultPart
+from engine.protocol import TextPart, ToolResultPart
 from gateway.prompt.ignored import MAX_TOLD, Ignored, Notepad
 from tests.gateway.bodies import body, told
 from tests.gateway.conftest import Stack, stacked
@@ -95,9 +95,9 @@ def test_tools_that_are_no_functions_are_left_out_and_told(stack: Stack, tool: A
     answer = chat(stack, tools=[tool, LOOK])
     assert [one.name for one in stack.engine.requests[-1].prompt.tools] == ["look"]
     assert [path for path, _ in told(answer)] == ["tools[0]"]
-    answer = chat(stack, tools=[tool], tool_choice="required")
-    assert stack.engine.requests[-1].tool_choice == ToolChoice()
-    assert [path for path, _ in told(answer)] == ["tools[0]", "tool_choice"]
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(stack, tools=[tool], tool_choice="required")
+    assert refused.value.param == "tool_choice"
 
 
 def test_a_trailing_assistant_message_is_continued(stack: Stack) -> None:

@@ -6,18 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import jsonschema
 import msgspec
 import pytest
 
-from engine.protocol import TextPart, ThinkingPart, ToolChoice, ToolResultPart, ToolUsePart
+from engine.protocol import (
+    Done,
+    Finished,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    TextPart,
+    ThinkingPart,
+    ToolChoice,
+    ToolInputDelta,
+    ToolResultPart,
+    ToolUsePart,
+    ToolUseStart,
+)
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.anthropic.request import decode_messages
+from gateway.dialects.bodies import MAX_DEPTH
 from gateway.prompt.plan import Plan
-from gateway.prompt.schemas import MAX_DEPTH
 from tests.gateway.bodies import ASKED, SHORT, body, conversation, lowered, said, text, told, tool
 from tests.gateway.conftest import Stack, stacked
-from tests.gateway.openai_bodies import refused
+from tests.gateway.openai_bodies import MODEL, refused
 from tests.gateway.prompt.test_media import png
 
 JSON = "The request body is not valid JSON"
@@ -374,17 +388,86 @@ def test_a_thread_that_begins_is_an_ordinary_request_and_one_that_goes_on_is_not
     assert error["details"] == {"error_code": "thread_not_found"}
 
 
-@pytest.mark.parametrize(
-    "choice", [None, {"type": "tool", "name": "web_search"}, {"type": "any"}, {"type": "auto"}]
-)
-def test_the_vendors_tools_are_left_out_and_told(stack: Stack, choice: Any) -> None:
-    asked = {} if choice is None else {"tool_choice": choice}
+@pytest.mark.parametrize("asked", [{}, {"tool_choice": {"type": "auto"}}])
+def test_tools_that_only_the_vendor_runs_are_left_out_and_told(stack: Stack, asked: Any) -> None:
     message = ask(stack, tools=[{**WEB_SEARCH, "cache_control": SHORT}], **asked)
     sent = stack.engine.requests[-1]
     assert sent.prompt.tools == [] and sent.tool_choice == ToolChoice()
-    paths = [path for path, _ in told(message)]
-    assert paths[0] == "tools.0"
-    assert ("tool_choice" in paths) == (choice is not None and choice["type"] != "auto")
+    assert [path for path, _ in told(message)] == ["tools.0"]
+
+
+def test_tools_that_only_the_vendor_runs_are_forced_in_no_dialect(stack: Stack) -> None:
+    search, google = {"type": "web_search"}, {"googleSearch": {}}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [search]}
+    forced = {"functionCallingConfig": {"mode": "ANY"}}
+    gemini = {"contents": [{"parts": [{"text": "x"}]}], "tools": [google], "toolConfig": forced}
+    chat = {"model": MODEL, "messages": [USER], "tools": [search], "tool_choice": "required"}
+    respond = {"model": MODEL, "input": "x", "tools": [search]}
+    named = {"type": "tool", "name": "web_search"}
+    for path, sent in (
+        ("/v1/messages", body(tools=[WEB_SEARCH], tool_choice={"type": "any"})),
+        ("/v1/messages", body(tools=[WEB_SEARCH, tool("look")], tool_choice=named)),
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", {**respond, "tool_choice": "required"}),
+        ("/v1/responses", {**respond, "tool_choice": allowed}),
+        (f"/v1beta/models/{MODEL}:generateContent", gemini),
+    ):
+        reply = stack.post(path, json=sent)
+        assert reply.status_code == 400 and "only its vendor's servers run" in reply.text, path
+    assert not stack.engine.requests
+
+
+EDITOR = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
+BASH = {"type": "bash_20250124", "name": "bash"}
+
+
+def test_tools_that_the_client_runs_are_given_to_the_model(stack: Stack) -> None:
+    older = {"type": "text_editor_20250124", "name": "str_replace_editor"}
+    memory = {"type": "memory_20250818", "name": "memory"}
+    tools = [BASH, {**EDITOR, "max_characters": 9}, older, {**memory, "cache_control": SHORT}]
+    message = ask(stack, tools=tools, tool_choice={"type": "tool", "name": "bash"})
+    assert told(message) == []
+    sent = stack.engine.requests[-1]
+    assert sent.tool_choice == ToolChoice("tool", "bash")
+    assert [point.segment for point in sent.breakpoints] == [3]
+    names = ["bash", "str_replace_based_edit_tool", "str_replace_editor", "memory"]
+    assert [one.name for one in sent.prompt.tools] == names
+    assert all(one.description for one in sent.prompt.tools)
+    commands = [
+        {"command": "ls"},
+        {"command": "insert", "path": "/a", "insert_line": 0, "insert_text": "x"},
+        {"command": "undo_edit", "path": "/a"},
+        {"command": "rename", "old_path": "/memories/a", "new_path": "/memories/b"},
+    ]
+    for one, given in zip(sent.prompt.tools, commands, strict=True):
+        jsonschema.validate(given, one.input_schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(commands[2], sent.prompt.tools[1].input_schema)
+
+
+def test_a_call_of_a_clients_tool_and_its_result_are_the_hosted_apis(stack: Stack) -> None:
+    called = ToolUseStart("t1", "bash"), ToolInputDelta('{"command": "ls"}')
+    end = Finished(reason="tool_use", output_tokens=2)
+
+    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
+        return [*called, end, Done(request_id=request.request_id, output_tokens=2)]
+
+    stack.engine.script = script
+    [call] = ask(stack, tools=[BASH]).content
+    assert (call.type, call.name, call.input) == ("tool_use", "bash", {"command": "ls"})
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "a.txt"}
+    turns = [USER, said(call.to_dict(), role="assistant"), said(result)]
+    assert told(ask(stack, tools=[BASH], messages=turns)) == []
+
+
+@pytest.mark.parametrize("kind", ["computer_20250124", "computer_toolset_20260801"])
+def test_a_tool_that_shows_screenshots_needs_a_model_that_sees(stack: Stack, kind: str) -> None:
+    tools = [{"type": kind, "name": "computer", "display_width_px": 1, "display_height_px": 1}]
+    reply = stack.post("/v1/messages", json=body(tools=tools))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(f"tools.0: {kind}")
+    wrong = stack.post("/v1/messages", json=body(tools=[{**BASH, "shell": "zsh"}]))
+    assert wrong.json()["error"]["message"] == "tools.0.shell: Extra inputs are not permitted"
 
 
 def test_a_budget_as_large_as_the_answer_needs_thinking_between_calls(stack: Stack) -> None:

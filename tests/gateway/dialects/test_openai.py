@@ -304,8 +304,14 @@ REFUSED = [
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"min_tokens": 5}, "min_tokens"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+    ({"min_tokens": 5, "response_format": {"type": "json_object"}}, "min_tokens"),
+    ({"guided_grammar": "root ::= x"}, "guided_grammar"),
+    ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+    ({"guided_regex": "a", "structured_outputs": {"json": {}}}, "guided_regex"),
+    ({"guided_choice": ["a"], "max_tokens": 0}, "response_format"),
     ({"cache_salt": "x"}, "cache_salt"),
     ({"temperature": 2.1}, "temperature"),
     ({"top_p": 1.1}, "top_p"),
@@ -368,6 +374,29 @@ def test_a_clients_own_note_in_a_message_is_left_out() -> None:
     with pytest.raises(InvalidRequest, match="Unrecognized") as refused:
         ask(messages=[{**noted, "copilot": 1}])
     assert refused.value.param == "messages[0].copilot"
+
+
+def test_what_binds_a_text_has_vllms_names_too() -> None:
+    schema = {"type": "object"}
+    for name, given, pattern in (
+        ("json", schema, None),
+        ("json_object", True, None),
+        ("regex", "[ab]/c", "[ab]/c"),
+        ("choice", ["yes", "n.o\n"], r"(yes|n\x{2e}o\x{a})"),
+    ):
+        for asked in ({f"guided_{name}": given}, {"structured_outputs": {name: given}}):
+            made = ask(**asked)
+            assert made.output_pattern == pattern
+            assert made.output_schema == (None if pattern else schema)
+
+
+def test_what_is_advised_for_models_of_qwen_reaches_the_engine() -> None:
+    advised = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05}
+    more = {"presence_penalty": 1.5, "repetition_penalty": 1.05, "min_tokens": 2}
+    sampling = ask(**advised, **more, stop_token_ids=[3]).sampling
+    for name, value in {**advised, **more, "stop_token_ids": [3]}.items():
+        assert getattr(sampling, name) == value
+    assert ask(min_tokens=9, ignore_eos=True).sampling.min_tokens == 0
 
 
 def test_no_probability_mass_is_greedy() -> None:

@@ -196,11 +196,20 @@ def test_every_type_of_block_in_a_tools_result_is_read_or_placed() -> None:
 
 
 @pytest.mark.parametrize("tools", [ga.ToolUnionParam, beta.BetaToolUnionParam])
-def test_every_type_of_tool_but_custom_is_left_out_and_told(tools: Any) -> None:
+def test_every_type_of_tool_but_custom_is_given_left_out_and_told_or_refused(tools: Any) -> None:
     kinds = types_in(tools) - {"custom"}
     assert len(kinds) > 15
     for kind in kinds:
+        if kind.startswith(("bash_", "text_editor_", "memory_")):
+            given = lowered(body(tools=[{"type": kind, "name": "x"}, tool("look")]))
+            assert [shown.name for shown in given.plan.prompt.tools] == ["x", "look"]
+            assert not given.notes.ignored
+            continue
         asked = body(tools=[{"type": kind, "name": "x", "any": {"a": [1]}}, tool("look")])
+        if kind.startswith("computer_"):
+            with pytest.raises(InvalidRequest, match="screenshots"):
+                lowered(asked)
+            continue
         made = lowered(asked)
         assert [shown.name for shown in made.plan.prompt.tools] == ["look"]
         assert made.notes.ignored[0].path == "tools.0"
