@@ -38,7 +38,7 @@ was leased at a mark and read behind another prompt; else vLLM's own error, or o
 |---|---|---|"""
 _SMALL: dict[str, Any] = {
     "vocab_size": 199,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -104,7 +104,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
 _SETTINGS = {name: dict[str, Any]() for name in _ALIKE.split()} | _OTHERS
 ARCHITECTURES = sorted(_SETTINGS)
 _VLLM_SECONDS, _VLLM_BLOCKS = 900, 160
-_ERROR = re.compile(r"^[A-Za-z_.]+(?:Error|Exception|Refused): (.+)$", re.MULTILINE)
+_ERROR = re.compile(r"^(?:\[rank0\]: )?[A-Za-z_.]+(?:Error|Exception|Refused): (.+)$", re.MULTILINE)
 
 
 def tiny_model(architecture: str) -> PreTrainedModel:
@@ -160,7 +160,7 @@ def on_vllm(model: PreTrainedModel, python: str) -> str:
     told = [line for line in ran.stdout.splitlines() if line.startswith('{"told"')]
     if not told:
         errors = _ERROR.findall(ran.stderr)
-        return f"refused: {errors[0][:200] if errors else f'ended with {ran.returncode}'}"
+        return f"refused: {errors[-1][:200] if errors else f'ended with {ran.returncode}'}"
     answer: str = json.loads(told[-1])["told"]
     return answer
 

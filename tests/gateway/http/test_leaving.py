@@ -115,6 +115,7 @@ def test_a_reader_that_stops_reading_does_not_block_the_others(stack: Stack) -> 
             for _ in range(5):
                 assert quick.post("/v1/messages", json=body()).status_code == 200
         assert unread in stack.engine.running, "the others did not wait for its end"
+    turn_of(stack, unread)
 
 
 def test_a_finished_turn_is_in_the_ledger_and_acknowledged_once(stack: Stack) -> None:
