@@ -141,29 +141,6 @@ def _ttl(each: Mapping[str, Any]) -> str | None:
     return str(marker.get("ttl", "5m")) if isinstance(marker, dict) else None
 
 
-def carried_on(asked: Asked, answer: str, question: str) -> dict[str, Any]:
-    """The body with the answer and the next question behind it; unchanged where the API has no
-    conversations."""
-    said: list[dict[str, Any]] = [
-        {"role": "assistant", "content": answer},
-        {"role": "user", "content": question},
-    ]
-    name = {"responses": "input", "gemini": "contents", "completions": None}.get(
-        asked.dialect, "messages"
-    )
-    if name is None:
-        return asked.body
-    before = asked.body.get(name, [])
-    if isinstance(before, str):
-        before = [{"role": "user", "content": before}]
-    if asked.dialect == "gemini":
-        said = [
-            {"role": "model", "parts": [{"text": answer}]},
-            {"role": "user", "parts": [{"text": question}]},
-        ]
-    return {**asked.body, name: [*before, *said]}
-
-
 @dataclass(slots=True)
 class Answer:
     """What has come so far. `ends` are the tokens up to each marker, as the engine tells them;
@@ -342,21 +319,4 @@ def python(url: str, path: str, body: Mapping[str, Any]) -> str:
         f"answer = httpx.post(\n    {url + path!r},\n    json=body,\n"
         f'    headers={{"x-api-key": os.environ["{KEY}"]}},\n    timeout=600,\n)\n'
         "print(answer.json())\n"
-    )
-
-
-def javascript(url: str, path: str, body: Mapping[str, Any]) -> str:
-    written = json.dumps(body, indent=2, ensure_ascii=False)
-    if path == "/v1/messages":
-        return (
-            'import Anthropic from "@anthropic-ai/sdk";\n\n'
-            f"const client = new Anthropic({{\n  baseURL: {json.dumps(url)},\n"
-            f"  apiKey: process.env.{KEY},\n}});\n"
-            f"const answer = await client.messages.create({written});\n"
-            "console.log(answer.usage);\n"
-        )
-    return (
-        f'const answer = await fetch({json.dumps(url + path)}, {{\n  method: "POST",\n'
-        f'  headers: {{ "x-api-key": process.env.{KEY}, "content-type": "application/json" }},\n'
-        f"  body: JSON.stringify({written}),\n}});\nconsole.log(await answer.json());\n"
     )

@@ -10,7 +10,7 @@ from pydantic import Field, Json, SecretStr, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-DEMO_MODEL = str(Path(__file__).with_name("demo_model"))
+DEMO_MODEL = str(Path(__file__).with_name("holdfast-demo"))
 
 PREFIX = "ENGINE_"
 

@@ -196,6 +196,7 @@ async def _start(
     turns = TurnService(
         dispatcher=Dispatcher(
             fleet=fleet,
+            catalogue=catalogue,
             queue=queue,
             router=Router(weights_of(settings)),
             journal=journal,

@@ -28,7 +28,7 @@ START = "scripts/run"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # Columns of shares from 0 to 1: a bar and a percentage. 0.325 is written as 32.5 %.
 _SHARES = {"Hit rate", "Pool in use", "Foreign", "Of the limit", "Of the prompt", "Share"}
-_SHARES |= {"Reused", "Promise kept", "Best effort"}
+_SHARES |= {"Reused", "Promise kept", "Share best effort"}
 _SHARE_DIGITS = 3
 # Ids of workspaces, but for one that Markdown takes for an address.
 _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -263,6 +263,8 @@ def _column(name: str, rows: Rows) -> Any:
         return made.NumberColumn(format="%.6g")
     if name.endswith("(s)"):
         return made.NumberColumn(format="%.4g")
+    if name.endswith("MiB"):
+        return made.NumberColumn(format="%.1f")
     # Whole numbers in groups of thousands, as the reader's language writes them.
     is_count = any(type(row[name]) is int for row in rows)
     return made.NumberColumn(format="localized") if is_count else made.Column()

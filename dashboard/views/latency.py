@@ -219,7 +219,7 @@ def lines_over_time(
     drawn = alt.Chart(charts.frame(rows)).encode(
         x=charts.moment(*span, has_ends=False),
         y=y,
-        color=alt.value(only) if is_one else charts.colour("kind:N", colours),
+        color=alt.value(only) if is_one else charts.colour("kind:N", colours, 1),
         tooltip=[
             charts.FROM,
             *charts.tips("percentile:N=Percentile", f"value:Q={title}|.2~r"),

@@ -212,7 +212,7 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
                 *charts.tips("blocks:Q=Blocks|,", "share:Q=Share|.1%"),
             ],
         )
-        .properties(height=130 + len(pools) * BAR_HEIGHT)
+        .properties(height=180 + len(pools) * BAR_HEIGHT)
     )
     told = ", ".join(
         f"{name} {formats.percent((pool['Active'] + pool['Leased']) / max(sum(pool.values()), 1))}"
@@ -275,6 +275,7 @@ def draw_engine(engine: EngineMemory) -> None:
     with right:
         draw_rests(engine.name, memory.lifetimes)
     rows = pool_table(engine, memory)
+    parts.heading("Blocks by what holds them")
     parts.table(rows, f"pool_{engine.name}", f"Blocks of {engine.name} by what holds them.")
     if engine.state_blocks:
         size = formats.counted(engine.state_blocks, "block")
@@ -364,40 +365,24 @@ def draw_endings(name: str, counters: Counters) -> None:
     """How entries ended, with what an operator may read out of it."""
     parts.heading("How entries ended", "endings")
     found = {
-        "TTL over": counters.leases_expired,
+        "TTL over: the promise was kept": counters.leases_expired,
         "Evicted for room": counters.evicted_entries,
         "Yielded": counters.leases_yielded,
         "Sacrificed": counters.leases_sacrificed,
         "Dropped by hand": counters.leases_dropped,
         "Damaged on disk": counters.leases_damaged,
     }
-    if not any(found.values()):
+    total = sum(found.values())
+    if not total:
         parts.empty("No entry has ended since this engine started.")
         return
     rows = [
-        {"reason": reason, "kind": "Kept" if reason == "TTL over" else "Lost", "entries": count}
+        {"Reason": reason, "Entries": count, "Share": count / total}
         for reason, count in found.items()
         if count
     ]
-    colours = charts.MONEY[viewer.theme()]
-    drawn = (
-        alt.Chart(charts.frame(rows))
-        .mark_bar(height={"band": 0.7}, cornerRadius=2)
-        .encode(
-            x=alt.X("entries:Q", title="Entries", axis=charts.amounts(whole=True)),
-            y=alt.Y(
-                "reason:N",
-                title="Reason",
-                scale=alt.Scale(domain=list(found)),
-                axis=alt.Axis(labelLimit=180),
-            ),
-            color=charts.colour("kind:N", {"Kept": colours["Saved"], "Lost": colours["Lost"]}),
-            tooltip=charts.tips("reason:N=Reason", "entries:Q=Entries|,"),
-        )
-        .properties(height=80 + len(found) * BAR_HEIGHT)
-    )
     told = ", ".join(f"{reason} {count:,}" for reason, count in found.items())
-    parts.chart(drawn, f"endings_{name}", f"Entries by how they ended: {told}.")
+    parts.table(rows, f"endings_{name}", f"Entries by how they ended: {told}.")
 
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
@@ -407,39 +392,13 @@ def draw_rests(name: str, lifetimes: Lifetimes) -> None:
     if not sum(again.counts) + sum(idle.counts):
         parts.empty("No entry has been used a second time, or evicted, since this engine started.")
         return
-    named = {"Used again after": again, "Evicted after no use for": idle}
     labels = [*map(formats.rounded, again.edges_seconds), "more"]
-    rows: list[Row] = [
-        {"what": what, "time": label, "entries": count}
-        for what, found in named.items()
-        for label, count in zip(labels, found.counts, strict=True)
+    rows = [
+        {"Time, up to": label, "Used again after": used, "Evicted after no use for": evicted}
+        for label, used, evicted in zip(labels, again.counts, idle.counts, strict=True)
     ]
-    theme = viewer.theme()
-    drawn = (
-        alt.Chart(charts.frame([row for row in rows if row["entries"]]))
-        .mark_bar(cornerRadius=2)
-        .encode(
-            # Times stand below each other: beside each other their labels overlap.
-            y=alt.Y(
-                "time:N",
-                title="Time, up to",
-                scale=alt.Scale(domain=labels),
-                axis=alt.Axis(labelOverlap=False),
-            ),
-            yOffset=alt.YOffset("what:N", sort=list(named)),
-            x=alt.X("entries:Q", title="Entries", axis=charts.amounts(whole=True)),
-            color=charts.colour(
-                "what:N",
-                dict(zip(named, charts.HITS[theme].values(), strict=True)),
-                1,
-                sort=list(named),
-            ),
-            tooltip=charts.tips("what:N=What", "time:N=Time", "entries:Q=Entries|,"),
-        )
-        .properties(height=100 + 7 * BAR_HEIGHT)
-    )
-    parts.chart(
-        drawn,
+    parts.table(
+        rows,
         f"rests_{name}",
         f"{sum(again.counts):,} uses by the time since the one before,"
         f" {sum(idle.counts):,} evictions by idle time.",

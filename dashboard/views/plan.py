@@ -328,7 +328,7 @@ def draw_table(key: str, heading: str, points: Sequence[Point]) -> None:
             "Hit rate": point.hit_rate,
             "Reused": point.reuse_rate,
             "Promise kept": point.promise_kept,
-            "Best effort": point.best_effort,
+            "Share best effort": point.best_effort,
             "First token p50 (s)": point.first_token_p50,
             "First token p95 (s)": point.first_token_p95,
             "Prefill saved (s)": round(point.prefill_saved_seconds),

@@ -19,7 +19,6 @@ from dashboard.client import AdminClient, ClientError, NotThere, Refused, segmen
 from dashboard.prompt import Answer, Asked, Block, Kind, NotBlocks
 from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
-from dashboard.ui.reasons import reason_title
 from dashboard.views.advice import MAX_CHARACTERS, PATH
 from gateway.admin.structs.advice import AdviceReport, RequestAdvice
 from gateway.admin.structs.fleet import MadeKey, Workspace
@@ -311,8 +310,8 @@ def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Blo
 
 def draw_copies(asked: Asked, model: str) -> None:
     told = settings().gateway_url, asked.path(model), asked.body
-    with st.expander("Copy as curl, Python or JavaScript", icon=":material/content_copy:"):
-        writers = {"curl": prompt.curl, "Python": prompt.python, "JavaScript": prompt.javascript}
+    with st.expander("Copy as curl or Python", icon=":material/content_copy:"):
+        writers = {"curl": prompt.curl, "Python": prompt.python}
         for tab, write in zip(st.tabs(list(writers)), writers.values(), strict=True):
             # Plain: the colours of highlighted code can't be read on every ground.
             tab.code(write(*told), language=None, height=220)
@@ -373,29 +372,25 @@ def draw_sent() -> None:
         draw_numbers(sent.turn, sent.first if sent.number > 1 else None)
     parts.heading("Answer")
     st.text(sent.answer.text or formats.NO_VALUE)
-    if sent.answer.text:
+    if sent.answer.text and st.session_state.get("playground_mode") == _BLOCKS:
         st.button(
             "Carry on the conversation",
             key="carry_on",
             icon=":material/forum:",
             on_click=_carry_on,
-            args=(sent.asked, sent.answer.text),
+            args=(sent.answer.text,),
         )
     if sent.turn is not None:
         draw_parts(sent, prompt.counts_of(sent.turn))
-        draw_facts(sent.turn)
+        parts.request_links([sent.turn.id])
     elif sent.answer.problem is None:
         st.caption("The ledger has not told yet what became of the prompt.")
 
 
-def _carry_on(asked: Asked, answer: str) -> None:
-    """The next request: this one, its answer, and a place for the next question."""
-    if st.session_state.get("playground_mode", _BLOCKS) == _BLOCKS:
-        _add(Block("assistant", answer or "…"))
-        _add(Block("user", ""))
-        return
-    body = prompt.carried_on(asked, answer, "…")
-    st.session_state[_TEXT] = json.dumps(body, indent=2, ensure_ascii=False)
+def _carry_on(answer: str) -> None:
+    """Put the answer behind the blocks, and a place for the next question."""
+    _add(Block("assistant", answer))
+    _add(Block("user", ""))
 
 
 def draw_numbers(turn: Turn, first: Turn | None) -> None:
@@ -454,22 +449,6 @@ def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
     parts.heading("Had the last marker stood elsewhere")
     alt_text = "What a second send would read, by the block that ends with the last marker."
     parts.table(prompt.elsewhere_rows(rows), "elsewhere", alt_text)
-
-
-def draw_facts(turn: Turn) -> None:
-    facts = {
-        "Engine": turn.engine,
-        "Computed tokens": f"{turn.computed_tokens:,}",
-        "Reused beyond the read": f"{turn.automatic_tokens:,}",
-        "Why the last marker missed": "it did not"
-        if turn.miss_reason is None
-        else reason_title(turn.miss_reason),
-        "Output tokens": f"{turn.output_tokens:,}",
-        "Request": turn.id,
-        "Request id": turn.http_request_id,
-    }
-    rows = [{"What": name, "Value": value} for name, value in facts.items()]
-    parts.table(rows, "facts", "What the ledger says of this request.")
 
 
 def draw() -> None:

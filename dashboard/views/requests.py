@@ -211,12 +211,13 @@ def draw_turn(turn: Turn) -> None:
             parts.table(details[:NUM_ABOUT], "turn_about", alt_text, height="content")
         with amounts:
             parts.table(details[NUM_ABOUT:], "turn_amounts", alt_text, height="content")
-        st.page_link(
-            "views/why.py",
-            label="Why did this miss?",
-            icon=":material/arrow_forward:",
-            query_params={"miss": turn.id},
-        )
+        if turn.miss_reason is not None:
+            st.page_link(
+                "views/why.py",
+                label="Why did this miss?",
+                icon=":material/arrow_forward:",
+                query_params={"miss": turn.id},
+            )
 
 
 def draw_conversation(turns: Sequence[Turn]) -> None:

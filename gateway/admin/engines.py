@@ -34,14 +34,16 @@ class EnginesController(AdminController):
         summary="State, description and statistics of each engine, and what routing knows of it.",
     )
     async def list_engines(self, services: Deps) -> list[EngineReport]:
-        return list(await asyncio.gather(*map(_report, services.fleet.engines)))
+        return list(
+            await asyncio.gather(*(_report(services, each) for each in services.fleet.engines))
+        )
 
     @action("/", "addEngine", "Add an engine until the gateway's next start.", NewEngine)
     async def add(self, asked: NamedDependency[NewEngine], services: Deps) -> EngineReport:
         """The engine gets the engine secret. It gets turns as soon as it is ready."""
         engine = await services.fleet.add(engine_url(asked.url))
         _log("engine_added", engine)
-        return await _report(engine)
+        return await _report(services, engine)
 
     @action("/{name:str}/drain", "drainEngine", "Send an engine no new turns.")
     async def drain(self, name: FromPath[str], services: Deps) -> EngineReport:
@@ -70,15 +72,15 @@ async def _drain(services: Services, name: str, *, is_draining: bool) -> EngineR
     engine = services.fleet.find(name)
     engine.is_draining = is_draining
     _log("engine_drains" if is_draining else "engine_resumed", engine)
-    return await _report(engine)
+    return await _report(services, engine)
 
 
 def _log(event: str, engine: Engine) -> None:
     get_logger("gateway").info(event, engine=engine.name, url=engine.url)
 
 
-async def _report(engine: Engine) -> EngineReport:
-    stats = None
+async def _report(services: Services, engine: Engine) -> EngineReport:
+    stats, about = None, engine.description
     if engine.is_ready:
         try:
             stats = await engine.stats()
@@ -93,7 +95,8 @@ async def _report(engine: Engine) -> EngineReport:
         breaker=engine.breaker.state(now),
         times_opened=engine.breaker.num_opened,
         detail=engine.readiness,
-        description=engine.description,
+        description=about
+        and msgspec.structs.replace(about, model=services.catalogue.name_of(about.model)),
         stats=stats,
         routing=RoutingReport(
             is_stale=engine.holdings.is_stale(now),

@@ -121,7 +121,7 @@ class UsageController(AdminController):
             workspaces=sorted(workspaces),
             engines=sorted(engines),
             models=sorted({model for _, _, model in found}),
-            served=sorted(services.fleet.served),
+            served=sorted({services.catalogue.name_of(each) for each in services.fleet.served}),
             definitions=DEFINITIONS,
         )
 
@@ -317,7 +317,9 @@ class LiveController(AdminController):
         summary="What is in each engine's memory.",
     )
     async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
-        found = [await _memory(e) for e in services.fleet.engines if engine in (None, e.name)]
+        found = [
+            await _memory(services, e) for e in services.fleet.engines if engine in (None, e.name)
+        ]
         return await _with_holders(services, found)
 
     @get(
@@ -375,7 +377,7 @@ class LiveController(AdminController):
         )
 
 
-async def _memory(engine: Engine) -> EngineMemory:
+async def _memory(services: Services, engine: Engine) -> EngineMemory:
     stats = memory = None
     if engine.is_ready:
         with suppress(GatewayError):  # what did not come is not shown
@@ -386,7 +388,7 @@ async def _memory(engine: Engine) -> EngineMemory:
         name=engine.name,
         status=engine.status,
         backend=about.backend if about else None,
-        model=about.model if about else None,
+        model=services.name_of(about),
         kv_bytes_per_token=about.kv_bytes_per_token if about else 0,
         state_blocks=about.state_blocks if about else 0,
         stats=stats,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.base.errors import ModelNotFound
+from gateway.base.record import MODEL_CHARACTERS
 
 SHIPPED = Path(__file__).parent / "models.toml"
 _VENDOR_PREFIX = "claude-"
@@ -17,10 +18,14 @@ class CatalogueError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """`engine_model` None means any model that engines serve; `price` None means no price."""
+    """`engine_model` None means any model that engines serve; `price` None means no price.
+
+    `name` is what the ledger, the pages and metrics call it, whatever id a client used.
+    """
 
     id: str
     display_name: str
+    name: str = ""
     engine_model: str | None = None
     price: str | None = None
     min_cache_tokens: int | None = None
@@ -42,14 +47,29 @@ class Catalogue:
 
         Raise ModelNotFound for an unknown id.
         """
+        own = [one for one in served if requested in (one, base_name(one))]
         if model := self._models.get(requested):
-            return model
-        for engine_model in served:
-            if requested in (engine_model, base_name(engine_model)):
-                return self._own(engine_model, requested)
-        if self._claude_alias and requested.startswith(_VENDOR_PREFIX):
-            return replace(self._default, id=requested)
-        raise ModelNotFound(requested, [model.id for model in self.models(served)])
+            pass
+        elif own:
+            model = self._own(own[0], requested)
+        elif self._claude_alias and requested.startswith(_VENDOR_PREFIX):
+            model = replace(self._default, id=requested)
+        else:
+            raise ModelNotFound(requested, [model.id for model in self.models(served)])
+        wanted = model.engine_model or next(iter(served), None)
+        return replace(model, name=self.name_of(wanted, model.id) if wanted else model.id)
+
+    def name_of(self, engine_model: str, asked: str = "") -> str:
+        """The one name of an engine's model: the table's id for it, or the last part of its own.
+
+        Where the table has several ids for it, each with a price of its own, it is the one `asked`.
+        """
+        ids = [
+            each.id
+            for each in self._models.values()
+            if each.engine_model is not None and each.is_served_by(engine_model)
+        ]
+        return asked if asked in ids else [*ids, base_name(engine_model)[:MODEL_CHARACTERS]][0]
 
     def models(self, served: Iterable[str]) -> list[Model]:
         """The table's ids, then the ids of the engines' own models."""

@@ -190,7 +190,7 @@ class Metrics:
 
     def count_turn(self, record: TurnRecord) -> None:
         """Count a closed turn. It must be called once for each turn."""
-        model = self._model_of(record.engine_model)
+        model = self._model_of(None if record.engine_model is None else record.model)
         self.count("turns", record.outcome, model)
         self.observe("turn_seconds", record.duration_seconds or 0.0, model)
         tokens = {label: getattr(record, name) for label, name in TOKEN_CLASSES.items()}
@@ -210,20 +210,20 @@ class Metrics:
             for token_class, amount in tokens.items():
                 self.count("workspace_tokens", token_class, name, amount=amount)
 
-    def count_first_token(self, cache: str, engine_model: str | None, seconds: float) -> None:
-        self.observe("first_token_seconds", seconds, cache, self._model_of(engine_model))
+    def count_first_token(self, cache: str, model: str, seconds: float) -> None:
+        self.observe("first_token_seconds", seconds, cache, self._model_of(model))
 
-    def _model_of(self, engine_model: str | None) -> str:
-        """The label of a model that an engine described, or `unknown` for a turn without engine."""
-        if engine_model in self._models:
-            return engine_model
-        if engine_model is None or not _has_place(self._models, MAX_MODELS, engine_model):
+    def _model_of(self, name: str | None) -> str:
+        """The label of an engine's model by its one name; `unknown` for a turn without engine."""
+        if name in self._models:
+            return name
+        if name is None or not _has_place(self._models, MAX_MODELS, name):
             return _UNKNOWN
         # Every class exists from the beginning, so that a query that adds them up finds none
         # missing.
         for token_class in TOKEN_CLASSES:
-            self.count("tokens", token_class, engine_model, amount=0)
-        return engine_model
+            self.count("tokens", token_class, name, amount=0)
+        return name
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -95,7 +95,7 @@ class HealthController(Controller):
                 EngineHealth(
                     name=engine.name,
                     status=engine.status,
-                    model=engine.description.model if engine.description else None,
+                    model=services.name_of(engine.description),
                     detail=engine.readiness,
                 )
                 for engine in services.fleet.engines
@@ -127,7 +127,7 @@ class HealthController(Controller):
                     is_draining=engine.is_draining,
                     breaker=engine.breaker.state(engine.monotonic()),
                     num_names=len(engine.holdings),
-                    model=engine.description.model if engine.description else None,
+                    model=services.name_of(engine.description),
                 )
                 for engine in services.fleet.engines
             }

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 import litestar
 
+from engine.protocol.reports import Description
 from engine.supervisor import Supervisor
 from gateway.admission.keyring import KeyRing
 from gateway.admission.rates import Counting, ReadKind, ReadLimit
@@ -70,6 +71,10 @@ class Services:
 
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)
+
+    def name_of(self, described: Description | None) -> str | None:
+        """The one name of an engine's model; None while the engine has not described itself."""
+        return None if described is None else self.catalogue.name_of(described.model)
 
     def asked(self, user: Principal, model: Model, arrived: float) -> Asked:
         return Asked(user, model, arrived, self.unreadable, self.removes_nonces)

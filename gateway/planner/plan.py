@@ -114,9 +114,8 @@ def plan(job: Job, tell: TellShare) -> Plan:
     top = max(max(exact.tokens, default=0) + 1, 8)
     units = sorted({max(round(top * (n / _LRU_SIZES) ** 2), 1) for n in range(1, _LRU_SIZES + 1)})
     hours = (turns[-1].at - turns[0].at) / 3600
-    text = (
-        f"Simulated: {len(turns):,} requests with {total_tokens(turns):,} prompt tokens over"
-        f" {hours:,.1f} hours."
+    text = f"Simulated: {len(turns):,} requests with {total_tokens(turns):,} prompt tokens over" + (
+        f" {hours:,.1f} hours." if hours >= 2 else f" {hours * 60:,.1f} minutes."
     )
     if len(stretch) < len(turns):
         text += (
@@ -197,7 +196,8 @@ def _warnings(job: Job, sizes: Sizes) -> list[str]:
         found.append(
             f"The times were measured with {each.model}{width} on {device}. This plan is of"
             f" {planned} ({sizes.bytes_per_token:,} bytes a token) on {asked.device_gib:g} GiB: set"
-            " a target, which takes each GPU's own times, or give prefill_us and decode_ms."
+            " a target, which takes each GPU's own times, or give the time of a token's prefill"
+            " (prefill_us) and of a decode step (decode_ms)."
         )
     return found
 
@@ -216,8 +216,11 @@ def _change(kind: Kind, before: Point, after: Point) -> Change:
         for each in (before, after)
         for wait in (each.first_token_p95,)
     ]
-    rate, wait, kept = (f"{one} → {other}" for one, other in zip(*sides, strict=True))
-    text = f"{_WHAT[kind]}: hit rate {rate}, first token p95 {wait}, promise kept {kept}."
+    rate, wait, kept = (
+        one if one == other else f"{one} → {other}" for one, other in zip(*sides, strict=True)
+    )
+    told = "changes nothing: " if sides[0] == sides[1] else ""
+    text = f"{_WHAT[kind]}: {told}hit rate {rate}, first token p95 {wait}, promise kept {kept}."
     return Change(kind=kind, text=text, before=before, after=after)
 
 

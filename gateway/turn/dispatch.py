@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Done, Frame, Started
 from gateway.admission.permit import EngineQueue
+from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import (
     DemandRefused,
@@ -48,6 +49,7 @@ _RETURN_SECONDS = 0.25
 @dataclass(slots=True, kw_only=True)
 class Dispatcher:
     fleet: Fleet
+    catalogue: Catalogue
     queue: EngineQueue
     router: Router
     journal: Journal
@@ -189,6 +191,7 @@ class Dispatcher:
         turn.route = choice
         turn.attempts.begin(engine.url)
         record.engine, record.engine_model = engine.name, description.model
+        record.model = self.catalogue.name_of(description.model, turn.ask.model.id)
         engine.assign(
             record.request_id,
             choice.ends,

@@ -128,8 +128,8 @@ class TurnService:
             instance=self.journal.instance,
             workspace=ask.principal.workspace,
             key_id=ask.principal.key_id,
-            # Cut to what the ledger can hold. With an alias the client chose the id.
-            model=ask.model.id.replace("\x00", "")[:MODEL_CHARACTERS],
+            # Cut to what the ledger can hold. While no engine is known the client chose the id.
+            model=ask.model.name.replace("\x00", "")[:MODEL_CHARACTERS],
             stream=ask.stream,
             opened_at=self.clock.wall(),
             price=ask.model.price,
@@ -151,7 +151,7 @@ class TurnService:
         ask, record, engine, findings = turn.ask, turn.record, turn.engine, turn.findings
         cache = "read" if started.usage.cache_read_tokens else "cold"
         seconds = record.first_token_seconds or 0.0
-        self.metrics.count_first_token(cache, record.engine_model, seconds)
+        self.metrics.count_first_token(cache, record.model, seconds)
         findings.engine = engine.name
         findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
         described, most = engine.description, ask.sampling.max_tokens or 0

@@ -14,7 +14,6 @@ from scripts.stack import ROOT, python
 
 NEEDS = ["gateway", "engine", "dashboard", "test", "bench"]
 BENCHMARKS = {
-    "batches": "a batch of many prompts beside interactive turns",
     "dashboard": "how soon each page shows its numbers, and ten sessions",
     "flood": "what a flood leaves of a leased, a best-effort and an unmarked prefix",
     "gateway": "CPU, added latency and throughput of the gateway itself",
@@ -25,7 +24,6 @@ BENCHMARKS = {
 }
 ELSEWHERE = {
     "vllm_leases": "what our connector costs vLLM: run it with vLLM's own Python",
-    "vllm_hybrid": "what vLLM reads of a hybrid's prompts, with a mark and without: likewise",
 }
 
 

@@ -28,7 +28,7 @@ from engine.text.renderer import ChatRenderer
 from scripts.bench.report import machine_line
 from scripts.stack import ROOT
 
-DEMO_MODEL = ROOT / "engine" / "demo_model"
+DEMO_MODEL = ROOT / "engine" / "holdfast-demo"
 BLOCK_SIZE = 16
 MODEL_OPTIONS = {"hidden": (512, "size of the model's hidden states"), "layers": 8}
 """Options of a benchmark that makes a model by `bench_model`."""

@@ -239,7 +239,7 @@ def make_bases(program: Path) -> None:
 
 
 TRANSFER = {"kv_connector": "HoldfastConnector", "kv_role": "kv_producer"}
-MODEL = ROOT / "engine" / "demo_model"
+MODEL = ROOT / "engine" / "holdfast-demo"
 
 
 @contextlib.contextmanager

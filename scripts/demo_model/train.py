@@ -1,4 +1,4 @@
-"""Train the demo model that ships in engine/demo_model, on a CPU, from nothing.
+"""Train the demo model that ships in engine/holdfast-demo, on a CPU, from nothing.
 
     python -m scripts.demo_model.train [--out DIR] [--minutes N] [--seed N]
 
@@ -32,7 +32,7 @@ SPLIT = (
     r"[ _]?\p{Ll}+|\p{Lu}+(?!\p{Ll})|\p{Lu}\p{Ll}*|\p{L}|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
 )
-OUT = ROOT / "engine" / "demo_model"
+OUT = ROOT / "engine" / "holdfast-demo"
 
 
 def build_tokenizer(out: Path, seed: int) -> None:

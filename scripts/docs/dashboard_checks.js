@@ -6,7 +6,7 @@
   const words = (e) => (e.textContent || "").trim().slice(0, 40);
   const seen = (e) => {
     const box = boxOf(e), style = getComputedStyle(e);
-    return box.width > 1 && box.height > 1 && style.visibility !== "hidden" && style.opacity !== "0"
+    return box.width > 1 && box.height > 1 && e.checkVisibility() && style.visibility !== "hidden" && style.opacity !== "0"
       && !e.closest('[aria-hidden="true"],[disabled],[aria-disabled="true"],[data-testid=stHeaderActionElements]');
   };
 

@@ -42,7 +42,7 @@ from scripts.stack import (
 CHECKS = (Path(__file__).parent / "dashboard_checks.js").read_text("utf-8")
 # The grid writes what a screen reader finds a moment after it is drawn.
 TABLES_HAVE_TEXT = """() => [...document.querySelectorAll('[data-testid=stDataFrame]')]
-    .every(frame => frame.querySelector('canvas table td'))"""
+    .every(frame => !frame.checkVisibility() || frame.querySelector('canvas table td'))"""
 # Where everything stands; null while the script runs or a chart has not been drawn.
 LAYOUT = """() => {
     if (!document.querySelector('[data-test-script-state="notRunning"]')) return null;
@@ -103,7 +103,9 @@ def wait_until_still(page: Page) -> None:
 PAGES = tuple(entry.name for entry in entries())
 IDLE = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 WAIT_MS = 180_000
-SHOWN = '[data-testid="stMetric"], [data-testid="stDataFrame"], [data-testid="stAlert"], textarea'
+# A table that a closed tab or expander has is there too, unseen.
+SHOWN = ":is([data-testid=stMetric], [data-testid=stDataFrame], [data-testid=stAlert], textarea)"
+SHOWN += ":visible"
 
 
 @dataclass(frozen=True, slots=True)

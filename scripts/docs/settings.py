@@ -17,7 +17,7 @@ PROGRAMS: dict[str, tuple[type[BaseModel], str, str]] = {
     "dashboard": (DashboardSettings, "DASHBOARD_", "dashboard/SETTINGS.md"),
 }
 # Defaults that depend on where the program is installed.
-PLACED = {"ENGINE_MODEL": "engine/demo_model"}
+PLACED = {"ENGINE_MODEL": "engine/holdfast-demo"}
 ENV_EXAMPLE = ROOT / ".env.example"
 GENERATED = "\n\n# The gateway\n"
 """Where the written part of `.env.example` begins; what docker compose reads before it is not."""

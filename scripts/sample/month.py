@@ -104,10 +104,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The beginning of a talk's turn number `turn` (from 0).
-
-    `is_compacted`: a summary replaces the talk's history before it.
-    """
+    """The beginning of a talk's turn number `turn` (from 0)."""
 
     ms: int
     app: App
@@ -115,10 +112,6 @@ class Arrival:
     talk: int
     turn: int
     key: str
-
-    @property
-    def is_compacted(self) -> bool:
-        return self.turn > 0 and self.turn % 30 == 0
 
 
 def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arrival]:
@@ -187,12 +180,10 @@ def start_of(until: datetime, day: int, hour: float) -> int:
 
 LOOKBACK_POSITIONS = 20
 MIN_CACHE_TOKENS = 1024
-# The number of entries in an engine's lease budget. A further entry is best-effort.
-_LEASED_ENTRIES = 260
-_BEST_EFFORT_SECONDS = (40.0, 400.0)
+# Beyond so many, entries that ended over two hours ago are forgotten.
+_MAX_ENTRIES = 1000
 _BYTES_PER_TOKEN = 4
 _TOOLS_PART = 0.45
-_SUMMARY_TOKENS = 900
 # The lines that stand for a system prompt.
 _RULES = 10
 # The tokens that a template writes behind the last message.
@@ -209,18 +200,12 @@ _INSTANCE = "5a3b1e00"
 
 @dataclass(slots=True)
 class SampleEntry:
-    """An entry, readable from `ready_ms` until the earlier of `until_ms` and `evicted_ms`."""
+    """An entry, readable from `ready_ms` until `until_ms`."""
 
     tokens: int
     ttl: Ttl
     ready_ms: int
     until_ms: int
-    evicted_ms: int | None
-
-    def why_gone(self, ms: int) -> MissReason | None:
-        if self.evicted_ms is not None and self.evicted_ms <= min(ms, self.until_ms):
-            return "best_effort_evicted"
-        return "ttl_expired" if self.until_ms <= ms else None
 
     def refresh(self, ms: int) -> None:
         self.until_ms = max(self.until_ms, ms + TTLS[self.ttl].seconds * 1000)
@@ -251,9 +236,6 @@ class SampleCache:
     def is_up(self, ms: int) -> bool:
         return ms >= self._first_ms and not any(start <= ms < end for start, end in self._downs)
 
-    def goes_down_within(self, ms: int, duration_ms: int) -> bool:
-        return any(ms < start <= ms + duration_ms for start, _ in self._downs)
-
     def epoch_at(self, ms: int) -> str:
         """The engine's epoch at this moment. A new epoch begins with nothing held."""
         number = sum(end <= ms for _, end in self._downs)
@@ -267,7 +249,7 @@ class SampleCache:
         """Refresh the longest live entry at most 20 positions back; return its tokens and key."""
         for key in reversed(keys[-LOOKBACK_POSITIONS - 1 :]):
             held = self._entries.get(key)
-            if held is not None and held.ready_ms <= ms and held.why_gone(ms) is None:
+            if held is not None and held.ready_ms <= ms < held.until_ms:
                 held.refresh(ms)
                 return held.tokens, key
         return 0, None
@@ -275,31 +257,25 @@ class SampleCache:
     def holds(self, keys: list[str], ms: int) -> int:
         """Tokens of the deepest of these keys that is held at this moment."""
         live = [self._entries[key] for key in keys if key in self._entries]
-        return max((held.tokens for held in live if held.why_gone(ms) is None), default=0)
+        return max((held.tokens for held in live if ms < held.until_ms), default=0)
 
     def why_missing(self, keys: list[str], ms: int) -> MissReason | None:
         """Why the deepest of these keys that was ever held is gone."""
         held = next((self._entries[key] for key in reversed(keys) if key in self._entries), None)
-        if held is None:
+        if held is None or held.ready_ms <= ms < held.until_ms:
             return None
-        return "in_progress_race" if held.ready_ms > ms else held.why_gone(ms)
+        return "in_progress_race" if held.ready_ms > ms else "ttl_expired"
 
-    def write(self, mark: MarkedPrefix, ms: int, ready_ms: int, chance: random.Random) -> None:
+    def write(self, mark: MarkedPrefix, ms: int, ready_ms: int) -> None:
         known = self._entries.get(mark.key)
-        if known is not None and known.why_gone(ms) is None:
+        if known is not None and ms < known.until_ms:
             known.refresh(ms)
             return
-        held = self._entries.values()
-        if len(held) > 4 * _LEASED_ENTRIES:  # what ended over two hours ago is forgotten
-            kept = {k: one for k, one in self._entries.items() if one.until_ms >= ms - 7_200_000}
-            self._entries, held = kept, kept.values()
-        evicted, leased = None, len(held)
-        if leased > _LEASED_ENTRIES:
-            leased = sum(one.evicted_ms is None and one.until_ms > ms for one in held)
-        if leased > _LEASED_ENTRIES:
-            evicted = ms + int(chance.uniform(*_BEST_EFFORT_SECONDS) * 1000)
+        if len(self._entries) > _MAX_ENTRIES:
+            old = ms - 7_200_000
+            self._entries = {k: one for k, one in self._entries.items() if one.until_ms >= old}
         until = ms + TTLS[mark.ttl].seconds * 1000
-        self._entries[mark.key] = SampleEntry(mark.tokens, mark.ttl, ready_ms, until, evicted)
+        self._entries[mark.key] = SampleEntry(mark.tokens, mark.ttl, ready_ms, until)
 
 
 class SamplePrompt:
@@ -430,10 +406,8 @@ def serve(
     record.output_tokens = output
     record.decode_seconds = output * place.machine.decode_seconds * chance.uniform(0.9, 1.5)
     record.duration_seconds = first + record.decode_seconds
-    if place.goes_down_within(ms, int(record.duration_seconds * 1000)):
-        record.outcome, record.stop_reason, record.output_tokens = "api_error", None, 0
     for mark in marks:
-        place.write(mark, ms, ms + int(first * 1000), chance)
+        place.write(mark, ms, ms + int(first * 1000))
 
 
 def scope_of(workspace: str) -> str:
@@ -469,8 +443,6 @@ class Month:
         app, ms, scope = arrival.app, arrival.ms, scope_of(arrival.app.workspace)
         turn = f"{arrival.talk}.{arrival.turn}"
         talk = self._talks.setdefault((app.name, arrival.talk), [])
-        if arrival.is_compacted:
-            talk[:] = [("user", f"summary {turn}", _SUMMARY_TOKENS), ("assistant", "understood", 4)]
         talk.append(("user", f"question {turn}", chance.randint(*app.question)))
         version = sum(day_of(ms, self.until) >= day for day in _DEPLOYMENTS)
         prompt = SamplePrompt(arrival, talk, version, scope)
@@ -502,8 +474,6 @@ class Month:
             # As the gateway does: only where the engine knows no better reason.
             if record.miss_reason == "cold" and most > own:
                 record.miss_reason = "routed_elsewhere"
-            elif record.miss_reason == "cold" and arrival.is_compacted:
-                record.miss_reason = "messages_changed"
             if record.first_token_seconds is not None:
                 record.available_tokens, record.captured_tokens = most, own
             talk.append(("assistant", f"answer {turn}", record.output_tokens))

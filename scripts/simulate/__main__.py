@@ -2,21 +2,18 @@
 
 The engines' loop, scheduler, pool and entries and the gateway's placement are the product's own;
 time and the model's computation are simulated. Workloads are those of `scripts.bench.routing`
-(tenants, parting, sessions), Mooncake's conversation trace (kvcache-ai/Mooncake,
-FAST25-release/traces) and coding-agent sessions (callanjfox/kv-cache-tester). Nothing is marked.
+(tenants, parting, sessions) and Mooncake's conversation trace (kvcache-ai/Mooncake,
+FAST25-release/traces). Nothing is marked.
 
     python -m scripts.simulate tenants
     python -m scripts.simulate conversation --trace conversation_trace.jsonl --engines 8
-    python -m scripts.simulate agentic --trace FOLDER --copies 30 --hours 4
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from random import Random
 
 import msgspec
 
@@ -34,8 +31,6 @@ TALK_UNIT = 16
 """Tokens of a unit of a prompt in conversations made up here; TRACE_UNIT in published traces."""
 IN_FLIGHT = 24
 """Of the workloads of scripts.bench.routing."""
-SHARED_SHARE = 0.75
-"""Of tools and system prompt, the same in all sessions: the agentic trace's own model."""
 
 
 def main() -> int:
@@ -89,89 +84,36 @@ def _figures(
     }
 
 
-class _Units:
-    """Ids of prompt pieces by history: the same piece behind the same pieces has the same id."""
-
-    def __init__(self) -> None:
-        self._ids: dict[tuple[int, object], int] = {}
-
-    def turn(
-        self,
-        at: float,
-        pieces: Iterable[object],
-        ends: Iterable[int],
-        unit: int,
-        output: int,
-        tokens: int = 0,
-    ) -> Turn:
-        """`ends` of segments are in units, `tokens` those of the whole prompt, 0 for full units."""
-        parent, chain = 0, list[int]()
-        for piece in pieces:
-            parent = self._ids.setdefault((parent, piece), len(self._ids) + 1)
-            chain.append(parent)
-        most = tokens or len(chain) * unit
-        return Turn(
-            at=at,
-            scope=0,
-            ids=chain,
-            ends=[min((place + 1) * unit, most) for place in range(len(chain))],
-            segments=sorted({end - 1 for end in ends if end}),
-            marks=[],
-            output=output,
-        )
-
-
 def _turns(args: argparse.Namespace) -> Iterable[list[Turn]]:
     """Conversations, or one list of all that is replayed."""
-    if args.workload == "agentic":
-        yield _agentic(args.trace, args.copies, args.hours, Random(args.seed))
-    elif args.workload == "conversation":
+    if args.workload == "conversation":
         with args.trace.open() as lines:
             yield [msgspec.structs.replace(turn, marks=[]) for turn in of_trace(lines)]
-    else:
-        units, size = _Units(), TALK_UNIT * BYTES_PER_TOKEN
-        for system, questions in Workload(seed=args.seed, shape=args.workload).scripts():
-            turns, pieces, ends = list[Turn](), list[object](), list[int]()
-            for text in (system, *questions):
-                pieces += [text[start : start + size] for start in range(0, len(text), size)]
-                ends.append(len(pieces))
-                if len(ends) > 1:
-                    turns.append(units.turn(0.0, pieces, ends, TALK_UNIT, output=1))
-            yield turns
-
-
-def _agentic(folder: Path, copies: int, hours: float, random: Random) -> list[Turn]:
-    """Coding-agent sessions (`trace_*.json`), each `copies` times, starting at random in `hours`.
-
-    Ids are local to a session; the first SHARED_SHARE of tools and system prompt is everybody's.
-    """
-    units, turns = _Units(), list[Turn]()
-    for path in sorted(folder.glob("trace_*.json")):
-        session = json.loads(path.read_text())
-        group = TRACE_UNIT // session["block_size"]
-        system = session["tool_tokens"] + session["system_tokens"]
-        num_shared, system = int(SHARED_SHARE * system) // TRACE_UNIT, system // TRACE_UNIT
-        for copy in range(copies):
-            start, before = random.uniform(0, hours * 3600), list[int]()
-            for row in session["requests"]:
-                if not (ids := row.get("hash_ids")):
-                    continue
-                pieces = [
-                    ("shared", place)
-                    if place < num_shared
-                    else (path, copy, tuple(ids[at : at + group]))
-                    for place, at in enumerate(range(0, len(ids), group))
-                ]
-                at, size = start + row["t"], row["in"]
-                turn = units.turn(at, pieces, (), TRACE_UNIT, row["out"], size)
-                pairs = enumerate(zip(turn.ids, before, strict=False))
-                shortest = min(len(before), len(turn.ids))
-                common = next((place for place, (a, b) in pairs if a != b), 0) or shortest
-                ends = {min(system, len(turn.ids)), common, len(turn.ids)} - {0}
-                turn.segments = sorted(end - 1 for end in ends)
-                before = turn.ids
-                turns.append(turn)
-    return sorted(turns, key=lambda turn: turn.at)
+        return
+    ids, size = dict[tuple[int, str], int](), TALK_UNIT * BYTES_PER_TOKEN
+    for system, questions in Workload(seed=args.seed, shape=args.workload).scripts():
+        turns, chain, ends = list[Turn](), list[int](), list[int]()
+        for text in (system, *questions):
+            for start in range(0, len(text), size):
+                # The same piece of a prompt behind the same pieces has the same id.
+                piece = chain[-1] if chain else 0, text[start : start + size]
+                chain.append(ids.setdefault(piece, len(ids) + 1))
+            ends.append(len(chain))
+            if len(ends) > 1:
+                units = [(place + 1) * TALK_UNIT for place in range(len(chain))]
+                segments = sorted({end - 1 for end in ends})
+                turns.append(
+                    Turn(
+                        at=0.0,
+                        scope=0,
+                        ids=list(chain),
+                        ends=units,
+                        segments=segments,
+                        marks=[],
+                        output=1,
+                    )
+                )
+        yield turns
 
 
 def _arguments() -> argparse.Namespace:
@@ -181,11 +123,9 @@ def _arguments() -> argparse.Namespace:
         engines=4,
         capacity=(1_000_000, "tokens of one engine"),
         policy=(["cost"], None, POLICIES),
-        copies=(1, "of each agentic session"),
-        hours=(1.0, "in which sessions start"),
         seed=1,
     )
-    parser.add_argument("workload", choices=(*SHAPES, "conversation", "agentic"))
+    parser.add_argument("workload", choices=(*SHAPES, "conversation"))
     return parser.parse_args()
 
 

@@ -105,7 +105,7 @@ def script_of(recipe: Recipe) -> dict[str, str]:
 def serving(data: Path, script: dict[str, str]) -> Iterator[tuple[Relay, str]]:
     """A relay before a gateway before the scripted engine, and the gateway's own URL."""
     settings = {
-        **settings_of(str(ROOT / "engine" / "demo_model"), script),
+        **settings_of(str(ROOT / "engine" / "holdfast-demo"), script),
         "ENGINE_SYNTHETIC_PREFILL_US": "1",
         "ENGINE_SYNTHETIC_DECODE_MS": "0",
     }

@@ -386,7 +386,7 @@ def plain_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]
 
 def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> list[str]:
     flags: dict[str, object] = {
-        "served-model-name": "demo_model",
+        "served-model-name": "holdfast-demo",
         "host": HOST,
         "port": port,
         "dtype": settings.get("DTYPE", "float32"),
@@ -400,5 +400,5 @@ def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> li
     if "MAX_STEP_TOKENS" in settings:
         flags["max-num-batched-tokens"] = settings["MAX_STEP_TOKENS"]
     command = [str(Path(os.environ["VLLM_PYTHON"]).with_name("vllm")), "serve"]
-    command += [str(settings.get("MODEL", ROOT / "engine" / "demo_model")), "--enforce-eager"]
+    command += [str(settings.get("MODEL", ROOT / "engine" / "holdfast-demo")), "--enforce-eager"]
     return command + [word for name, value in flags.items() for word in (f"--{name}", str(value))]

@@ -17,7 +17,7 @@ from tests.conformance.engines import Answer, Engine, Refused
 from tests.conformance.test_demands import SCHEMA, answer, calls, demand, need, with_tools
 
 TOKENIZER = Tokenizer.from_file(
-    str(Path(str(package.__file__)).parent / "demo_model" / "tokenizer.json")
+    str(Path(str(package.__file__)).parent / "holdfast-demo" / "tokenizer.json")
 )
 CALL = TOKENIZER.token_to_id("<tool_call>")
 STRICT = Tool("get_weather", SCHEMA, "The weather.", strict=True)

@@ -1,22 +1,26 @@
 """The dashboard in a real browser, before a real gateway and the synthetic engine."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic
+from anthropic import Anthropic, RateLimitError
 from playwright.sync_api import Browser
 
+from gateway.ledger.database import Ledger, with_ledger
 from scripts.docs.page_matrix import CHECKS
 from scripts.setup.chromium import browsing, find_chromium
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.dashboard.ledgers import HOSTILE, fill, hostile
 from tests.dashboard.page import WAIT_MS, Visit, running_dashboard
 from tests.gateway.admin_client import Admin
-from tests.gateway.serving import eventually
+from tests.gateway.advice.weeks import week
+from tests.gateway.serving import eventually, make_settings
 
 pytestmark = [
     pytest.mark.browser,
@@ -56,6 +60,12 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     fill(folder / "data", hostile())
+    turns = list(week(datetime.now(UTC) - timedelta(days=2)))
+
+    async def advised(ledger: Ledger) -> None:
+        await ledger.insert_turns(turns)
+
+    asyncio.run(with_ledger(make_settings(folder / "data").ledger_url, advised))
     engine = {"ENGINE_MIN_CACHE_TOKENS": "64"}
     with (
         running_stack(folder / "data", "synthetic", engine) as stack,
@@ -196,6 +206,190 @@ def test_a_workspace_sees_itself_alone(site: Site, visits: list[Visit]) -> None:
     assert visit.metric("With traffic") == "1"
 
 
+def grid(page: Any, column: str) -> list[dict[str, str]]:
+    """The rows of the first table with such a column, as a screen reader finds them."""
+    return page.evaluate(  # type: ignore[no-any-return]
+        """column => {
+            const texts = row => [...row.querySelectorAll('th, td')].map(cell => cell.textContent);
+            for (const table of document.querySelectorAll('canvas table')) {
+                const [head, ...rows] = [...table.querySelectorAll('tr')].map(texts);
+                if (head && head.includes(column))
+                    return rows.map(
+                        row => Object.fromEntries(row.map((cell, i) => [head[i], cell])));
+            }
+            return [];
+        }""",
+        column,
+    )
+
+
+def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> None:
+    asked = {"model": "synthetic", "max_tokens": 4}
+    said = [{"role": "user", "content": "What is a lease?"}]
+    bodies = {
+        "/v1/chat/completions": {**asked, "messages": said},
+        "/v1/responses": {"model": "synthetic", "max_output_tokens": 16, "input": "Why?"},
+    }
+    ids = []
+    with httpx.Client(base_url=site.gateway, headers={"x-api-key": API_KEY}, timeout=120) as http:
+        for path, body in bodies.items():
+            reply = http.post(path, json=body).raise_for_status()
+            ids += [reply.json()["id"], reply.headers["x-request-id"]]
+    assert [each.partition("-")[0].partition("_")[0] for each in ids[::2]] == ["chatcmpl", "resp"]
+    for each in ids:
+        eventually(lambda found=each: site.is_recorded(found))
+        page = admin.open(f"/requests?request={each}&range=1h")
+        page.get_by_text(re.compile("^msg_[0-9a-f]{28} · ")).wait_for(timeout=WAIT_MS)
+        assert admin.metric("Prompt tokens") != "0"
+
+
+def test_times_are_the_measured_ones(site: Site, admin: Visit) -> None:
+    """The median of a card, against the rows of the admin API."""
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    gateway.workspace("timed")
+    key = gateway.make_key("timed")[1]
+    for number in range(6):
+        for _ in range(2):
+            last = site.ask(f"{number}. {BOOK * 2}", key)
+    eventually(lambda: site.is_recorded(last))
+    admin.open("/latency?range=1h&workspace=timed")
+    rows = gateway.get("turns/search?workspace=timed&since_ms=0")["turns"]
+    for label, has_read in (("with a read", True), ("without a read", False)):
+        times = sorted(
+            row["first_token_seconds"] for row in rows if (row["cache_read_tokens"] > 0) is has_read
+        )
+        assert len(times) == 6
+        number, unit = admin.metric(f"First token, {label}").split()
+        seconds = float(number) / (1000 if unit == "ms" else 1)
+        rounding = 5e-4 if unit == "ms" else 5e-3
+        assert abs(seconds - times[2]) <= 0.01 * times[2] + rounding, (label, times)
+
+
+def test_plan_says_how_many_engines_of_which_gpu_reach_a_target(site: Site, admin: Visit) -> None:
+    page = admin.open("/plan?range=7d&workspace=sound")
+    page.get_by_label("First token p95, at most (s)").fill("5")
+    page.get_by_label("Promise kept, at least (%)").fill("90")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    answer = page.get_by_text(re.compile(r"^\d+ engines? of .*: first token p95 .* an hour"))
+    answer.first.wait_for(timeout=WAIT_MS)
+    eventually(lambda: grid(page, "An hour ($)"))
+    rows = grid(page, "An hour ($)")
+    reached = [float(row["An hour ($)"]) for row in rows if row["Engines"] not in ("0", "")]
+    assert len(reached) > 3 and reached == sorted(reached), "the cheapest first"
+    first = answer.first.inner_text()
+    assert first.startswith(f"{rows[0]['Engines']} engine") and rows[0]["GPU"] in first
+    assert 0 < float(rows[0]["First token p95 (s)"]) <= 5
+
+
+def test_memory_says_who_fills_it_and_its_figures_agree(site: Site, admin: Visit) -> None:
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    gateway.workspace("filling")
+    key = gateway.make_key("filling", name="agent")[1]
+    site.ask(f"Who fills it? {BOOK}", key)
+    page = admin.open("/memory")
+
+    def agree() -> bool:
+        """With the engine's own pool; leases end and pages refresh meanwhile."""
+        (pool,) = gateway.get("engines/memory")
+        blocks, rows = pool["stats"]["blocks"], grid(page, "Leased")
+        leased = sum(int(row["Leased"].replace(",", "")) for row in rows)
+        held = sum(int(row["Blocks"].replace(",", "")) for row in rows)
+        card = admin.metric("Leased")
+        return (leased, held, card) == (
+            blocks["leased"],
+            blocks["total"] - blocks["free"],
+            f"{blocks['leased'] / blocks['total']:.1%}",
+        )
+
+    eventually(agree)
+    assert "filling" in {row["Workspace"] for row in grid(page, "Leased")}
+    page.get_by_text("Key", exact=True).last.click()
+    eventually(
+        lambda: (
+            ("filling", "agent")
+            in {(row["Workspace"], row.get("Key")) for row in grid(page, "Leased")}
+        )
+    )
+
+
+def test_a_miss_that_reused_says_so_in_full(site: Site, admin: Visit) -> None:
+    """What was in memory without a marker is reused, and no part of what is computed."""
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    gateway.workspace("words")
+    key = gateway.make_key("words")[1]
+    site.ask(BOOK, key)
+    turn_id = site.ask(BOOK + "And so on.", key)
+    eventually(lambda: site.is_recorded(turn_id))
+    turn = gateway.get(f"turns/{turn_id}")
+    reused = turn["automatic_tokens"]
+    assert reused > 500 and not turn["cache_read_tokens"]
+    page = admin.open("/requests?range=1h&workspace=words")
+    eventually(lambda: grid(page, "Missed because"))
+    row = next(row for row in grid(page, "Missed because") if row["Id"].endswith(turn_id))
+    assert row["Missed because"] == f"First time seen; {reused:,} tokens reused"
+    page = admin.open(f"/requests?request={turn_id}&range=1h")
+    page.get_by_text(f"First time seen; {reused:,} tokens reused").first.wait_for(
+        state="attached", timeout=WAIT_MS
+    )
+
+
+def test_what_a_limit_refused_is_counted_and_named(site: Site, admin: Visit) -> None:
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    gateway.workspace("limited", requests_per_minute=1)
+    key = gateway.make_key("limited")[1]
+    first = site.ask(BOOK, key)
+    for _ in range(2):
+        with pytest.raises(RateLimitError):
+            site.ask(BOOK, key)
+    eventually(lambda: site.is_recorded(first))
+    page = admin.open("/?range=1h&workspace=limited")
+    page.get_by_text("0 failed, 2 refused").wait_for(timeout=WAIT_MS)
+    page = admin.open("/workspaces?range=1h&workspace=limited")
+    eventually(lambda: grid(page, "Refused requests"))
+    (row,) = grid(page, "Refused requests")
+    assert row["Refused requests"] == "2" and row["Limit"] == "requests per minute"
+
+
+def test_advice_stands_by_gain_and_names_keys(site: Site, admin: Visit) -> None:
+    page = admin.open("/?range=7d")
+    page.get_by_text(re.compile(r" Worth \$")).first.wait_for(timeout=WAIT_MS)
+    lines = page.get_by_text(re.compile(r" Worth \$")).all_inner_texts()
+    worth = [float(line.rpartition("Worth $")[2].rstrip(".").replace(",", "")) for line in lines]
+    assert len(worth) > 2 and worth == sorted(worth, reverse=True)
+    assert any("key of nonces" in line for line in lines)
+    page = admin.open("/advice?range=7d")
+    eventually(lambda: grid(page, "Would save ($)"))
+    rows = grid(page, "Would save ($)")
+    gains = [int(row["Would save (input tokens)"].replace(",", "")) for row in rows]
+    assert len(gains) > 2 and gains == sorted(gains, reverse=True)
+    assert "key of nonces" in {row["Key"] for row in rows}
+
+
+def test_prefixes_are_told_by_what_they_are_and_their_rest_is_within_their_ttl(
+    site: Site, admin: Visit
+) -> None:
+    site.ask(f"A prefix. {BOOK}")
+    page = admin.open("/prefixes")
+    eventually(lambda: grid(page, "Ends in"))
+    for row in grid(page, "Ends in"):
+        assert row["Tokens"] != "0" and not re.fullmatch("[0-9a-f]{16,}", row["Prefix"])
+        minutes = int(row["Ends in"].partition(":")[0])
+        assert {"5m": minutes <= 5, "1h": minutes <= 60}.get(row["TTL"], True)
+
+
+def test_a_key_that_reads_all_changes_nothing(site: Site, visits: list[Visit]) -> None:
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    key = gateway.make_key("default", scope="read_only_admin")[1]
+    site.ask(f"To be looked at. {BOOK}")
+    visits.append(Visit(site.browser, site.url, key))
+    page = visits[-1].open("/workspaces?range=1h")
+    eventually(lambda: "default" in {row["Workspace"] for row in grid(page, "Hit rate")})
+    assert not page.get_by_text("Make and change workspaces and keys").count()
+    page = visits[-1].open("/prefixes")
+    eventually(lambda: grid(page, "Ends in"))
+    assert not page.get_by_text("Pick a row to end its lease").count()
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_hostile_names_are_only_names(admin: Visit, path: str) -> None:
     """Nothing is loaded, run or marked up: `visits` sees requests, errors and dialogs."""
@@ -215,15 +409,16 @@ def problems_of(page: Any) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read(site: Site, visits: list[Visit], scheme: str) -> None:
-    """Contrast of 4.5 to 1 at least, nothing clipped, and nothing wider than the window."""
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 480)])
+def test_all_text_can_be_read(site: Site, visits: list[Visit], scheme: str, width: int) -> None:
+    """Contrast of 4.5 to 1 at least, nothing clipped or overlapping, nothing wider than the window,
+    on a phone too."""
     turn_id = site.ask(BOOK + f" In {scheme}.")
     eventually(lambda: site.is_recorded(turn_id))
-    viewport = {"width": 1200, "height": 1000}
+    viewport = {"width": width, "height": 1000}
     visit = Visit(site.browser, site.url, ADMIN_KEY, color_scheme=scheme, viewport=viewport)
     visits.append(visit)
-    for path in (*PAGES, "/latency"):
+    for path in (*PAGES, "/latency", "/memory", "/plan"):
         page = visit.open(f"{path}?range=24h&request={turn_id}&miss={turn_id}")
         assert problems_of(page) == [], path
 

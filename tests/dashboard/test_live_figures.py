@@ -1,4 +1,5 @@
 """What the pages say of leases, keys and limits equals the engines' own entries, and plain SQL.
+What Savings and Latency say equals a count of the usage fields that the clients were answered.
 
 Two engines of small pools, three workspaces and random traffic: some leases are refused or yield.
 """
@@ -8,7 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,24 @@ from scripts.bench.load import MESSAGES, body_of, headers_of, marked
 from scripts.stack import ADMIN_KEY, ENGINE_SECRET, serving_engine, serving_gateway
 from tests.dashboard.conftest import Show
 from tests.dashboard.signed_in import said, table
-from tests.dashboard.test_figures import PROMPT, SAVED, SHOWN_SHARE, card
+from tests.dashboard.test_figures import (
+    INPUT,
+    LENGTHS,
+    PROMPT,
+    READ,
+    SAVED,
+    SHOWN_SHARE,
+    WRITE_1H,
+    WRITE_5M,
+    card,
+)
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
 NUM_TURNS = 60
 LIMIT_NANO = 1_000_000_000
+OUTPUT = 5000
+WORKSPACES = ("desk", "code", "reports")
 Page = Callable[[str], AppTest]
 
 
@@ -36,6 +49,12 @@ class Live:
     gateway: str
     engines: list[str]
     data: Path
+    usages: dict[str, list[Counter[str]]] = field(default_factory=dict)
+    """By workspace, what each answer's usage said."""
+
+    @property
+    def answered(self) -> list[Counter[str]]:
+        return [usage for found in self.usages.values() for usage in found]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(next(self.data.glob("*.db")))) as connection:
@@ -61,12 +80,13 @@ class Live:
         return dict(found)
 
 
-def send(gateway: str, chance: random.Random) -> None:
+def send(gateway: str, chance: random.Random) -> dict[str, list[Counter[str]]]:
+    """The usage of each answer, by workspace; writes by TTL are `5m` and `1h`."""
     admin = Admin(gateway, ADMIN_KEY)
-    keys = []
-    for name in ("desk", "code", "reports"):
+    keys, usages = {}, {}
+    for name in WORKSPACES:
         admin.workspace(name, monthly_spend_nano=LIMIT_NANO)
-        keys.append(admin.make_key(name)[1])
+        keys[name], usages[name] = admin.make_key(name)[1], list[Counter[str]]()
     with httpx.Client(base_url=gateway, timeout=180, trust_env=False) as http:
         for _ in range(NUM_TURNS):
             which = chance.randrange(5)
@@ -75,8 +95,15 @@ def send(gateway: str, chance: random.Random) -> None:
             )
             question = "Why? " * chance.randrange(1, 90)
             body = body_of("synthetic", system, question, max_tokens=chance.randrange(1, 5))
-            key = chance.choice(keys)
-            http.post(MESSAGES, json=body, headers=headers_of(key)).raise_for_status()
+            name = chance.choice(WORKSPACES)
+            reply = http.post(MESSAGES, json=body, headers=headers_of(keys[name]))
+            usage = reply.raise_for_status().json()["usage"]
+            names = ("input_tokens", "output_tokens", "cache_read_input_tokens")
+            told = Counter({each: usage[each] for each in names})
+            for ttl in ("5m", "1h"):
+                told[ttl] = usage["cache_creation"][f"ephemeral_{ttl}_input_tokens"]
+            usages[name].append(told)
+    return usages
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +116,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         ]
         urls = [engine.url for engine in engines]
         gateway = stack.enter_context(serving_gateway(data, urls)).wait()
-        send(gateway.url, random.Random(20261122))
-        found = Live(gateway.url, urls, data)
+        usages = send(gateway.url, random.Random(20261122))
+        found = Live(gateway.url, urls, data, usages)
         eventually(lambda: found.rows("SELECT COUNT(*) FROM turns")[0][0] == NUM_TURNS)
         yield found
 
@@ -192,3 +219,51 @@ def test_the_pool_is_in_use_alike_on_all_pages_and_in_metrics(live: Live, page: 
     each = sorted((pool["active"] + pool["leased"]) / sum(pool.values()) for pool in pools)
     for app in (overview, fleet):
         assert sorted(table(app, "Pool in use")["Pool in use"]) == pytest.approx(each, abs=5.1e-4)
+
+
+def prompt_of(usage: Counter[str]) -> int:
+    return usage.total() - usage["output_tokens"]
+
+
+def test_savings_are_those_of_the_usage_that_clients_were_told(live: Live, page: Page) -> None:
+    """Each answer's usage at the reference prices, against the cards and the table."""
+    app, told = page("savings"), Counter[str]()
+    for usage in live.answered:
+        told.update(usage)
+    assert min(told["cache_read_input_tokens"], told["5m"], told["1h"]) > 0
+    without = prompt_of(told) * INPUT + told["output_tokens"] * OUTPUT
+    premium = told["5m"] * (WRITE_5M - INPUT) + told["1h"] * (WRITE_1H - INPUT)
+    discount = told["cache_read_input_tokens"] * (INPUT - READ)
+    for label, nano in {
+        "Net saved": discount - premium,
+        "Without a cache": without,
+        "Write premium": premium,
+        "Read discount": discount,
+        "Actual cost": without + premium - discount,
+    }.items():
+        assert card(app, label)[0] == formats.dollars(nano), label
+    shown = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
+    by_workspace = shown.set_index("Workspace")
+    assert set(by_workspace.index) == {name for name, found in live.usages.items() if found}
+    for name, row in by_workspace.iterrows():
+        own = Counter[str]()
+        for usage in live.usages[name]:
+            own.update(usage)
+        assert row["Requests"] == len(live.usages[name])
+        assert row["Read (tokens)"] == own["cache_read_input_tokens"]
+        assert (row["Written 5m (tokens)"], row["Written 1h (tokens)"]) == (own["5m"], own["1h"])
+        rest = row["Reused automatically (tokens)"] + row["Computed, not written (tokens)"]
+        assert rest == own["input_tokens"] and row["Output (tokens)"] == own["output_tokens"]
+
+
+def test_latency_counts_the_reads_that_clients_were_told(live: Live, page: Page) -> None:
+    shown = table(page("latency"), "Times shorter").set_index("Prompt tokens")
+    outside = Counter[tuple[str, str]]()
+    for usage in live.answered:
+        low, high = next(each for each in LENGTHS if each[0] < prompt_of(usage) <= each[1])
+        kind = "With a read" if usage["cache_read_input_tokens"] else "Without a read"
+        outside[f"{low:,} to {high:,}", kind] += 1
+    assert len({length for length, _ in outside}) > 1
+    for (length, kind), count in outside.items():
+        assert shown.loc[length, kind] == count
+    assert shown[["With a read", "Without a read"]].sum().sum() == NUM_TURNS

@@ -1,6 +1,7 @@
 """Who fills the memory: the page's figures against a count of usage fields made outside, against
 plain SQL and against the engine's own pool."""
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -108,6 +109,12 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
         app
     )
     assert card(app, "Free")[0] == f"{blocks['free'] / NUM_BLOCKS:.1%}"
+    # Blocks are drawn as counts, and none of them as a share.
+    (drawn,) = (each for each in app.dataframe if "Best effort" in each.value.columns)
+    columns = json.loads(drawn.proto.columns)
+    kinds = {name: each.get("type_config", {}).get("type") for name, each in columns.items()}
+    assert kinds["Share"] == "progress"
+    assert {kinds[name] for name in ("Leased", "Best effort", "Automatic")} == {"number"}
     # By key: the one that wrote; and what has no prefix has none.
     app.segmented_control(key="memory_by").set_value("Key").run()
     by_key = table(app, "Key")

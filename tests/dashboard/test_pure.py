@@ -10,7 +10,7 @@ import pytest
 
 from dashboard import prompt
 from dashboard.client import AdminClient, ClientError
-from dashboard.prompt import Asked, Block, NotBlocks
+from dashboard.prompt import Block, NotBlocks
 from dashboard.ui import formats
 from dashboard.ui.charts import BLOCKS, HITS, MONEY, TOKENS, Theme
 from dashboard.ui.filters import RANGES, Selection, first_range
@@ -272,19 +272,6 @@ def test_what_blocks_cannot_show_stays_a_body(messages: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "body", "field"),
-    [
-        ("messages", {"messages": [{"role": "user", "content": "Hi"}]}, "messages"),
-        ("responses", {"input": "Hi"}, "input"),
-        ("gemini", {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}]}, "contents"),
-    ],
-)
-def test_a_conversation_is_carried_on(dialect: str, body: dict[str, Any], field: str) -> None:
-    carried = prompt.carried_on(Asked(dialect, body), "Yes?", "More")[field]
-    assert len(carried) == 3 and "Yes?" in str(carried[1]) and "More" in str(carried[2])
-
-
-@pytest.mark.parametrize(
     ("dialect", "answer"),
     [
         ("chat", {"choices": [{"message": {"content": "Yes."}}]}),
@@ -304,7 +291,6 @@ def test_code_to_copy_is_whole_and_has_no_key() -> None:
     body = prompt.body_of([Block("user", 'it\'s "quoted" \\ $HOME\nnew line')], "m", 8)
     for path in ("/v1/messages", "/v1/chat/completions"):
         compile(prompt.python("http://x", path, body), "code", "exec")
-        assert json.dumps(body["model"]) in prompt.javascript("http://x", path, body)
     shell = prompt.curl("http://x", "/v1/messages", body).replace("curl ", "printf '%s\\n' ", 1)
     told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True)
     assert json.dumps(body, indent=2, ensure_ascii=False) in told.stdout

@@ -41,7 +41,7 @@ def native(data: Path) -> Iterator[str]:
 @contextmanager
 def serving(data: Path, script: Mapping[str, str]) -> Iterator[str]:
     settings = {
-        **settings_of(str(ROOT / "engine" / "demo_model"), script),
+        **settings_of(str(ROOT / "engine" / "holdfast-demo"), script),
         "ENGINE_SYNTHETIC_PREFILL_US": "1",
         "ENGINE_SYNTHETIC_DECODE_MS": "0",
     }

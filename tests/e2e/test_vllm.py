@@ -23,7 +23,7 @@ MODELS_TOML = f"""default = "{MODEL}"
 
 [[models]]
 id = "{MODEL}"
-engine_model = "demo_model"
+engine_model = "holdfast-demo"
 min_cache_tokens = 64
 """
 NUM_BLOCKS, BLOCK_SIZE = 256, 32

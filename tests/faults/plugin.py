@@ -42,7 +42,7 @@ from tests.e2e.kills import Killed, backlog, ledger_rows
 from tests.e2e.sdk_clients import SdkClients
 from tests.faults.forgery import BODIES, Forgeries, untried, words
 
-MODEL = "demo_model"
+MODEL = "holdfast-demo"
 NUM_BLOCKS, BLOCK_SIZE = 256, 32
 LOSS_SECONDS = 30
 SIZES: dict[str, str | int | float] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3_5TextConfig
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "engine" / "demo_model"
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "engine" / "holdfast-demo"
 KV_BYTES_PER_TOKEN = 128
 _TURN = "{{- text(message.content) -}}"
 _THINKING = (

@@ -16,7 +16,7 @@ ENGINE = HERE.parents[1]
 SOURCE = HERE / "build" / "source"
 PACKAGE = "holdfast_vllm"
 LEFT_OUT = shutil.ignore_patterns(
-    "__pycache__", "compute", "demo_model", "distribution", "Dockerfile*", "*.md",
+    "__pycache__", "compute", "holdfast-demo", "distribution", "Dockerfile*", "*.md",
     "__main__.py", "native.py",
 )  # fmt: skip
 IMPORT = re.compile(r"^(\s*)(from|import) engine(?=[.\s])", re.MULTILINE)

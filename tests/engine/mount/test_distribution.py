@@ -21,7 +21,7 @@ PACKAGES = {"opentelemetry": "opentelemetry-api"}
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("tree")
     shutil.copy(ROOT / "pyproject.toml", tree)
-    skipped = shutil.ignore_patterns("__pycache__", "demo_model", "build", "*.egg-info")
+    skipped = shutil.ignore_patterns("__pycache__", "holdfast-demo", "build", "*.egg-info")
     shutil.copytree(ROOT / "engine", tree / "engine", ignore=skipped)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "--wheel-dir", "dist", "./engine/mount/distribution"]

@@ -44,7 +44,7 @@ def test_every_module_can_be_imported(tmp_path: Path) -> None:
 def test_the_line_of_readme_serves(tmp_path: Path) -> None:
     block = re.search(r"^VLLM_PLUGINS=.*?(?=```)", README.read_text("utf-8"), re.DOTALL | re.M)
     assert block is not None
-    line = block[0].strip().replace("MODEL", str(ROOT / "engine" / "demo_model"))
+    line = block[0].strip().replace("MODEL", str(ROOT / "engine" / "holdfast-demo"))
     port = free_port()
     command = ["sh", "-c", f"{line} {ON_CPU} --port {port}"]
     programs = str(Path(os.environ["PLUGIN_PYTHON"]).parent)

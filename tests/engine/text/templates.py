@@ -9,7 +9,7 @@ import engine
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.renderer import ChatRenderer
 
-DEMO_MODEL = str(Path(engine.__file__).with_name("demo_model"))
+DEMO_MODEL = str(Path(engine.__file__).with_name("holdfast-demo"))
 
 
 @cache

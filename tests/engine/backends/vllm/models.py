@@ -14,7 +14,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-DEMO_MODEL = Path(__file__).resolve().parents[4] / "engine" / "demo_model"
+DEMO_MODEL = Path(__file__).resolve().parents[4] / "engine" / "holdfast-demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 VOCAB_SIZE = 4096
 SHAPE: dict[str, Any] = {
