@@ -22,14 +22,14 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 371
+MAX_MODULES = 369
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
-    "dashboard": 775,
+    "dashboard": 735,
     "dashboard/access": 451,
-    "dashboard/ui": 1036,
-    "dashboard/views": 3958,
+    "dashboard/ui": 1038,
+    "dashboard/views": 3897,
     "engine": 1392,
     "engine/backends": 7316,
     "engine/cache": 3439,
@@ -40,34 +40,34 @@ BUDGETS: dict[str, int] = {
     "engine/serve": 807,
     "engine/store": 1570,
     "engine/text": 6090,
-    "gateway": 263,
-    "gateway/admin": 3795,
+    "gateway": 264,
+    "gateway/admin": 3800,
     "gateway/admission": 1948,
     "gateway/advice": 1826,
-    "gateway/base": 1362,
+    "gateway/base": 1382,
     "gateway/cli": 1131,
     "gateway/dialects": 6511,
-    "gateway/http": 3169,
+    "gateway/http": 3174,
     "gateway/journal": 1050,
     "gateway/ledger": 3528,
-    "gateway/planner": 2025,
+    "gateway/planner": 2028,
     "gateway/planning": 409,
     "gateway/prices": 409,
     "gateway/prompt": 1193,
     "gateway/routing": 1818,
-    "gateway/turn": 1447,
+    "gateway/turn": 1450,
     "migrations": 323,
     "scripts": 398,
-    "scripts/bench": 2687,
+    "scripts/bench": 2464,
     "scripts/compose": 580,
     "scripts/demo_model": 496,
-    "scripts/docs": 796,
+    "scripts/docs": 798,
     "scripts/gpu": 546,
     "scripts/runner": 1151,
-    "scripts/sample": 618,
+    "scripts/sample": 588,
     "scripts/setup": 797,
-    "scripts/simulate": 193,
-    "tests": 57177,
+    "scripts/simulate": 133,
+    "tests": 57496,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
