@@ -14,8 +14,8 @@ import structlog
 from pydantic import ValidationError
 from uvicorn.config import STARTUP_FAILURE
 
-from engine.backends.base import Backend, Parts, Progress
-from engine.backends.looped import LoopedBackend
+from engine.backends.base import Parts, Progress
+from engine.backends.looped import EngineBackend, LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.serve.connections import Server
 from engine.serve.health import ServedEngine
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if server.started else STARTUP_FAILURE
 
 
-def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
+def backend_factory(settings: Settings) -> Callable[[ServedEngine], EngineBackend]:
     """A function that makes the settings' backend when the server starts."""
     clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
     if settings.backend == "vllm":
@@ -93,19 +93,13 @@ def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
         from engine.backends.upstream.backend import UpstreamBackend
 
         return lambda host: UpstreamBackend(settings, clock, host.crash, host.supervisor)
-    load_parts = _load_parts(settings.backend)
+    # torch is imported only for backends that use it. The synthetic engine starts without it.
+    load_parts: Callable[[Settings, Progress], Parts]
+    if settings.backend == "synthetic":
+        from engine.backends.synthetic import load_synthetic as load_parts
+    else:
+        from engine.backends.native import load_native as load_parts
     return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
-
-
-def _load_parts(backend: str) -> Callable[[Settings, Progress], Parts]:
-    """torch is imported only for backends that use it. The synthetic engine starts without it."""
-    if backend == "synthetic":
-        from engine.backends.synthetic import load_synthetic
-
-        return load_synthetic
-    from engine.backends.native import load_native
-
-    return load_native
 
 
 def _configure_logs(level: str) -> None:

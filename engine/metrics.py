@@ -19,7 +19,6 @@ from prometheus_client.utils import floatToGoString
 
 from engine.protocol import InputUsage
 from engine.protocol.reports import Stats
-from engine.traces import NO_SPANS, SpanCounts
 
 PREFIX = "holdfast_engine_"
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
@@ -148,9 +147,7 @@ def _of_stats(stats: Stats) -> Iterable[Metric]:
         yield _by(GaugeMetricFamily, "store_refused", text, "reason", refused)
 
 
-def render(
-    stats: Stats | None, loop_ends: Mapping[str, int], spans: SpanCounts = NO_SPANS, model: str = ""
-) -> bytes:
+def render(stats: Stats | None, loop_ends: Mapping[str, int], model: str = "") -> bytes:
     """The exposition text of one moment. `stats` is None while the engine has none."""
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
@@ -162,8 +159,6 @@ def render(
         registry.register(_Families(families))
     text = "Loops of the process that ended by an error"
     ends = _by(CounterMetricFamily, "loop_ends", text, "loop", dict(sorted(loop_ends.items())))
-    text = "Spans of traces, by what became of them"
-    sent = _by(CounterMetricFamily, "spans", text, "result", spans._asdict())
-    registry.register(_Families([ends, sent]))
+    registry.register(_Families([ends]))
     ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -31,8 +31,8 @@ _OTHER_MEMORY = {
     "is_encoder_decoder": "an encoder",
     "block_configs": "layers of different shapes",
 }
-# The same where the configuration does not say which of the layers keep a state.
-_STATES = {
+# The same where the configuration does not say which of its layers keep a state.
+STATES = {
     "hybrid_override_pattern": "state-space layers",
     "ssm_state_size": "state-space layers",
     "mamba_d_state": "state-space layers",
@@ -151,7 +151,7 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
 
 
 def _check_is_described(config: Mapping[str, Any], kinds: set[str]) -> None:
-    described = _OTHER_MEMORY | ({} if kinds & _LINEAR_LAYERS else _STATES)
+    described = _OTHER_MEMORY | ({} if kinds & _LINEAR_LAYERS else STATES)
     for field, meaning in described.items():
         if config.get(field):
             raise NotSizable(f"{field}: the model has {meaning}")

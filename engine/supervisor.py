@@ -51,7 +51,7 @@ class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Watched:
+class _Watched:
     """How one loop fares: since when it runs or is down, and how many times in a row it ended.
 
     `said` is the reason that was logged last.
@@ -59,32 +59,14 @@ class Watched:
 
     name: str
     kind: str
-    monotonic: Callable[[], float]
     since: float = 0.0
     is_running: bool = False
     num_ends: int = 0
     error: str = ""
     said: str = ""
 
-    def started(self) -> None:
-        self.since, self.is_running = self.monotonic(), True
-
-    def ended(self, error: BaseException) -> float:
-        """Note the end. Return the pause before the next start, in seconds."""
-        if self._is_steady:
-            self.num_ends = 0
-        self.num_ends += 1
-        self.since, self.is_running = self.monotonic(), False
-        self.error = type(error).__name__
-        return float(min(0.1 * 2 ** (self.num_ends - 1), MAX_PAUSE_SECONDS))
-
-    @property
-    def is_failing(self) -> bool:
-        return self.num_ends >= FAILING_ENDS and not self._is_steady
-
-    @property
-    def _is_steady(self) -> bool:
-        return self.is_running and self.monotonic() - self.since >= STEADY_SECONDS
+    def is_steady(self, now: float) -> bool:
+        return self.is_running and now - self.since >= STEADY_SECONDS
 
 
 class Supervisor:
@@ -105,7 +87,7 @@ class Supervisor:
         self._monotonic = monotonic
         self._count_ends = count_ends
         self._has_messages = has_messages
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, _Watched] = {}
         self._tasks: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     @property
@@ -114,7 +96,7 @@ class Supervisor:
         return [
             LoopHealth(loop=w.name, ends=w.num_ends, is_running=w.is_running, error=w.error)
             for w in list(self._watched.values())
-            if w.is_failing
+            if w.num_ends >= FAILING_ENDS and not w.is_steady(self._monotonic())
         ]
 
     def start(self, name: str, loop: Loop, kind: str | None = None) -> None:
@@ -122,7 +104,7 @@ class Supervisor:
 
         `kind` is the metric's label. Loops that do the same work, each for one engine, share it.
         """
-        watched = self._watched[name] = Watched(name, kind or name, self._monotonic)
+        watched = self._watched[name] = _Watched(name, kind or name)
         self._count(watched.kind, 0)
         stopping = asyncio.Event()
         task = asyncio.create_task(self._keep(watched, loop, stopping), name=name)
@@ -149,9 +131,9 @@ class Supervisor:
 
         An exception is noted like the end of a loop, and then the thread pauses.
         """
-        watched = self._watched.setdefault(name, Watched(name, name, self._monotonic))
+        watched = self._watched.setdefault(name, _Watched(name, name))
         if not watched.is_running:  # the first round after an end is a new start
-            watched.started()
+            watched.since, watched.is_running = self._monotonic(), True
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the edge of a thread: it goes on
@@ -163,9 +145,9 @@ class Supervisor:
         error = context.get("exception")
         log.error("unhandled", what=context["message"], trace=trace_of(error) if error else None)
 
-    async def _keep(self, watched: Watched, loop: Loop, stopping: asyncio.Event) -> None:
+    async def _keep(self, watched: _Watched, loop: Loop, stopping: asyncio.Event) -> None:
         while True:
-            watched.started()
+            watched.since, watched.is_running = self._monotonic(), True
             try:
                 await loop(stopping)
                 return
@@ -176,9 +158,13 @@ class Supervisor:
                     await stopping.wait()
                 return
 
-    def _ended(self, watched: Watched, error: Exception) -> float:
+    def _ended(self, watched: _Watched, error: Exception) -> float:
         """Note the end. Return the pause before the next start, in seconds."""
-        seconds = watched.ended(error)
+        now = self._monotonic()
+        watched.num_ends = 1 if watched.is_steady(now) else watched.num_ends + 1
+        watched.since, watched.is_running = now, False
+        watched.error = type(error).__name__
+        seconds = float(min(0.1 * 2 ** (watched.num_ends - 1), MAX_PAUSE_SECONDS))
         self._count(watched.kind, 1)
         if not isinstance(error, Expected):
             # As text: other renderers may show the values of variables.

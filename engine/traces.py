@@ -5,19 +5,19 @@ OpenTelemetry (the extra `otel`) is imported by `open_traces` alone. The gateway
 too: what continues a trace from one process to the other is a part of the engine protocol.
 
 A span that ends waits in a bounded queue for a thread that sends batches. A collector that is down
-or slow holds nothing else up: spans beyond the queue are dropped, and counted.
+or slow holds nothing else up: spans beyond the queue are dropped. The SDK logs that, and counts it
+with OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED.
 """
 
 import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, SpanKind
 
@@ -32,30 +32,22 @@ class TracesError(Exception):
     """Traces are on and can't be. The message says what to do."""
 
 
-class SpanCounts(NamedTuple):
-    """Spans that a collector took, that it did not take in time, and that found no room to wait."""
-
-    exported: int
-    failed: int
-    dropped: int
-
-
-NO_SPANS = SpanCounts(0, 0, 0)
-
-
 class Traces:
     """The spans of one process. `begin` and `headers_of` are what the rest of the program uses."""
 
     def __init__(self, service: str, exporter: "SpanExporter") -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
         # The variables' own attributes are added by `create`, and the service's name counts first.
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-        processor, self.count = _bounded(exporter)
-        self._provider.add_span_processor(processor)
+        try:
+            self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        except ValueError as error:  # a queue that is smaller than a batch
+            raise TracesError(f"OTEL_BSP_*: {error}") from None
         self._tracer = self._provider.get_tracer("holdfast")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -142,61 +134,3 @@ def _exporter() -> "SpanExporter":
         message = f"traces need the extra `otel`: scripts/install otel ({error})"
         raise TracesError(message) from error
     raise TracesError(f"{PROTOCOL}: `{protocol[:40]}` is neither grpc nor http/protobuf")
-
-
-def _bounded(exporter: "SpanExporter") -> "tuple[SpanProcessor, Callable[[], SpanCounts]]":
-    """The SDK's batches, with counts. Its own queue drops without telling the program."""
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import (
-        BatchSpanProcessor,
-        SpanExporter,
-        SpanExportResult,
-    )
-
-    class Counting(SpanExporter):
-        """Called from the SDK's thread alone. `taken` spans have left the queue."""
-
-        def __init__(self) -> None:
-            self.taken = self.exported = self.failed = 0
-
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            self.taken += len(spans)
-            result = SpanExportResult.FAILURE
-            try:
-                result = exporter.export(spans)
-            finally:
-                if result is SpanExportResult.SUCCESS:
-                    self.exported += len(spans)
-                else:
-                    self.failed += len(spans)
-            return result
-
-        def shutdown(self) -> None:
-            exporter.shutdown()
-
-    class Bounded(BatchSpanProcessor):
-        """`passed` spans went into the SDK's queue, which is never asked to drop one."""
-
-        def __init__(self, counting: Counting, most: int) -> None:
-            super().__init__(counting, max_queue_size=most, max_export_batch_size=min(most, 512))
-            self._counting = counting
-            self._most = most
-            self.passed = self.dropped = 0
-
-        def on_end(self, span: ReadableSpan) -> None:
-            if not (span.context and span.context.trace_flags.sampled):
-                return
-            if self.passed - self._counting.taken >= self._most:
-                self.dropped += 1
-                return
-            self.passed += 1
-            super().on_end(span)
-
-    written = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "2048")
-    try:
-        most = max(int(written), 1)
-    except ValueError:
-        raise TracesError(f"OTEL_BSP_MAX_QUEUE_SIZE: `{written[:20]}` is no number") from None
-    counting = Counting()
-    bounded = Bounded(counting, most)
-    return bounded, lambda: SpanCounts(counting.exported, counting.failed, bounded.dropped)

@@ -83,7 +83,6 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             supervisor = Supervisor(clock.monotonic, count_ends, has_messages=True)
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
-                metrics.watch_spans(traces.count)
             base = Foundation(metrics, supervisor, clock, traces)
             try:
                 app.state.services = await _start(stack, settings, base, catalogue, prices)

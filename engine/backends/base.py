@@ -1,19 +1,8 @@
-"""The interface between the server and every engine.
+"""What backends are made of: parts, renderers, bodies and their frames."""
 
-The lifecycle, in this order; the server keeps it and every backend MUST:
-1. construction is cheap and touches nothing outside;
-2. `load` (in a thread) brings the model up and reports progress; raising ends the start;
-3. after it returns, every other method works, from the event loop's thread, concurrently;
-4. `open` either raises an EngineError with nothing changed, or leaves a request that ends on every
-   path: by itself, by `cancel`, or by closing its stream;
-5. `end_events` ends every stream of events, those that begin afterwards too; everything else goes
-   on, and it may come at any time;
-6. `stop` ends everything; it may come at any time, also after a failed `load`.
-"""
-
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -22,19 +11,12 @@ from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.protocol import (
     Capability,
-    CountReply,
     CountRequest,
-    DropReply,
-    DropRequest,
-    EventFrame,
-    FinalCounts,
     Frame,
     GenerateRequest,
-    KeptRecord,
     Prompt,
-    Snapshot,
 )
-from engine.protocol.reports import Description, EntryInfo, Guarantee, Memory, Stats
+from engine.protocol.reports import Description, Guarantee
 from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner
@@ -54,29 +36,6 @@ class Generation(Protocol):
     def __aiter__(self) -> AsyncIterator[Frame | None]: ...
 
     def close(self) -> None: ...
-
-
-@runtime_checkable  # Litestar checks dependencies by isinstance
-class Backend(Protocol):
-    """`scope` is that of a body in bytes, as its header tells: by it workers are shared fairly."""
-
-    def load(self, progress: Progress) -> None: ...
-    async def stop(self) -> None: ...
-    def describe(self) -> Description: ...
-    async def open(self, body: Body, scope: str = ...) -> Generation: ...
-    async def cancel(self, request_id: str) -> bool: ...
-    async def count(self, body: Body, scope: str = ...) -> CountReply: ...
-    def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]: ...
-    def end_events(self) -> None: ...
-    async def snapshot(self) -> Snapshot: ...
-    async def entries(self, scope: str | None = None) -> list[EntryInfo]: ...
-    async def stats(self) -> Stats: ...
-    async def memory(self) -> Memory: ...
-    async def drop(self, request: DropRequest) -> DropReply: ...
-    async def unacknowledged(self) -> list[FinalCounts]: ...
-    async def acknowledge(self, request_ids: Sequence[str]) -> None: ...
-    async def records(self, request_ids: Sequence[str]) -> list[KeptRecord]: ...
-    async def advance_clock(self, seconds: float) -> float: ...
 
 
 class Renderer(Protocol):

@@ -17,7 +17,6 @@ from engine.cache.ids import Digest, TokenId
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
 from engine.cache.table import BlockTable
-from engine.clock import Clock
 from engine.errors import Overloaded
 from engine.protocol import (
     Breakpoint,
@@ -174,7 +173,6 @@ class ExternalLoop:
         self,
         accounting: Accounting,
         cache: PrefixCache,
-        clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
         *,
@@ -182,7 +180,7 @@ class ExternalLoop:
     ) -> None:
         self.accounting = accounting
         self._cache = cache
-        self._clock = clock
+        self._clock = accounting.clock
         self._event_loop = event_loop
         self._supervisor = supervisor
         self._max_waiting = max_waiting

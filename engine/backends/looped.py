@@ -21,7 +21,7 @@ import structlog
 
 from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
 from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays, new_pool
-from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared, WorkerSpec
+from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.preparer import may_compile
 from engine.backends.reports import (
     Count,
@@ -111,8 +111,19 @@ class Loaded:
 
 
 class EngineBackend:
-    """`engine.backends.base.Backend` but for `load`, `stats` and `memory`.
+    """What the server and every engine agree on.
 
+    The lifecycle, in this order; the server keeps it and every backend MUST:
+    1. construction is cheap and touches nothing outside;
+    2. `load` (in a thread) brings the model up and reports progress; raising ends the start;
+    3. after it returns, every other method works, from the event loop's thread, concurrently;
+    4. `open` either raises an EngineError with nothing changed, or leaves a request that ends on
+       every path: by itself, by `cancel`, or by closing its stream;
+    5. `end_events` ends every stream of events, those that begin afterwards too; everything else
+       goes on, and it may come at any time;
+    6. `stop` ends everything; it may come at any time, also after a failed `load`.
+
+    `scope` is that of a body in bytes, as its header tells: by it workers are shared fairly.
     `today` is the day that a template writes into what was not written before.
     """
 
@@ -136,6 +147,9 @@ class EngineBackend:
         longest += ARRIVAL_GRACE_SECONDS
         self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
+
+    def load(self, progress: Progress) -> None:
+        raise NotImplementedError
 
     async def stop(self) -> None:
         self._compilers.shutdown(wait=False, cancel_futures=True)
@@ -215,6 +229,9 @@ class EngineBackend:
         infos = partial(entry_infos, loaded.cache, self._clock.now, owners, scope)
         return await self._call(loaded, infos)
 
+    async def stats(self) -> Stats:
+        raise NotImplementedError
+
     async def memory(self) -> Memory:
         """Without a map: our books mirror only the blocks that entries and names stand on."""
         loaded = self._ready()
@@ -271,14 +288,11 @@ class EngineBackend:
 
     # Inside.
 
-    def _warm(self, loaded: Loaded) -> None:
-        """Wait in the loading thread until a prompt can be prepared."""
+    def _begin(self, loaded: Loaded) -> None:
+        """Start the loop. Wait in the loading thread until a prompt can be prepared."""
+        self._loaded = loaded
+        loaded.loop.start(self._on_crash)
         asyncio.run_coroutine_threadsafe(loaded.preparation.warm(), self._event_loop).result()
-
-    def _new_pool(
-        self, renderer: Renderer, worker: WorkerSpec | None, description: Description
-    ) -> PreparePool:
-        return new_pool(renderer, worker, description, self._settings, self._days)
 
     def _report(self, loaded: Loaded, counters: Mapping[str, int], **own: Any) -> Stats:
         """The figures of every backend, with its `own` fields and the counters that it has."""
@@ -379,9 +393,7 @@ class LoopedBackend(EngineBackend):
 
     def load(self, progress: Progress) -> None:
         parts = self._load_parts(self._settings, progress)
-        self._loaded = self._assemble(parts, self._whole(parts.description))
-        self._loaded.loop.start(self._on_crash)
-        self._warm(self._loaded)
+        self._begin(self._assemble(parts, self._whole(parts.description)))
 
     async def stats(self) -> Stats:
         loaded = self._ready()
@@ -442,14 +454,13 @@ class LoopedBackend(EngineBackend):
             scheduler,
             accounting,
             parts.runner,
-            self._clock,
             max_waiting=settings.max_waiting,
             store=disk,
         )
         if store is not None:
             # Let the engine's thread take what the store's threads did.
             store.wake_by(lambda: _wake(loop))
-        pool = self._new_pool(parts.renderer, parts.worker, description)
+        pool = new_pool(parts.renderer, parts.worker, description, settings, self._days)
         return Loaded(
             description, parts.renderer, pool, cache, accounting, loop, store, memory.store_stats
         )

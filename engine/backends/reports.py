@@ -32,7 +32,10 @@ class EventLog:
             numbered = msgspec.structs.replace(event, seq=self.last_seq)
             self._replay.append(numbered)
             for subscriber in list(self._subscribers):
-                self._offer(subscriber, numbered)
+                if subscriber.qsize() >= MAX_BEHIND - 1:
+                    self._end(subscriber)
+                else:
+                    subscriber.put_nowait(numbered)
 
     def close(self) -> None:
         """End all subscribers, after the events that were published before."""
@@ -53,7 +56,10 @@ class EventLog:
         if self._is_closed:
             return
         mine: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=MAX_BEHIND)
-        missed = self._since(epoch, after)
+        first = self._replay[0].seq if self._replay else self.last_seq + 1
+        missed: list[Event] | None = None
+        if epoch == self.epoch and after is not None and first - 1 <= after <= self.last_seq:
+            missed = [event for event in self._replay if event.seq > after]
         self._subscribers.add(mine)
         try:
             if missed is None:
@@ -78,23 +84,8 @@ class EventLog:
         finally:
             self._subscribers.discard(mine)
 
-    def _since(self, epoch: str | None, after: int | None) -> list[Event] | None:
-        """The events after `after`, None when they are not all here."""
-        if epoch != self.epoch or after is None or after > self.last_seq:
-            return None
-        first = self._replay[0].seq if self._replay else self.last_seq + 1
-        if after + 1 < first:
-            return None
-        return [event for event in self._replay if event.seq > after]
-
-    def _offer(self, subscriber: "asyncio.Queue[Event | None]", event: Event) -> None:
-        if subscriber.qsize() >= MAX_BEHIND - 1:
-            self._end(subscriber)
-        else:
-            subscriber.put_nowait(event)
-
     def _end(self, subscriber: "asyncio.Queue[Event | None]") -> None:
-        """Nothing comes behind this; `_offer` left room for it."""
+        """Nothing comes behind this; `publish` left room for it."""
         self._subscribers.discard(subscriber)
         subscriber.put_nowait(None)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from engine.cache.ids import NOBODY, BlockId, Digest
-from engine.cache.order import Key, Order
+from engine.cache.order import Order
 from engine.protocol import BestEffortReason, EntryState, MissReason, Tier, Ttl
 
 
@@ -81,7 +81,9 @@ class BlockQueue:
     """Unreferenced blocks, the least recently used first, a chain's tail first."""
 
     def __init__(self) -> None:
-        self.order = Order(self._use_of)
+        self.order = Order[Block](
+            lambda block: (block.last_use, -block.index) if block.queue is self else None
+        )
         self._size = 0
 
     def __len__(self) -> int:
@@ -104,9 +106,6 @@ class BlockQueue:
         assert block is not None, "the queue is empty"
         self.remove(block)
         return block
-
-    def _use_of(self, block: Block) -> Key | None:
-        return (block.last_use, -block.index) if block.queue is self else None
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ scope. The key is random per epoch, which makes collisions impossible to prepare
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -20,14 +21,8 @@ def common_blocks(one: "PromptDigests", other: "PromptDigests") -> int:
 
     A chain digest covers everything before it, so bisection finds the place.
     """
-    low, high = 0, min(len(one.full), len(other.full))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one.full[middle - 1] == other.full[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    blocks = range(min(len(one.full), len(other.full)))
+    return bisect_left(blocks, True, key=lambda index: one.full[index] != other.full[index])
 
 
 def pack(tokens: Sequence[TokenId]) -> bytes:

@@ -122,7 +122,7 @@ class Entries:
 
     def confirm(self, refresh: Refresh) -> None:
         """The request of this refresh has begun to answer."""
-        self.lifetimes.used_again(max(refresh.until - refresh.entry.kept_until, 0.0))
+        self.lifetimes.gaps.add(max(refresh.until - refresh.entry.kept_until, 0.0))
         refresh.entry.refreshed_until.remove(refresh.until)
         self._extend(refresh.entry, refresh.until)
 
@@ -239,7 +239,7 @@ class Entries:
             if self._by_key.get(entry.key) is entry:
                 self._evict(entry, now)
         while (due := self._by_expiry.first(until=now)) is not None:
-            self.lifetimes.expired(due.expires_at - due.ready_at)
+            self.lifetimes.expired.add(due.expires_at - due.ready_at)
             if due.expires_at + self._grace_seconds > now:
                 self._lapse(due)
             else:
@@ -277,7 +277,8 @@ class Entries:
         assert self._store is not None
         for entry in self._store.holds.of(block):
             if any(mine is block for mine in entry.blocks):
-                self.lifetimes.evicted(max(now - entry.ready_at, 0.0), 0.0)
+                self.lifetimes.evicted.add(max(now - entry.ready_at, 0.0))
+                self.lifetimes.idle.add(0.0)
                 self.end(entry, "damaged", "damaged")
             else:
                 self._lose_copy(entry, "damaged")
@@ -318,7 +319,7 @@ class Entries:
         before, entry.expires_at = entry.expires_at, expires_at
         self._note(entry)
         if expires_at < before or entry.is_lapsed:
-            self.leases.ends_sooner(entry)
+            self.leases.reorder(entry)
             # One that lapsed was refreshed or lapses again. Its next expiry decides.
             self._num_lapsed -= entry.is_lapsed
             entry.is_lapsed = False
@@ -363,7 +364,8 @@ class Entries:
             self.end(entry, "ttl_expired")
             return
         rest = now - entry.expires_at + self.seconds(entry.ttl, entry.seconds)
-        self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(rest, 0.0))
+        self.lifetimes.evicted.add(max(now - entry.ready_at, 0.0))
+        self.lifetimes.idle.add(max(rest, 0.0))
         self.end(entry, entry.why_broken)
 
     # Leases and copies.
@@ -415,7 +417,7 @@ class Entries:
 
     def _has_copy(self, entry: Entry) -> None:
         """The store has the entry's copy now: it is leased there if nothing else holds it."""
-        self.leases.has_copy(entry)
+        self.leases.reorder(entry)
         if self._by_key.get(entry.key) is entry and not entry.is_leased and not entry.is_broken:
             self._lease_in_store(entry)
 

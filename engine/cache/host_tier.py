@@ -31,7 +31,7 @@ class HostTier:
         if num_blocks > device.num_blocks:
             # A smaller tier would lose content that exists only here, for copies of content on the
             # device.
-            device.offer = self._note_offer
+            device.offer = self._offers.append
         device.demote = self._demote
 
     @property
@@ -70,10 +70,6 @@ class HostTier:
         self.pool.changes.moved("host", block.names)
         self.pool.release(mine)
         return True
-
-    def _note_offer(self, block: Block) -> None:
-        assert block.digest is not None
-        self._offers.append((block, block.digest))
 
     def _has_room(self) -> bool:
         return len(self._demotions) < self.max_copies and self.pool.num_reclaimable > 0

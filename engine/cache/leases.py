@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from engine.cache.block import Entry
-from engine.cache.order import Key, Order
+from engine.cache.order import Order
 from engine.cache.pool import BlockPool
 
 MAX_LOOKED_AT = 64
@@ -116,16 +116,17 @@ class _Scope:
     def __init__(self) -> None:
         self.entries: dict[Entry, None] = {}
         self.idle: dict[Entry, None] = {}
-        self.by_use = Order(self._use_of)
-        self.by_end = Order(self._end_of)
+        self.by_use = Order[Entry](
+            lambda one: (
+                (not one.is_idle, one.used_at)
+                if one in self.entries and one.stored is not None
+                else None
+            )
+        )
+        self.by_end = Order[Entry](
+            lambda one: (one.expires_at, 0.0) if one in self.entries else None
+        )
         self.num_blocks = self.num_idle = 0
-
-    def _use_of(self, entry: Entry) -> Key | None:
-        is_able = entry in self.entries and entry.stored is not None
-        return (not entry.is_idle, entry.used_at) if is_able else None
-
-    def _end_of(self, entry: Entry) -> Key | None:
-        return (entry.expires_at, 0.0) if entry in self.entries else None
 
 
 class Leases:
@@ -206,14 +207,10 @@ class Leases:
             self.rest(entry)
         return True
 
-    def has_copy(self, entry: Entry) -> None:
-        """The store has a whole copy of the entry from now on."""
+    def reorder(self, entry: Entry) -> None:
+        """The store has a whole copy of the entry from now on, or its expiry is earlier."""
         if (scope := self._scopes.get(entry.scope)) is not None:
             scope.by_use.push(entry)
-
-    def ends_sooner(self, entry: Entry) -> None:
-        """The entry's expiry was moved to an earlier time."""
-        if (scope := self._scopes.get(entry.scope)) is not None:
             scope.by_end.push(entry)
 
     def rest(self, entry: Entry) -> None:

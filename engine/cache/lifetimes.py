@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from engine.protocol.reports import Histogram, Lifetimes
+from engine.protocol.reports import Distribution, Histogram, Lifetimes
 
 EDGES_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
 
@@ -20,36 +20,30 @@ class ValueCounts:
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
+    def distribution(self) -> Distribution:
+        return Distribution(edges=self.edges, counts=list(self.counts), total=self.total)
+
     def histogram(self) -> Histogram:
         return Histogram(edges_seconds=self.edges, counts=list(self.counts))
 
 
 class LifetimeCounts:
-    """The times of `engine.protocol.Lifetimes`. `num_evicted` entries lost content for room."""
+    """The times of `engine.protocol.Lifetimes`."""
 
     def __init__(self) -> None:
-        self._expired, self._evicted, self._idle, self._gaps = (
+        self.expired, self.evicted, self.idle, self.gaps = (
             ValueCounts(EDGES_SECONDS) for _ in range(4)
         )
 
     @property
     def num_evicted(self) -> int:
-        return sum(self._evicted.counts)
-
-    def expired(self, age_seconds: float) -> None:
-        self._expired.add(age_seconds)
-
-    def evicted(self, age_seconds: float, idle_seconds: float) -> None:
-        self._evicted.add(age_seconds)
-        self._idle.add(idle_seconds)
-
-    def used_again(self, gap_seconds: float) -> None:
-        self._gaps.add(gap_seconds)
+        """Entries that lost content for room."""
+        return sum(self.evicted.counts)
 
     def report(self) -> Lifetimes:
         return Lifetimes(
-            expired=self._expired.histogram(),
-            evicted=self._evicted.histogram(),
-            idle_before_eviction=self._idle.histogram(),
-            reuse_gaps=self._gaps.histogram(),
+            expired=self.expired.histogram(),
+            evicted=self.evicted.histogram(),
+            idle_before_eviction=self.idle.histogram(),
+            reuse_gaps=self.gaps.histogram(),
         )

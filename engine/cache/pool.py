@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import NOBODY, BlockId, Digest
-from engine.cache.order import Key, Order
+from engine.cache.order import Order
 from engine.protocol import ChainGone, ChainHeld, HeldName, Tier
 from engine.protocol.reports import BlockCell
 
@@ -71,7 +71,9 @@ class ScopeShares:
 
     def __init__(self) -> None:
         self._by_owner: dict[Digest, ScopeShare] = {}
-        self.largest = Order(_size_of)
+        self.largest = Order[ScopeShare](
+            lambda share: (-share.held, 0) if share.is_reclaimable else None
+        )
 
     def __iter__(self) -> Iterator[ScopeShare]:
         return iter(self._by_owner.values())
@@ -105,24 +107,20 @@ class ScopeShares:
         return largest.pop()
 
 
-def _size_of(share: ScopeShare) -> Key | None:
-    return (-share.held, 0) if share.is_reclaimable else None
-
-
 class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, *, tier: Tier = "device") -> None:
         """Both positive; `block_size` in tokens.
 
-        `offer`, if set, is called with every findable block that lost its last reference. `demote`,
-        if set, may take over a block's content before it is reused. `forgotten`, if set, is called
-        with every block that has just lost its content, or never had any.
+        `offer`, if set, is called with every findable block that lost its last reference, and its
+        digest. `demote`, if set, may take over a block's content before it is reused. `forgotten`,
+        if set, is called with every block that has just lost its content, or never had any.
 
         `num_reclaimable` blocks could be allocated now. `num_leased` are held by leases, `num_idle`
         of them by idle ones alone, and `num_shared` have more than one reference.
         """
         self.tier = tier
         self.forgotten: Callable[[Block], None] | None = None
-        self.offer: Callable[[Block], None] | None = None
+        self.offer: Callable[[tuple[Block, Digest]], None] | None = None
         self.demote: Callable[[Block], bool] | None = None
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -354,7 +352,7 @@ class BlockPool:
         """Put a block without references into its queue."""
         self.num_reclaimable += 1
         if self.offer is not None and block.digest is not None:
-            self.offer(block)
+            self.offer((block, block.digest))
         share = block.share
         assert share is not None
         if block.has_content:

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from engine.cache.block import Block, Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.ids import BlockId, Digest
-from engine.cache.order import Key, Order
+from engine.cache.order import Order
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.table import BlockTable
 
@@ -88,16 +88,16 @@ class PendingFile:
     jobs: list[SaveJob] = field(default_factory=list)
 
 
-def _turn_to_go(entry: Entry) -> Key | None:
-    return (entry.is_leased, entry.expires_at) if entry.stored is not None else None
-
-
 @dataclass(slots=True, eq=False)
 class _ScopeHolds:
     """One scope's holds, and the blocks that they have together."""
 
     entries: dict[Entry, None] = field(default_factory=dict)
-    order: Order[Entry] = field(default_factory=lambda: Order(_turn_to_go))
+    order: Order[Entry] = field(
+        default_factory=lambda: Order(
+            lambda one: (one.is_leased, one.expires_at) if one.stored is not None else None
+        )
+    )
     num_blocks: int = 0
 
 

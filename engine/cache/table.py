@@ -88,7 +88,12 @@ class BlockTable:
         assert not self.blocks
         size, total = self._pool.block_size, self._blocks_for(num_tokens)
         partial = {index: s for index, s in sources.items() if s.num_tokens < size}
-        shared = {index for index, source in partial.items() if self._must_copy(source)}
+        # Partly filled blocks that this table can't append to.
+        shared = {
+            index
+            for index, (block, count) in partial.items()
+            if not block.is_away and not self._pool.can_append(block, count)
+        }
         num_away = sum(source.block.is_away for source in sources.values())
         num_needed = total - len(sources) + len(shared) + num_away
         position = sum(source.num_tokens for source in sources.values())
@@ -303,11 +308,6 @@ class BlockTable:
             self.num_tokens += count
             if count == size:
                 self._digests.append(self._known[index])
-
-    def _must_copy(self, source: Source) -> bool:
-        """Whether this partly filled block can't be appended to by this table."""
-        block, count = source
-        return not block.is_away and not self._pool.can_append(block, count)
 
     def _must_copy_tail(self) -> bool:
         tail, offset = divmod(self.num_tokens, self._pool.block_size)

@@ -160,7 +160,10 @@ def _find_shared(
     for item in sorted(decoding, key=lambda item: item.table.tobytes()):
         if groups:
             group, num = groups[-1]
-            new = min(num, item.start // block_size, _common(group[-1].table, item.table))
+            length = min(len(group[-1].table), len(item.table))
+            differing = np.flatnonzero(group[-1].table[:length] != item.table[:length])
+            common = int(differing[0]) if len(differing) else length
+            new = min(num, item.start // block_size, common)
             if len(group) * new >= max((len(group) - 1) * num, 1):
                 groups[-1] = ([*group, item], new)
                 continue
@@ -174,13 +177,6 @@ def _find_shared(
     return shared, single
 
 
-def _common(one: Table, other: Table) -> int:
-    """The number of blocks that both tables begin with."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length
-
-
 def _group_decodes(decoding: Sequence[_Decode], device: torch.device) -> list[DecodeGroup]:
     groups: list[list[_Decode]] = []
     for item in sorted(decoding, key=lambda item: len(item.table), reverse=True):
@@ -188,18 +184,19 @@ def _group_decodes(decoding: Sequence[_Decode], device: torch.device) -> list[De
             groups[-1].append(item)
         else:
             groups.append([item])
-    return [_pad_group(group, device) for group in groups]
-
-
-def _pad_group(group: Sequence[_Decode], device: torch.device) -> DecodeGroup:
-    # Padding repeats a block of the same sequence, so no other sequence's numbers are read.
-    blocks = np.stack([np.resize(item.table[:1], len(group[0].table)) for item in group])
-    for row, item in zip(blocks, group, strict=True):
-        row[: len(item.table)] = item.table
-    starts = [item.start for item in group]
-    return DecodeGroup(
-        rows=torch.tensor([item.row for item in group], device=device),
-        positions=torch.tensor(starts, device=device),
-        earliest=min(starts),
-        blocks=torch.from_numpy(blocks).to(device),
-    )
+    padded: list[DecodeGroup] = []
+    for group in groups:
+        # Padding repeats a block of the same sequence, so no other sequence's numbers are read.
+        blocks = np.stack([np.resize(item.table[:1], len(group[0].table)) for item in group])
+        for row, item in zip(blocks, group, strict=True):
+            row[: len(item.table)] = item.table
+        starts = [item.start for item in group]
+        padded.append(
+            DecodeGroup(
+                rows=torch.tensor([item.row for item in group], device=device),
+                positions=torch.tensor(starts, device=device),
+                earliest=min(starts),
+                blocks=torch.from_numpy(blocks).to(device),
+            )
+        )
+    return padded

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -70,8 +70,22 @@ def load_library(source: Path, constants: Constants, built: Path | None = None) 
 
     Raises NotCompiled.
     """
-    library = _load_built(source, constants, built) if built is not None else None
-    return library or Library(_compiled(source, constants), NATIVE)
+    flags = next((line.split() for line in _processor() if line.startswith("flags")), [])
+    for level in levels_of(platform.machine(), frozenset(flags)) if built is not None else ():
+        path = Path(built or "") / _built_name(source, constants, level)
+        with suppress(OSError):  # not there, or of another C library
+            return Library(ctypes.CDLL(str(path)), level.name)
+    compiler = _compiler()
+    command = [*compiler, *_options(NATIVE, constants)]
+    with _failures_told(compiler), _folder() as folder:
+        # Of all that the library's code depends on. `native` is the processor, by its flags.
+        state = blake2b(source.read_bytes(), digest_size=16)
+        for part in (*command, _run([*compiler, "--version"]), platform.machine(), *_processor()):
+            state.update(f"{part}\n".encode())
+        library = folder / f"{state.hexdigest()}.so"
+        if not library.exists():
+            _compile(source, compiler, command, library)
+        return Library(ctypes.CDLL(str(library)), NATIVE)
 
 
 def build(source: Path, variants: Sequence[Constants], folder: Path) -> list[Path]:
@@ -95,33 +109,11 @@ def levels_of(machine: str, flags: Set[str]) -> list[Level]:
     return [level for level in LEVELS.get(machine, ()) if level.needs <= flags]
 
 
-def _load_built(source: Path, constants: Constants, folder: Path) -> Library | None:
-    """None where there is none for this processor. One of another C library is passed over."""
-    flags = next((line.split() for line in _processor() if line.startswith("flags")), [])
-    for level in levels_of(platform.machine(), frozenset(flags)):
-        path = folder / _built_name(source, constants, level)
-        try:
-            return Library(ctypes.CDLL(str(path)), level.name)
-        except OSError:
-            continue
-    return None
-
-
 def _built_name(source: Path, constants: Constants, level: Level) -> str:
     """Another source, other constants or other options have another name."""
     state = blake2b(source.read_bytes(), digest_size=16)
     state.update("\n".join(_options(level.name, constants)).encode())
     return f"{source.stem}-{level.name}-{state.hexdigest()}.so"
-
-
-def _compiled(source: Path, constants: Constants) -> ctypes.CDLL:
-    compiler = _compiler()
-    command = [*compiler, *_options(NATIVE, constants)]
-    with _failures_told(compiler), _folder() as folder:
-        library = folder / f"{_digest(source, compiler, command)}.so"
-        if not library.exists():
-            _compile(source, compiler, command, library)
-        return ctypes.CDLL(str(library))
 
 
 def _compiler() -> list[str]:
@@ -161,14 +153,6 @@ def _run(command: list[str]) -> str:
         command, check=True, capture_output=True, text=True, timeout=_COMPILER_SECONDS
     )
     return done.stdout
-
-
-def _digest(source: Path, compiler: list[str], command: list[str]) -> str:
-    """Of all that the library's code depends on. `native` is the processor, by its flags."""
-    state = blake2b(source.read_bytes(), digest_size=16)
-    for part in (*command, _run([*compiler, "--version"]), platform.machine(), *_processor()):
-        state.update(f"{part}\n".encode())
-    return state.hexdigest()
 
 
 def _processor() -> list[str]:

@@ -303,20 +303,15 @@ class KvPool:
         """
         if not blocks:
             return []
-        index = torch.tensor(blocks, device=self.device)
-        copied = self._all.transpose(0, 1).index_select(0, index).cpu().contiguous()
-        return [memoryview(row) for row in copied.flatten(1).view(torch.uint8).numpy()]
+        return [memoryview(row) for row in self.read_bytes(blocks).cpu().numpy()]
 
     def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
         """Write what `save` gave into blocks. Raises ValueError for a payload of another size."""
-        layout = self.layout
-        width, dtype = layout.kept
-        shape = (layout.num_planes, self.block_size, layout.num_kv_heads, width)
         for payload, target in loads:
-            if len(payload) != layout.bytes_per_block(self.block_size):
+            if len(payload) != self.block_bytes:
                 raise ValueError("a payload of another layout")
-            flat = torch.frombuffer(bytearray(payload), dtype=dtype)
-            self.of_block(target).copy_(flat.view(shape).to(self.device))
+            content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            self.write_bytes([target], content.to(self.device))
 
 
 class HostKv:

@@ -43,7 +43,7 @@ from engine.compute.kv import HostKv, KvDtype, KvLayout, KvPool, new_codec
 from engine.compute.linear import state_parts, wrap_linear_layers
 from engine.compute.runner import Kernel, TorchRunner
 from engine.schedule.runner import SampleParams, Work
-from engine.sizing import NotSizable
+from engine.sizing import STATES, NotSizable
 
 Attention = Literal["auto", "sdpa", "cpp", "triton"]
 """By torch's own functions, or by a paged kernel: in C++ on a CPU, in Triton on a GPU. `auto` takes
@@ -211,8 +211,9 @@ def prepare_model(
         attention = "sdpa"
     _register_attention()
     check_config(model.config)
-    if not has_state(model.config):
-        check_class(type(model))
+    is_able = getattr(type(model), "_supports_attention_backend", False)
+    if not is_able and not has_state(model.config):
+        raise ModelRefused(f"{type(model).__name__} does not support attention backends")
     if "logits_to_keep" not in signature(model.forward).parameters:
         raise ModelRefused(f"{type(model).__name__} can't compute selected logits")
     parameter = next(model.parameters())
@@ -384,13 +385,6 @@ _UNSUPPORTED_ATTRIBUTES = {
     "is_encoder_decoder": "an encoder",
     "attention_chunk_size": "chunked attention",
 }
-# The same for models that don't say which of their layers keep a state.
-_STATES = {
-    "ssm_state_size": "state-space layers",
-    "mamba_d_state": "state-space layers",
-    "state_size": "state-space layers",
-    "linear_num_key_heads": "linear attention",
-}
 _LINEAR_TYPES = frozenset({"linear_attention", "conv", "hybrid"})
 _ATTENDING_TYPES = frozenset({"full_attention", "sliding_attention", "hybrid"})
 _LAYER_TYPES = frozenset({"mlp", "moe"}) | _ATTENDING_TYPES | _LINEAR_TYPES
@@ -403,7 +397,7 @@ def check_config(config: PretrainedConfig) -> None:
     """
     config = config.get_text_config(decoder=True)
     name = getattr(config, "model_type", "unknown")
-    unsupported = _UNSUPPORTED_ATTRIBUTES | ({} if has_state(config) else _STATES)
+    unsupported = _UNSUPPORTED_ATTRIBUTES | ({} if has_state(config) else STATES)
     for attribute, meaning in unsupported.items():
         if getattr(config, attribute, None):
             raise ModelRefused(f"`{name}` models have {meaning}: not supported")
@@ -428,12 +422,6 @@ def has_state(config: PretrainedConfig) -> bool:
     """Whether linear layers beside attention keep a state of each sequence."""
     kinds = set(getattr(config, "layer_types", None) or ())
     return not kinds.isdisjoint(_LINEAR_TYPES) and not kinds.isdisjoint(_ATTENDING_TYPES)
-
-
-def check_class(model_class: type[PreTrainedModel]) -> None:
-    """Raise ModelRefused for a model class whose attention can't be replaced."""
-    if not getattr(model_class, "_supports_attention_backend", False):
-        raise ModelRefused(f"{model_class.__name__} does not support attention backends")
 
 
 def layer_windows(config: PretrainedConfig) -> list[int | None]:

@@ -6,8 +6,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from engine.cache.ids import BlockId, TokenId
-from engine.cache.store_tier import Payload
+from engine.cache.ids import TokenId
 from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep, LatentCache
 from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
@@ -51,6 +50,9 @@ class TorchRunner:
         self.host = host
         self._model = model
         self._windows = windows
+        self.copy_blocks, self.clear_blocks = pool.copy_blocks, pool.clear_blocks
+        self.demote, self.promote = host.demote, host.promote
+        self.save, self.load = pool.save, pool.load
 
     def execute(
         self, works: Sequence[Work], stop: Stop | None = None
@@ -68,27 +70,17 @@ class TorchRunner:
             if work.sample is None:
                 tokens.append(None)
                 continue
-            tokens.append(_draw(work, work.sample, rows, index))
+            position = _first_position(work)
+            token = rows.draw(index, work.sample, position, work)
+            tokens.append(token)
+            # Behind the proposed ones that were drawn.
+            for behind, draft in enumerate(work.drafts, 1):
+                if token != work.proposed[behind - 1]:
+                    break
+                token = rows.draw(index + behind, work.sample, position + behind, draft)
+                draft.token = token
             index += 1 + len(work.drafts)
         return tokens
-
-    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
-        self.pool.copy_blocks(pairs)
-
-    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
-        self.pool.clear_blocks(blocks)
-
-    def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
-        self.host.demote(pairs)
-
-    def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
-        self.host.promote(pairs)
-
-    def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]:
-        return self.pool.save(blocks)
-
-    def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
-        self.pool.load(loads)
 
     def logits(self, works: Sequence[Work]) -> torch.Tensor:
         """Compute a step; the logits (draws, vocabulary), work by work."""
@@ -200,15 +192,3 @@ def _penalized(logits: torch.Tensor, works: Sequence[Work]) -> torch.Tensor:
 
 def _first_position(work: Work) -> int:
     return work.start + len(work.token_ids) - len(work.drafts)
-
-
-def _draw(work: Work, params: SampleParams, rows: _Rows, index: int) -> TokenId:
-    """Draw the work's token from its first row, and those behind the proposed ones drawn."""
-    position = _first_position(work)
-    first = token = rows.draw(index, params, position, work)
-    for behind, (proposed, draft) in enumerate(zip(work.proposed, work.drafts, strict=True), 1):
-        if token != proposed:
-            break
-        token = rows.draw(index + behind, params, position + behind, draft)
-        draft.token = token
-    return first

@@ -38,7 +38,9 @@ def sample(
     """
     num_kept = logits.shape[-1]
     if allowed is not None:
-        is_allowed = _unpack(allowed, num_kept)
+        packed = np.frombuffer(allowed, np.uint8)
+        bits = np.unpackbits(packed, count=num_kept, bitorder="little")
+        is_allowed = torch.from_numpy(bits).bool()
         num_kept = int(is_allowed.sum())
         logits = logits.masked_fill(~is_allowed.to(logits.device), float("-inf"))
     if is_greedy(params):
@@ -180,8 +182,3 @@ def uniform(seed: int, position: int) -> float:
     """A number in [0, 1), hashed from both. No generator state must be kept or restored."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return float(int.from_bytes(digest) >> (64 - _FRACTION_BITS)) / (1 << _FRACTION_BITS)
-
-
-def _unpack(allowed: bytes, vocabulary: int) -> torch.Tensor:
-    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=vocabulary, bitorder="little")
-    return torch.from_numpy(bits).bool()

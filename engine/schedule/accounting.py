@@ -34,7 +34,6 @@ from engine.protocol import (
 from engine.protocol.reports import (
     SECONDS_PER_TOKEN,
     TOKENS_PER_REQUEST,
-    Distribution,
     Distributions,
 )
 from engine.schedule.request import RequestState, SequenceState, new_boundaries
@@ -67,7 +66,7 @@ class Accounting:
         counts_prefill: bool = True,
     ) -> None:
         self._cache = cache
-        self._clock = clock
+        self.clock = clock
         self._publish = publish
         self._epoch = epoch
         self._max_context_tokens = max_context_tokens
@@ -87,7 +86,7 @@ class Accounting:
         request_id = request.request_id
         if request_id in self._requests or self.totals.has(request_id):
             raise DuplicateRequest(f"request {request_id!r} is running or unacknowledged")
-        self.expire(self._clock.now())
+        self.expire(self.clock.now())
         request.found = self._cache.look_up(request.query)
         request.sequences = [
             SequenceState(
@@ -128,13 +127,16 @@ class Accounting:
         if request.started_at is not None:
             return
         assert request.found is not None and request.began_at is not None
-        now = request.started_at = self._clock.now()
+        now = request.started_at = self.clock.now()
         written = self._cache.write(request.query, request.found, sequence.table, now)
         request.usage = written.usage
         self.totals.started(written.usage, now - request.began_at)
         if written.held is not None:
             # What went before is told before, since it may have been the same names.
             self._events += [*self._cache.pool.changes.take(), written.held]
+        brought = 0.0
+        if written.read_tier not in (None, "device") and request.brought_at is not None:
+            brought = max(request.brought_at - request.began_at, 0.0)
         request.emit(
             Started(
                 request_id=request.request_id,
@@ -149,7 +151,7 @@ class Accounting:
                 folded=list(request.folded),
                 inexact=list(request.inexact),
                 read_tier=written.read_tier,
-                bring_back_seconds=request.seconds_to_bring_back(written.read_tier),
+                bring_back_seconds=brought,
             )
         )
         if request.request.sampling.max_tokens == 0:
@@ -186,7 +188,7 @@ class Accounting:
 
     def _note_output(self, sequence: SequenceState) -> None:
         """A token of the choice has come, or a piece of text from a server of text."""
-        now, last = self._clock.now(), sequence.last_output_at
+        now, last = self.clock.now(), sequence.last_output_at
         sequence.last_output_at = now
         if last is not None:
             self.totals.inter_token_seconds.add(now - last)
@@ -238,7 +240,7 @@ class Accounting:
                 Done(
                     request_id=request.request_id,
                     output_tokens=request.output_tokens,
-                    decode_seconds=self._clock.now() - request.started_at,
+                    decode_seconds=self.clock.now() - request.started_at,
                 )
             )
 
@@ -382,14 +384,10 @@ class Totals:
 
     def distributions(self) -> Distributions:
         return Distributions(
-            input_tokens=_told(self.input_tokens),
-            output_tokens=_told(self.output_tokens),
-            inter_token_seconds=_told(self.inter_token_seconds),
+            input_tokens=self.input_tokens.distribution(),
+            output_tokens=self.output_tokens.distribution(),
+            inter_token_seconds=self.inter_token_seconds.distribution(),
         )
 
     def _drop_record(self, request_id: str) -> None:
         self._records_bytes -= len(self._records.pop(request_id, b""))
-
-
-def _told(values: ValueCounts) -> Distribution:
-    return Distribution(edges=values.edges, counts=list(values.counts), total=values.total)

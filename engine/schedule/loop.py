@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from engine.cache.ids import TokenId
-from engine.clock import Clock
 from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
 from engine.schedule.masks import Drawn, MaskPool, SampledTokens
@@ -49,7 +48,6 @@ class EngineLoop:
         scheduler: Scheduler,
         accounting: Accounting,
         runner: Runner,
-        clock: Clock,
         *,
         max_waiting: int,
         masks: MaskPool | None = None,
@@ -58,13 +56,13 @@ class EngineLoop:
         self.scheduler = scheduler
         self.accounting = accounting
         self._runner = runner
-        self._clock = clock
+        self._clock = accounting.clock
         self._max_waiting = max_waiting
         self._masks = masks or MaskPool()
         self._store = store
         self._num_arrived = 0
         self._is_idle = False
-        self._sampled = SampledTokens(clock, accounting.token)
+        self._sampled = SampledTokens(accounting.clock, accounting.token)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         self._thread: threading.Thread | None = None
@@ -131,7 +129,14 @@ class EngineLoop:
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
         if sequence.request.started_at is None:
             sequence.request.computed.add(chunk.start, chunk.start + chunk.count)
-        self._fork_choices(sequence)
+        # All prompt tokens but the last are computed. From here the other choices share them.
+        request, num_shared = sequence.request, len(sequence.request.query.tokens) - 1
+        is_whole = sequence is request.leader and sequence.table.num_tokens >= num_shared
+        if is_whole and not request.is_forked:
+            request.is_forked = True
+            for other in request.sequences[1:]:
+                other.table = sequence.table.fork(num_shared)
+                self.scheduler.running.append(other)
         if chunk.is_last:
             self.accounting.started(sequence)
             if token is not None:
@@ -141,18 +146,6 @@ class EngineLoop:
                 if chunk.draft and sequence.drafter is not None:
                     sequence.drafter.verified(len(chunk.draft), len(drawn) - 1)
                 self._sampled.add(sequence, drawn)
-
-    def _fork_choices(self, leader: SequenceState) -> None:
-        """All prompt tokens but the last are computed. From here the other choices share them."""
-        request = leader.request
-        num_shared = len(request.query.tokens) - 1
-        if leader is not request.leader or request.is_forked:
-            return
-        if leader.table.num_tokens >= num_shared:
-            request.is_forked = True
-            for sequence in request.sequences[1:]:
-                sequence.table = leader.table.fork(num_shared)
-                self.scheduler.running.append(sequence)
 
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""

@@ -6,17 +6,14 @@ longer than MASK_SECONDS ends its choice, and no other. Computing frees the inte
 
 The choices of one request share one state of their grammar behind a lock of the library. A token
 that the grammar takes would wait for that lock, and hold the interpreter's lock meanwhile. So the
-masks of one request are computed one after another, and its grammar takes no token meanwhile.
+masks of one request are one job of a thread, and its grammar takes no token meanwhile.
 """
 
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 from engine.cache.ids import TokenId
@@ -38,22 +35,18 @@ TAKE_SECONDS = 0.002
 """How long grammars take tokens in one shared step, and one token longer at most."""
 
 
-class _Work:
-    """One mask to compute. Time in the queue does not count. `future` is done when the mask is."""
+class _Job:
+    """The masks of one request to compute. `at` is whose is computed, and since when."""
 
-    def __init__(self, mask: Mask, clock: Clock) -> None:
-        self.future: Future[None] = Future()
-        self._mask = mask
+    def __init__(self, masks: dict[SequenceState, Mask], clock: Clock) -> None:
+        self.masks = masks
+        self.at: tuple[SequenceState, float] | None = None
         self._clock = clock
-        self._began_at: float | None = None
 
     def run(self) -> None:
-        self._began_at = self._clock.now()
-        self._mask.compute()
-
-    def is_late(self, seconds: float) -> bool:
-        """Whether it took longer. Call this only while it is computed or waits for a thread."""
-        return self._began_at is not None and self._clock.now() - self._began_at > seconds
+        for sequence, mask in self.masks.items():
+            self.at = sequence, self._clock.now()
+            mask.compute()
 
 
 class MaskPool:
@@ -66,84 +59,54 @@ class MaskPool:
         self._threads = ThreadPoolExecutor(
             MAX_THREADS, thread_name_prefix="mask", initializer=step_back
         )
-        self._pending: dict[SequenceState, _Work] = {}
-        # Of each request with a mask at a thread, the masks that wait behind it. The threads
-        # change this too.
-        self._lines: dict[RequestState, deque[_Work]] = {}
-        self._lock = threading.Lock()
+        self._jobs: dict[RequestState, tuple[_Job, Future[None]]] = {}
+        # Those whose request has a job that may be without them.
+        self._wanted: dict[SequenceState, None] = {}
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
         """Start computing the masks of these sequences, if a grammar binds them."""
+        found: dict[RequestState, dict[SequenceState, Mask]] = {}
         for sequence in sequences:
             mask = sequence.parser.mask
-            if mask is None or mask.is_ready or sequence.finish or sequence in self._pending:
+            if mask is None or mask.is_ready or sequence.finish:
                 continue
-            self._submit(sequence, mask)
+            if sequence.request in self._jobs:
+                self._wanted[sequence] = None
+            else:
+                found.setdefault(sequence.request, {})[sequence] = mask
+        for request, masks in found.items():
+            job = _Job(masks, self._clock)
+            self._jobs[request] = job, self._threads.submit(job.run)
 
     def is_busy(self, sequence: SequenceState) -> bool:
         """Whether a thread has the grammar of this sequence's request."""
-        return sequence.request in self._lines
+        return sequence.request in self._jobs
 
     def settle(self, *, is_brief: bool = False) -> list[SequenceState]:
         """Wait a moment for masks; a shorter one if `is_brief`.
 
         Return the sequences whose mask failed or takes too long: they must end.
         """
-        failed: list[SequenceState] = []
-        if not self._pending:
-            return failed
-        seconds = BRIEF_SECONDS if is_brief else WAIT_SECONDS
-        wait([work.future for work in self._pending.values()], seconds)
-        for sequence, work in list(self._pending.items()):
-            future = work.future
-            if not future.done() and not work.is_late(self._seconds):
-                continue
-            del self._pending[sequence]
-            mask = sequence.parser.mask
-            has_failed = not future.done() or future.exception() is not None
-            if has_failed or (mask is not None and mask.is_failed):
-                failed.append(sequence)
-            elif mask is not None and not mask.is_ready and not sequence.finish:
-                # The mask was ready before its thread was done: a token was taken meanwhile, and
-                # `begin` took the thread for one that computes what comes after it.
-                self._submit(sequence, mask)
-        return failed
-
-    def _submit(self, sequence: SequenceState, mask: Mask) -> None:
-        work = self._pending[sequence] = _Work(mask, self._clock)
-        with self._lock:
-            line = self._lines.get(sequence.request)
-            if line is not None:
-                line.append(work)
-                return
-            self._lines[sequence.request] = deque()
-        self._start(sequence.request, work)
-
-    def _start(self, request: RequestState, work: _Work) -> None:
-        running = self._threads.submit(work.run)
-        running.add_done_callback(partial(self._done, request, work))
-
-    def _done(self, request: RequestState, work: _Work, run: "Future[None]") -> None:
-        """Start the request's next mask, behind those of other requests. Mostly on a thread."""
-        with self._lock:
-            line = self._lines[request]
-            following = line.popleft() if line else None
-            if following is None:
-                del self._lines[request]
-        error = None if run.cancelled() else run.exception()
-        if error is not None:
-            work.future.set_exception(error)
-        else:
-            work.future.set_result(None)
-        if following is not None:
-            with suppress(RuntimeError):  # the pool was closed
-                self._start(request, following)
+        if not self._jobs:
+            return []
+        wait([run for _, run in self._jobs.values()], BRIEF_SECONDS if is_brief else WAIT_SECONDS)
+        failed: dict[SequenceState, None] = {}
+        for request, (job, run) in list(self._jobs.items()):
+            if run.done():
+                del self._jobs[request]
+                if run.exception() is not None and job.at is not None:
+                    failed[job.at[0]] = None
+                failed |= {one: None for one, mask in job.masks.items() if mask.is_failed}
+                # A token may have been taken meanwhile, behind which another mask is wanted.
+                self._wanted |= dict.fromkeys(job.masks)
+            elif job.at is not None and self._clock.now() - job.at[1] > self._seconds:
+                if job.at[0].finish is None:
+                    failed[job.at[0]] = None
+        wanted, self._wanted = self._wanted, {}
+        self.begin(one for one in wanted if one not in failed)
+        return list(failed)
 
     def close(self) -> None:
-        with self._lock:
-            # A cancelled run starts the one behind it, for which the shutdown's lock is taken.
-            for line in self._lines.values():
-                line.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -37,6 +37,9 @@ class StepPace:
         self.least_tokens = max(max_tokens // _LEAST_SHARE, 1)
         self._tokens: dict[int, float] = {}
         self._seen: dict[str, float] = {}
+        self._urgent: set[str] = set()
+        self._num_yielded = 0
+        self._has_yielded = False
 
     def see(self, scopes: Iterable[str], now: float) -> None:
         """These scopes have requests now. A scope's batches count as another scope."""
@@ -55,7 +58,10 @@ class StepPace:
 
     def is_short(self, sequence: SequenceState) -> bool:
         """Whether the rest of its prompt is computed whole, also in a short step."""
-        return _num_left(sequence) <= _WHOLE_PIECES * self.least_tokens
+        found, num_left = sequence.request.found, sequence.num_pending
+        if sequence is sequence.request.leader and not sequence.table.num_tokens and found:
+            num_left -= found.read  # it waits, and reads that from memory
+        return num_left <= _WHOLE_PIECES * self.least_tokens
 
     def tokens_at(self, position: int) -> float:
         """How many tokens from this position of a prompt a shared step computes."""
@@ -93,6 +99,38 @@ class StepPace:
     def new_part(self) -> "StepRoom":
         """The room of prompts beside others' decoding: a quarter of a short step."""
         return StepRoom(None, max(int(self.tokens_at(0)) // 4, self.least_tokens))
+
+    # A long prompt waits a few steps for the first tokens of other scopes, since a step that only
+    # decodes takes a fraction of the time.
+
+    def begin(self, running: Sequence[SequenceState], candidate: SequenceState | None) -> None:
+        """A step is planned. `candidate` is the first that waits."""
+        self._num_yielded = self._num_yielded + 1 if self._has_yielded else 0
+        self._has_yielded = False
+        self._urgent = {
+            one.scope
+            for one in running
+            if not one.is_batch
+            and one.num_pending
+            and one.can_sample
+            and one.num_output < FIRST_TOKENS
+            and (one.request.started_at is not None or self.is_short(one))
+        }
+        if candidate is not None:
+            self.admitted(candidate)
+
+    def admitted(self, sequence: SequenceState) -> None:
+        """This one is to run from this step on."""
+        if self.is_short(sequence) and not sequence.is_batch:
+            self._urgent.add(sequence.scope)
+
+    def yields(self, sequence: SequenceState) -> bool:
+        """Whether this sequence's prompt must wait for the next step."""
+        if not self.is_shared or self._num_yielded >= MAX_YIELDED or sequence.is_batch:
+            return False
+        yields = not self.is_short(sequence) and bool(self._urgent - {sequence.scope})
+        self._has_yielded = self._has_yielded or yields
+        return yields
 
 
 class StepRoom:
@@ -136,55 +174,6 @@ class StepRoom:
         share = num_blocks / ADMITTED_BLOCKS
         self._time_share = max(self._time_share - share, 0.0)
         return int(share * self._pace.tokens_at(0))
-
-
-class Yielding:
-    """In a shared step, long prompts give way to first tokens.
-
-    A long prompt waits a few steps for the first tokens of other scopes, since a step that only
-    decodes takes a fraction of the time. `begin` is called for each step, then the questions.
-    """
-
-    def __init__(self, pace: StepPace) -> None:
-        self._pace = pace
-        self._urgent: set[str] = set()
-        self._num_yielded = 0
-        self._has_yielded = False
-
-    def begin(self, running: Sequence[SequenceState], candidate: SequenceState | None) -> None:
-        """`candidate` is the first that waits."""
-        self._num_yielded = self._num_yielded + 1 if self._has_yielded else 0
-        self._has_yielded = False
-        self._urgent = {one.scope for one in running if self._is_urgent(one)}
-        if candidate is not None:
-            self.admitted(candidate)
-
-    def admitted(self, sequence: SequenceState) -> None:
-        """This one is to run from this step on."""
-        if self._pace.is_short(sequence) and not sequence.is_batch:
-            self._urgent.add(sequence.scope)
-
-    def asks(self, sequence: SequenceState) -> bool:
-        """Whether this sequence's prompt must wait for the next step."""
-        if not self._pace.is_shared or self._num_yielded >= MAX_YIELDED or sequence.is_batch:
-            return False
-        yields = not self._pace.is_short(sequence) and bool(self._urgent - {sequence.scope})
-        self._has_yielded = self._has_yielded or yields
-        return yields
-
-    def _is_urgent(self, sequence: SequenceState) -> bool:
-        if sequence.is_batch or not sequence.num_pending or not sequence.can_sample:
-            return False
-        if sequence.num_output >= FIRST_TOKENS:
-            return False
-        return sequence.request.started_at is not None or self._pace.is_short(sequence)
-
-
-def _num_left(sequence: SequenceState) -> int:
-    """Tokens of the prompt to compute; of a waiting one without what it reads from memory."""
-    found = sequence.request.found
-    is_waiting = sequence is sequence.request.leader and not sequence.table.num_tokens
-    return sequence.num_pending - (found.read if is_waiting and found is not None else 0)
 
 
 def _depth(position: int) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, Tier, UnheldTool
+from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, UnheldTool
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
 from engine.schedule.runner import SampleParams
 
@@ -225,12 +225,6 @@ class RequestState:
     num_finished: int = 0
     thinking_tokens: int = 0
     output_tokens: int = 0
-
-    def seconds_to_bring_back(self, tier: Tier | None) -> float:
-        """From admission until all that a read needed from this tier was on the device."""
-        if tier in (None, "device") or self.began_at is None or self.brought_at is None:
-            return 0.0
-        return max(self.brought_at - self.began_at, 0.0)
 
     @property
     def request_id(self) -> str:

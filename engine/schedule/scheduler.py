@@ -24,7 +24,7 @@ from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import Load
 from engine.cache.table import BlockCopy
-from engine.schedule.pace import StepPace, StepRoom, Yielding
+from engine.schedule.pace import StepPace, StepRoom
 from engine.schedule.request import (
     PrefillChunk,
     RequestState,
@@ -68,7 +68,6 @@ class Scheduler:
         self._cache = cache
         self.speculation = speculation
         self._pace = StepPace(max_step_tokens)
-        self._yielding = Yielding(self._pace)
         self._reuse_order = ReuseOrder(cache, max_step_tokens)
         self._max_running = max_running
         self._batch_share = BatchShare()
@@ -91,17 +90,17 @@ class Scheduler:
         if self.has_work:
             # What it reuses must outlive its wait.
             self._cache.touch(sequence.request.query.digests)
-        self.waiting.add(sequence)
+        self.waiting[sequence.is_batch].add(sequence)
 
     def has(self, sequence: SequenceState) -> bool:
-        return sequence in self.running or sequence in self.waiting
+        return sequence in self.running or sequence in self.waiting[sequence.is_batch]
 
     def remove(self, sequence: SequenceState) -> None:
         """Take a waiting or running sequence out, and give its blocks back."""
         if sequence in self.running:
             self.running.remove(sequence)
         else:
-            self.waiting.remove(sequence)
+            self.waiting[sequence.is_batch].remove(sequence)
         if sequence is sequence.request.leader and sequence.request.found is not None:
             self._cache.let_go(sequence.request.found)
         sequence.table.release()
@@ -111,8 +110,8 @@ class Scheduler:
         waiting = self.waiting
         seen = {one.scope for one in self.running if not one.is_batch}
         batches = {one.scope for one in self.running if one.is_batch}
-        batches |= waiting.of(is_batch=True).scopes
-        seen |= waiting.of(is_batch=False).scopes | {f"batches of {scope}" for scope in batches}
+        batches |= waiting[True].scopes
+        seen |= waiting[False].scopes | {f"batches of {scope}" for scope in batches}
         self._pace.see(seen, now)
         # Look the next request up again if its hold was given up, before anything is written.
         for is_batch in (False, True):
@@ -133,15 +132,12 @@ class Scheduler:
         self.may_stop = not num_interactive and not self._batch_share.is_overdue(now)
         if self.speculation is not None:
             chunks = self.speculation.extended(chunks, self._cache.pool, self.copies)
-        self._charge(chunks[:num_interactive], is_batch=False)
-        self._charge(chunks[num_interactive:], is_batch=True)
+        for is_batch, own in ((False, chunks[:num_interactive]), (True, chunks[num_interactive:])):
+            computed = Counter[str]()
+            for chunk in own:
+                computed[chunk.sequence.scope] += chunk.count + len(chunk.draft)
+            self.waiting[is_batch].charge(computed)
         return chunks
-
-    def _charge(self, chunks: Sequence[PrefillChunk], *, is_batch: bool) -> None:
-        computed: Counter[str] = Counter()
-        for chunk in chunks:
-            computed[chunk.sequence.scope] += chunk.count + len(chunk.draft)
-        self.waiting.charge(computed, is_batch=is_batch)
 
     def computed(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
         """Learn from a step that computed these chunks in so many seconds."""
@@ -213,7 +209,7 @@ class Scheduler:
 
         Those that wait keep their place.
         """
-        line = self.waiting.of(is_batch=is_batch)
+        line = self.waiting[is_batch]
         first = next((waits for waits in line if not self._awaits_twin(waits)), None)
         return self._reuse_order.next(first, line, self._awaits_twin)
 
@@ -228,7 +224,7 @@ class Scheduler:
         if any(other.request.num_overtaken >= MAX_OVERTAKEN for other in overtaken):
             return None
         free = self._cache.pool.num_reclaimable
-        for waits in islice(self.waiting.of(is_batch=is_batch), MAX_LOOKED_AT):
+        for waits in islice(self.waiting[is_batch], MAX_LOOKED_AT):
             if waits.request.num_needed > free or waits in overtaken or waits.lacks_look_up:
                 continue
             if waits.request.started_at is None and waits is not waits.request.leader:
@@ -300,27 +296,27 @@ class Scheduler:
         Running ones win ties, but a long prompt against a short one.
         """
         chunks: list[PrefillChunk] = []
-        pending = (s for s in self.running if s.num_pending > 1 and s.can_sample)
-        prefilling = deque(
-            sorted((s for s in pending if s.is_batch == is_batch), key=self.waiting.served)
-        )
+        queue = self.waiting[is_batch]
+        running = (one for one in self.running if one.is_batch == is_batch)
+        pending = (one for one in running if one.num_pending > 1 and one.can_sample)
+        prefilling = deque(sorted(pending, key=queue.served))
         overtaken: list[SequenceState] = []
         candidate = self._next_waiting(is_batch)
         if not is_batch:
-            self._yielding.begin(self.running, candidate)
+            self._pace.begin(self.running, candidate)
         while room.is_left and (prefilling or candidate is not None):
             is_admitted = False
             if candidate is None or (prefilling and self._goes_on(prefilling[0], candidate)):
                 sequence = prefilling.popleft()
-                if self._yielding.asks(sequence):
+                if self._pace.yields(sequence):
                     continue
-            elif not room.tokens_for(candidate) or self._yielding.asks(candidate):
+            elif not room.tokens_for(candidate) or self._pace.yields(candidate):
                 candidate = None
                 continue
             elif self._has_place(candidate) and self._admit(candidate, now):
                 self._reuse_order.admitted(candidate, overtaken)
                 sequence, candidate = candidate, self._next_behind(overtaken, is_batch)
-                self._yielding.admitted(sequence)
+                self._pace.admitted(sequence)
                 is_admitted = True
             else:
                 overtaken.append(candidate)
@@ -332,12 +328,12 @@ class Scheduler:
             # Its scope pays for the time that was spent, also where it computes next to nothing.
             num_blocks = len(sequence.tokens) // self._cache.pool.block_size
             if is_admitted and (tokens := room.take_admission(num_blocks)):
-                self.waiting.charge({sequence.scope: tokens}, is_batch=sequence.is_batch)
+                queue.charge({sequence.scope: tokens})
         return chunks
 
     def _goes_on(self, running: SequenceState, candidate: SequenceState) -> bool:
         """Whether this one's prompt comes before the candidate's, by what their scopes got."""
-        served = self.waiting.served
+        served = self.waiting[running.is_batch].served
         if served(running) != served(candidate) or not self._pace.is_shared:
             return served(running) <= served(candidate)
         return self._pace.is_short(running) or not self._pace.is_short(candidate)
@@ -358,11 +354,18 @@ class Scheduler:
     def _admit(self, sequence: SequenceState, now: float) -> bool:
         if sequence.lacks_look_up or not sequence.can_sample:
             return False
+        request, table = sequence.request, sequence.table
         while True:
             try:
-                self.copies.extend(self._begin(sequence, now))
+                if sequence.is_new:
+                    assert request.found is not None
+                    request.found.raced = request.raced
+                    self.copies += self._cache.begin(request.query, request.found, table)
+                    request.began_at = now if request.began_at is None else request.began_at
+                else:
+                    self.copies += self._cache.resume(request.query.scope, sequence.tokens, table)
             except NoFreeBlocks as lack:
-                sequence.request.num_needed = lack.num_needed
+                request.num_needed = lack.num_needed
                 if self._preempt_batch(sequence):
                     continue
                 if self.running:
@@ -372,20 +375,9 @@ class Scheduler:
                     break
             else:
                 break
-        self.waiting.remove(sequence)
+        self.waiting[sequence.is_batch].remove(sequence)
         self.running.append(sequence)
         return sequence.finish is None
-
-    def _begin(self, sequence: SequenceState, now: float) -> list[BlockCopy]:
-        request = sequence.request
-        if not sequence.is_new:
-            return self._cache.resume(request.query.scope, sequence.tokens, sequence.table)
-        assert request.found is not None
-        request.found.raced = request.raced
-        copies = self._cache.begin(request.query, request.found, sequence.table)
-        if request.began_at is None:
-            request.began_at = now
-        return copies
 
     def _preempt(self, sequence: SequenceState) -> None:
         """Give the sequence's blocks back and put it first in the queue.
@@ -399,7 +391,7 @@ class Scheduler:
         if sequence is request.leader and request.started_at is None and request.found is not None:
             self._cache.give_up(request.found)
             request.found = None
-        self.waiting.put_back(sequence)
+        self.waiting[sequence.is_batch].put_back(sequence)
 
     def _free_what_nobody_runs_on(self, besides: SequenceState | None = None) -> bool:
         """Free blocks when nothing else can run.

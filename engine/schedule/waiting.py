@@ -15,7 +15,7 @@ computes them whatever waits, and it is not stopped.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from engine.cache.pool import BlockPool
@@ -117,39 +117,17 @@ class WaitingClasses:
     """The waiting sequences: a queue with a fair order of its own for each service class."""
 
     def __init__(self) -> None:
-        self._interactive = WaitingQueue()
-        self._batch = WaitingQueue()
+        self._queues = (WaitingQueue(), WaitingQueue())
 
-    def of(self, *, is_batch: bool) -> WaitingQueue:
-        return self._batch if is_batch else self._interactive
+    def __getitem__(self, is_batch: bool) -> WaitingQueue:
+        return self._queues[is_batch]
 
     def __len__(self) -> int:
-        return len(self._interactive) + len(self._batch)
+        return sum(map(len, self._queues))
 
     def __iter__(self) -> Iterator[SequenceState]:
         """Batch sequences come last."""
-        yield from self._interactive
-        yield from self._batch
-
-    def __contains__(self, sequence: object) -> bool:
-        return sequence in self._interactive or sequence in self._batch
-
-    def add(self, sequence: SequenceState) -> None:
-        self.of(is_batch=sequence.is_batch).add(sequence)
-
-    def put_back(self, sequence: SequenceState) -> None:
-        """Put a preempted sequence before all others of its class."""
-        self.of(is_batch=sequence.is_batch).put_back(sequence)
-
-    def remove(self, sequence: SequenceState) -> None:
-        self.of(is_batch=sequence.is_batch).remove(sequence)
-
-    def served(self, sequence: SequenceState) -> int:
-        """The computed tokens of its scope in its class, for comparison only."""
-        return self.of(is_batch=sequence.is_batch).served(sequence)
-
-    def charge(self, computed: Mapping[str, int], *, is_batch: bool) -> None:
-        self.of(is_batch=is_batch).charge(computed)
+        return chain.from_iterable(self._queues)
 
 
 class BatchShare:
@@ -161,17 +139,17 @@ class BatchShare:
 
     def allows(self, running: Sequence[SequenceState], waiting: WaitingClasses, now: float) -> bool:
         """Whether the step that begins now computes batch sequences. Asked once a step."""
-        if not any(one.is_batch for one in running) and not waiting.of(is_batch=True):
+        if not any(one.is_batch for one in running) and not waiting[True]:
             self._held_since = None
             return False
         interactive = [one for one in running if not one.is_batch]
         if self._held_since is None:
             self._held_since = now
-        if not interactive and not waiting.of(is_batch=False):
+        if not interactive and not waiting[False]:
             return True
         if self.is_overdue(now):
             return True
-        if waiting.of(is_batch=False) or any(
+        if waiting[False] or any(
             one.can_sample and (one.num_pending > 1 or one.num_output < FIRST_TOKENS)
             for one in interactive
         ):
@@ -259,7 +237,16 @@ class ReuseOrder:
                 if other.scope == first.scope and other is not first and _is_comparable(other):
                     line.append(other)
         while len(line) > 1:
-            waiting = [self._as_waiting(sequence) for sequence in line]
+            waiting = list[Waiting]()
+            for request in (sequence.request for sequence in line):
+                assert request.found is not None
+                digests, here = request.query.digests, self._cache.resident(request.query.digests)
+                held = self._cache.resident(digests, here, is_held=True)
+                # The last token is always computed.
+                most = max(here * pool.block_size, request.found.read)
+                uncached = digests.num_tokens - min(most, digests.num_tokens - 1)
+                passed = request.num_overtaken, request.overtaken_tokens
+                waiting.append(Waiting(uncached, here - held, *passed))
             index = next_by_reuse(waiting, pool, self._max_step_tokens)
             if index == 0:
                 break
@@ -277,16 +264,6 @@ class ReuseOrder:
         for other in passed:
             other.request.overtaken_tokens += sequence.num_pending
         self._next, self._passed = None, []
-
-    def _as_waiting(self, sequence: SequenceState) -> Waiting:
-        request = sequence.request
-        assert request.found is not None
-        digests, here = request.query.digests, self._cache.resident(request.query.digests)
-        held = self._cache.resident(digests, here, is_held=True)
-        # The last token is always computed.
-        most = max(here * self._cache.pool.block_size, request.found.read)
-        uncached = digests.num_tokens - min(most, digests.num_tokens - 1)
-        return Waiting(uncached, here - held, request.num_overtaken, request.overtaken_tokens)
 
 
 def _is_comparable(sequence: SequenceState) -> bool:

@@ -103,27 +103,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _end_if_late(self) -> None:
-        now = self.loop.time()
+        now, cycle = self.loop.time(), self.cycle
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
-        if self._is_answering():
-            return
+        is_answering = cycle is not None and not cycle.response_complete
+        if self.pipeline or (is_answering and (cycle.response_started or self._body_at is None)):
+            return  # the end of the connection would end the answer to a whole request
         if self._head_since is not None and now - self._head_since >= HEAD_SECONDS:
-            self._end(f"the head did not come within {HEAD_SECONDS:g} seconds")
+            self._refusal = f"the head did not come within {HEAD_SECONDS:g} seconds"
+            self.send_400_response("")
         elif self._body_at is not None and now - self._body_at >= BODY_SECONDS:
             if not self.flow.read_paused:
-                self._end(f"no byte of the body came for {BODY_SECONDS:g} seconds")
-
-    def _is_answering(self) -> bool:
-        """Whether the end of the connection would end the answer to a whole request."""
-        if self.pipeline:
-            return True
-        if self.cycle is None or self.cycle.response_complete:
-            return False
-        return self.cycle.response_started or self._body_at is None
-
-    def _end(self, refusal: str) -> None:
-        self._refusal = refusal
-        self.send_400_response("")
+                self._refusal = f"no byte of the body came for {BODY_SECONDS:g} seconds"
+                self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
         """Answer in the protocol's envelope, unless the request has an answer, and close."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from engine.backends.base import Backend
+from engine.backends.looped import EngineBackend
 from engine.refusal import StartRefused
 from engine.supervisor import Supervisor, trace_of
 
@@ -47,10 +47,10 @@ class ServedEngine:
         self._owns_process = owns_process
         self._readiness = Readiness()
         self._on_failure = on_failure
-        self._backend: Backend | None = None
+        self._backend: EngineBackend | None = None
 
     @asynccontextmanager
-    async def running(self, backend: Backend) -> AsyncIterator[None]:
+    async def running(self, backend: EngineBackend) -> AsyncIterator[None]:
         self._backend = backend
         if self._owns_process:
             handler = self.supervisor.note_unhandled
@@ -100,9 +100,12 @@ class ServedEngine:
         """Nothing new should come: the server is about to stop."""
         self._readiness.ready = False
 
-    async def _load(self, backend: Backend) -> None:
+    async def _load(self, backend: EngineBackend) -> None:
+        def note(stage: str, fraction: float) -> None:
+            self._readiness.stage, self._readiness.progress = stage, fraction
+
         try:
-            await asyncio.to_thread(backend.load, self._progress)
+            await asyncio.to_thread(backend.load, note)
         except StartRefused as refusal:
             self._fail(str(refusal))
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
@@ -115,19 +118,13 @@ class ServedEngine:
                 gc.collect()
                 gc.freeze()
             self.note_loaded()
-            log.info("ready", **_summary(backend))
-
-    def _progress(self, stage: str, fraction: float) -> None:
-        self._readiness.stage, self._readiness.progress = stage, fraction
-
-
-def _summary(backend: Backend) -> dict[str, object]:
-    described = backend.describe()
-    return {
-        "backend": described.backend,
-        "model": described.model,
-        "blocks": described.num_blocks,
-        "block_size": described.block_size,
-        "context": described.max_context_tokens,
-        **({"attention": described.attention} if described.attention else {}),
-    }
+            told = backend.describe()
+            log.info(
+                "ready",
+                backend=told.backend,
+                model=told.model,
+                blocks=told.num_blocks,
+                block_size=told.block_size,
+                context=told.max_context_tokens,
+                **({"attention": told.attention} if told.attention else {}),
+            )

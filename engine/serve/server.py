@@ -22,7 +22,8 @@ from structlog.contextvars import bind_contextvars, get_contextvars
 
 from engine import metrics
 from engine.asgi import Application, CallerLeft, while_connected
-from engine.backends.base import Backend, Generation, decoder_of
+from engine.backends.base import Generation, decoder_of
+from engine.backends.looped import EngineBackend
 from engine.errors import EngineError, Unauthorized
 from engine.protocol import (
     SCOPE_HEADER,
@@ -46,7 +47,7 @@ from engine.protocol import (
 from engine.protocol.reports import Description, EntryInfo, Memory, Stats
 from engine.serve.health import ServedEngine
 from engine.supervisor import trace_of
-from engine.traces import NO_SPANS, Traces, trace_headers
+from engine.traces import Traces, trace_headers
 
 T = TypeVar("T")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
@@ -64,69 +65,68 @@ decode_ack = decoder_of(AckRequest)
 decode_drop = decoder_of(DropRequest)
 decode_advance = decoder_of(ClockAdvance)
 
-EngineBackend = NamedDependency[Backend]
+Served = NamedDependency[EngineBackend]
 
 
 @post("/generate", status_code=200)
 async def generate(
-    body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend, state: State
+    body: RawBody, request: Request[Any, Any, Any], backend: Served, state: State
 ) -> Stream:
     traces: Traces | None = state.traces
     if traces is None:
-        generation = await while_connected(request.receive, backend.open(body, _scope_of(request)))
+        opening = backend.open(body, _scope_of(request))
+        lines = _frame_lines(await while_connected(request.receive, opening))
     else:
-        generation = await _spanned(traces, request, backend, body)
-    return Stream(_frame_lines(generation), media_type=NDJSON)
+        lines = _frame_lines(await _spanned(traces, request, backend, body))
+    return Stream(lines, media_type=NDJSON)
 
 
 @post("/count", status_code=200)
-async def count(
-    body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend
-) -> CountReply:
+async def count(body: RawBody, request: Request[Any, Any, Any], backend: Served) -> CountReply:
     return await while_connected(request.receive, backend.count(body, _scope_of(request)))
 
 
 @post("/cancel", status_code=200)
-async def cancel(body: RawBody, backend: EngineBackend) -> CancelReply:
+async def cancel(body: RawBody, backend: Served) -> CancelReply:
     return CancelReply(await backend.cancel(decode_cancel(body).request_id))
 
 
 @get("/describe")
-async def describe(backend: EngineBackend) -> Description:
+async def describe(backend: Served) -> Description:
     return backend.describe()
 
 
 @get("/unacknowledged")
-async def unacknowledged(backend: EngineBackend) -> list[FinalCounts]:
+async def unacknowledged(backend: Served) -> list[FinalCounts]:
     return await backend.unacknowledged()
 
 
 @post("/ack", status_code=204)
-async def acknowledge(body: RawBody, backend: EngineBackend) -> None:
+async def acknowledge(body: RawBody, backend: Served) -> None:
     await backend.acknowledge(decode_ack(body).request_ids)
 
 
 @post("/records", status_code=200)
-async def records(body: RawBody, backend: EngineBackend) -> list[KeptRecord]:
+async def records(body: RawBody, backend: Served) -> list[KeptRecord]:
     return await backend.records(decode_ack(body).request_ids)
 
 
 @get("/events")
 async def events(
-    backend: EngineBackend, epoch: FromQuery[str | None] = None, after: FromQuery[int | None] = None
+    backend: Served, epoch: FromQuery[str | None] = None, after: FromQuery[int | None] = None
 ) -> Stream:
     return Stream(_event_lines(backend.events(epoch, after)), media_type=NDJSON)
 
 
 @get("/snapshot")
-async def snapshot(backend: EngineBackend) -> Stream:
+async def snapshot(backend: Served) -> Stream:
     pieces = snapshot_pieces(await backend.snapshot())
     return Stream(_one_by_one(pieces), media_type=MediaType.JSON)
 
 
 @get("/entries")
 async def entries(
-    backend: EngineBackend,
+    backend: Served,
     # A parameter called `scope` would be the ASGI connection's.
     cache_scope: Annotated[str | None, QueryParameter(name="scope")] = None,
 ) -> list[EntryInfo]:
@@ -134,22 +134,22 @@ async def entries(
 
 
 @get("/stats")
-async def stats(backend: EngineBackend) -> Stats:
+async def stats(backend: Served) -> Stats:
     return await backend.stats()
 
 
 @get("/memory")
-async def memory(backend: EngineBackend) -> Memory:
+async def memory(backend: Served) -> Memory:
     return await backend.memory()
 
 
 @post("/drop", status_code=200)
-async def drop(body: RawBody, backend: EngineBackend) -> DropReply:
+async def drop(body: RawBody, backend: Served) -> DropReply:
     return await backend.drop(decode_drop(body))
 
 
 @post("/clock/advance", status_code=200)
-async def advance_clock(body: RawBody, backend: EngineBackend) -> ClockReply:
+async def advance_clock(body: RawBody, backend: Served) -> ClockReply:
     return ClockReply(await backend.advance_clock(decode_advance(body).seconds))
 
 
@@ -165,15 +165,10 @@ async def readyz(host: NamedDependency[ServedEngine]) -> Response[dict[str, Any]
 
 
 @get("/metrics")
-async def render_metrics(
-    backend: EngineBackend, host: NamedDependency[ServedEngine], state: State
-) -> Response[bytes]:
+async def render_metrics(backend: Served, host: NamedDependency[ServedEngine]) -> Response[bytes]:
     is_ready = host.readiness.stage == "ready"
     stats = await backend.stats() if is_ready else None
-    model = backend.describe().model if is_ready else ""
-    traces: Traces | None = state.traces
-    spans = NO_SPANS if traces is None else traces.count()
-    text = metrics.render(stats, host.supervisor.ends, spans, model)
+    text = metrics.render(stats, host.supervisor.ends, backend.describe().model if is_ready else "")
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -183,7 +178,7 @@ def _scope_of(request: Request[Any, Any, Any]) -> str:
 
 
 async def _spanned(
-    traces: Traces, request: Request[Any, Any, Any], backend: Backend, body: bytes
+    traces: Traces, request: Request[Any, Any, Any], backend: EngineBackend, body: bytes
 ) -> Generation:
     """Open a generation with spans, which OpenTelemetry must be installed for."""
     from engine.serve.spans import Call, SpannedGeneration
@@ -192,13 +187,10 @@ async def _spanned(
     try:
         generation = await while_connected(request.receive, backend.open(body, _scope_of(request)))
         call.opened(backend.describe())
-        return SpannedGeneration(generation, call)
-    except EngineError as error:
-        call.failed(error.code)
+    except BaseException as error:
+        call.end(error.code if isinstance(error, EngineError) else "cancelled")
         raise
-    finally:
-        # A call that ended in another way was cancelled; one that goes on is not touched.
-        call.abandoned()
+    return SpannedGeneration(generation, call)
 
 
 async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
@@ -246,8 +238,8 @@ async def _one_by_one(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
 
 
-def _provide_backend(state: State) -> Backend:
-    backend: Backend = state.backend
+def _provide_backend(state: State) -> EngineBackend:
+    backend: EngineBackend = state.backend
     return backend
 
 
@@ -297,7 +289,7 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
 
 
 def create_app(
-    backend_of: Callable[[ServedEngine], Backend],
+    backend_of: Callable[[ServedEngine], EngineBackend],
     secret: str,
     host: ServedEngine,
     traces: Traces | None = None,

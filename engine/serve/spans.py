@@ -2,109 +2,88 @@
 
 `generate` is the whole call. Below it stand, one after the other: `look_up` (the prompt is
 rendered, tokenized and looked up), `queue`, `prefill` and `decode`. The times of the last three are
-the engine's own, as its frames tell them.
+the engine's own, as its frames tell them. All are made when the call is over.
 """
 
 import time
 from collections.abc import AsyncIterator
 
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import SpanKind
 
 from engine.backends.base import Generation
 from engine.protocol import Done, Failed, Finished, Frame, Started
 from engine.protocol.reports import Description
 from engine.traces import Traces, Value, fail
 
-_NS = 1_000_000_000
-
 
 class Call:
-    """One call of `/v1/generate`. It ends once, with its last frame or when it is closed."""
+    """One call of `/v1/generate`."""
 
     def __init__(self, traces: Traces, headers: dict[str, str]) -> None:
         """`headers` are those of the caller's span."""
         self._traces = traces
-        self._at_ns = time.time_ns()
-        attributes: dict[str, Value] = {
+        self._headers = headers
+        self._began_ns = self._at_ns = time.time_ns()
+        self._about: dict[str, Value] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": "holdfast",
         }
-        parent = traces.context_of(headers)
-        self._span = traces.begin("generate", parent, SpanKind.SERVER, attributes, self._at_ns)
-        self._below = traces.below(self._span)
-        self._is_open = self._is_ended = self._has_started = False
+        # Each part's name, beginning and end, and what is told of it.
+        self._parts: list[tuple[str, int, int, dict[str, Value]]] = []
+        self._is_ended = False
 
     def opened(self, engine: Description) -> None:
         """The request has its look-up behind it and waits for blocks."""
-        now, self._is_open = time.time_ns(), True
-        self._span.set_attributes(
-            {"gen_ai.request.model": engine.model, "holdfast.backend": engine.backend}
-        )
-        self._child("look_up", self._at_ns, now)
-        self._at_ns = now
+        self._about["gen_ai.request.model"] = engine.model
+        self._about["holdfast.backend"] = engine.backend
+        self._part("look_up", time.time_ns())
 
     def take(self, frame: Frame) -> None:
         match frame:
-            case Started():
-                self._started(frame)
+            case Started(usage=usage):
+                now = time.time_ns()
+                computed: dict[str, Value] = {
+                    "holdfast.cache.computed_tokens": usage.computed_tokens
+                }
+                self._about |= computed | {
+                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+                    "gen_ai.usage.cache_creation.input_tokens": usage.written_tokens,
+                    "holdfast.cache.tier": frame.receipt.tier,
+                }
+                if frame.miss_reason is not None:
+                    self._about["holdfast.cache.miss_reason"] = frame.miss_reason
+                self._part("queue", max(now - int(frame.prefill_seconds * 1e9), self._at_ns))
+                self._part("prefill", now, computed)
             case Finished():
-                self._span.set_attribute("gen_ai.response.finish_reasons", [frame.reason])
+                self._about["gen_ai.response.finish_reasons"] = [frame.reason]
             case Done():
-                attributes: dict[str, Value] = {"gen_ai.usage.output_tokens": frame.output_tokens}
-                self._span.set_attributes(attributes)
-                self._child("decode", self._at_ns, time.time_ns(), attributes)
-                self._end()
+                told: dict[str, Value] = {"gen_ai.usage.output_tokens": frame.output_tokens}
+                self._about |= told
+                self._part("decode", time.time_ns(), told)
+                self.end()
             case Failed():
-                fail(self._span, frame.code)
-                self._end()
+                self.end(frame.code)
 
-    def failed(self, kind: str) -> None:
-        """The call was refused, or failed before it had frames."""
-        if not self._is_ended:
-            fail(self._span, kind)
-            self._end()
-
-    def abandoned(self) -> None:
-        """Nothing more is done to open the request."""
-        if not self._is_open:
-            self.failed("cancelled")
-
-    def close(self) -> None:
-        """The caller left."""
+    def end(self, error: str | None = None) -> None:
+        """It is over, with an `error`'s kind if it failed. Only the first end counts."""
         if self._is_ended:
             return
-        if self._has_started:
-            self._child("decode", self._at_ns, time.time_ns())
-        self.failed("cancelled")
-
-    def _started(self, frame: Started) -> None:
-        now, usage = time.time_ns(), frame.usage
-        began = max(now - int(frame.prefill_seconds * _NS), self._at_ns)
-        attributes: dict[str, Value] = {
-            "gen_ai.usage.input_tokens": usage.prompt_tokens,
-            "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
-            "gen_ai.usage.cache_creation.input_tokens": usage.written_tokens,
-            "holdfast.cache.computed_tokens": usage.computed_tokens,
-            "holdfast.cache.tier": frame.receipt.tier,
-        }
-        if frame.miss_reason is not None:
-            attributes["holdfast.cache.miss_reason"] = frame.miss_reason
-        self._span.set_attributes(attributes)
-        self._child("queue", self._at_ns, began)
-        computed: dict[str, Value] = {"holdfast.cache.computed_tokens": usage.computed_tokens}
-        self._child("prefill", began, now, computed)
-        self._at_ns, self._has_started = now, True
-
-    def _child(
-        self, name: str, began_ns: int, ended_ns: int, attributes: dict[str, Value] | None = None
-    ) -> Span:
-        span = self._traces.begin(name, self._below, SpanKind.INTERNAL, attributes or {}, began_ns)
-        span.end(ended_ns)
-        return span
-
-    def _end(self) -> None:
         self._is_ended = True
-        self._span.end()
+        if error == "cancelled" and self._parts and self._parts[-1][0] == "prefill":
+            self._part("decode", time.time_ns())
+        parent = self._traces.context_of(self._headers)
+        span = self._traces.begin("generate", parent, SpanKind.SERVER, self._about, self._began_ns)
+        below = self._traces.below(span)
+        for name, began_ns, ended_ns, about in self._parts:
+            self._traces.begin(name, below, SpanKind.INTERNAL, about, began_ns).end(ended_ns)
+        if error is not None:
+            fail(span, error)
+        span.end()
+
+    def _part(self, name: str, ended_ns: int, about: dict[str, Value] | None = None) -> None:
+        self._parts.append((name, self._at_ns, ended_ns, about or {}))
+        self._at_ns = ended_ns
 
 
 class SpannedGeneration:
@@ -122,7 +101,7 @@ class SpannedGeneration:
 
     def close(self) -> None:
         self._generation.close()
-        self._call.close()
+        self._call.end("cancelled")
 
     def __del__(self) -> None:
-        self._call.close()
+        self._call.end("cancelled")

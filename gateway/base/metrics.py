@@ -15,13 +15,10 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
 
 from engine.protocol import WRITE_FIELDS
 from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
-from engine.traces import NO_SPANS, SpanCounts
 from gateway.base.record import TurnRecord
 
 # Name, labels, meaning. A series exists from the start, with 0, for each value that stands behind
@@ -104,19 +101,6 @@ class EngineState(NamedTuple):
     model: str | None = None
 
 
-class _SpanCollector(Collector):
-    def __init__(self) -> None:
-        self.counts: Callable[[], SpanCounts] = lambda: NO_SPANS
-
-    def collect(self) -> Iterable[Metric]:
-        spans = CounterMetricFamily(
-            "holdfast_gateway_spans", "Spans of traces, by what became of them", labels=["result"]
-        )
-        for result, amount in self.counts()._asdict().items():
-            spans.add_metric([result], amount)
-        yield spans
-
-
 class Metrics:
     """`num_workspaces` are named in labels, the first ones that come; the others are `other`."""
 
@@ -124,8 +108,6 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._spans = _SpanCollector()
-        registry.register(self._spans)
         self._counters = {
             name: Counter(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
             for name, labels, meaning, _ in _rows(_COUNTERS)
@@ -167,9 +149,6 @@ class Metrics:
         """Ask these functions for the values of gauges whenever they are shown."""
         for name, value in gauges.items():
             self._gauges[name].set_function(value)
-
-    def watch_spans(self, counts: Callable[[], SpanCounts]) -> None:
-        self._spans.counts = counts
 
     def count_loop_ends(self, kind: str, amount: int) -> None:
         self.count("loop_restarts", kind, amount=amount)

@@ -348,7 +348,6 @@ class SimulatedEngine:
             self.scheduler,
             self._accounting,
             self._runner,
-            self._clock,
             max_waiting=_UNBOUNDED,
             masks=_NoThreads(),
             store=QuickStore(store, self._runner) if store is not None else None,

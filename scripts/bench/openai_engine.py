@@ -22,7 +22,8 @@ from litestar.response import Stream
 
 from engine import protocol
 from engine.__main__ import backend_factory
-from engine.backends.base import Backend, decoder_of
+from engine.backends.base import decoder_of
+from engine.backends.looped import EngineBackend
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.errors import EngineError
 from engine.serve.connections import Server
@@ -86,7 +87,7 @@ def render_chat(body: RawBody) -> dict[str, Any]:
 
 @post("/chat/completions", status_code=200)
 async def chat_completions(
-    body: RawBody, backend: NamedDependency[Backend]
+    body: RawBody, backend: NamedDependency[EngineBackend]
 ) -> Stream | Response[dict[str, Any]]:
     request = decode_chat(body)
     chunks = _chunks(request, backend)
@@ -113,7 +114,7 @@ async def _server_sent(
     yield b"data: [DONE]\n\n"
 
 
-async def _chunks(request: ChatRequest, backend: Backend) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(request: ChatRequest, backend: EngineBackend) -> AsyncIterator[dict[str, Any]]:
     generation = await backend.open(_turn(request))
     base: dict[str, Any] = {"id": f"chatcmpl-{uuid4().hex}", "object": "chat.completion.chunk"}
     base |= {"created": int(time.time()), "model": "synthetic"}

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 
-from engine.backends.base import Backend
+from engine.backends.looped import EngineBackend
 from engine.protocol import Name
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
@@ -23,7 +23,7 @@ PROBES = {"/healthz", "/readyz", "/metrics"}
 def _routes() -> set[tuple[str, str]]:
     """Every method and path that the server has, from the application itself."""
 
-    def no_backend(_host: ServedEngine) -> Backend:
+    def no_backend(_host: ServedEngine) -> EngineBackend:
         raise AssertionError("nothing is started")
 
     host = ServedEngine(lambda: None)

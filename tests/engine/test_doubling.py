@@ -87,7 +87,7 @@ class OneEngine:
         runner = SyntheticRunner(
             prefill_seconds=0, decode_seconds=0, copy_seconds=0, sleep=lambda _seconds: None
         )
-        loop = EngineLoop(scheduler, accounting, runner, clock, max_waiting=64)
+        loop = EngineLoop(scheduler, accounting, runner, max_waiting=64)
         answer = self._preparer.answer(Job(GENERATE, body))
         assert isinstance(answer, Prepared), answer
         request = msgspec.json.decode(answer.request, type=GenerateRequest)

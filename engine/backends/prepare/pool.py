@@ -173,7 +173,8 @@ class PreparePool:
             is_free = False
             recovering = asyncio.create_task(worker.recover())
             self._recovering.add(recovering)
-            recovering.add_done_callback(partial(self._recovered, worker, scope))
+            recovering.add_done_callback(self._recovering.discard)
+            recovering.add_done_callback(lambda _: self._give_back(worker, scope))
             raise
         finally:
             if is_free:
@@ -231,25 +232,21 @@ class PreparePool:
         most = max(self._max_workers - 1, 1)
         while True:
             scope = next((each for each in self._lines if self._running[each] < most), None)
-            worker = None if scope is None else self._take_worker(scope)
-            if scope is None or worker is None:
+            if scope is None or not (self._idle or len(self._workers) < self._max_workers):
                 return
+            if self._idle:
+                # Preferably one that has this scope's tokenized text in its cache.
+                mine = [i for i, (_, last) in enumerate(self._idle) if last == scope]
+                worker = self._idle.pop(mine[-1] if mine else 0)[0]
+            else:
+                worker = self._new_worker()
+                self._workers.append(worker)
             job = self._lines[scope][0]
             self._take_out(job)
             if scope in self._lines:
                 self._lines.move_to_end(scope)
             self._running[scope] += 1
             job.granted.set_result(worker)
-
-    def _take_worker(self, scope: str) -> Worker | None:
-        """Take a free worker, preferably one that has this scope's tokenized text in its cache."""
-        if self._idle:
-            mine = [i for i, (_, last) in enumerate(self._idle) if last == scope]
-            return self._idle.pop(mine[-1] if mine else 0)[0]
-        if len(self._workers) >= self._max_workers:
-            return None
-        self._workers.append(self._new_worker())
-        return self._workers[-1]
 
     def _take_out(self, job: _Job) -> None:
         line = self._lines[job.scope]
@@ -264,10 +261,6 @@ class PreparePool:
             del self._running[scope]
         self._idle.append((worker, scope))
         self._grant()
-
-    def _recovered(self, worker: Worker, scope: str, task: "asyncio.Task[None]") -> None:
-        self._recovering.discard(task)
-        self._give_back(worker, scope)
 
 
 def new_pool(

@@ -339,7 +339,12 @@ class Preparer:
         """Without days a template that writes the date writes today's."""
         try:
             if job.kind == "count":
-                return self._count(_decode_count(job.body), job.days)
+                asked = _decode_count(job.body)
+                check_prompt(asked.prompt)
+                rendered = self._rendered(asked, job.days)
+                # Those of the text, whatever blocks the engine shares.
+                ends = [span.end for span in rendered.segments]
+                return Counted(reply=CountReply(len(rendered.token_ids), ends))
             return self._generate(_decode_generate(job.body), job.days)
         except RecursionError:
             error: EngineError = InvalidRequest("prompt: nested too deeply")
@@ -348,13 +353,6 @@ class Preparer:
         except EngineError as refusal:
             error = refusal
         return Refused(code=error.code, message=str(error), is_public=error.is_public)
-
-    def _count(self, request: CountRequest, days: KnownDays | None) -> Counted:
-        """The segments' ends are those of the text, whatever blocks the engine shares."""
-        check_prompt(request.prompt)
-        rendered = self._rendered(request, days)
-        ends = [span.end for span in rendered.segments]
-        return Counted(reply=CountReply(len(rendered.token_ids), ends))
 
     def _generate(self, request: GenerateRequest, days: KnownDays | None) -> Prepared:
         check_prompt(request.prompt)

@@ -46,8 +46,13 @@ def main() -> int:
     # What stays until the end is not looked through at every full collection (about 30 ms).
     gc.collect()
     gc.freeze()
-    _bound_memory(start.memory_bytes)
-    _bound_stack()
+    statistics = Path("/proc/self/statm")
+    if statistics.exists():  # elsewhere than on Linux bytes and seconds still bound it
+        # So many bytes beyond what is allocated now: what needs more ends this process alone.
+        pages = int(statistics.read_text("ascii").split()[5])  # data and stack
+        bound = pages * resource.getpagesize() + start.memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    bound_stack()
     _write(target, Ready())
     while isinstance(job := _read(source), Job):
         signal.alarm(int(start.seconds) + _SPARE_SECONDS)
@@ -67,17 +72,7 @@ def new_renderer(spec: WorkerSpec) -> Renderer:
     return chat_renderer(spec)
 
 
-def _bound_memory(more: int) -> None:
-    """Allow so many bytes beyond what is allocated now: what needs more ends this process alone."""
-    statistics = Path("/proc/self/statm")
-    if not statistics.exists():
-        return  # not Linux: bytes and seconds still bound it
-    pages = int(statistics.read_text("ascii").split()[5])  # data and stack
-    bound = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
-
-
-def _bound_stack() -> None:
+def bound_stack() -> None:
     """A schema whose grammar needs more stack ends this process alone.
 
     The engine compiles it behind this, on a thread with an eighth more. Of the usual 8 MiB the

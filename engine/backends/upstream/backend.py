@@ -18,22 +18,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import structlog
 
 from engine.backends.base import Progress
 from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, Order, new_order
 from engine.backends.looped import EngineBackend, Loaded
-from engine.backends.prepare.pool import PreparePool
+from engine.backends.prepare.pool import PreparePool, new_pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.reports import EventLog, pool_stats
 from engine.backends.upstream.server import (
     Facts,
-    Kind,
     ModelFacts,
-    Piece,
-    Place,
-    Server,
     Slots,
     UpstreamBusy,
     UpstreamDenied,
@@ -42,14 +37,7 @@ from engine.backends.upstream.server import (
     UpstreamRefused,
     Wire,
 )
-from engine.backends.upstream.servers import (
-    MODELS,
-    ChatParser,
-    ChatServer,
-    LlamaCppServer,
-    Models,
-    VllmServer,
-)
+from engine.backends.upstream.servers import SERVERS, ChatParser, Piece, Server, find_kind
 from engine.cache.block import Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
@@ -100,63 +88,15 @@ _APART_BY = {
 }
 
 
-async def new_server(settings: Settings, files: ModelFacts) -> Server:
-    """Raises UpstreamRefused where it can't be told what the server is, and UpstreamError."""
-    key, kind = settings.upstream_key.get_secret_value(), settings.upstream_kind
-    wire = Wire(settings.upstream, key, SILENCE_SECONDS)
-    async with AsyncExitStack() as closing:
-        closing.push_async_callback(wire.close)
-        found: Kind = await find_kind(wire) if kind == "auto" else kind
-        closing.pop_all()
-    if found == "llamacpp":
-        return LlamaCppServer(wire, files, settings.block_size)
-    return (VllmServer if found == "vllm" else ChatServer)(wire, files, settings.upstream_model)
-
-
-async def find_kind(wire: Wire) -> Kind:
-    """By whom `/v1/models` names as the owner, and by llama.cpp's own `/props`.
-
-    Whatever else lists its models is a server of chat completions. Raises UpstreamRefused,
-    UpstreamDenied, and UpstreamBusy where it is not ready yet.
-    """
-    status, answer = await wire.look(MODELS)
-    owners = set[str]()
-    if status == 200:
-        try:
-            models = msgspec.json.decode(answer, type=Models)
-            owners = {model.owned_by.lower() for model in models.data}
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass
-    if "vllm" in owners:
-        return "vllm"
-    props, _ = await wire.look("/props")
-    if props == 200 or "llamacpp" in owners:
-        return "llamacpp"
-    if owners:
-        return "openai"
-    if {status, props} & {401, 403}:
-        raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
-    if 429 in (status, props) or max(status, props) >= 500:
-        raise UpstreamBusy(f"the server is not ready: status {max(status, props)}")
-    raise UpstreamRefused(
-        "ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it: `openai` for any server"
-        " of Chat Completions"
-    )
-
-
 async def examined(server: Server, renderer: ChatRenderer) -> Facts:
-    """The facts with what only trying shows. Raises UpstreamError where the server fails."""
-    facts = await _try_memory(server, await server.find_facts(), renderer)
-    return await _try_grammars(server, facts, renderer) if facts.takes_grammars else facts
+    """The facts with what only trying shows. Raises UpstreamError where the server fails.
 
-
-async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
-    """Send one prompt twice in one scope; then in another, after something else.
-
-    A cache behind the slots of llama.cpp shows only where a slot had other content meanwhile. The
-    words are such that nobody has sent before, so that nothing can be reused at first. Each word of
-    32 hexadecimal digits has several tokens, so there are blocks of them.
+    One prompt is sent twice in one scope; then in another, after something else: a cache behind the
+    slots of llama.cpp shows only where a slot had other content meanwhile.
     """
+    facts = await server.find_facts()
+    # Nobody has sent such words before, so nothing can be reused at first. Each of 32 hexadecimal
+    # digits has several tokens, so there are blocks of them.
     num_words = max(PROBE_TOKENS, 3 * (facts.block_size or 0)) // 12
     first, second = (
         _order(renderer, _request(text=" ".join(uuid4().hex for _ in range(num_words))), 1)
@@ -168,51 +108,50 @@ async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> F
         async with slots.taken(scope, pack(order.token_ids)) as place:
             sent = replace(order, order_id=uuid4().hex, scope=scope)
             told.append(await server.prefill(sent, place))
-    again, foreign = told[1].cached_tokens, told[3].cached_tokens
-    length = len(first.token_ids)
+    again, foreign, length = told[1].cached_tokens, told[3].cached_tokens, len(first.token_ids)
+    # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
+    alike = common_length(pack(first.token_ids), pack(second.token_ids), TOKEN_BYTES)
     if told[1].prompt_tokens not in (None, length):
         note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {length}"
-        return replace(facts, tells="never", tells_note=note)
-    if again is None or foreign is None:
+        facts = replace(facts, tells="never", tells_note=note)
+    elif again is None or foreign is None:
         note = f"not told: {server.NOT_TOLD}"
         facts = replace(facts, tells="never", tells_note=note)
-        return replace(facts, isolation="none", isolation_note=server.UNPROVEN)
-    note = server.TOLD_BY
-    if not again:
-        note += "; it reused nothing of a prompt that was sent twice"
-    facts = replace(facts, tells_note=note)
-    # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
-    if foreign <= common_length(pack(first.token_ids), pack(second.token_ids), TOKEN_BYTES):
-        return replace(facts, isolation_note=_APART_BY[facts.isolation])
-    if facts.kind == "llamacpp":
-        raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
-    note = f"a second scope reused {foreign} tokens of the first one's prompt"
-    return replace(facts, isolation="none", isolation_note=note)
-
-
-async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
-    """Bind an answer to a schema that no model writes by itself, and a call to one."""
+        facts = replace(facts, isolation="none", isolation_note=server.UNPROVEN)
+    else:
+        lack = "" if again else "; it reused nothing of a prompt that was sent twice"
+        facts = replace(facts, tells_note=server.TOLD_BY + lack)
+        if foreign <= alike:
+            facts = replace(facts, isolation_note=_APART_BY[facts.isolation])
+        elif facts.kind == "llamacpp":
+            raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
+        else:
+            note = f"a second scope reused {foreign} tokens of the first one's prompt"
+            facts = replace(facts, isolation="none", isolation_note=note)
+    if facts.forced_note:
+        return facts
+    # Bind an answer to a schema that no model writes by itself, and a call to one.
+    found: set[Capability] = set()
     if not renderer.can_constrain:
         return replace(facts, forced_note="the grammar library can't use the tokenizer")
     try:
-        is_kept = await _keeps_to(server, renderer, _request(output_schema=_SCHEMA))
+        if await _keeps_to(server, renderer, _request(output_schema=_SCHEMA)):
+            found.add("structured_output")
+            call = _request(tools=[Tool("paint", _SCHEMA)], choice=ToolChoice("tool", name="paint"))
+            note = "the template has no tool calls that we know"
+            if renderer.tool_format is not None:
+                note = "it did not keep to a grammar of a call"
+                if await _keeps_to(server, renderer, call):
+                    found.add("forced_tools")
+                    note = "grammars, tried at the start"
+        else:
+            note = "it took a grammar and did not keep to it"
     except (UpstreamGone, UpstreamBusy):
         raise
     except UpstreamError as error:
         log.info("the upstream server takes no grammar", why=str(error))
         hint = "start it with --structured-outputs-config.backend guidance"
-        return replace(facts, forced_note=f"it took no grammar: {hint}")
-    if not is_kept:
-        return replace(facts, forced_note="it took a grammar and did not keep to it")
-    found: set[Capability] = {"structured_output"}
-    request = _request(tools=[Tool("paint", _SCHEMA)], choice=ToolChoice("tool", name="paint"))
-    if renderer.tool_format is None:
-        note = "the template has no tool calls that we know"
-    elif await _keeps_to(server, renderer, request):
-        found.add("forced_tools")
-        note = "grammars, tried at the start"
-    else:
-        note = "it did not keep to a grammar of a call"
+        note = f"it took no grammar: {hint}"
     return replace(facts, capabilities=facts.capabilities | found, forced_note=note)
 
 
@@ -226,7 +165,7 @@ async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateReq
                 parser.feed(token)
                 if parser.finish is not None:
                     return parser.finish != "too_costly"
-    return parser.finish is not None and parser.finish != "too_costly"
+    return False
 
 
 def _order(renderer: ChatRenderer, request: GenerateRequest, max_tokens: int) -> Order:
@@ -319,16 +258,16 @@ class UpstreamLoop(ExternalLoop):
         facts: Facts,
         accounting: Accounting,
         cache: UpstreamCache,
-        clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
         suspect: Callable[[], None],
         *,
         max_waiting: int,
     ) -> None:
-        super().__init__(accounting, cache, clock, event_loop, supervisor, max_waiting=max_waiting)
+        super().__init__(accounting, cache, event_loop, supervisor, max_waiting=max_waiting)
         self._server = server
         self._facts = facts
+        self._max_context = facts.max_context_tokens
         self._slots = Slots(facts.max_running)
         self._suspect = suspect
 
@@ -346,10 +285,25 @@ class UpstreamLoop(ExternalLoop):
         return sum(one.request.started_at is None for one in self._serving)
 
     async def _generate(self, sequence: SequenceState) -> None:
+        request = sequence.request
+        query, order = request.query, new_order(sequence, request.request_id, self._max_context)
         try:
-            query = sequence.request.query
             async with self._slots.taken(query.scope, query.digests.packed) as place:
-                await self._run(sequence, place)
+                if request.began_at is None:
+                    request.began_at = self._clock.now()
+                if request.started_at is None and self._facts.tells == "at_the_end":
+                    self._admit(sequence, await self._server.prefill(order, place))
+                    self._end_if_finished(sequence)
+                if sequence in self._serving:
+                    # Closing the connection ends the request at the server.
+                    async with aclosing(self._server.generate(order, place)) as pieces:
+                        async for piece in pieces:
+                            is_answer = piece.token_ids or piece.delta or piece.is_last
+                            if request.started_at is None and is_answer:
+                                self._admit(sequence, piece)
+                            self._take(sequence, piece)
+                            if sequence not in self._serving:
+                                break
         except UpstreamError as error:
             log.warning("the upstream server failed a request", why=str(error))
             if isinstance(error, UpstreamGone):
@@ -357,27 +311,6 @@ class UpstreamLoop(ExternalLoop):
             if sequence in self._serving:
                 self._fail(sequence, f"the upstream server failed: {error}", error.code)
         self._tell()
-
-    async def _run(self, sequence: SequenceState, place: Place) -> None:
-        request = sequence.request
-        order = new_order(sequence, request.request_id, self._facts.max_context_tokens)
-        if request.began_at is None:
-            request.began_at = self._clock.now()
-        if request.started_at is None and self._facts.tells == "at_the_end":
-            self._admit(sequence, await self._server.prefill(order, place))
-            self._end_if_finished(sequence)
-        if sequence not in self._serving:
-            return
-        # Closing the connection ends the request at the server.
-        async with aclosing(self._server.generate(order, place)) as pieces:
-            async for piece in pieces:
-                is_answer = piece.token_ids or piece.delta is not None or piece.is_last
-                if request.started_at is None and is_answer:
-                    self._admit(sequence, piece)
-                self._take(sequence, piece)
-                if sequence not in self._serving:
-                    return
-        raise UpstreamError("the answer ended before its end")
 
     def _admit(self, sequence: SequenceState, piece: Piece) -> None:
         """The prompt is computed: what was reused is known now, or never will be."""
@@ -464,9 +397,7 @@ class UpstreamBackend(EngineBackend):
             self._wait_for_server(renderer, files, progress), self._event_loop
         )
         parts = self._parts = asking.result()
-        self._loaded = self._assemble(parts)
-        self._loaded.loop.start(self._on_crash)
-        self._warm(self._loaded)
+        self._begin(self._assemble(parts))
         self._event_loop.call_soon_threadsafe(
             self._supervisor.start, "upstream", self._watch_server
         )
@@ -515,15 +446,19 @@ class UpstreamBackend(EngineBackend):
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _ask(self, renderer: ChatRenderer, files: ModelFacts) -> _Parts:
-        server = await new_server(self._settings, files)
+        settings = self._settings
+        wire = Wire(settings.upstream, settings.upstream_key.get_secret_value(), SILENCE_SECONDS)
         async with AsyncExitStack() as closing:
-            closing.push_async_callback(server.close)
+            closing.push_async_callback(wire.close)
+            kind = settings.upstream_kind
+            kind = await find_kind(wire) if kind == "auto" else kind
+            server = SERVERS[kind](wire, files, settings.upstream_model, settings.block_size)
             facts = await examined(server, renderer)
             closing.pop_all()
         if facts.isolation == "none":
             log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
         description = self._description(facts, renderer, files)
-        workers = self._new_pool(renderer, chat_worker(self._settings), description)
+        workers = new_pool(renderer, chat_worker(settings), description, settings, self._days)
         return _Parts(server, facts, renderer, description, workers)
 
     async def _watch_server(self, _stopping: asyncio.Event) -> None:
@@ -582,7 +517,7 @@ class UpstreamBackend(EngineBackend):
     async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:
         """A server of conversations parses by itself."""
         parts = self._parts
-        if parts is None or not parts.facts.is_chat:
+        if parts is None or parts.facts.kind != "openai":
             return await super()._parsers(loaded, request)
         tokenizer, choices = parts.renderer.tokenizer, range(request.sampling.num_choices)
         return [ChatParser(request, tokenizer) for _ in choices]
@@ -619,7 +554,6 @@ class UpstreamBackend(EngineBackend):
             parts.facts,
             accounting,
             cache,
-            self._clock,
             self._event_loop,
             self._supervisor,
             self._is_suspect.set,
@@ -633,11 +567,11 @@ class UpstreamBackend(EngineBackend):
         context = facts.max_context_tokens
         num_blocks = settings.num_blocks or facts.num_blocks
         capabilities: list[Capability] = [*sorted(facts.capabilities)]
-        if not facts.is_chat:
+        if facts.kind != "openai":
             capabilities.append("own_template")
         if renderer.tool_format is not None:
             capabilities.append("tools")
-        if renderer.reasoning_format is not None and not facts.is_chat:
+        if renderer.reasoning_format is not None and facts.kind != "openai":
             capabilities.append("thinking")
         return Description(
             backend="upstream",

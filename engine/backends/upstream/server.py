@@ -1,4 +1,4 @@
-"""A model server as we see it: its HTTP, its slots, facts found at the start, and its answers.
+"""A model server as we see it: its HTTP, its slots, and what is found out at the start.
 
 Every answer has a bound on its bytes and on its silence.
 """
@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 import httpx
 import msgspec
 
-from engine.backends.external import Order
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import TokenId
-from engine.protocol import Capability, ErrorCode, FinishReason
+from engine.protocol import Capability, ErrorCode
 from engine.protocol.reports import Guarantee
 from engine.refusal import StartRefused
 from engine.supervisor import Expected
@@ -30,8 +29,7 @@ LOOK_SECONDS = 10.0
 """How long a small question may take: a model's name, a count of tokens, whether it lives."""
 MAX_REPLY_BYTES = 8 * 2**20
 MAX_EVENT_BYTES = 2**20
-MAX_IDLE_BYTES = 2**20
-"""Comments and empty lines between two events."""
+"""Of one event, with the comments and empty lines in front of it."""
 _BUSY = {429, 503, 529}
 
 
@@ -47,12 +45,6 @@ class UpstreamBusy(UpstreamError):
     code: ClassVar[ErrorCode] = "overloaded"
 
 
-class UpstreamUnsupported(UpstreamError):
-    """The server's API has no place for what the request asks."""
-
-    code: ClassVar[ErrorCode] = "unsupported"
-
-
 class UpstreamGone(UpstreamError):
     """The server can't be reached, or a connection to it broke."""
 
@@ -63,8 +55,15 @@ class UpstreamDenied(UpstreamError):
     """The server wants a key, or another one."""
 
 
+class UpstreamRefused(StartRefused):
+    """This server can't be used at all; the message says why and what to change."""
+
+
 class Wire:
-    """Calls to one server. `url` has no path of an API; a trailing `/v1` is left out."""
+    """Calls to one server. `url` has no path of an API; a trailing `/v1` is left out.
+
+    All raise UpstreamError, and UpstreamGone where it can't be reached.
+    """
 
     def __init__(self, url: str, key: str, silence_seconds: float) -> None:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -79,29 +78,23 @@ class Wire:
         self._silence = httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS, pool=None)
 
     async def look(self, path: str) -> tuple[int, bytes]:
-        """Status and body; raises UpstreamGone and UpstreamError."""
-        async with self._call("GET", path) as response:
+        """Status and body, whatever the status is."""
+        async with self._call(path, None, is_long=False) as response:
             return response.status_code, await _body(response)
 
-    async def get(self, path: str, kind: type[T]) -> T:
-        """The decoded answer; raises UpstreamError for any other status than 200."""
-        status, answer = await self.look(path)
-        check_status(status, path)
-        return decoded(answer, kind, path)
+    async def ask(self, path: str, kind: type[T], body: Any = None, *, is_long: bool = False) -> T:
+        """The decoded answer. With a `body` it is a POST.
 
-    async def post(self, path: str, body: Any, kind: type[T], *, is_long: bool = False) -> T:
-        """As `get`. `is_long`: it may take as long as a generation."""
-        async with self._call("POST", path, body, self._silence if is_long else None) as response:
-            answer = await _body(response)
-        check_status(response.status_code, path)
-        return decoded(answer, kind, path)
+        `is_long`: it may take as long as a generation.
+        """
+        async with self._call(path, body, is_long=is_long) as response:
+            check_status(response.status_code, path)
+            return decoded(await _body(response), kind, path)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
         """The data of a stream of server-sent events. Closing it closes the connection."""
-        async with self._call("POST", path, body, self._silence) as response:
-            if response.status_code != 200:
-                await _body(response)
-                check_status(response.status_code, path)
+        async with self._call(path, body, is_long=True) as response:
+            check_status(response.status_code, path)
             if "text/event-stream" not in response.headers.get("content-type", ""):
                 raise UpstreamError(f"{path}: no stream of events")
             async for data in event_data(response.aiter_raw()):
@@ -111,14 +104,13 @@ class Wire:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def _call(
-        self, method: str, path: str, body: Any = None, timeout: httpx.Timeout | None = None
-    ) -> AsyncIterator[httpx.Response]:
-        content = None if body is None else msgspec.json.encode(body)
-        known = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+    async def _call(self, path: str, body: Any, *, is_long: bool) -> AsyncIterator[httpx.Response]:
         try:
             async with self._client.stream(
-                method, path, content=content, timeout=known
+                "GET" if body is None else "POST",
+                path,
+                content=None if body is None else msgspec.json.encode(body),
+                timeout=self._silence if is_long else httpx.USE_CLIENT_DEFAULT,
             ) as response:
                 yield response
         except httpx.ReadTimeout as error:
@@ -145,29 +137,25 @@ def decoded(body: bytes, kind: type[T], path: str) -> T:
 
 
 async def event_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The `data` of each event. Raises UpstreamError for an event or a pause beyond its bound."""
-    buffer, data, idle = bytearray(), bytearray(), 0
+    """The `data` of each event. Raises UpstreamError where none ends within its bound."""
+    # The beginning of a line that may come in many chunks: each byte is looked at once.
+    rest, data, size = list[bytes](), list[bytes](), 0
     async for chunk in chunks:
-        # Each byte is looked at once: lines may come in many chunks.
-        start, searched = 0, len(buffer)
-        buffer += chunk
-        while (end := buffer.find(b"\n", max(searched, start))) >= 0:
-            line, start = bytes(buffer[start:end]).removesuffix(b"\r"), end + 1
-            if line.startswith(b"data:"):
-                data += (b"\n" if data else b"") + line[5:].removeprefix(b" ")
-            elif not line and data:
-                whole, idle = bytes(data), 0
-                data.clear()
-                yield whole
-            else:
-                idle += len(line) + 1
-            if idle > MAX_IDLE_BYTES:
-                raise UpstreamError("the stream goes on without an event")
-        del buffer[:start]
-        if len(buffer) > MAX_EVENT_BYTES or len(data) > MAX_EVENT_BYTES:
-            raise UpstreamError("an event is too long")
+        rest.append(chunk)
+        size += len(chunk)
+        if b"\n" in chunk:
+            *lines, last = b"".join(rest).split(b"\n")
+            rest = [last]
+            for line in (line.removesuffix(b"\r") for line in lines):
+                if line.startswith(b"data:"):
+                    data.append(line[5:].removeprefix(b" "))
+                elif not line and data:
+                    yield b"\n".join(data)
+                    data, size = [], len(last)
+        if size > MAX_EVENT_BYTES:
+            raise UpstreamError("the stream goes on without the end of an event")
     if data:
-        yield bytes(data)
+        yield b"\n".join(data)
 
 
 async def _body(response: httpx.Response) -> bytes:
@@ -245,10 +233,6 @@ PROBE_TEXTS = (
 """What a server's tokenizer is compared with."""
 
 
-class UpstreamRefused(StartRefused):
-    """This server can't be used at all; the message says why and what to change."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """From the model's own files: what a server does not tell.
@@ -311,9 +295,8 @@ def _number(value: Any) -> float:
 class Facts:
     """What is known of a running server. `block_size` and `num_blocks` None: it does not tell.
 
-    `is_chat`: it takes conversations and answers deltas, not tokens.
     `max_running` requests are sent to it at a time. `fingerprint` changes when it was started anew,
-    as far as it shows that. `tells_note`, `isolation_note` and `forced_note` are for people.
+    as far as it shows that. The notes are for people.
     """
 
     kind: Kind
@@ -329,9 +312,7 @@ class Facts:
     block_size: int | None = None
     num_blocks: int | None = None
     fingerprint: str = ""
-    capabilities: frozenset[Capability] = frozenset()
-    takes_grammars: bool = True
-    is_chat: bool = False
+    capabilities: frozenset[Capability] = frozenset({"multiple_choices"})
 
     def guarantees(self) -> list[Guarantee]:
         """What an engine in front of this server keeps of the protocol's promises."""
@@ -349,91 +330,3 @@ class Facts:
             Guarantee("events", False, "evictions are not told; an entry ends when less is reused"),
             Guarantee("forced_tools", forced, self.forced_note),
         ]
-
-
-def check_counts(order: Order, told: int, cached: int | None) -> None:
-    """Raise UpstreamError unless the server computed the prompt that we sent."""
-    sent = len(order.token_ids)
-    if told != sent:
-        raise UpstreamError(f"the server counted {told} tokens of a prompt of {sent}")
-    if cached is not None and not 0 <= cached <= sent:
-        raise UpstreamError(f"the server says that it reused {cached} of {sent} tokens")
-
-
-class CalledFunction(msgspec.Struct, frozen=True):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class CallDelta(msgspec.Struct, frozen=True):
-    index: int = 0
-    id: str | None = None
-    function: CalledFunction = CalledFunction()
-
-
-class ChatDelta(msgspec.Struct, frozen=True):
-    """What is read of a delta of OpenAI's. Both names of thoughts are in use."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[CallDelta] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """What came since the last one. `cached_tokens` None: not told with this piece.
-
-    `finish`: why the server ended it, where our parser sees no end. `delta` is what came of a
-    server of conversations, `finish_reason` why it ended, `sampled_tokens` how many tokens its
-    whole answer had.
-    """
-
-    token_ids: Sequence[TokenId] = ()
-    cached_tokens: int | None = None
-    prompt_tokens: int | None = None
-    is_last: bool = False
-    finish: FinishReason | None = None
-    delta: ChatDelta | None = None
-    finish_reason: str | None = None
-    sampled_tokens: int | None = None
-
-
-class Server:
-    """One model server, by the API of its kind. All methods are called on one event loop.
-
-    Each raises UpstreamError, or UpstreamGone where the server can't be reached.
-    """
-
-    ALIVE: ClassVar[str] = "/health"
-    # For people: where it tells what it reused, what it lacks where it does not, and whether it
-    # keeps scopes apart where nothing shows that.
-    TOLD_BY: ClassVar[str] = "usage.prompt_tokens_details.cached_tokens"
-    NOT_TOLD: ClassVar[str] = "its usage has no prompt_tokens_details.cached_tokens"
-    UNPROVEN: ClassVar[str] = "the server knows no scopes"
-
-    def __init__(self, wire: Wire, files: ModelFacts) -> None:
-        self._wire = wire
-        self._files = files
-
-    async def find_facts(self) -> Facts:
-        """Look at the server once. Raises UpstreamRefused where it can't be used."""
-        raise NotImplementedError
-
-    async def fingerprint(self) -> str:
-        """Raises UpstreamGone where it does not answer with 200."""
-        status, _ = await self._wire.look(self.ALIVE)
-        if status != 200:
-            raise UpstreamGone(f"{self.ALIVE}: status {status}")
-        return ""
-
-    async def prefill(self, order: Order, place: Place) -> Piece:
-        """Compute the prompt alone, for servers that tell what they reused at the end only."""
-        raise NotImplementedError
-
-    def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
-        """Run a choice to its end; closing the iterator ends it at the server too."""
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        await self._wire.close()

@@ -9,8 +9,9 @@ A server of chat completions renders and parses by its own template and formats.
 
 import json
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,19 +20,16 @@ from tokenizers import Tokenizer
 from engine.backends.external import Order, vllm_sampling
 from engine.backends.upstream.server import (
     ANYWHERE,
-    CallDelta,
-    ChatDelta,
     Facts,
+    Kind,
     ModelFacts,
-    Piece,
     Place,
-    Server,
+    UpstreamBusy,
+    UpstreamDenied,
     UpstreamError,
     UpstreamGone,
     UpstreamRefused,
-    UpstreamUnsupported,
     Wire,
-    check_counts,
     decoded,
 )
 from engine.cache.ids import TokenId
@@ -52,21 +50,60 @@ from engine.protocol import (
 from engine.text.formats.arguments import new_tool_use_id
 from engine.text.formats.stops import StopFinder, StopStrings
 
+MODELS = "/v1/models"
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, frozen=True):
+    index: int = 0
+    id: str | None = None
+    function: CalledFunction = CalledFunction()
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What is read of a delta of OpenAI's. Both names of thoughts are in use."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What came since the last one. `cached_tokens` None: not told with this piece.
+
+    `delta` is what came of a server of conversations, `finish_reason` why the server ended the
+    choice, in its own words; `finish` the same where our parser sees no end. `sampled_tokens` is
+    how many tokens its whole answer had. `is_last`: nothing comes behind it.
+    """
+
+    token_ids: Sequence[TokenId] = ()
+    cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+    delta: ChatDelta | None = None
+    finish_reason: str | None = None
+    finish: FinishReason | None = None
+    sampled_tokens: int | None = None
+    is_last: bool = False
+
+
 SEPARATOR = "\n\n"
 MAX_CALLS = 128
 _FINISH: dict[str, FinishReason] = {
-    "stop": "stop",
     "length": "length",
     "tool_calls": "tool_use",
     "function_call": "tool_use",
-    "content_filter": "stop",
 }
+"""Whatever else ends an answer is a `stop`."""
 
 
 def chat_messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """Raises UpstreamUnsupported for a raw text. Earlier thoughts are left out."""
-    if prompt.text is not None:
-        raise UpstreamUnsupported("a server of chat completions takes no raw prompt")
+    """Earlier thoughts are left out. A raw text was refused before."""
     messages: list[dict[str, Any]] = []
     if prompt.system:
         system = SEPARATOR.join(part.text for part in prompt.system)
@@ -180,7 +217,91 @@ class ChatParser:
         return deltas
 
 
-MODELS = "/v1/models"
+def check_counts(order: Order, told: int, cached: int | None) -> None:
+    """Raise UpstreamError unless the server computed the prompt that we sent."""
+    sent = len(order.token_ids)
+    if told != sent:
+        raise UpstreamError(f"the server counted {told} tokens of a prompt of {sent}")
+    if cached is not None and not 0 <= cached <= sent:
+        raise UpstreamError(f"the server says that it reused {cached} of {sent} tokens")
+
+
+class Server:
+    """One model server, by the API of its kind. All methods are called on one event loop.
+
+    Each raises UpstreamError, or UpstreamGone where the server can't be reached.
+    """
+
+    PATH: ClassVar[str]
+    EVENT: ClassVar[type[Any]]
+    ALIVE: ClassVar[str] = "/health"
+    ENDS: ClassVar[Mapping[str, FinishReason]] = {}
+    # For people: where it tells what it reused, what it lacks where it does not, and whether it
+    # keeps scopes apart where nothing shows that.
+    TOLD_BY: ClassVar[str] = "usage.prompt_tokens_details.cached_tokens"
+    NOT_TOLD: ClassVar[str] = "its usage has no prompt_tokens_details.cached_tokens"
+    UNPROVEN: ClassVar[str] = "the server knows no scopes"
+
+    def __init__(self, wire: Wire, files: ModelFacts, model: str, block_size: int) -> None:
+        """`model`: the server's name of it, or empty for its only one.
+
+        `block_size` in tokens: our books count in blocks, and not every server does.
+        """
+        self._wire = wire
+        self._files = files
+        self._model = model
+        self._block_size = block_size
+        self.close = wire.close
+
+    async def find_facts(self) -> Facts:
+        """Look at the server once. Raises UpstreamRefused where it can't be used."""
+        raise NotImplementedError
+
+    async def fingerprint(self) -> str:
+        """Raises UpstreamGone where it does not answer with 200."""
+        status, _ = await self._wire.look(self.ALIVE)
+        if status != 200:
+            raise UpstreamGone(f"{self.ALIVE}: status {status}")
+        return ""
+
+    async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
+        """Compute the prompt alone, for servers that tell what they reused at the end only."""
+        raise NotImplementedError
+
+    async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
+        """Run a choice to its end; closing the iterator ends it at the server too."""
+        size, reason = 0, None
+        async for data in self._wire.events(self.PATH, self._body(order, place)):
+            if data == b"[DONE]":
+                break
+            event = decoded(data, self.EVENT, self.PATH)
+            if event.error is not None:
+                raise UpstreamError("the server ended the stream with an error")
+            if (piece := self._piece(event, order, place)) is None:
+                continue
+            size += self._size(piece, data)
+            if size > self._most(order):
+                raise UpstreamError("more than was asked for")
+            yield piece
+            if piece.finish_reason is not None:
+                reason = piece.finish_reason
+        if reason is None:
+            raise UpstreamGone("the stream ended without a reason")
+        yield Piece(is_last=True, finish=self.ENDS.get(reason))
+
+    def _body(self, order: Order, place: Place) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
+        raise NotImplementedError
+
+    def _size(self, piece: Piece, data: bytes) -> int:
+        return len(piece.token_ids)
+
+    def _most(self, order: Order) -> int:
+        return order.max_tokens
+
+
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _START = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.M)
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
@@ -207,23 +328,17 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """How many of the prompt's tokens the server reused; None where it does not tell."""
-        details = self.prompt_tokens_details
-        return None if details is None else details.cached_tokens
-
 
 class _Choice(msgspec.Struct):
     """`token_ids` are vLLM's, a `delta` that of chat completions."""
 
     token_ids: list[int] | None = None
-    delta: ChatDelta = ChatDelta()
+    delta: ChatDelta | None = None
     finish_reason: str | None = None
 
 
 class _Answer(msgspec.Struct):
-    """A whole answer, or one event of a stream; an `error` comes instead of choices."""
+    """A whole answer, or one event of a stream."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -237,16 +352,12 @@ class _Tokenized(msgspec.Struct):
 class ChatServer(Server):
     """It renders, it parses, and its usage is what it tells. It knows no scopes."""
 
+    PATH = "/v1/chat/completions"
+    EVENT = _Answer
     ALIVE = MODELS
-    PATH: ClassVar[str] = "/v1/chat/completions"
-    PREFILLS_SEEDED: ClassVar[bool] = False
     # An event of one token has a few hundred bytes; servers that send several at a time have more.
     MAX_TOKEN_EVENT_BYTES = 4096
-
-    def __init__(self, wire: Wire, files: ModelFacts, model: str) -> None:
-        """`model`: the server's name of it, or empty for its only one."""
-        super().__init__(wire, files)
-        self._model = model
+    PREFILLS_SEEDED: ClassVar[bool] = False
 
     async def find_facts(self) -> Facts:
         model = await self._find_model()
@@ -257,58 +368,30 @@ class ChatServer(Server):
             max_running=64,
             tells="at_the_end",
             isolation="none",
-            isolation_note="the server knows no scopes",
-            capabilities=frozenset({"multiple_choices"}),
-            takes_grammars=False,
-            is_chat=True,
+            isolation_note=self.UNPROVEN,
             forced_note="its formats are not ours",
         )
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
-        body = self._body(order) | {"max_tokens": 1, "stream": False, "seed": None}
+        body = self._body(order, place) | {"max_tokens": 1, "stream": False, "seed": None}
         body |= {"stream_options": None, "structured_outputs": None}
         body = {name: value for name, value in body.items() if value is not None}
-        answer = await self._wire.post(self.PATH, body, _Answer, is_long=True)
-        if answer.usage is None:
-            return Piece()
-        cached = self._cached(answer.usage, order)
-        return Piece(cached_tokens=cached, prompt_tokens=answer.usage.prompt_tokens)
+        answer = await self._wire.ask(self.PATH, _Answer, body, is_long=True)
+        return self._usage(answer.usage, order)
 
     async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
-        is_ended, size = False, 0
         if order.is_seeded and self.PREFILLS_SEEDED:
             await self.prefill(order)
-        async for data in self._wire.events(self.PATH, self._body(order)):
-            if data == b"[DONE]":
-                break
-            answer = decoded(data, _Answer, self.PATH)
-            if answer.error is not None:
-                raise UpstreamError("the server ended the stream with an error")
-            if len(answer.choices) > 1:
-                raise UpstreamError("more choices than were asked for")
-            for choice in answer.choices:
-                size += self._size(choice, data)
-                self._check_size(size, order)
-                is_ended = is_ended or choice.finish_reason is not None
-                yield self._piece(choice)
-            if answer.usage is not None:
-                self._cached(answer.usage, order)
-                sampled = answer.usage.completion_tokens
-                if sampled is not None and not 0 <= sampled <= order.max_tokens:
-                    raise UpstreamError(f"the server counted {sampled} tokens of its answer")
-                yield Piece(sampled_tokens=sampled)
-        if not is_ended:
-            raise UpstreamGone("the stream ended without a reason")
-        yield Piece(is_last=True)
-
-    # Inside.
+        async with aclosing(super().generate(order, place)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def _find_model(self) -> Model:
         """The server's model of this name, or its only one where the name is empty.
 
         Raises UpstreamRefused where it has none or several.
         """
-        models = (await self._wire.get(MODELS, Models)).data
+        models = (await self._wire.ask(MODELS, Models)).data
         found = [model for model in models if self._model in ("", model.id)]
         if len(found) != 1:
             names = ", ".join(model.id for model in models[:8])
@@ -316,7 +399,7 @@ class ChatServer(Server):
         self._model = found[0].id
         return found[0]
 
-    def _body(self, order: Order) -> dict[str, Any]:
+    def _body(self, order: Order, place: Place) -> dict[str, Any]:
         sample = order.sample
         body: dict[str, Any] = {
             "model": self._model,
@@ -328,28 +411,49 @@ class ChatServer(Server):
             "stream_options": {"include_usage": True},
             **chat_tools(order.request),
         }
-        if order.is_seeded:
-            body["seed"] = sample.seed % 2**31
-        return body
+        return body | ({"seed": sample.seed % 2**31} if order.is_seeded else {})
 
-    def _size(self, choice: _Choice, data: bytes) -> int:
+    def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
+        answer: _Answer = event
+        if len(answer.choices) > 1:
+            raise UpstreamError("more choices than were asked for")
+        told = self._usage(answer.usage, order)
+        if not answer.choices:
+            return told
+        (choice,) = answer.choices
+        tokens = choice.token_ids if choice.delta is None else None
+        return Piece(
+            token_ids=self._files.check_tokens(tokens or []),
+            delta=choice.delta,
+            finish_reason=choice.finish_reason,
+            sampled_tokens=told.sampled_tokens,
+        )
+
+    def _usage(self, usage: _Usage | None, order: Order) -> Piece:
+        """What was reused, of our tokens: 0 where the server counts the prompt otherwise."""
+        if usage is None:
+            return Piece()
+        details, sampled = usage.prompt_tokens_details, usage.completion_tokens
+        cached = None if details is None else details.cached_tokens
+        if self._is_ours(usage, order):
+            check_counts(order, usage.prompt_tokens, cached)
+        elif cached is not None:
+            cached = 0
+        if sampled is not None and not 0 <= sampled <= order.max_tokens:
+            raise UpstreamError(f"the server counted {sampled} tokens of its answer")
+        return Piece(
+            cached_tokens=cached, prompt_tokens=usage.prompt_tokens, sampled_tokens=sampled
+        )
+
+    def _is_ours(self, usage: _Usage, order: Order) -> bool:
+        """Whether the server must have computed just our tokens."""
+        return usage.prompt_tokens == len(order.token_ids)
+
+    def _size(self, piece: Piece, data: bytes) -> int:
         return len(data)
 
-    def _check_size(self, size: int, order: Order) -> None:
-        if size > (order.max_tokens + 16) * self.MAX_TOKEN_EVENT_BYTES:
-            raise UpstreamError("more text than was asked for")
-
-    def _piece(self, choice: _Choice) -> Piece:
-        return Piece(delta=choice.delta, finish_reason=choice.finish_reason)
-
-    def _cached(self, usage: _Usage, order: Order) -> int | None:
-        """What was reused, of our tokens: 0 where the server counts the prompt otherwise."""
-        if usage.cached_tokens is None:
-            return None
-        if usage.prompt_tokens != len(order.token_ids):
-            return 0
-        check_counts(order, usage.prompt_tokens, usage.cached_tokens)
-        return usage.cached_tokens
+    def _most(self, order: Order) -> int:
+        return (order.max_tokens + 16) * self.MAX_TOKEN_EVENT_BYTES
 
 
 class VllmServer(ChatServer):
@@ -358,10 +462,10 @@ class VllmServer(ChatServer):
     It tells what it reused only with `--enable-prompt-tokens-details`.
     """
 
+    PATH = "/v1/completions"
     ALIVE = "/health"
     NOT_TOLD = "start the server with --enable-prompt-tokens-details"
     UNPROVEN = "cache_salt is sent, and nothing shows whether the server heeds it"
-    PATH = "/v1/completions"
     # vLLM's CPU build ends when a prompt with a seed is computed in several steps.
     PREFILLS_SEEDED = True
 
@@ -371,7 +475,7 @@ class VllmServer(ChatServer):
         version = decoded(answer, dict[str, Any], "/version") if status == 200 else {}
         for text, ours in self._files.probes.items():
             body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-            if (await self._wire.post("/tokenize", body, _Tokenized)).tokens != ours:
+            if (await self._wire.ask("/tokenize", _Tokenized, body)).tokens != ours:
                 raise UpstreamRefused(
                     "the server has another tokenizer than ENGINE_MODEL; name the same model"
                 )
@@ -401,8 +505,9 @@ class VllmServer(ChatServer):
             raise UpstreamError("an answer without usage")
         return piece
 
-    def _body(self, order: Order) -> dict[str, Any]:
-        body: dict[str, Any] = {
+    def _body(self, order: Order, place: Place) -> dict[str, Any]:
+        structured = None if order.grammar is None else {"grammar": order.grammar}
+        return {
             **vllm_sampling(order, self._files.vocabulary_size),
             "model": self._model,
             "prompt": list(order.token_ids),
@@ -411,24 +516,13 @@ class VllmServer(ChatServer):
             "cache_salt": order.scope,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({} if structured is None else {"structured_outputs": structured}),
         }
-        if order.grammar is not None:
-            body["structured_outputs"] = {"grammar": order.grammar}
-        return body
 
-    def _size(self, choice: _Choice, data: bytes) -> int:
-        return len(choice.token_ids or [])
+    def _is_ours(self, usage: _Usage, order: Order) -> bool:
+        return True
 
-    def _check_size(self, size: int, order: Order) -> None:
-        if size > order.max_tokens:
-            raise UpstreamError("more tokens than were asked for")
-
-    def _piece(self, choice: _Choice) -> Piece:
-        return Piece(token_ids=self._files.check_tokens(choice.token_ids or []))
-
-    def _cached(self, usage: _Usage, order: Order) -> int | None:
-        check_counts(order, usage.prompt_tokens, usage.cached_tokens)
-        return usage.cached_tokens
+    _size, _most = Server._size, Server._most
 
     async def _metrics(self) -> tuple[dict[str, str], str]:
         """The labels of the cache's configuration, and when the process was started."""
@@ -444,11 +538,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and 0 < int(text) < 2**31 else None
 
 
-COMPLETION = "/completion"
 MAX_SLOTS = 1024
-_FIELDS = ["tokens", "stop", "stop_type", "tokens_evaluated", "timings"]
-"""Of the last event, which has the whole prompt else."""
-_STOPS: dict[str, FinishReason] = {"eos": "stop", "limit": "length"}
 
 
 class _Generation(msgspec.Struct):
@@ -490,21 +580,19 @@ class LlamaCppServer(Server):
     (`cache_prompt`).
     """
 
+    PATH = "/completion"
+    EVENT = _Event
+    ENDS: ClassVar[Mapping[str, FinishReason]] = {"eos": "stop", "limit": "length"}
     TOLD_BY = "timings.cache_n"
 
-    def __init__(self, wire: Wire, files: ModelFacts, block_size: int) -> None:
-        """`block_size` in tokens: our books count in blocks, and the server does not."""
-        super().__init__(wire, files)
-        self._block_size = block_size
-
     async def find_facts(self) -> Facts:
-        props = await self._wire.get("/props", _Props)
+        props = await self._wire.ask("/props", _Props)
         if not 0 < props.total_slots <= MAX_SLOTS:
             raise UpstreamRefused(f"the server says that it has {props.total_slots} slots")
         context = self._files.context(props.default_generation_settings.n_ctx)
         for text, ours in self._files.probes.items():
             # Ids must mean the same text; how text is cut into ids is our business alone.
-            if (await self._wire.post("/detokenize", {"tokens": ours}, _Text)).content != text:
+            if (await self._wire.ask("/detokenize", _Text, {"tokens": ours})).content != text:
                 raise UpstreamRefused(
                     "the server has another vocabulary than ENGINE_MODEL; name the same model"
                 )
@@ -519,72 +607,95 @@ class LlamaCppServer(Server):
             block_size=self._block_size,
             num_blocks=max(props.total_slots * context // self._block_size, 8),
             capabilities=frozenset({"multiple_choices", "min_p", "stop_token_ids"}),
-            takes_grammars=False,
             forced_note="its grammars are of another form than ours",
         )
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
         async with aclosing(self.generate(order, place)) as pieces:
-            async for piece in pieces:
-                if piece.token_ids or piece.is_last:
-                    return piece
-        raise UpstreamError("an answer without a token")
+            return await anext(pieces)
 
-    async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
-        num_tokens = 0
-        async for data in self._wire.events(COMPLETION, self._body(order, place)):
-            event = decoded(data, _Event, COMPLETION)
-            if event.error is not None:
-                raise UpstreamError("the server ended the stream with an error")
-            if event.prompt_progress is not None:
-                continue
-            tokens = self._files.check_tokens(event.tokens)
-            num_tokens += len(tokens)
-            if num_tokens > order.max_tokens:
-                raise UpstreamError("more tokens than were asked for")
-            cached = event.timings.cache_n
-            if event.tokens_evaluated is None or cached is None:
-                raise UpstreamError("an answer without counts")
-            check_counts(order, event.tokens_evaluated, cached)
-            if cached and not place.may_reuse:
-                raise UpstreamError("the server reused what it was told to compute")
-            yield Piece(
-                token_ids=tokens,
-                cached_tokens=cached,
-                prompt_tokens=event.tokens_evaluated,
-                is_last=event.stop,
-                finish=_STOPS.get(event.stop_type),
-            )
-            if event.stop:
-                return
-        raise UpstreamGone("the stream ended without a reason")
+    def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
+        one: _Event = event
+        if one.prompt_progress is not None:
+            return None
+        cached, told = one.timings.cache_n, one.tokens_evaluated
+        if told is None or cached is None:
+            raise UpstreamError("an answer without counts")
+        check_counts(order, told, cached)
+        if cached and not place.may_reuse:
+            raise UpstreamError("the server reused what it was told to compute")
+        return Piece(
+            token_ids=self._files.check_tokens(one.tokens),
+            cached_tokens=cached,
+            prompt_tokens=told,
+            finish_reason=one.stop_type if one.stop else None,
+        )
 
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
         sample = order.sample
+        off = dict.fromkeys(
+            (
+                *("presence_penalty", "frequency_penalty", "dry_multiplier"),
+                *("xtc_probability", "mirostat", "n_cache_reuse", "repeat_last_n"),
+            ),
+            0,
+        )
         return {
+            **off,
             "prompt": list(order.token_ids),
             "n_predict": order.max_tokens,
             "stream": True,
             "id_slot": place.slot,
             "cache_prompt": place.may_reuse,
-            "n_cache_reuse": 0,
             "return_tokens": True,
             "return_progress": True,
             "timings_per_token": True,
-            "response_fields": _FIELDS,
+            # Of the last event, which has the whole prompt else.
+            "response_fields": ["tokens", "stop", "stop_type", "tokens_evaluated", "timings"],
             "temperature": sample.temperature,
             "top_p": sample.top_p,
             "top_k": sample.top_k,
             "min_p": sample.min_p,
             "typical_p": 1.0,
             "repeat_penalty": 1.0,
-            "repeat_last_n": 0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "dry_multiplier": 0.0,
-            "xtc_probability": 0.0,
-            "mirostat": 0,
             "seed": sample.seed % 2**32 if order.is_seeded else -1,
             # It makes the server's own ends of a turn impossible, so only where nothing may end it.
             "ignore_eos": not order.end_token_ids,
         }
+
+
+SERVERS: Mapping[Kind, type[Server]] = {
+    "vllm": VllmServer,
+    "llamacpp": LlamaCppServer,
+    "openai": ChatServer,
+}
+
+
+async def find_kind(wire: Wire) -> Kind:
+    """By whom `/v1/models` names as the owner, and by llama.cpp's own `/props`.
+
+    Whatever else lists its models is a server of chat completions. Raises UpstreamRefused,
+    UpstreamDenied, and UpstreamBusy where it is not ready yet.
+    """
+    status, answer = await wire.look(MODELS)
+    owners = set[str]()
+    if status == 200:
+        try:
+            owners = {model.owned_by.lower() for model in decoded(answer, Models, MODELS).data}
+        except UpstreamError:
+            pass  # another server's page
+    if "vllm" in owners:
+        return "vllm"
+    props, _ = await wire.look("/props")
+    if props == 200 or "llamacpp" in owners:
+        return "llamacpp"
+    if owners:
+        return "openai"
+    if {status, props} & {401, 403}:
+        raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
+    if 429 in (status, props) or max(status, props) >= 500:
+        raise UpstreamBusy(f"the server is not ready: status {max(status, props)}")
+    raise UpstreamRefused(
+        "ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it: `openai` for any server"
+        " of Chat Completions"
+    )

@@ -11,6 +11,7 @@ from typing import Any
 from engine.backends.base import Progress
 from engine.backends.external import MirrorPool
 from engine.backends.looped import EngineBackend, Loaded
+from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.vllm.arguments import engine_arguments
@@ -69,9 +70,8 @@ class VllmBackend(EngineBackend):
         # The connector knows our directives by a token, so it hears of that before any of them.
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
         binding.result(BIND_SECONDS)
-        self._parts, self._loaded = parts, self._assemble(parts, self._whole(parts.description))
-        self._loaded.loop.start(self._on_crash)
-        self._warm(self._loaded)
+        self._parts = parts
+        self._begin(self._assemble(parts, self._whole(parts.description)))
 
     async def abandon(self, reason: str) -> None:
         """End our part in a vLLM that is not ours: requests fail, holds end, calls are refused."""
@@ -127,14 +127,13 @@ class VllmBackend(EngineBackend):
             parts.counts,
             accounting,
             cache,
-            self._clock,
             self._event_loop,
             self._supervisor,
             max_waiting=settings.max_waiting,
             max_leased_blocks=int(description.num_blocks * settings.lease_share),
             max_context_tokens=description.max_context_tokens,
         )
-        workers = self._new_pool(parts.renderer, parts.worker, description)
+        workers = new_pool(parts.renderer, parts.worker, description, settings, self._days)
         return Loaded(description, parts.renderer, workers, cache, accounting, loop)
 
 

@@ -14,7 +14,6 @@ import hmac
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -31,7 +30,7 @@ from engine.backends.vllm.directive import (
 )
 from engine.backends.vllm.internals import Block, CacheManager, Request, keeps_states
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
-from engine.cache.order import Key, Order
+from engine.cache.order import Order
 from engine.schedule.request import Ranges
 
 Blocks = tuple[Block, ...]
@@ -207,7 +206,8 @@ class LeaseManager:
 
         Places that names stand on come last, without those that have come back.
         """
-        told, self._lost_watches = [*self._losses, *map(_evicted, self._lost_watches)], {}
+        told = [*self._losses, *(Loss(key=key, reason="evicted") for key in self._lost_watches)]
+        self._lost_watches = {}
         self._losses.clear()
         return told
 
@@ -361,7 +361,9 @@ class LeaseManager:
         self._scope_refs.setdefault(hold.scope, Counter()).update(ids)
         self._leases.setdefault(hold.scope, {})[hold] = None
         hold.is_leased = True
-        self._by_end.setdefault(hold.scope, Order(_end_of)).push(hold)
+        if hold.scope not in self._by_end:
+            self._by_end[hold.scope] = Order(lambda h: (h.expires_at, 0.0) if h.is_leased else None)
+        self._by_end[hold.scope].push(hold)
         self.num_leases += 1
         return True
 
@@ -422,14 +424,6 @@ class LeaseManager:
             self._pool.free_blocks(reversed(hold.blocks))
         else:
             self._undepend(hold)
-
-
-def _evicted(key: str) -> Loss:
-    return Loss(key=key, reason="evicted")
-
-
-def _end_of(hold: Hold) -> Key | None:
-    return (hold.expires_at, 0.0) if hold.is_leased else None
 
 
 def _subtract(counts: Counter[int], blocks: Blocks) -> None:
@@ -503,7 +497,10 @@ class RequestTracker:
         params = given.get(PARAM_KEY) if isinstance(given, Mapping) else None
         if params is None:
             return None
-        if not self._is_ours(params):
+        token = params.get("token") if isinstance(params, Mapping) else None
+        # JSON can hold halves of characters, which UTF-8 alone refuses.
+        told = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else b""
+        if self._token is None or not hmac.compare_digest(told, self._token):
             return "it does not carry the server's token"
         try:
             directive = msgspec.convert(params, Directive)
@@ -627,13 +624,6 @@ class RequestTracker:
         return next(inside, start + num_tokens) - start
 
     # Inside.
-
-    def _is_ours(self, params: Any) -> bool:
-        given = params.get("token") if isinstance(params, Mapping) else None
-        if self._token is None or not isinstance(given, str):
-            return False
-        # JSON can hold halves of characters, which UTF-8 alone refuses.
-        return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
 
     def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
         directive, request, first = state.directive, state.request, state.num_watched

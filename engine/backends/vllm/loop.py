@@ -52,7 +52,7 @@ from engine.cache.leases import EndReason
 from engine.cache.lookup import longest_hit
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.clock import Clock, ManualClock
+from engine.clock import ManualClock
 from engine.protocol import ErrorCode, Failed, MissReason
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
@@ -398,7 +398,6 @@ class VllmLoop(ExternalLoop):
         counts: StepCounts,
         accounting: Accounting,
         cache: HeldCache,
-        clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
         *,
@@ -406,7 +405,7 @@ class VllmLoop(ExternalLoop):
         max_leased_blocks: int,
         max_context_tokens: int,
     ) -> None:
-        super().__init__(accounting, cache, clock, event_loop, supervisor, max_waiting=max_waiting)
+        super().__init__(accounting, cache, event_loop, supervisor, max_waiting=max_waiting)
         self._core = core
         self._counts = counts
         self._max_leased_blocks = max_leased_blocks

@@ -280,7 +280,6 @@ class Harness:
             self.scheduler,
             self.accounting,
             runner or self.runner,
-            self.clock,
             max_waiting=max_waiting,
             store=store,
         )
@@ -406,7 +405,7 @@ def _names(scope: str, tokens: Sequence[TokenId], spans: Sequence[Segment]) -> l
 def check_waiting(waiting: WaitingClasses) -> None:
     """Each sequence waits once, in the line of its scope."""
     for is_batch in (False, True):
-        queue = waiting.of(is_batch=is_batch)
+        queue = waiting[is_batch]
         assert len(list(queue)) == len(set(map(id, queue))) == len(queue)
         for scope, line in queue._lines.items():
             assert line and all(sequence.scope == scope for sequence in line)

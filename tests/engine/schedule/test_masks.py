@@ -50,7 +50,6 @@ def engine_with(seconds: float = 60) -> Harness:
         engine.scheduler,
         engine.accounting,
         engine.runner,
-        engine.clock,
         max_waiting=16,
         masks=masks,
     )

@@ -100,7 +100,6 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
         StepCounts(),
         accounting,
         cache,
-        clock,
         running,
         supervisor,
         max_waiting=1,

@@ -61,9 +61,7 @@ class Core:
         self._accounting = Accounting(
             self._cache, self.clock, self._hear, epoch="core", max_context_tokens=10**6
         )
-        self._loop = EngineLoop(
-            self.scheduler, self._accounting, runner, self.clock, max_waiting=10**6
-        )
+        self._loop = EngineLoop(self.scheduler, self._accounting, runner, max_waiting=10**6)
 
     def run(self, requests: Sequence[PlannedRequest]) -> None:
         """As the engine's thread does: calls between two steps, and steps while there is work."""

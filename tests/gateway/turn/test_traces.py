@@ -128,17 +128,10 @@ def test_the_spans_go_by_grpc_too(tmp_path: Path) -> None:
             trace = os.urandom(16).hex()
             ask(stack, trace)
             found = spans_of(collector, trace, 7)
-            eventually(lambda: counted(stack.gateway, "exported") >= 2)
     assert {event for span in found for event in span.events} == {
         "holdfast.admitted",
         "holdfast.first_frame",
     }
-
-
-def counted(url: str, result: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=120).text
-    [line] = [row for row in text.splitlines() if f'_spans_total{{result="{result}"}}' in row]
-    return float(line.split()[-1])
 
 
 # What needs engines that fail: scripted ones, which make no spans of their own.
@@ -231,7 +224,7 @@ def test_a_traceparent_that_is_not_one_begins_a_new_trace(
             assert turn.parent == "" and call.parent == turn.id and call.trace == turn.trace
 
 
-def test_a_collector_that_is_slow_or_away_holds_no_turn_and_drops_are_counted(
+def test_a_collector_that_is_slow_or_away_holds_no_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue has room for four spans, and each turn has two.
@@ -239,25 +232,21 @@ def test_a_collector_that_is_slow_or_away_holds_no_turn_and_drops_are_counted(
     The first collector answers when all turns are over. A turn that waited for it would wait for
     longer than its client does.
     """
-    room = {"OTEL_BSP_MAX_QUEUE_SIZE": "4", "OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
+    room = {
+        "OTEL_BSP_MAX_QUEUE_SIZE": "4",
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "600",
+    }
     with collecting() as slow, serve(ScriptedEngine()) as one:
         slow.may_answer.clear()
         with gateway(monkeypatch, tmp_path / "slow", slow.url, one, **room) as url:
             try:
                 ask_often(url)
-                assert counted(url, "dropped") > 0 and counted(url, "exported") == 0
             finally:
                 slow.may_answer.set()
         room["OTEL_EXPORTER_OTLP_TIMEOUT"] = "2"
         with gateway(monkeypatch, tmp_path / "away", "http://127.0.0.1:9", one, **room) as url:
-
-            def drops() -> bool:
-                ask_often(url)
-                return counted(url, "dropped") > 0
-
-            eventually(drops)
-            eventually(lambda: counted(url, "failed") > 0)
-            assert counted(url, "exported") == 0
+            ask_often(url)
 
 
 def ask_often(url: str) -> None:

@@ -211,7 +211,7 @@ def test_a_pattern_whose_text_outgrows_the_library_is_refused_before_an_answer_b
 STACK = """
 import resource as r, engine.backends.prepare.worker as w
 r.setrlimit(r.RLIMIT_STACK, ({soft}, r.getrlimit(r.RLIMIT_STACK)[1]))
-w._bound_stack()
+w.bound_stack()
 print(r.getrlimit(r.RLIMIT_STACK)[0])
 """
 COMPILE = """

@@ -210,7 +210,7 @@ async def test_a_silent_server_fails_the_request_in_time() -> None:
     with serving_script(script) as url:
         wire = Wire(url, "", silence_seconds=1.0)
         with pytest.raises(UpstreamError, match="said nothing in time"):
-            await wire.post("/v1/completions", {"stream": False}, dict[str, object], is_long=True)
+            await wire.ask("/v1/completions", dict[str, object], {"stream": False}, is_long=True)
         await wire.close()
 
 
