@@ -170,17 +170,24 @@ def new_memory(
     try:
         lines = directory.journal_lines()
     except OSError as error:
-        log.warning("the store's journal can't be read", reason=error.strerror)
+        log.error("the store's journal can't be read", reason=error.strerror)
+    told = replay(lines, reader.model.hex(), reader.keys)
     restored = restore(
-        replay(lines, reader.model.hex(), reader.keys),
+        told,
         entries,
         lambda put: put.keys(hasher, reader.keys),
         partial(reader.miss_of, directory.path),
         clock.now(),
         wall(),
     )
+    if damaged := told.damages["checksum"]:
+        log.error(
+            "the store's journal is damaged: what these lines told is lost",
+            lines=damaged,
+            lost_leases=restored.num_lost,
+        )
     if directory.lacks_journal:
-        log.warning("the store's journal is gone: what it has is reused, and nothing is leased")
+        log.error("the store's journal is gone: what it has is reused, and nothing is leased")
         restored.misses["journal_missing"] += 1
     log.info(
         "store opened",

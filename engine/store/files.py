@@ -297,6 +297,11 @@ class StoreDirectory:
             self.close()
             raise
 
+    @property
+    def is_gone(self) -> bool:
+        """Somebody else removed it, or what it is mounted from."""
+        return not (self._blocks.exists() and self._new.exists())
+
     def close(self) -> None:
         """Let another process have the directory."""
         os.close(self._lock)

@@ -7,6 +7,7 @@ tokens, so that the keys of its files follow from it.
 """
 
 import hmac
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 Record = Put | Touch | End
 
+# What tells of an entry in a line that is damaged elsewhere.
+_KEY, _NO_LEASE = re.compile(rb'"key":"([0-9a-f]+)"'), b'"is_leased":false'
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
@@ -142,6 +145,8 @@ class Told:
     """What a journal has told: the entries that had not ended, and its damaged lines by reason.
 
     `changed` are the keys of lines that nobody has looked at yet. `model` is a fingerprint as hex.
+    `lost` are the keys of leased entries of which a damaged line told, or their own place in the
+    journal where even that can't be read.
     """
 
     def __init__(self, model: str, keys: StoreKeys) -> None:
@@ -150,6 +155,7 @@ class Told:
         self.entries: dict[str, Put] = {}
         self.changed: set[str] = set()
         self.damages: Counter[str] = Counter()
+        self.lost: set[str] = set()
 
     def take(self, lines: Iterable[bytes]) -> None:
         """Take in further lines, the oldest first."""
@@ -159,6 +165,9 @@ class Told:
             record = decode_line(whole, self._keys)
             if record is None:
                 self.damages["checksum"] += 1
+                key = _KEY.search(whole)
+                if _NO_LEASE not in whole and b'"type":"end"' not in whole:
+                    self.lost.add(key[1].decode() if key else f"line {self.damages.total()}")
                 continue
             match record:
                 case Put(model=model) if model != self._model:
@@ -166,11 +175,15 @@ class Told:
                     continue
                 case Put():
                     self.entries[record.key] = record
+                    self.lost.discard(record.key)
                 case Touch() if record.key in self.entries:
                     put = self.entries[record.key]
                     self.entries[put.key] = msgspec.structs.replace(put, times=record.times)
-                case End():
+                case Touch() if record.times.is_leased:
+                    self.lost.add(record.key)
+                case End() | Touch():
                     self.entries.pop(record.key, None)
+                    self.lost.discard(record.key)
             self.changed.add(record.key)
 
 
@@ -208,7 +221,7 @@ def restore(
     `now` is the engine's clock, `wall` the same moment in seconds since 1970. `miss_of` looks for a
     file, at each once.
     """
-    result = Restored()
+    result = Restored(num_lost=len(told.lost - told.entries.keys()))
     result.misses.update({f"journal_{reason}": n for reason, n in told.damages.items()})
     missed: dict[str, Missed | None] = {}
     for put in sorted(told.entries.values(), key=lambda put: (not put.times.is_leased, put.key)):

@@ -39,7 +39,8 @@ MAX_QUEUED_BYTES = 64 * 2**20
 """Bytes of blocks that may wait to be written."""
 BURST_SECONDS = 0.25
 WORK_SECONDS = 0.02
-IDLE_SECONDS = 3600.0
+IDLE_SECONDS = 5.0
+"""Between two looks at the directory, which somebody may have removed."""
 JOURNAL_GROWTH = 4
 JOURNAL_SLACK = 4 * 2**20
 """Bytes. The journal is rewritten above JOURNAL_GROWTH times its last rewritten size and this."""
@@ -75,7 +76,11 @@ class Failed(NamedTuple):
     error: str
 
 
-Result = Written | Arrived | Missed | Scanned | Appended | Failed
+class Gone(NamedTuple):
+    """The directory is there no more."""
+
+
+Result = Written | Arrived | Missed | Scanned | Appended | Failed | Gone
 
 
 class StoreThreads:
@@ -119,6 +124,10 @@ class StoreThreads:
     def scan(self, known: frozenset[str]) -> None:
         """Look at every file that is not known."""
         self._readers.submit(self._scan, known)
+
+    def look(self) -> None:
+        """Is the directory still there?"""
+        self._readers.submit(lambda: self._directory.is_gone and self.results.put(Gone()))
 
     def close(self, timeout: float) -> bool:
         """Finish the writer's tasks. False if that took too long."""
@@ -253,6 +262,8 @@ class DiskStore:
         self._restored = restored
         self._peers = peers
         self._misses = restored.misses
+        self._looked_at = self._paced_at
+        self._is_gone = False
         self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
         self._down_until: float | None = None
         self.is_scanning = True
@@ -287,6 +298,9 @@ class DiskStore:
         if self._peers is not None:
             self._peers.after_step()
         self._save(self._num_saves(), now)
+        if not self._is_gone and self._paced_at - self._looked_at >= IDLE_SECONDS:
+            self._looked_at = self._paced_at
+            self._threads.look()
 
     def seconds_to_next(self, now: float) -> float:
         del now
@@ -387,6 +401,12 @@ class DiskStore:
                     entry.recorded = recorded
             case Failed():
                 self._go_down(result.error)
+            case Gone() if not self._is_gone:
+                self._is_gone = True
+                log.error("the store's directory is gone, and the leases that only it kept")
+                for name in self._tier.names:
+                    self._miss(Missed(name, "missing"), now)
+                self._go_down("the directory is gone")
 
     def _miss(self, missed: Missed, now: float) -> None:
         """A file is damaged or gone: end what stands on it."""
@@ -436,7 +456,7 @@ class DiskStore:
         most = max(rate * BURST_SECONDS, size)
         self._allowance = min(self._allowance + rate * (at - self._paced_at), most)
         self._paced_at = at
-        if self._down_until is not None and at >= self._down_until:
+        if self._down_until is not None and at >= self._down_until and not self._is_gone:
             self._down_until = None
             log.info("the store is tried again")
             for entry in self._entries.live():

@@ -409,7 +409,9 @@ def find_starts(starts: Sequence[str], written: str) -> tuple[str, ...]:
     plain that ordinary text has it.
     """
     first = next((start for start in starts if written.startswith(start)), None)
-    if first is None or any(len(start) < 3 or start[0].isalnum() for start in starts):
+    if first is None or any(
+        len(start) < 3 or (start[0].isalnum() and not start.endswith("[")) for start in starts
+    ):
         return ()
     return (first, *(start for start in starts if start != first))
 

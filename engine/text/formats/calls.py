@@ -17,6 +17,7 @@ from engine.text.formats.arguments import (
     LiteralInput,
     LiteralSyntax,
     Match,
+    Maybe,
     Outcome,
     Pattern,
     Space,
@@ -336,7 +337,7 @@ class CallParser:
         self._call: CallStream = CallObject()
         # A step returns True when it moved on and the next one may find something to do.
         self._step: Callable[[list[Delta]], bool] = self._read_text
-        if self._syntax.begins_turn:
+        if any(way.begins_turn for way in ways):
             self._step = self._read_begin
 
     def feed(self, text: str) -> list[Delta]:
@@ -369,10 +370,18 @@ class CallParser:
         begin = self._held.lstrip()
         if not begin or any(overlap(begin, start) == len(begin) for start in self._starts):
             return False
-        self._step, self._is_bare = self._read_text, True
-        if begin.startswith("{"):
-            self._take(len(self._held) - len(begin))
-            self._begin(Match(0))
+        starts_bare = [w for w in self._ways if w.begins_turn and not begin.startswith(w.starts)]
+        outcomes: list[Outcome] = []
+        for way in starts_bare:
+            outcome = way.match_call(begin, behind=(Maybe(way.opens),))
+            if isinstance(outcome, Match):
+                self._syntax, self._is_bare = way, True
+                self._take(len(self._held) - len(begin) + outcome.end)
+                return self._begin(outcome)
+            outcomes.append(outcome)
+        if "partial" in outcomes:
+            return False
+        self._step = self._read_text
         return True
 
     def _read_text(self, deltas: list[Delta]) -> bool:
@@ -395,9 +404,9 @@ class CallParser:
         """The first call, whose beginning was what the calls were found by."""
         outcomes: list[Outcome] = []
         for way in self._ways:
-            is_bare = self._start != first_literal(way.opens)
-            if self._start not in way.starts:
+            if not any(start.startswith(self._start) for start in way.starts):
                 continue
+            is_bare = not first_literal(way.opens).startswith(self._start)
             behind = () if is_bare else way.opens
             outcome = way.match_call(self._start + self._held, behind=behind)
             self._syntax, self._is_bare = way, is_bare and bool(way.opens)

@@ -32,14 +32,14 @@ from engine.protocol import (
 )
 from engine.text.formats.calls import FormatParser, PlainText, calls_of
 from engine.text.formats.reasoning import (
-    HARMONY,
+    MESSAGES,
     REASONING_FORMATS,
-    TURN_ENDS,
-    HarmonyParser,
+    MessagesParser,
+    MessageSyntax,
     ReasoningFormat,
     ThinkingParser,
 )
-from engine.text.formats.table import TOOL_FORMATS, CallFormat, Derivation
+from engine.text.formats.table import FAMILIES, TOOL_FORMATS, CallFormat, Derivation, reading
 from engine.text.rendered import TemplateRefused
 from engine.text.template.boundaries import PlacedText, in_order, place_segments
 from engine.text.template.chat_template import ChatTemplate
@@ -95,7 +95,10 @@ _USER = Message("user", [TextPart(_QUESTION)])
 _SECOND = Message("user", [TextPart("probe-second")])
 _SYSTEM = TextPart("probe-system")
 _ANSWERED = Message("assistant", [TextPart(_ANSWER)])
-_THINKING_KEYS: tuple[ThinkingKey, ...] = ("reasoning_content", "thinking", "reasoning")
+_THINKING_KEYS: tuple[ThinkingKey, ...] = (
+    "reasoning_content", "thinking", "reasoning", "tool_plan", "thought"
+)  # fmt: skip
+_THINKING_MESSAGES = {name: of for name, of in MESSAGES.items() if of.thinks is not None}
 _TAG = re.compile(r"<[^<>\s]{1,40}>(?:thought\n)?|\[/?[A-Z_]{1,40}\]")
 
 
@@ -183,9 +186,7 @@ class TemplateProbe:
         return True
 
     def _renders(self, prompt: Prompt, needle: str, traits: TemplateTraits) -> bool:
-        text = self.text(prompt, traits)
-        # A template that knows no content parts may write out Python's own picture of them.
-        return text is not None and needle in text and "'type'" not in text
+        return needle in (self.text(prompt, traits) or "")
 
     def _place(self, prompt: Prompt, traits: TemplateTraits) -> PlacedText | None:
         conversation = new_conversation(prompt, self.controls, traits)
@@ -266,13 +267,16 @@ class ModelFormats:
         return f"To call tools write this, with the arguments as one JSON object:\n{call}"
 
     @property
-    def is_harmony(self) -> bool:
-        return HARMONY in (self.tool_format, self.reasoning_format)
+    def messages(self) -> MessageSyntax | None:
+        """How a turn of several messages is written, where turns are such."""
+        of = self.call_format
+        messages = None if of is None else of.messages
+        return messages or _THINKING_MESSAGES.get(self.reasoning_format or "")
 
     @property
     def thinking_markers(self) -> frozenset[str]:
-        if self.is_harmony:
-            return TOOL_FORMATS[HARMONY].markers
+        if self.messages is not None:
+            return self.messages.markers
         return frozenset() if self.tags is None else self.tags.markers
 
     @property
@@ -283,11 +287,11 @@ class ModelFormats:
     def new_parser(self, request: GenerateRequest, *, is_open: bool) -> FormatParser:
         """For one choice; `is_open`: the prompt ends inside the thinking."""
         tools = request.prompt.callable_tools if request.tool_choice.mode != "none" else []
-        if self.is_harmony:
-            return HarmonyParser([tool.name for tool in tools])
-        calls: FormatParser = PlainText()
-        if tools and self.call_format is not None:
-            calls = self.call_format.new_parser(tools)
+        of = self.call_format
+        if self.messages is not None:
+            inner = of.new_parser(tools) if tools and of and of.ways else None
+            return inner or MessagesParser(self.messages, tools)
+        calls: FormatParser = of.new_parser(tools) if tools and of is not None else PlainText()
         if self.tags is not None:
             calls = ThinkingParser(self.tags, calls, is_open=is_open)
         return calls
@@ -302,7 +306,7 @@ def find_formats(
     """
     for setting, name, known in (
         ("tool_format", choice.tools, TOOL_FORMATS),
-        ("reasoning_format", choice.reasoning, {**REASONING_FORMATS, HARMONY: None}),
+        ("reasoning_format", choice.reasoning, {**REASONING_FORMATS, **_THINKING_MESSAGES}),
     ):
         if name not in (names := ["auto", "none", *known]):
             raise TemplateRefused(f"`{setting}`: {name!r} is none of {', '.join(names)}")
@@ -328,11 +332,14 @@ def find_formats(
             calls = ProvenCalls(tool_format, of, calls.traits, "", calls.probe)
     traits = TemplateTraits() if calls is None else calls.traits
     thinking = _ThinkingProof(probe, calls is not None).find(traits, choice.reasoning)
-    ends = TURN_ENDS if HARMONY in (tool_format, thinking.name) else frozenset[str]()
+    of = None if tool_format is None else TOOL_FORMATS.get(tool_format)
+    messages = (of and of.messages) or _THINKING_MESSAGES.get(thinking.name or "")
+    ends = frozenset[str]() if messages is None else messages.turn_ends
     controls = None if probe.controls is None else probe.controls.pattern
     inside = () if controls is None else controls.findall(thinking.inside)
     tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")
     no_ends = (frozenset(inside) - ends) | (frozenset() if tags is None else tags.markers)
+    no_ends |= frozenset() if messages is None else frozenset(messages.ends) - ends
     if calls is not None and calls.shown:
         ends |= proof.ends_behind(calls)
     formats = ModelFormats(
@@ -423,7 +430,7 @@ class _CallProof:
                 if shown is None or _NAME not in shown:
                     continue
                 for name, of in TOOL_FORMATS.items():
-                    if _reads(of, shown, [given]):
+                    if self._has_start(of) and _reads(of, shown, [given]):
                         return self._complete(ProvenCalls(name, of, traits, shown, given))
         for traits in self._ways():
             # A format of the template's own, which has to read all that JSON can say.
@@ -444,6 +451,7 @@ class _CallProof:
                     null_content=null_content,
                     string_arguments=strings,
                 )
+        yield TemplateTraits(names_in_metadata=True)
 
     def _derive(self, traits: TemplateTraits) -> CallFormat | None:
         pattern = None if self.probe.controls is None else self.probe.controls.pattern
@@ -478,7 +486,7 @@ class _CallProof:
             traits = apart
         derived = self._derive(traits)
         return replace(
-            proven,
+            self._in_family(proven),
             traits=traits,
             shown=self.shown([given], traits) or proven.shown,
             written=None if derived is None else derived.written[0],
@@ -498,19 +506,49 @@ class _CallProof:
         last = max(header.rfind(name) for name in names)
         return last >= 0 and behind.count("other_tool") > 2 and header.rfind(_NAME) < last
 
+    def _has_start(self, of: CallFormat) -> bool:
+        """Does the prompt write what messages of the turn begin with, if it is of such?"""
+        asked = self.probe.text(Prompt([_USER]), TemplateTraits()) or ""
+        return of.messages is None or of.messages.start in asked.rpartition(_QUESTION)[2]
+
+    @property
+    def _families(self) -> list[Sequence[str]]:
+        """The formats that the vocabulary has control tokens for."""
+        known = {} if self.probe.controls is None else self.probe.controls.ids
+        return [names for token, names in FAMILIES.items() if token in known]
+
+    def _in_family(self, proven: ProvenCalls) -> ProvenCalls:
+        """What else its model writes is read as well."""
+        name, of = proven.name, proven.format
+        for names in self._families:
+            # Objects and lists without markup tell of no family by themselves.
+            is_bare = name in ("llama3_json", "pythonic")
+            name, of = names[0] if is_bare else name, reading(of, names)
+        return replace(proven, name=name, format=of)
+
     def _find_told(self) -> ProvenCalls | None:
-        """A format that the template tells its model to write, and itself never does."""
+        """A format that the template tells its model to write, or that the vocabulary has tokens
+        for; the template itself writes no calls."""
         told = self.probe.text(Prompt([_USER], [_TOOL]), TemplateTraits())
-        if told is None or self.probe.text(Prompt([_USER]), TemplateTraits()) is None:
+        if told is None or _NAME not in told:
             return None
+        of_family = {name for names in self._families for name in names}
+        known = {} if self.probe.controls is None else self.probe.controls.ids
         for name, of in TOOL_FORMATS.items():
-            written = of.written[0]
-            if not of.in_content or _NAME not in told or written.begin.rstrip("[ ") not in told:
-                continue
-            traits = TemplateTraits(written=written)
-            shown = self.shown(_INPUTS[:1], traits)
-            if shown is not None and _reads(of, shown, _INPUTS[:1]):
-                return ProvenCalls(name, of, traits, shown, _INPUTS[0])
+            marks = [marker for marker in of.markers if marker.startswith("<")]
+            has_marks = of.opening in told and all(mark in known for mark in marks)
+            for written in of.written:
+                head = written.begin + written.call.partition("{name}")[0].rstrip('"')
+                is_told = head in told and re.search(r'[<`\w].*\{"name": $', head, re.DOTALL)
+                if not (is_told or name in of_family or (has_marks and of.opening in known)):
+                    continue
+                traits = TemplateTraits(written=written)
+                given = next(
+                    (g for g in _INPUTS if _reads(of, self.shown([g], traits), [g])), None
+                )
+                if given is not None:
+                    shown = self.shown([given], traits) or ""
+                    return self._in_family(ProvenCalls(name, of, traits, shown, given))
         return None
 
     def _reads(
@@ -566,9 +604,14 @@ class _ThinkingProof:
         if wanted == "none":
             return ProvenThinking(None, traits)
         source = self.probe.template.source
-        names = [n for n in (*REASONING_FORMATS, HARMONY) if wanted in ("auto", n)]
+        known = (*REASONING_FORMATS, *_THINKING_MESSAGES)
+        names = [n for n in known if wanted in ("auto", n)]
         if wanted == "auto":
-            names.remove("think" if "<response></response>" in source else "granite")
+            # Of those with the same tags the one that the template tells of.
+            hinted = [n for n, tags in REASONING_FORMATS.items() if tags.told_by]
+            told = [n for n in hinted if REASONING_FORMATS[n].told_by in source]
+            drop = {*hinted} - {*told} | ({"think"} if told else set())
+            names = [n for n in names if n not in drop]
         ways = [replace(traits, thinking_key=key) for key in _THINKING_KEYS]
         for way in (*ways, replace(traits, thinks_in_content=True)):
             for parts in self._turns():
@@ -578,15 +621,14 @@ class _ThinkingProof:
                 for name in names:
                     if _reads_thought(turn, _thinking_parser(name, asked)):
                         return self._proven(name, REASONING_FORMATS.get(name), way, turn)
-                tags = _derive_tags(turn) if wanted == "auto" else None
-                if tags is not None and _reads_thought(
-                    turn, ThinkingParser(tags, PlainText(), is_open=False)
-                ):
+                opened = asked.rpartition(_QUESTION)[2]
+                tags = _derive_tags(opened, turn) if wanted == "auto" else None
+                if tags is not None and _reads_thought(turn, _tags_parser(tags, opened)):
                     return self._proven(DERIVED, tags, way, turn)
         if wanted != "auto":
             return ProvenThinking(wanted, traits)
-        known = (n for n in names if n != HARMONY and REASONING_FORMATS[n].close in source)
-        return ProvenThinking(next(known, None), traits)
+        tagged = {n: REASONING_FORMATS[n] for n in names if n in REASONING_FORMATS}
+        return ProvenThinking(next((n for n in tagged if tagged[n].close in source), None), traits)
 
     def _turns(self) -> Iterator[list[Part]]:
         """Thinking behind the last question, where every template that renders any does."""
@@ -626,9 +668,13 @@ class _ThinkingProof:
 
 def _thinking_parser(name: str, asked: str) -> FormatParser:
     """`asked`: the prompt, which may end behind the opening tag."""
-    if name == HARMONY:
-        return HarmonyParser([_NAME])
-    tags, end = REASONING_FORMATS[name], asked.rpartition(_QUESTION)[2]
+    if name in _THINKING_MESSAGES:
+        return MessagesParser(_THINKING_MESSAGES[name], [_TOOL])
+    return _tags_parser(REASONING_FORMATS[name], asked.rpartition(_QUESTION)[2])
+
+
+def _tags_parser(tags: ReasoningFormat, end: str) -> ThinkingParser:
+    """`end` is that of the prompt."""
     return ThinkingParser(tags, PlainText(), is_open=end.rfind(tags.open) > end.rfind(tags.close))
 
 
@@ -640,11 +686,11 @@ def _reads_thought(turn: str, parser: FormatParser) -> bool:
     return thought == _THOUGHT and _THOUGHT not in text
 
 
-def _derive_tags(turn: str) -> ReasoningFormat | None:
-    """The tags around the thinking, whatever their names."""
-    before, _, behind = turn.partition(_THOUGHT)
+def _derive_tags(opened: str, turn: str) -> ReasoningFormat | None:
+    """The tags around the thinking, whatever their names; the prompt may end behind the first."""
+    before, _, behind = (opened + turn).partition(_THOUGHT)
     before = before.rstrip()
-    opened, closed = _TAG.search(before[-60:]), _TAG.match(behind.lstrip())
-    if opened is None or closed is None or opened.group().startswith(("</", "[/")):
+    tags, closed = _TAG.findall(before[-60:]), _TAG.match(behind.lstrip())
+    if not tags or closed is None or tags[-1].startswith(("</", "[/")):
         return None
-    return ReasoningFormat(before[before.rfind(opened.group().rstrip()) :], closed.group())
+    return ReasoningFormat(before[before.rfind(tags[-1].rstrip()) :], closed.group())

@@ -1,41 +1,110 @@
-"""Thinking out of a model's text: what a turn begins with between two tags, or on channels."""
+"""Thinking and text out of a turn: between tags at its beginning, or in messages with headers."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.protocol import Delta, ThinkingDelta
+from engine.protocol import Delta, ThinkingDelta, Tool
 from engine.text.formats.calls import CallObject, FormatParser, texts
 from engine.text.formats.stops import is_begun_markup, overlap
 
-START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-END, RETURN, CALL, CONSTRAIN = "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"
-MARKERS = frozenset({START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN})
-TURN_ENDS = frozenset({RETURN, CALL})
-_BODY_ENDS = (END, RETURN, CALL, START)
-_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=([\w.\-]+)")
-_FUNCTIONS = "functions."
-# What a message's header may begin with, behind the `<|start|>assistant` of the prompt.
-_HEADER_BEGINS = (START, CHANNEL, MESSAGE, "assistant", " to=", "to=")
 _MAX_HEADER = 512
 
 
-class HarmonyParser:
-    """A `FormatParser` for the whole of a turn: thinking, text and calls.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSyntax:
+    """A turn of several messages, each behind a header that says what it is.
 
-    Without `tool_names` nothing is a call. Text outside of any message is text.
+    A header begins with `start`, which the prompt has for the first one, goes on with one of
+    `begins` (`{name}` is each tool's) and ends with `stop`. `calls` is found in those of calls; its
+    group `name` is the tool, and without one the message is an object with a name. `thinks` is
+    found in those of thinking. `ends` are behind messages, and those of `turn_ends` end the turn.
     """
 
-    def __init__(self, tool_names: Collection[str]) -> None:
-        self.num_calls = 0
+    start: str
+    stop: str
+    begins: tuple[str, ...]
+    calls: re.Pattern[str] | None = None
+    thinks: re.Pattern[str] | None = None
+    ends: tuple[str, ...] = ()
+    turn_ends: frozenset[str] = frozenset()
+
+    @property
+    def markers(self) -> frozenset[str]:
+        return frozenset({self.start, self.stop, *self.begins, *self.ends} - {""})
+
+
+MESSAGES = {
+    "openai": MessageSyntax(
+        start="<|start|>",
+        stop="<|message|>",
+        begins=("<|channel|>", "<|message|>", "<|constrain|>", "assistant", " to=", "to="),
+        calls=re.compile(r"\bto=functions\.(?P<name>[\w.\-]+)"),
+        thinks=re.compile(r"<\|channel\|>\s*analysis\b"),
+        ends=("<|end|>", "<|return|>", "<|call|>"),
+        turn_ends=frozenset({"<|return|>", "<|call|>"}),
+    ),
+    "muse": MessageSyntax(
+        start="<|start|>",
+        stop="<|message|>",
+        begins=("assistant", " to=", "to=", "<|message|>"),
+        thinks=re.compile(r"\bto=self\b"),
+        ends=("<|eom|>", "<|eot|>"),
+        turn_ends=frozenset({"<|eot|>"}),
+    ),
+    "functionary_v3": MessageSyntax(
+        start=">>>",
+        stop="\n",
+        begins=("all\n", "{name}\n{"),
+        calls=re.compile(r"^(?!all$)(?P<name>.+)"),
+    ),
+    "glm4": MessageSyntax(
+        start="<|assistant|>",
+        stop="\n",
+        begins=("\n", "{name}\n{"),
+        calls=re.compile(r"(?P<name>.+)"),
+        turn_ends=frozenset({"<|user|>", "<|observation|>"}),
+    ),
+    "gigachat3": MessageSyntax(
+        start="",
+        stop="<|role_sep|>\n",
+        begins=("function call<|role_sep|>",),
+        calls=re.compile("function call"),
+        ends=("<|message_sep|>",),
+    ),
+}
+"""Turns of messages, by the name of their format of calls and thinking."""
+
+
+class MessagesParser:
+    """A `FormatParser` for the whole of a turn: thinking, text and calls.
+
+    Without tools nothing is a call. Text outside of any message is text. `inner` reads the calls in
+    messages that are none by their headers.
+    """
+
+    def __init__(
+        self, syntax: MessageSyntax, tools: Sequence[Tool], inner: FormatParser | None = None
+    ) -> None:
         self.is_thinking = False
-        self._has_tools = bool(tool_names)
+        self._syntax, self._inner = syntax, inner
+        self._calls = syntax.calls if tools else None
+        names = [tool.name for tool in tools]
+        self._begins = tuple(
+            begin.replace("{name}", name)
+            for begin in syntax.begins
+            for name in (names if "{name}" in begin else [""])
+        )
+        self._num_calls = 0
         self._held = ""
         self._is_in_header = True
         self._call: CallObject | None = None
         # The message has said something: before, thinking has no white space.
         self._is_begun = False
+
+    @property
+    def num_calls(self) -> int:
+        return self._num_calls + (0 if self._inner is None else self._inner.num_calls)
 
     def feed(self, text: str) -> list[Delta]:
         self._held += text
@@ -46,42 +115,57 @@ class HarmonyParser:
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
         held, self._held = self._held, ""
-        if self._is_in_header:
-            return [] if _is_header(held) else texts(held)
-        return self._said(held.rstrip() if self.is_thinking else held)
+        is_header = self._is_header(held)
+        if self._is_in_header and (is_header or is_cut or not held.strip()):
+            held = "" if is_header is not False else held
+        deltas = self._said(held.rstrip() if self.is_thinking else held)
+        return deltas if self._inner is None else [*deltas, *self._inner.close(is_cut=is_cut)]
+
+    def _is_header(self, text: str) -> bool | None:
+        """Does a header begin the text? None: more text tells."""
+        may_be = False
+        for whole in (text, text.lstrip()):
+            body = whole.removeprefix(self._syntax.start)
+            if body.startswith(self._begins):
+                return True
+            may_be = may_be or self._syntax.start.startswith(whole)
+            may_be = may_be or any(begin.startswith(body) for begin in self._begins)
+        return None if may_be else False
 
     def _read_header(self) -> bool:
-        if not self._held.strip():
-            return False
-        at = self._held.find(MESSAGE)
-        is_header = _is_header(self._held)
-        if is_header and at < 0 and len(self._held) <= _MAX_HEADER:
+        syntax, held = self._syntax, self._held
+        is_header, at = self._is_header(held), held.find(syntax.stop)
+        if is_header is None or (is_header and at < 0 and len(held) <= _MAX_HEADER):
             return False
         self._is_in_header = self._is_begun = False
-        if not is_header or at < 0:
-            return True
-        header, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
-        channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
-        name = "" if recipient is None else recipient.group(1)
-        if name.startswith(_FUNCTIONS) and self._has_tools:
-            self._call = CallObject(name=name.removeprefix(_FUNCTIONS))
-        else:
-            self.is_thinking = channel is not None and channel.group(1) == "analysis"
+        if is_header and at >= 0:
+            header, self._held = held[:at], held[at + len(syntax.stop) :]
+            header = header.strip().removeprefix(syntax.start)
+            call = None if self._calls is None else self._calls.search(header)
+            if call is not None:
+                self._call = CallObject(name=call.groupdict().get("name"))
+            else:
+                self.is_thinking = bool(syntax.thinks and syntax.thinks.search(header))
         return True
 
     def _read_body(self, deltas: list[Delta]) -> bool:
         if self._call is not None and not self._read_input(self._call, deltas):
             return False
         # Behind a call's input nothing but the message's end counts.
-        found = [(at, end) for end in _BODY_ENDS if (at := self._held.find(end)) >= 0]
-        kept = max(overlap(self._held, end) for end in _BODY_ENDS)
-        at, end = min(found, default=(len(self._held) - kept, ""))
-        body = self._held[:at].rstrip() if self.is_thinking else self._held[:at]
+        start, held = self._syntax.start, self._held
+        found = [(at, end) for end in self._syntax.ends if (at := held.find(end)) >= 0]
+        begun = held.find(start) if start else -1
+        while begun >= 0 and self._is_header(held[begun:]) is False:
+            begun = held.find(start, begun + 1)
+        found += [(begun, "")] if begun >= 0 else []
+        kept = max(overlap(held, end) for end in (*self._syntax.ends, start) if end)
+        at, end = min(found, default=(len(held) - kept, ""))
+        body = held[:at].rstrip() if self.is_thinking else held[:at]
         deltas += self._said(body)
         if not found:
-            self._held = self._held[len(body) :]
+            self._held = held[len(body) :]
             return False
-        self._held = self._held[at + (0 if end == START else len(end)) :]
+        self._held = held[at + len(end) :]
         self.is_thinking, self._is_in_header, self._call = False, True, None
         return True
 
@@ -90,7 +174,7 @@ class HarmonyParser:
         if not call.is_over:
             deltas += call.feed(self._held)
             self._held = call.rest
-            self.num_calls += call.has_input
+            self._num_calls += call.has_input
         return call.is_over
 
     def _said(self, text: str) -> list[Delta]:
@@ -99,18 +183,9 @@ class HarmonyParser:
         if self.is_thinking and not self._is_begun:
             text = text.lstrip()
         self._is_begun = self._is_begun or bool(text)
-        if not self.is_thinking:
-            return texts(text)
-        return [ThinkingDelta(text)] if text else []
-
-
-def _is_header(text: str) -> bool:
-    """Is the text the beginning of a message's header?"""
-    begun = text.lstrip()
-    return not begun or any(
-        whole.startswith(_HEADER_BEGINS) or any(b.startswith(whole) for b in _HEADER_BEGINS)
-        for whole in (text, begun)
-    )
+        if self.is_thinking:
+            return [ThinkingDelta(text)] if text else []
+        return texts(text) if self._inner is None else self._inner.feed(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +194,14 @@ class ReasoningFormat:
 
     `wrapper` are tags that some models write around the answer behind their thinking: what opens
     it, and in their order those that close it. `opens_answer`: a prompt without thinking ends
-    behind the first of them.
+    behind the first of them. `told_by` is in the templates of models that write the wrapper.
     """
 
     open: str
     close: str
     wrapper: tuple[str, ...] | None = None
     opens_answer: bool = False
+    told_by: str = ""
 
     @property
     def markers(self) -> frozenset[str]:
@@ -134,7 +210,15 @@ class ReasoningFormat:
 
 REASONING_FORMATS = {
     "think": ReasoningFormat("<think>", "</think>"),
-    "granite": ReasoningFormat("<think>", "</think>", ("<response>", "</response>")),
+    "granite": ReasoningFormat(
+        "<think>",
+        "</think>",
+        ("<response>", "</response>"),
+        told_by="<response></response>",
+    ),
+    "hunyuan": ReasoningFormat(
+        "<think>", "</think>", ("<answer>\n", "\n</answer>"), told_by="<|extra_4|>"
+    ),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "cohere": ReasoningFormat(
@@ -155,8 +239,6 @@ REASONING_FORMATS = {
         opens_answer=True,
     ),
 }
-HARMONY = "openai"
-"""gpt-oss's channels, which are read by `HarmonyParser` instead of between tags."""
 
 
 class ThinkingParser:

@@ -24,8 +24,8 @@ from engine.text.formats.arguments import (
     pattern_of,
     written,
 )
-from engine.text.formats.calls import CallParser, CallSyntax, FormatParser
-from engine.text.formats.reasoning import MARKERS, HarmonyParser
+from engine.text.formats.calls import CallParser, CallSyntax, FormatParser, PlainText
+from engine.text.formats.reasoning import MESSAGES, MessagesParser, MessageSyntax
 from engine.text.template.messages import Written
 
 _LIST = Space(",;")
@@ -97,15 +97,14 @@ class CallFormat:
 
     `opening` is what every call of a template in this format begins with, though models may leave
     it out. `markers` are the texts it is made of, which may be control tokens. Of `written`, the
-    first whose call is what the template renders is the model's. `in_content`: where a template
-    renders no calls, they are written into the text of the turn. `ways` are what is read, empty
-    where `HarmonyParser` reads it. `arguments` is the notation of inputs that are no JSON.
+    first whose call is what the template renders is the model's. `ways` are what is read, within
+    `messages` where a turn has such. `arguments` is the notation of inputs that are no JSON.
     """
 
     written: tuple[Written, ...]
     ways: tuple[CallSyntax, ...] = ()
     markers: frozenset[str] = frozenset()
-    in_content: bool = False
+    messages: MessageSyntax | None = None
 
     @property
     def opening(self) -> str:
@@ -118,21 +117,19 @@ class CallFormat:
     @property
     def starts(self) -> tuple[str, ...]:
         """The texts at which calls are looked for; none where they need no such text."""
-        if any(way.begins_turn for way in self.ways):
+        if self.messages is not None or any(way.begins_turn for way in self.ways):
             return ()
         return tuple(dict.fromkeys(start for way in self.ways for start in way.starts))
 
     def new_parser(self, tools: Sequence[Tool]) -> FormatParser:
-        if not self.ways:
-            return HarmonyParser([tool.name for tool in tools])
-        return CallParser(self.ways, tools)
+        calls = CallParser(self.ways, tools) if self.ways else None
+        if self.messages is not None:
+            return MessagesParser(self.messages, tools, calls)
+        return calls or PlainText()
 
 
 def format_of(
-    *ways: Written,
-    arguments: TagSyntax | LiteralSyntax | None = None,
-    in_content: bool = False,
-    **flags: Any,
+    *ways: Written, arguments: TagSyntax | LiteralSyntax | None = None, **flags: Any
 ) -> CallFormat:
     """From the texts of a format, with parts that `pattern_of` takes for others than they are
     written; `flags` are fields of its `CallSyntax`."""
@@ -148,27 +145,46 @@ def format_of(
                 begin=written(way.begin),
                 separator=written(way.separator),
                 end=written(way.end),
+                assign=arguments.assign if isinstance(arguments, LiteralSyntax) else "",
             )
             for way in ways
         ),
         ways=tuple(found),
-        markers=frozenset(marker for way in found for marker in way.markers),
-        in_content=in_content,
+        markers=_markers(found),
     )
+
+
+def _markers(ways: Sequence[CallSyntax]) -> frozenset[str]:
+    return frozenset(marker for way in ways for marker in way.markers)
+
+
+def reading(of: CallFormat, others: Sequence[str]) -> CallFormat:
+    """The format, which reads what these of the table do as well."""
+    ways = [*of.ways, *(way for name in others for way in TOOL_FORMATS[name].ways)]
+    unique = tuple(way for at, way in enumerate(ways) if way not in ways[:at])
+    return replace(of, ways=unique, markers=of.markers | _markers(unique))
+
+
+def _in_messages(name: str, *ways: Written, calls: CallFormat | None = None) -> CallFormat:
+    messages, of = MESSAGES[name], calls or CallFormat(written=ways)
+    return replace(of, written=ways, messages=messages, markers=of.markers | messages.markers)
 
 
 _OBJECT = '{"name": "{name}", "arguments": {input}}'
 
 
-def _objects(opening: str, closing: str, *, in_content: bool = False) -> CallFormat:
-    """`OPENING[{"name": …, "arguments": …}, …]CLOSING`."""
-    way = Written(begin=f"{opening}[", call=_OBJECT, separator=", ", end=f"]{closing}")
-    return format_of(way, in_content=in_content)
-
-
-def _python(opening: str, closing: str) -> CallFormat:
+def _objects(opening: str, closing: str, *more: str) -> CallFormat:
+    """`OPENING[{"name": …, "arguments": …}, …]CLOSING`; `more` are openings without an end."""
+    pairs = ((opening, closing), *((one, "") for one in more))
     return format_of(
-        Written(begin=f"{opening}[", call="{name}‹\n›({input})", separator=", ", end=f"]{closing}"),
+        *(Written(begin=f"{one}[", call=_OBJECT, separator=", ", end=f"]{two}") for one, two in pairs)
+    )
+
+
+def _python(opening: str, closing: str, separator: str = ", ") -> CallFormat:
+    begin, end = (f"{opening}[", f"]{closing}") if separator == ", " else (opening, closing)
+    return format_of(
+        Written(begin=begin, call="{name}‹\n›({input})", separator=separator, end=end),
         arguments=LiteralSyntax(assign="="),
         knows_names=not opening,
     )
@@ -290,17 +306,29 @@ TOOL_FORMATS: dict[str, CallFormat] = {
             end="<|action_end|>",
         )
     ),
-    "openai": CallFormat(
-        markers=MARKERS,
-        written=(
-            Written(
-                call=" to=functions.{name}<|channel|>commentary json<|message|>{input}<|call|>"
-            ),
-            Written(
-                call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-                "{input}<|call|>"
-            ),
+    "openai": _in_messages(
+        "openai",
+        Written(call=" to=functions.{name}<|channel|>commentary json<|message|>{input}<|call|>"),
+        Written(
+            call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+            "{input}<|call|>"
         ),
+    ),
+    "muse": _in_messages(
+        "muse",
+        Written(
+            call=' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n'
+            "{input}</atem:invoke>\n</atem:function_calls>",
+            separator="<|eom|><|start|>assistant",
+        ),
+        calls=_invoke("atem:function_calls", "atem:"),
+    ),
+    "functionary_v3": _in_messages(
+        "functionary_v3", Written(call="{name}\n{input}", separator=">>>")
+    ),
+    "glm4": _in_messages("glm4", Written(call="{name}\n{input}", separator="<|assistant|>")),
+    "gigachat3": _in_messages(
+        "gigachat3", Written(call=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_OBJECT}")
     ),
     "qwen3_coder": _qwen3_coder("<tool_call>", "</tool_call>", has_lines=True),
     "seed_oss": _qwen3_coder("<seed:tool_call>", "</seed:tool_call>", has_lines=False),
@@ -370,14 +398,40 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     ),
     "lfm2": _python("<|tool_call_start|>", "<|tool_call_end|>"),
     "lfm2_json": _objects("<|tool_call_start|>", "<|tool_call_end|>"),
+    "minicpm3": _python("<|tool_call_start|>\n```python\n", "\n```\n<|tool_call_end|>", "\n"),
     "llama4_pythonic": _python("<|python_start|>", "<|python_end|>"),
     "olmo3": _python("<function_calls>", "</function_calls>"),
     "pythonic": _python("", ""),
-    "phi4_mini_json": _objects("<|tool_call|>", "<|/tool_call|>"),
-    "granite": _objects("<|tool_call|>", "", in_content=True),
+    "phi4_mini_json": _objects("<|tool_call|>", "<|/tool_call|>", "functools"),
+    "granite": _objects("<|tool_call|>", ""),
     "nemotron_json": _objects("<TOOLCALL>", "</TOOLCALL>"),
     "jamba": _objects("<tool_calls>", "</tool_calls>"),
+    # A list alone, or in a block of code.
+    "xlam": replace(
+        format_of(
+            Written(begin="[", call=_OBJECT, separator=", ", end="]"),
+            Written(
+                begin="```\n[\n    ", call=_OBJECT, separator=",\n    ", end="\n]\n```"
+            ),
+        ),
+        ways=(
+            CallSyntax(
+                opens=(Maybe(("```", Maybe(("json",)))), SPACE, "[", SPACE),
+                separator=_LIST,
+                closes=("]", SPACE, Maybe(("```",))),
+                knows_names=True,
+                begins_turn=True,
+            ),
+        ),
+    ),
 }
+
+FAMILIES = {
+    "<|python_start|>": ("llama4_pythonic", "llama4_json", "pythonic"),
+    "<|/tool_call|>": ("phi4_mini_json",),
+    "<|tool_call_start|>": ("lfm2", "lfm2_json"),
+}
+"""The formats in which a model writes that has this control token, whichever its template does."""
 
 
 Show = Callable[[Sequence[dict[str, Any]]], str | None]

@@ -45,7 +45,7 @@ SHORT_ID_LENGTH = 9
 """Of the ids that Mistral's models write and their templates demand."""
 _OURS = re.compile(r"toolu_[0-9a-zA-Z]{24}")
 BASE62 = digits + ascii_letters
-ThinkingKey = Literal["reasoning_content", "thinking", "reasoning"]
+ThinkingKey = Literal["reasoning_content", "thinking", "reasoning", "tool_plan", "thought"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,15 @@ class Written:
     """How a model writes calls: `begin` and `end` surround all of them, `separator` is between.
 
     Places are `{name}` and `{input}`; `{digits}` and `{id}` are a number and nine letters or
-    digits, at the model's choice; `{more}` is an id as a last key, or nothing.
+    digits, at the model's choice; `{more}` is an id as a last key, or nothing. With `assign` the
+    input is written argument by argument, in Python's notation where that is `=`.
     """
 
     call: str
     begin: str = ""
     separator: str = ""
     end: str = ""
+    assign: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class TemplateTraits:
       it to the top: it is told in the user's turn beside it, where it stays;
     - `string_arguments`: the input as a string of JSON (DeepSeek), not as an object;
     - `null_content`: no content where the turn has no text (DeepSeek V3 drops calls beside any);
+    - `names_in_metadata`: a call as a message whose metadata is its name (GLM-4);
     - `names_ids`: ids of the form `functions.NAME:INDEX`, the only place of the name (Kimi K2);
     - `splits_text`: the turn's text as a message of its own before the calls';
     - `interleaves`: each result right behind its call (gpt-oss names a result by the last call);
@@ -95,6 +98,7 @@ class TemplateTraits:
     folds_late_system: bool = False
     string_arguments: bool = False
     null_content: bool = False
+    names_in_metadata: bool = False
     names_ids: bool = False
     splits_text: bool = False
     interleaves: bool = False
@@ -341,9 +345,14 @@ class _Builder:
             text, calls = text + _written(calls, traits.written), []
         if calls and text and thought and traits.merges_text:
             text, thought = "", thought + _SEPARATOR + text
-        if calls and text and traits.splits_text:
+        if calls and text and (traits.splits_text or traits.names_in_metadata):
             yield self._assistant(text, thought)
             text = thought = ""
+        if calls and traits.names_in_metadata:
+            for function in (call["function"] for call in calls):
+                told = write_json(function["arguments"])
+                yield {"role": "assistant", "metadata": function["name"], "content": told}
+            return
         built = self._assistant(text, thought)
         num_first = 1 if self._traits.splits_calls else len(calls)
         for begin in range(0, len(calls) or 1, num_first or 1):
@@ -399,7 +408,8 @@ class _Builder:
         text, given_id = self._text(part.text), self._traits.call_id(part.tool_use_id)
         call_id, name = self._calls.get(part.tool_use_id, (given_id, ""))
         content = _ERROR_PREFIX + text if part.is_error else text
-        return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
+        role = "observation" if self._traits.names_in_metadata else "tool"
+        return {"role": role, "tool_call_id": call_id, "name": name, "content": content}
 
 
 def is_folded(message: Message, prompt: Prompt, traits: TemplateTraits) -> bool:
@@ -431,11 +441,22 @@ def _written(calls: list[dict[str, Any]], written: Written) -> str:
     before, _, behind = written.call.partition("{input}")
     texts = [
         before.replace("{name}", call["function"]["name"])
-        + write_json(call["function"]["arguments"])
+        + _input(call["function"]["arguments"], written.assign)
         + behind
         for call in calls
     ]
     return written.begin + written.separator.join(texts) + written.end
+
+
+def _input(given: Any, assign: str) -> str:
+    if not assign:
+        return write_json(given)
+    words = {True: "True", False: "False", None: "None"}
+    values = (
+        words[value] if value is None or isinstance(value, bool) else write_json(value)
+        for value in given.values()
+    )
+    return ", ".join(f"{key}{assign}{value}" for key, value in zip(given, values, strict=True))
 
 
 def _mark_call(part: ToolUsePart, marks: SegmentMarks | None) -> tuple[str, Any]:

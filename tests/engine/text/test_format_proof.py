@@ -43,7 +43,21 @@ WITHOUT_ESCAPES = {"llama-4-pythonic", "lfm2"}
 WITHOUT_LISTS = {"llama-4-pythonic", "lfm2"}
 ONE_CALL = {"openai-gpt-oss-120b"}
 # Their calls begin like ordinary text: a brace, a bracket, a word, or a channel of the turn.
-UNTRIGGERED = {"gemma-4", "kimi-k3", "llama-3.1", "llama-4-pythonic", "openai-gpt-oss-120b"}
+UNTRIGGERED = {
+    "functionary-v3.2",
+    "gemma-4",
+    "gigachat-3",
+    "glm-4-0414",
+    "hammer",
+    "kimi-k3",
+    "llama-3.1",
+    "llama-4-json",
+    "llama-4-pythonic",
+    "muse",
+    "openai-gpt-oss-120b",
+    "phi-4-mini-bare",
+    "xlam",
+}
 TRIGGERED = [name for name in CALLING if name not in UNTRIGGERED]
 GOOD: dict[str, Any] = {"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"}
 
@@ -173,7 +187,7 @@ def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
     for thinking in (True, False):
         asked = request(prompt=Prompt([QUESTION], tools), thinking=thinking)
         end = render(model, asked.prompt, thinking=thinking)
-        if model.formats.is_harmony:
+        if (model.formats.messages is not None):
             text = (
                 "<|channel|>analysis<|message|>Hm, 1 < 2.<|end|><|start|>assistant"
                 "<|channel|>final<|message|>It is."

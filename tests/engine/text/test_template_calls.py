@@ -102,7 +102,7 @@ def turns_of(model: ChatRenderer) -> Iterator[Turn]:
     # A model whose prompts always end inside its thinking has some in every turn.
     always: list[Part] = [thought] if model._begins_thinking(request()) else []
     yield [*always, one]
-    if not model.formats.is_harmony:
+    if not (model.formats.messages is not None):
         yield [*always, one, other]
     if model.tool_format != "llama3_json":
         yield [*always, TextPart("I look."), one]
@@ -112,7 +112,7 @@ def turns_of(model: ChatRenderer) -> Iterator[Turn]:
 
 def text_of(model: ChatRenderer, turn: Turn) -> str:
     """What the model writes, from the prompt's end on."""
-    if model.formats.is_harmony:
+    if (model.formats.messages is not None):
         return "".join(map(_harmony, turn)).removesuffix("<|end|><|start|>assistant")
     shown = written(model, turn, thinking=thinks(turn))
     needles = [p.name if isinstance(p, ToolUsePart) else text_in(p) for p in turn]
