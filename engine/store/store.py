@@ -127,7 +127,12 @@ class StoreThreads:
 
     def look(self) -> None:
         """Is the directory still there?"""
-        self._readers.submit(lambda: self._directory.is_gone and self.results.put(Gone()))
+
+        def look() -> None:
+            if self._directory.is_gone:
+                self.results.put(Gone())
+
+        self._readers.submit(look)
 
     def close(self, timeout: float) -> bool:
         """Finish the writer's tasks. False if that took too long."""

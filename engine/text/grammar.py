@@ -514,7 +514,14 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
     elif isinstance(of.arguments, LiteralSyntax):
         quoted = re.search(rf"\bword=(['\"]){LAST_WORD}", shown)
         mark = '"' if quoted is None else quoted.group(1)
-        rules = _Literal(writer, of.arguments, mark, f"ratio={mark}" in shown).rules
+        rules = _Literal(
+            writer,
+            of.arguments,
+            mark,
+            quotes_all=f"ratio={mark}" in shown,
+            is_json="flag=true" in shown,
+            comma="," if of.arguments.quote or "count=3,flag" in shown else ", ",
+        ).rules
 
     def call(name: str, input_rule: str) -> str:
         return _lark(writer, written.call, name, input_rule)
@@ -654,12 +661,14 @@ class _Literal(_Rules):
     """`key=value, …`; a list of optional arguments has its commas right by rules for its tail.
 
     `mark` is the quote around strings where they are Python's, `quotes_all` whether numbers have
-    it as well.
+    it as well, `is_json` whether words are JSON's.
     """
 
     syntax: LiteralSyntax
     mark: str
     quotes_all: bool
+    is_json: bool
+    comma: str
 
     def rules(self, tool: Tool, rule: str) -> list[str]:
         properties, required = self.properties(tool)
@@ -668,7 +677,7 @@ class _Literal(_Rules):
         rules: list[str] = []
         for index, name in enumerate(names):
             rules += self._argument(tool, f"{rule}_{index}", name, properties[name])
-        comma = json.dumps("," if self.syntax.quote else ", ")
+        comma = json.dumps(self.comma)
         tails = [f" {rule}_t{i}" if i < len(names) else "" for i in range(len(names) + 1)]
         for index in range(len(names) - 1, 0, -1):
             one = f"{comma} {rule}_{index}"
@@ -692,7 +701,7 @@ class _Literal(_Rules):
             )
         mark = json.dumps(self.mark)
         around = mark if self.quotes_all and types <= _SCALARS and not quote else ""
-        if types == {"boolean"} and not quote:
+        if types == {"boolean"} and not quote and not self.is_json:
             return [f'{rule}: {begin} {around} ("True" | "False") {around}']
         if types == {"string"} and self.mark == "'" and not quote:
             choices = _choices(schema)

@@ -332,8 +332,7 @@ def find_formats(
             calls = ProvenCalls(tool_format, of, calls.traits, "", calls.probe)
     traits = TemplateTraits() if calls is None else calls.traits
     thinking = _ThinkingProof(probe, calls is not None).find(traits, choice.reasoning)
-    of = None if tool_format is None else TOOL_FORMATS.get(tool_format)
-    messages = (of and of.messages) or _THINKING_MESSAGES.get(thinking.name or "")
+    messages = MESSAGES.get(tool_format or "") or _THINKING_MESSAGES.get(thinking.name or "")
     ends = frozenset[str]() if messages is None else messages.turn_ends
     controls = None if probe.controls is None else probe.controls.pattern
     inside = () if controls is None else controls.findall(thinking.inside)
@@ -543,9 +542,7 @@ class _CallProof:
                 if not (is_told or name in of_family or (has_marks and of.opening in known)):
                     continue
                 traits = TemplateTraits(written=written)
-                given = next(
-                    (g for g in _INPUTS if _reads(of, self.shown([g], traits), [g])), None
-                )
+                given = next((g for g in _INPUTS if _reads(of, self.shown([g], traits), [g])), None)
                 if given is not None:
                     shown = self.shown([given], traits) or ""
                     return self._in_family(ProvenCalls(name, of, traits, shown, given))

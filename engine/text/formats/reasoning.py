@@ -95,7 +95,7 @@ class MessagesParser:
             for begin in syntax.begins
             for name in (names if "{name}" in begin else [""])
         )
-        self._num_calls = 0
+        self._num_calls = self._num_ended = 0
         self._held = ""
         self._is_in_header = True
         self._call: CallObject | None = None
@@ -137,6 +137,9 @@ class MessagesParser:
         is_header, at = self._is_header(held), held.find(syntax.stop)
         if is_header is None or (is_header and at < 0 and len(held) <= _MAX_HEADER):
             return False
+        if not is_header and not syntax.start and self._num_ended:
+            self._held = ""  # another role's
+            return False
         self._is_in_header = self._is_begun = False
         if is_header and at >= 0:
             header, self._held = held[:at], held[at + len(syntax.stop) :]
@@ -167,6 +170,7 @@ class MessagesParser:
             return False
         self._held = held[at + len(end) :]
         self.is_thinking, self._is_in_header, self._call = False, True, None
+        self._num_ended += 1
         return True
 
     def _read_input(self, call: CallObject, deltas: list[Delta]) -> bool:

@@ -64,7 +64,7 @@ def _list(opens: str, closes: str) -> tuple[Pattern, Pattern]:
     before, behind = opens.removesuffix("[").rstrip(), closes.removeprefix("]").lstrip()
     opening: Pattern = pattern_of(opens)
     closing: Pattern = pattern_of(closes)
-    if before:
+    if before and not before[-1].isalnum():
         opening = (*pattern_of(before), SPACE, Maybe(("[",)))
     if behind:
         closing = (Maybe(("]",)), SPACE, *pattern_of(behind))
@@ -177,7 +177,10 @@ def _objects(opening: str, closing: str, *more: str) -> CallFormat:
     """`OPENING[{"name": …, "arguments": …}, …]CLOSING`; `more` are openings without an end."""
     pairs = ((opening, closing), *((one, "") for one in more))
     return format_of(
-        *(Written(begin=f"{one}[", call=_OBJECT, separator=", ", end=f"]{two}") for one, two in pairs)
+        *(
+            Written(begin=f"{one}[", call=_OBJECT, separator=", ", end=f"]{two}")
+            for one, two in pairs
+        )
     )
 
 
@@ -407,22 +410,10 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "nemotron_json": _objects("<TOOLCALL>", "</TOOLCALL>"),
     "jamba": _objects("<tool_calls>", "</tool_calls>"),
     # A list alone, or in a block of code.
-    "xlam": replace(
-        format_of(
-            Written(begin="[", call=_OBJECT, separator=", ", end="]"),
-            Written(
-                begin="```\n[\n    ", call=_OBJECT, separator=",\n    ", end="\n]\n```"
-            ),
-        ),
-        ways=(
-            CallSyntax(
-                opens=(Maybe(("```", Maybe(("json",)))), SPACE, "[", SPACE),
-                separator=_LIST,
-                closes=("]", SPACE, Maybe(("```",))),
-                knows_names=True,
-                begins_turn=True,
-            ),
-        ),
+    "xlam": format_of(
+        Written(begin="[", call=_OBJECT, separator=", ", end="]"),
+        Written(begin="```‹json›\n[\n    ", call=_OBJECT, separator=",\n    ", end="\n]\n```"),
+        knows_names=True,
     ),
 }
 

@@ -59,6 +59,11 @@ UNTRIGGERED = {
     "xlam",
 }
 TRIGGERED = [name for name in CALLING if name not in UNTRIGGERED]
+IN_MESSAGES = {
+    "openai": "<|channel|>analysis<|message|>Hm, 1 < 2.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>It is.",
+    "muse": " to=self<|message|>Hm, 1 < 2.<|eom|><|start|>assistant to=user<|message|>It is.",
+}
 GOOD: dict[str, Any] = {"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"}
 
 
@@ -187,12 +192,8 @@ def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
     for thinking in (True, False):
         asked = request(prompt=Prompt([QUESTION], tools), thinking=thinking)
         end = render(model, asked.prompt, thinking=thinking)
-        if (model.formats.messages is not None):
-            text = (
-                "<|channel|>analysis<|message|>Hm, 1 < 2.<|end|><|start|>assistant"
-                "<|channel|>final<|message|>It is."
-            )
-        else:
+        text = IN_MESSAGES.get(model.reasoning_format or "", "")
+        if not text:
             tags = model.formats.tags
             assert tags is not None
             opened = end.rfind(tags.open.strip()) > end.rfind(tags.close)

@@ -63,6 +63,7 @@ OTHER_TOKENS = {
     "Qwen-Qwen3-0.6B",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "gemma-4",
+    "hunyuan",
 }
 INPUT = {"city": 'Bern "x" < y', "count": 3, "flag": True}
 PLAIN_INPUT = {"city": "Bern", "count": 3}
@@ -102,9 +103,10 @@ def turns_of(model: ChatRenderer) -> Iterator[Turn]:
     # A model whose prompts always end inside its thinking has some in every turn.
     always: list[Part] = [thought] if model._begins_thinking(request()) else []
     yield [*always, one]
-    if not (model.formats.messages is not None):
+    if model.tool_format != "openai":
         yield [*always, one, other]
-    if model.tool_format != "llama3_json":
+    # Muse's template drops the text beside calls.
+    if model.tool_format != "muse" and not any(of.begins_turn for of in proven.format.ways[:1]):
         yield [*always, TextPart("I look."), one]
     if model.reasoning_format is not None:
         yield [thought, one]
@@ -112,7 +114,7 @@ def turns_of(model: ChatRenderer) -> Iterator[Turn]:
 
 def text_of(model: ChatRenderer, turn: Turn) -> str:
     """What the model writes, from the prompt's end on."""
-    if (model.formats.messages is not None):
+    if model.tool_format == "openai":
         return "".join(map(_harmony, turn)).removesuffix("<|end|><|start|>assistant")
     shown = written(model, turn, thinking=thinks(turn))
     needles = [p.name if isinstance(p, ToolUsePart) else text_in(p) for p in turn]
