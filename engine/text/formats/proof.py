@@ -9,6 +9,7 @@ markup is handed out as text.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -107,7 +108,7 @@ class TemplateProbe:
     """Renders prompts of its own through one template. A refusal is an answer, not an error."""
 
     template: ChatTemplate
-    controls: ControlTexts | None
+    controls: ControlTexts
 
     def text(self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False) -> str | None:
         """The prompt as the template renders it; None where it refuses it."""
@@ -169,7 +170,7 @@ class TemplateProbe:
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
         """The control token right behind an assistant's text."""
         placed = self._place(Prompt([_USER, _ANSWERED, _SECOND]), traits)
-        if placed is None or placed.places[1].end is None or self.controls is None:
+        if placed is None or placed.places[1].end is None:
             return frozenset()
         matches = self.controls.matches(placed.text)
         return frozenset(m.token_id for m in matches if m.begin == placed.places[1].end)
@@ -334,8 +335,7 @@ def find_formats(
     thinking = _ThinkingProof(probe, calls is not None).find(traits, choice.reasoning)
     messages = MESSAGES.get(tool_format or "") or _THINKING_MESSAGES.get(thinking.name or "")
     ends = frozenset[str]() if messages is None else messages.turn_ends
-    controls = None if probe.controls is None else probe.controls.pattern
-    inside = () if controls is None else controls.findall(thinking.inside)
+    inside = probe.controls.pattern.findall(thinking.inside)
     tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")
     no_ends = (frozenset(inside) - ends) | (frozenset() if tags is None else tags.markers)
     no_ends |= frozenset() if messages is None else frozenset(messages.ends) - ends
@@ -453,27 +453,21 @@ class _CallProof:
         yield TemplateTraits(names_in_metadata=True)
 
     def _derive(self, traits: TemplateTraits) -> CallFormat | None:
-        pattern = None if self.probe.controls is None else self.probe.controls.pattern
+        pattern = self.probe.controls.pattern
         # The control token that the template writes behind an answer ends a turn as well.
-        answered = self.probe.text(Prompt([_USER, _ANSWERED, _USER]), TemplateTraits())
-        end = None
-        if answered is not None and pattern is not None:
-            end = pattern.match(answered, answered.find(_ANSWER) + len(_ANSWER))
-        ends = (*self.ends, end.group()) if end is not None else self.ends
-
-        def show(inputs: Sequence[dict[str, Any]]) -> str | None:
-            return self.shown(inputs, traits)
-
-        return Derivation(show, _NAME, pattern, ends).derive()
+        answered = self.probe.text(Prompt([_USER, _ANSWERED, _USER]), TemplateTraits()) or ""
+        end = pattern.match(answered, answered.find(_ANSWER) + len(_ANSWER))
+        ends = self.ends if end is None else (*self.ends, end.group())
+        return Derivation(partial(self.shown, traits=traits), _NAME, pattern, ends).derive()
 
     def _complete(self, proven: ProvenCalls) -> ProvenCalls:
         """How the template takes what a turn may have beside one call."""
         of, traits, given = proven.format, proven.traits, dict(proven.probe)
         # Without content where an empty one leaves something behind, as an empty answer.
-        texts = [self._text([given], way) for way in (traits, replace(traits, null_content=True))]
-        if texts[0] is not None and texts[1] is not None and len(texts[1]) < len(texts[0]):
-            if self._reads(of, [given], replace(traits, null_content=True)):
-                traits = replace(traits, null_content=True)
+        bare = replace(traits, null_content=True)
+        shorter, whole = self._text([given], bare), self._text([given], traits)
+        if len(shorter or whole or "") < len(whole or "") and self._reads(of, [given], bare):
+            traits = bare
         split = replace(traits, splits_calls=True)
         ways = (traits, split, replace(split, interleaves=True))
         two = [given, _OTHER_INPUT]
@@ -496,12 +490,8 @@ class _CallProof:
         tools = [_TOOL, Tool("other_tool", _TOOL.input_schema, _TOOL.description)]
         names = [tool.name for tool in tools]
         messages = _calling([_OTHER_INPUT, _OTHER_INPUT], names=names)
-        text = self.probe.text(Prompt(messages, tools), traits)
-        if text is None:
-            return False
-        behind = text[text.rfind(_QUESTION) :]
-        at = behind.find(_RESULT)
-        header = behind[:at] if at >= 0 else ""
+        behind = (self.probe.text(Prompt(messages, tools), traits) or "").rpartition(_QUESTION)[2]
+        header = behind.partition(_RESULT)[0] if _RESULT in behind else ""
         last = max(header.rfind(name) for name in names)
         return last >= 0 and behind.count("other_tool") > 2 and header.rfind(_NAME) < last
 
@@ -513,7 +503,7 @@ class _CallProof:
     @property
     def _families(self) -> list[Sequence[str]]:
         """The formats that the vocabulary has control tokens for."""
-        known = {} if self.probe.controls is None else self.probe.controls.ids
+        known = self.probe.controls.ids
         return [names for token, names in FAMILIES.items() if token in known]
 
     def _in_family(self, proven: ProvenCalls) -> ProvenCalls:
@@ -532,7 +522,7 @@ class _CallProof:
         if told is None or _NAME not in told:
             return None
         of_family = {name for names in self._families for name in names}
-        known = {} if self.probe.controls is None else self.probe.controls.ids
+        known = self.probe.controls.ids
         for name, of in TOOL_FORMATS.items():
             marks = [marker for marker in of.markers if marker.startswith("<")]
             has_marks = of.opening in told and all(mark in known for mark in marks)
@@ -559,11 +549,10 @@ class _CallProof:
         Functionary ends a turn of calls with another token than an answer, GLM with the next
         role's.
         """
-        controls = None if self.probe.controls is None else self.probe.controls.pattern
         shown = replace(self, ends=()).shown([dict(proven.probe)], proven.traits) or ""
         at = shown.rfind(LAST_WORD) + len(LAST_WORD)
         own = sorted(proven.format.markers, key=len, reverse=True)
-        while controls is not None and (found := controls.search(shown, at)) is not None:
+        while (found := self.probe.controls.pattern.search(shown, at)) is not None:
             if not any(found.group() in marker for marker in own):
                 between = shown[at : found.start()]
                 for marker in own:

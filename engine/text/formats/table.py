@@ -448,7 +448,7 @@ class Derivation:
 
     show: Show
     name: str
-    controls: "re.Pattern[str] | None"
+    controls: "re.Pattern[str]"
     ends: Collection[str]
 
     def derive(self) -> CallFormat | None:
@@ -546,13 +546,14 @@ class Derivation:
     def _behind(self, text: str) -> _Atoms:
         """Up to where the turn ends, or behind its last control token where nothing else tells."""
         ends = [at for end in self.ends if (at := text.find(end)) >= 0]
-        if not ends and self.controls is not None:
+        if not ends:
             ends = [found.end() for found in self.controls.finditer(text)][-1:]
         return self._atoms(text[: min(ends)] if ends else text)
 
     def _atoms(self, text: str) -> _Atoms:
-        control = "" if self.controls is None else f"(?:{self.controls.pattern})|"
-        atom = re.compile(rf"{control}(?P<name>{re.escape(self.name)})|(?P<digits>\d+)|(?s:.)")
+        atom = re.compile(
+            rf"(?:{self.controls.pattern})|(?P<name>{re.escape(self.name)})|(?P<digits>\d+)|(?s:.)"
+        )
         return [
             f"{{{found.lastgroup}}}" if found.lastgroup else found.group()
             for found in atom.finditer(text)

@@ -5,15 +5,16 @@ import codecs
 import json
 from collections.abc import Iterator
 from copy import copy
+from math import prod
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from engine.cache.ids import TokenId
 from engine.schedule.output import Spelled
 
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
-_REPLACEMENT = "\ufffd"
 _BYTE_TOKEN_LENGTH = len("<0x00>")
 _NFC_SHRINKS = 3
 """A composed character has at most so many times fewer bytes than its parts (U+1F82, U+0390)."""
@@ -53,7 +54,7 @@ class Vocabulary:
         if self._is_byte_level or self._is_sentencepiece:
             drops_first_space = self._is_sentencepiece and not continues
             return _ByteDetokenizer(self, drops_first_space=drops_first_space)
-        return _WindowDetokenizer(self._tokenizer)
+        return _OtherDetokenizer(self._tokenizer)
 
     def spelled(self, token_id: TokenId) -> Spelled:
         """A token by itself. A special one has its name, and is silent unless it is text here."""
@@ -94,33 +95,18 @@ class _ByteDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-class _WindowDetokenizer:
-    """For any other tokenizer: decode with the tokens before, and take what is new.
-
-    Some tokens before are needed because a decoder treats the first one differently.
-    """
+class _OtherDetokenizer:
+    """For any other tokenizer: its own decoder, which waits for whole characters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._before: list[TokenId] = []
-        self._pending: list[TokenId] = []
+        self._stream = DecodeStream(skip_special_tokens=True)
 
     def feed(self, token_id: TokenId) -> str:
-        self._pending.append(token_id)
-        text = self._new_text()
-        if text.endswith(_REPLACEMENT):
-            return ""
-        self._before, self._pending = self._pending, []
-        return text
+        return self._stream.step(self._tokenizer, token_id) or ""
 
     def flush(self) -> str:
-        text = self._new_text()
-        self._before, self._pending = self._pending, []
-        return text
-
-    def _new_text(self) -> str:
-        known = self._tokenizer.decode(self._before)
-        return self._tokenizer.decode(self._before + self._pending)[len(known) :]
+        return ""
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int:
@@ -149,12 +135,7 @@ def _factor(normalizer: Any) -> int | None:
     match normalizer["type"]:
         case "Sequence":
             factors = [_factor(inner) for inner in normalizer["normalizers"]]
-            total = 1
-            for factor in factors:
-                if factor is None:
-                    return None
-                total *= factor
-            return total
+            return None if None in factors else prod(filter(None, factors))
         case "NFC":
             return _NFC_SHRINKS
         case "Prepend":

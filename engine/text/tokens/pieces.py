@@ -40,7 +40,7 @@ class ControlTexts:
     def __init__(self, ids: Mapping[str, TokenId]) -> None:
         self.ids = dict(ids)
         longest_first = map(re.escape, sorted(self.ids, key=len, reverse=True))
-        self.pattern = re.compile("|".join(longest_first)) if self.ids else None
+        self.pattern = re.compile("|".join(longest_first) or "(?!)")
         self._longest = max(map(len, self.ids), default=0)
         self._firsts = {text[0] for text in self.ids}
         self._lasts = {text[-1] for text in self.ids}
@@ -48,8 +48,6 @@ class ControlTexts:
 
     def matches(self, text: str) -> list[ControlMatch]:
         """Leftmost, longest and without overlaps, as tokenizers match added tokens."""
-        if self.pattern is None:
-            return []
         return [
             ControlMatch(match.start(), match.end(), self.ids[match.group()])
             for match in self.pattern.finditer(text)
@@ -61,8 +59,6 @@ class ControlTexts:
         Inside of it, so that the text is none even where a template changes the mark. The rest is
         searched again: a shorter control token may begin inside.
         """
-        if self.pattern is None:
-            return text
         pieces: list[str] = []
         last = 0
         match = self.pattern.search(text)
