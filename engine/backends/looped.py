@@ -311,8 +311,8 @@ class EngineBackend:
         )
 
     def _whole(self, description: Description) -> Description:
-        """The description with this start's epoch, the clock's capability and the guarantees."""
-        capabilities = list(description.capabilities)
+        """The description with this start's epoch, the loop's capabilities and the guarantees."""
+        capabilities = [*description.capabilities, "lookback_to"]
         if isinstance(self._clock, ManualClock):
             capabilities.append("manual_clock")
         return msgspec.structs.replace(
@@ -577,6 +577,7 @@ def query_of(
         min_tokens=max(description.min_cache_tokens if least is None else least, 1),
         arrived_at=arrived_at,
         lease_share=request.lease_share,
+        lookback_to=request.lookback_to,
     )
 
 

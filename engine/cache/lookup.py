@@ -78,15 +78,23 @@ def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
 
 
 def longest_hit(
-    segments: Sequence[Segment], marks: Sequence[Mark], find: Callable[[int], E | None]
+    segments: Sequence[Segment],
+    marks: Sequence[Mark],
+    find: Callable[[int], E | None],
+    lookback_to: int | None = None,
 ) -> E | None:
     """The longest entry that any mark finds.
 
-    Each mark stops at its first one. `find` takes tokens.
+    Each mark stops at its first one. `find` takes tokens. With `lookback_to` the last mark goes
+    back to that segment, past all the others.
     """
     best: E | None = None
-    for mark in marks:
-        for index in window(segments, mark.segment):
+    for mark in marks if lookback_to is None else marks[-1:]:
+        if lookback_to is None:
+            walk = window(segments, mark.segment)
+        else:
+            walk = iter(range(mark.segment, lookback_to - 1, -1))
+        for index in walk:
             end = segments[index].end
             entry = find(end) if end else None
             if entry is not None:

@@ -38,6 +38,7 @@ class CacheQuery:
     """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
 
     The ends of `segments` are floored to the granularity. `lease_share` None is the common share.
+    `lookback_to` is the request's.
     """
 
     scope: str
@@ -49,6 +50,7 @@ class CacheQuery:
     min_tokens: int
     arrived_at: float
     lease_share: float | None = None
+    lookback_to: int | None = None
 
 
 @dataclass(slots=True)
@@ -161,7 +163,10 @@ class PrefixCache:
         self.entries.leases.set_share(query.scope, query.lease_share)
         marks = eligible(query.segments, query.breakpoints, query.min_tokens)
         hit = longest_hit(
-            query.segments, marks, lambda tokens: self._find_readable(query, tokens, now)
+            query.segments,
+            marks,
+            lambda tokens: self._find_readable(query, tokens, now),
+            query.lookback_to,
         )
         reason = self._miss_reason(query, marks, hit)
         touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
@@ -239,6 +244,7 @@ class PrefixCache:
             query.segments,
             found.marks,
             lambda end: self._find_readable(query, end, now) if end in whole else None,
+            query.lookback_to,
         )
         found.hit, found.read = hit, hit.tokens if hit is not None else 0
         found.miss_reason = self._miss_reason(query, found.marks, hit)

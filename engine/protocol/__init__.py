@@ -73,6 +73,7 @@ Capability = Literal[
     "block_map",
     "service_class",
     "own_template",
+    "lookback_to",
 ]
 MissReason = Literal[
     "cold",
@@ -303,8 +304,10 @@ class GenerateRequest(
     JSON of that schema, with an `output_pattern` it matches that regular expression as a whole.
     `lease_share` is the part (0 to 1) of the lease budget that the scope gets
     even where others have it all, from this request on; None is the engine's own. With the
-    `service_class` (a capability) `batch` it is computed behind the interactive ones. `record` is
-    the gateway's own: an engine that `keeps_records` gives it back until counts are acknowledged.
+    `service_class` (a capability) `batch` it is computed behind the interactive ones. With
+    `lookback_to` (a capability) look-ups go back to that segment, over any number of positions.
+    `record` is the gateway's own: an engine that `keeps_records` gives it back until counts are
+    acknowledged.
     """
 
     request_id: Annotated[str, Meta(min_length=1)]
@@ -321,6 +324,7 @@ class GenerateRequest(
     output_pattern: str | None = None
     lease_share: float | None = None
     service_class: ServiceClass = "interactive"
+    lookback_to: NotNegative | None = None
     record: str = ""
 
     @property

@@ -16,6 +16,8 @@ from gateway.prompt.sketch import CHUNK, DIGEST_BYTES, PIECE_BYTES, Sketch
 
 _BYTES_PER_TOKEN = 4
 _RUNS = (CALL, RESULT)
+_OPENAI = ("openai", "responses", "chat")
+"""Their breakpoints look back over any number of positions."""
 _OF_THE_MODEL = (ASSISTANT, CALL, THINKING)
 Mark = tuple[int, Ttl]
 """A breakpoint: the place of its prefix among an observation's prefixes, and its TTL."""
@@ -56,8 +58,9 @@ class Observation(Row):
     """One turn, never changed. All lists of prefixes go with each other, the shortest first:
     `digests`, lengths in `tokens`, the segments they end with in `places`, the letters of these in
     `kinds`, and in `steps` the positions that a breakpoint walks from the prefix before (0 inside a
-    run of calls or results). `marks` are the breakpoints that were sent, `answer` is the prefix
-    before the model's last answer, -1 without one. `is_estimated`: tokens were told from bytes."""
+    run of calls or results, and in OpenAI's dialects). `marks` are the breakpoints that were sent,
+    `answer` is the prefix before the model's last answer, -1 without one. `is_estimated`: tokens
+    were told from bytes."""
 
     digests: list[bytes]
     tokens: list[int]
@@ -149,7 +152,7 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         tokens=tokens,
         places=places,
         kinds=kinds,
-        steps=_steps(places, kinds),
+        steps=[0] * len(places) if row.dialect in _OPENAI else _steps(places, kinds),
         total=max(total, tokens[-1]),
         num_tools=printed.num_tools,
         num_system=printed.num_system,

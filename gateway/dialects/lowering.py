@@ -14,6 +14,7 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -42,6 +43,8 @@ from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import Layout, Plan, Slot, make_plan, mark_latest
 
 NATIVE_TTL: Ttl = "30m"
+NATIVE_LOOKBACK = 80
+"""The latest breakpoints of a conversation that one of OpenAI's may read. Four are written."""
 HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
 HOSTED = "only its vendor's servers run this tool: the model is told nothing of it"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -72,9 +75,11 @@ class Asked:
 
 
 class Lowering:
-    """`disagreement` is said of two markers on one place with different TTLs."""
+    """`disagreement` is said of two markers on one place with different TTLs. With a `lookback` so
+    many breakpoints are considered over any number of positions, else 20 positions."""
 
     disagreement = "two markers on one place must agree"
+    lookback: int | None = None
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
@@ -100,7 +105,14 @@ class Lowering:
         slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)
         prompt = Prompt(self.messages, self.tools, self.system, named_tools=list(named))
         who = self.asked.principal
-        return make_plan(Layout(prompt, slots), automatic, who.scope, policy)
+        plan = make_plan(Layout(prompt, slots), automatic, who.scope, policy)
+        if self.lookback is None:
+            return plan
+        marked = {point.segment for point in plan.breakpoints}
+        ends = list(accumulate(not slot.is_absent for slot in self.slots))
+        marked |= {ends[index] - 1 for index in self._native if ends[index]}
+        oldest = sorted(marked)[-self.lookback] if len(marked) >= self.lookback else 0
+        return msgspec.structs.replace(plan, lookback_to=oldest)
 
     def ask(self, dialect: Api, plan: Plan, sampling: Sampling, **more: Any) -> Ask:
         """`more` are the other fields of the Ask."""

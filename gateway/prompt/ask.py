@@ -223,6 +223,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             output_pattern=self.output_pattern,
             lease_share=self.principal.lease_share,
             service_class="batch" if self.is_batch and can_wait else "interactive",
+            lookback_to=self.plan.lookback_to if "lookback_to" in capabilities else None,
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:

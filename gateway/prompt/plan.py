@@ -63,7 +63,8 @@ class MarkersBroken(InvalidRequest):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
     `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
-    are the client's. `kinds` and `sketch`: see `sketch.py`."""
+    are the client's. `kinds` and `sketch`: see `sketch.py`. `lookback_to` is the segment to which
+    entries are looked for over any number of positions; None is the rule of 20 positions."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -74,6 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     automatic: AutoCache | None = None
     kinds: str = ""
     sketch: Sketch | None = None
+    lookback_to: int | None = None
 
     @property
     def paths(self) -> list[str]:

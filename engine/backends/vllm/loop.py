@@ -209,7 +209,7 @@ class HeldCache(MirrorCache):
                     return None
                 return self.entries.find(query.digests, tokens, query.arrived_at)
 
-            hit = found.hit = longest_hit(query.segments, found.marks, covered)
+            hit = found.hit = longest_hit(query.segments, found.marks, covered, query.lookback_to)
             found.read = 0 if hit is None else min(hit.tokens, reused)
             found.miss_reason = self._miss_reason(query, found.marks, hit)
             if found.miss_reason is None and hit is None:

@@ -25,6 +25,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import CacheControl
 from gateway.dialects.lowering import (
     HOSTED,
+    NATIVE_LOOKBACK,
     NATIVE_TTL,
     NO_PARAMETERS,
     Asked,
@@ -264,6 +265,8 @@ def _check_conversation(messages: list[wire.Message]) -> None:
 
 
 class _ChatLowering(Lowering):
+    lookback = NATIVE_LOOKBACK
+
     def add_tool(self, path: str, tool: wire.Tool) -> None:
         function = tool.function
         if isinstance(tool, wire.ForeignTool):

@@ -23,6 +23,7 @@ from engine.protocol import TextPart, ThinkingPart, Tool, ToolChoice, ToolResult
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
+    NATIVE_LOOKBACK,
     NATIVE_TTL,
     NO_PARAMETERS,
     Asked,
@@ -186,6 +187,8 @@ def _joined(namespace: str, name: str) -> str:
 
 class _ResponsesLowering(Lowering):
     """`functions` are all functions of the prompt, each with its path, `origins` their tools."""
+
+    lookback = NATIVE_LOOKBACK
 
     def __init__(self, asked: Asked, notepad: Notepad) -> None:
         super().__init__(asked)

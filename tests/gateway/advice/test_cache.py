@@ -46,7 +46,7 @@ def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None
         now += chance.choice([0, 500, 20_000, 280_000, 320_000, 3_500_000, 3_700_000])
         sent.append(Sent(now, chance.choice([*prompts, random_prompt(chance)])))
     cache, oracle = Cache(MINIMUM), Oracle(MINIMUM)
-    for turn in turns_of(sent, begins_after_ms=chance.choice([0, 700])):
+    for turn in turns_of(sent, begins_after_ms=chance.choice([0, 700]), dialect="anthropic"):
         marks = random_marks(turn, chance)
         counts = cache.take(turn, marks)
         tail = turn.total - turn.tokens[-1]
@@ -57,13 +57,14 @@ def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None
         assert found == expected
 
 
-def test_the_window_ends_twenty_positions_back() -> None:
+def test_the_window_ends_twenty_positions_back_but_for_openais() -> None:
     def talk(count: int) -> Prompt:
         return Prompt([Message("user", [TextPart(f"{n} " * 300) for n in range(count)])])
 
     for count, is_read in ((34, True), (35, False)):
-        turns = turns_of([Sent(0, talk(15)), Sent(1000, talk(count))])
-        cache = Cache(MINIMUM)
-        cache.take(turns[0], [(14, "5m")])
-        found = cache.take(turns[1], [(count - 1, "5m")])
-        assert bool(found.cache_read_tokens) == is_read
+        for dialect in ("anthropic", "openai", "responses"):
+            turns = turns_of([Sent(0, talk(15)), Sent(1000, talk(count))], dialect=dialect)
+            cache = Cache(MINIMUM)
+            cache.take(turns[0], [(14, "5m")])
+            found = cache.take(turns[1], [(count - 1, "5m")])
+            assert bool(found.cache_read_tokens) == (is_read or dialect != "anthropic")
