@@ -148,6 +148,7 @@ class EngineQueue:
         metrics.watch(
             waiting_turns=lambda: self.num_waiting,
             waiting_tokens=lambda: self._queue.num_tokens,
+            **{"vllm:num_requests_waiting": lambda: self.num_waiting},
         )
 
     async def enter(self, permit: Permit) -> None:

@@ -16,9 +16,16 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from engine.protocol import WRITE_FIELDS
-from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
+from engine.protocol.reports import (
+    SECONDS_PER_TOKEN,
+    TOKENS_PER_REQUEST,
+    BlockStats,
+    Description,
+)
 from gateway.base.record import TurnRecord
 
 # Name, labels, meaning. A series exists from the start, with 0, for each value that stands behind
@@ -63,6 +70,15 @@ journal_has_room | | 1 while another turn may be recorded
 journal_damaged | | Damaged files of the journal that are kept aside
 loops_failing | | Loops that stay down or end again and again; the gateway is not ready meanwhile
 """
+# vLLM's names, by which an endpoint picker reads a model server's load (llm-d's
+# model-server-protocol). A pool of gateways has its own turns to tell of, and its engines' blocks.
+_SERVER_GAUGES = """
+vllm:num_requests_waiting | | Turns that wait at this gateway for an engine with room
+vllm:num_requests_running | | Turns of this gateway that engines have
+vllm:kv_cache_usage_perc | | Share of the ready engines' KV blocks that no request can take now: in
+    use or leased
+vllm:cache_config_info | block_size, num_gpu_blocks | 1; the ready engines' KV blocks, by their size
+"""
 _HISTOGRAMS = """
 waited_seconds | | How long turns waited for an engine with room; those that had not to are not
     counted
@@ -74,6 +90,15 @@ turn_output_tokens | model | Output tokens of the same turns
 time_per_output_token_seconds | model | A whole answer's seconds after its first token, for each
     further token
 """
+# OpenTelemetry's names for some of them (semantic conventions for generative AI), with its labels.
+_OF_CONVENTIONS = {
+    "turn_seconds": ("gen_ai_server_request_duration_seconds", {}),
+    "first_token_seconds": ("gen_ai_server_time_to_first_token_seconds", {}),
+    "time_per_output_token_seconds": ("gen_ai_server_time_per_output_token_seconds", {}),
+    "turn_input_tokens": ("gen_ai_client_token_usage", {"gen_ai_token_type": "input"}),
+    "turn_output_tokens": ("gen_ai_client_token_usage", {"gen_ai_token_type": "output"}),
+}
+_CONVENTIONAL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "holdfast"}
 # Prometheus' own buckets up to 10 s, and beyond: cold prompts and long answers take minutes.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 # What OpenTelemetry's conventions for generative AI ask for.
@@ -99,6 +124,29 @@ class EngineState(NamedTuple):
     breaker: str
     num_names: int
     model: str | None = None
+    description: Description | None = None
+    num_running: int = 0
+    blocks: BlockStats | None = None
+
+
+class _ConventionalCollector(Collector):
+    """The histograms that OpenTelemetry has names for, once more by these."""
+
+    def __init__(self, histograms: Mapping[str, Histogram]) -> None:
+        self._histograms = histograms
+
+    def collect(self) -> Iterable[Metric]:
+        found: dict[str, Metric] = {}
+        for own, (name, labels) in _OF_CONVENTIONS.items():
+            for metric in self._histograms[own].collect():
+                family = found.setdefault(name, Metric(name, metric.documentation, "histogram"))
+                for sample in metric.samples:
+                    renamed = _CONVENTIONAL | labels | sample.labels
+                    if "model" in renamed:
+                        renamed["gen_ai_response_model"] = renamed.pop("model")
+                    suffix = sample.name.removeprefix(metric.name)
+                    family.add_sample(name + suffix, renamed, sample.value)
+        return found.values()
 
 
 class Metrics:
@@ -119,6 +167,10 @@ class Metrics:
             name: Gauge(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
             for name, labels, meaning, _ in _rows(_GAUGES)
         }
+        self._gauges |= {
+            name: Gauge(name, meaning, labels, registry=registry)
+            for name, labels, meaning, _ in _rows(_SERVER_GAUGES)
+        }
         self._histograms = {
             name: Histogram(
                 f"holdfast_gateway_{name}",
@@ -129,6 +181,7 @@ class Metrics:
             )
             for name, labels, meaning, _ in _rows(_HISTOGRAMS)
         }
+        registry.register(_ConventionalCollector(self._histograms))
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
         self._workspaces: set[str] = set()
@@ -166,6 +219,19 @@ class Metrics:
             breaker.labels(name).set(_BREAKER_STATES[state.breaker])
             names.labels(name).set(state.num_names)
             self._model_of(state.model)
+        ready = [state for state in engines.values() if state.is_ready]
+        blocks = [state.blocks for state in ready if state.blocks]
+        used = sum(each.active + each.leased for each in blocks)
+        self.set("vllm:kv_cache_usage_perc", used / max(sum(each.total for each in blocks), 1))
+        self.set("vllm:num_requests_running", sum(each.num_running for each in engines.values()))
+        sizes: dict[int, int] = {}
+        for told in (state.description for state in ready):
+            if told is not None:
+                sizes[told.block_size] = sizes.get(told.block_size, 0) + told.num_blocks
+        config = self._gauges["vllm:cache_config_info"]
+        config.clear()
+        for size, num_blocks in sizes.items():
+            config.labels(str(size), str(num_blocks)).set(1)
 
     def count_turn(self, record: TurnRecord) -> None:
         """Count a closed turn. It must be called once for each turn."""

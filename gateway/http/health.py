@@ -128,6 +128,9 @@ class HealthController(Controller):
                     breaker=engine.breaker.state(engine.monotonic()),
                     num_names=len(engine.holdings),
                     model=services.name_of(engine.description),
+                    description=engine.description,
+                    num_running=engine.load.num_running,
+                    blocks=engine.last_stats.blocks if engine.last_stats else None,
                 )
                 for engine in services.fleet.engines
             }

@@ -22,7 +22,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.metrics import render
-from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST
+from engine.protocol.reports import (
+    SECONDS_PER_TOKEN,
+    TOKENS_PER_REQUEST,
+    BlockStats,
+    Description,
+)
 from engine.supervisor import Supervisor as EngineSupervisor
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
@@ -38,7 +43,9 @@ ADDED_LABELS = {"job", "instance", "engine"}
 ADDED_METRICS = {"up": "gauge"}
 # Their values are few whatever clients do: names of routes, statuses, engines, and fixed words.
 BOUNDED_LABELS = {"route", "status", "reason", "outcome", "class", "cache", "engine", "stage"}
-BOUNDED_LABELS |= {"result", "state", "loop", "model", "workspace"}
+BOUNDED_LABELS |= {"result", "state", "loop", "model", "workspace", "block_size", "num_gpu_blocks"}
+BOUNDED_LABELS |= {f"gen_ai_{name}" for name in ("operation_name", "provider_name", "token_type")}
+BOUNDED_LABELS |= {"gen_ai_response_model"}
 Labels = tuple[tuple[str, str], ...]
 NUM_NAMED = 2
 CONTEXT = 8192
@@ -444,6 +451,60 @@ def test_only_so_many_workspaces_are_named_and_none_by_default(served: Served) -
     assert b"{workspace" not in silent.exposition()
 
 
+DESCRIPTION = Description(
+    backend="synthetic",
+    model="m",
+    epoch="e",
+    max_context_tokens=CONTEXT,
+    block_size=16,
+    num_blocks=100,
+    granularity=1,
+    min_cache_tokens=1,
+    capabilities=[],
+    prefix_order="tools_first",
+)
+
+
+def test_an_endpoint_picker_reads_a_gateways_load_by_vllms_names() -> None:
+    """llm-d's model-server-protocol."""
+    metrics, waiting = Metrics(), [3]
+    metrics.watch(**{"vllm:num_requests_waiting": lambda: waiting[0]})
+    blocks = BlockStats(total=100, free=20, active=30, leased=15, best_effort=5, cached=30)
+    state = EngineState(True, False, "closed", 0, "m", DESCRIPTION, 2, blocks)
+    down = state._replace(is_ready=False, num_running=1)
+    metrics.show_engines({"one": state, "two": state._replace(num_running=4), "three": down})
+    text = metrics.exposition().decode()
+    assert "\nvllm:num_requests_waiting 3.0\n" in text
+    assert "\nvllm:num_requests_running 7.0\n" in text
+    assert "\nvllm:kv_cache_usage_perc 0.45\n" in text
+    assert '\nvllm:cache_config_info{block_size="16",num_gpu_blocks="200"} 1.0\n' in text
+    metrics.show_engines({"three": down})
+    text = metrics.exposition().decode()
+    assert "\nvllm:kv_cache_usage_perc 0.0\n" in text and "cache_config_info{" not in text
+
+
+def test_the_conventions_names_have_the_same_values(served: Served) -> None:
+    """OpenTelemetry's metrics for generative AI."""
+    values = served.gateway.values
+    same = {
+        "turn_seconds": "gen_ai_server_request_duration_seconds",
+        "first_token_seconds": "gen_ai_server_time_to_first_token_seconds",
+        "time_per_output_token_seconds": "gen_ai_server_time_per_output_token_seconds",
+        "turn_input_tokens": "gen_ai_client_token_usage",
+        "turn_output_tokens": "gen_ai_client_token_usage",
+    }
+    for own, name in same.items():
+        for end in ("_count", "_sum", "_bucket"):
+            kind = re.findall("input|output", own) if "turn_" in own else []
+            ours = sorted(v for (n, _), v in values.items() if n == f"holdfast_gateway_{own}{end}")
+            theirs = sorted(
+                v
+                for (n, labels), v in values.items()
+                if n == name + end and (not kind or dict(labels)["gen_ai_token_type"] in kind)
+            )
+            assert ours == theirs != [], own
+
+
 def test_models_are_those_of_engines_and_there_are_not_many() -> None:
     metrics = Metrics()
     state = EngineState(True, False, "closed", 0)
@@ -472,6 +533,8 @@ def test_names_and_helps_are_as_prometheus_asks(served: Served) -> None:
     """The rules of `promtool check metrics`, and those of prometheus.io/docs/practices/naming."""
     for program, page in (("gateway", served.gateway), ("engine", served.engine)):
         for name, kind in page.types.items():
+            if name.startswith(("vllm:", "gen_ai_")):
+                continue  # what others call it
             assert name.startswith((f"holdfast_{program}_", "process_")), name
             assert kind != "histogram" or name.endswith(("_seconds", "_tokens")), name
             assert re.fullmatch(r"[a-z][a-z0-9_]*", name) and "__" not in name, name
