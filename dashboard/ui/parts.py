@@ -125,11 +125,11 @@ def first_request(gateway_url: str, model: str) -> str:
     The key is the shell's HOLDFAST_API_KEY, so that it stands in no history.
     """
     block = {"type": "text", "text": "$BOOK", "cache_control": {"type": "ephemeral"}}
-    question = {"role": "user", "content": "What is done in fog?"}
+    question = {"role": "user", "content": "What is a lease?"}
     body = {"model": model, "max_tokens": 32, "system": [block], "messages": [question]}
     written = json.dumps(body).replace('"', '\\"')
     return (
-        "BOOK=$(printf 'The lamp is lit at dusk. In fog the horn sounds. %.0s' $(seq 300))\n"
+        "BOOK=$(printf 'A lease holds a marked prefix until its time is over. %.0s' $(seq 150))\n"
         f"for turn in 1 2; do curl -s {gateway_url}/v1/messages \\\n"
         '  -H "x-api-key: $HOLDFAST_API_KEY" -H "anthropic-version: 2023-06-01" \\\n'
         '  -H "content-type: application/json" \\\n'

@@ -22,7 +22,7 @@ SECTIONS = {
         PageEntry("workspaces", "Workspaces"),
     ],
     "Cache": [
-        PageEntry("prefixes", "Prefixes and leases"),
+        PageEntry("prefixes", "Prefixes and leases", frozenset({"workspace", "engine"})),
         PageEntry("memory", "Memory", frozenset({"engine"})),
         PageEntry("fleet", "Fleet", frozenset({"range", "engine", "model"})),
         PageEntry("plan", "Plan", frozenset({"range", "workspace", "model"})),

@@ -185,6 +185,8 @@ def holder_table(engines: Sequence[EngineMemory], by: str) -> list[Row]:
             row["Share"] += blocks / total
             size = engine.memory.block_size if engine.memory else 0
             row["MiB"] += blocks * size * engine.kv_bytes_per_token / 2**20
+    for row in rows.values():  # an engine without a model does not tell what a token takes
+        row["MiB"] = row["MiB"] or None
     return sorted(rows.values(), key=lambda row: int(row["Blocks"]), reverse=True)
 
 

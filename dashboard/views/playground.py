@@ -26,13 +26,14 @@ from gateway.admin.structs.usage import Turn
 
 KEY_SECONDS = 3600
 MAX_BLOCK_CHARACTERS = 200_000
+# The demo model knows of nothing but caching.
 HANDBOOK = (
-    "You keep the lighthouse. The lamp is lit at dusk and put out at dawn. In fog the horn sounds"
-    " every thirty seconds. Ships are greeted by name, and their positions are written into the"
-    " book together with wind, visibility and the state of the sea. "
+    "You answer questions about a cache of prompts. A lease holds the blocks of a marked prefix in"
+    " memory until its time is over. Each read of the entry starts its time again. What nobody"
+    " marked makes room for others when memory is short. "
 )
 RULES = "Answer in one short sentence. If you do not know, say so. "
-QUESTION = "What is done in fog?"
+QUESTION = "What is a lease?"
 TOOL = {
     "name": "log_ship",
     "description": "Write a ship into the book.",

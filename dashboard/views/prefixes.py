@@ -1,7 +1,6 @@
 """Prefixes and leases: what is held right now, for how long, and is it worth it?"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import streamlit as st
 
@@ -10,45 +9,29 @@ from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
-from dashboard.views.savings import prefix_label, prefix_table
+from dashboard.views.savings import prefix_label
 from engine.protocol import TTLS
 from gateway.admin.structs.fleet import Dropped, Lease
-from gateway.admin.structs.usage import PrefixReport
 
 REFRESH_SECONDS = 3
 NUM_LEASES = 500
-NUM_PREFIXES = 100
 _DOOMED = "lease_to_drop"
 _OUTCOME = "drop_outcome"
 
 
-class View(NamedTuple):
-    leases: list[Lease]
-    prefixes: list[PrefixReport]
-
-
-def read(client: AdminClient, chosen: Selection) -> View:
+def read(client: AdminClient, chosen: Selection) -> list[Lease]:
     held = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_LEASES}
-    params = {**chosen.params("engine"), "limit": NUM_PREFIXES}
-    return View(
-        client.get("/admin/v1/leases", list[Lease], held),
-        client.get("/admin/v1/prefixes", list[PrefixReport], params),
+    return client.get("/admin/v1/leases", list[Lease], held)
+
+
+def draw(leases: list[Lease], chosen: Selection) -> None:
+    draw_cards(leases)
+    draw_leases(leases)
+    st.page_link(
+        "views/savings.py",
+        label="Savings says of each prefix whether it has paid for its writes",
+        icon=":material/arrow_forward:",
     )
-
-
-def draw(view: View, chosen: Selection) -> None:
-    draw_cards(view.leases)
-    draw_leases(view.leases)
-    parts.heading(f"Prefixes that came again in {chosen.words}", "better_ttl")
-    if view.prefixes:
-        alt_text = (
-            f"{len(view.prefixes)} prefixes with their reads, and whether each has paid back."
-        )
-        parts.table(prefix_table(view.prefixes), "prefixes", alt_text)
-    else:
-        # One request that fills it is enough on a page.
-        key = "prefixes" if view.leases else None
-        parts.empty("No marked prefix came twice in this range.", ":material/repeat:", key=key)
 
 
 def draw_cards(leases: list[Lease]) -> None:

@@ -168,7 +168,9 @@ async def readyz(host: NamedDependency[ServedEngine]) -> Response[dict[str, Any]
 async def render_metrics(backend: Served, host: NamedDependency[ServedEngine]) -> Response[bytes]:
     is_ready = host.readiness.stage == "ready"
     stats = await backend.stats() if is_ready else None
-    text = metrics.render(stats, host.supervisor.ends, backend.describe().model if is_ready else "")
+    # As gateways call it: a path's last part.
+    model = backend.describe().model.rstrip("/").rpartition("/")[2] if is_ready else ""
+    text = metrics.render(stats, host.supervisor.ends, model)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -164,7 +164,7 @@ def signed_in(
     """A page in a context of its own; `options` are the context's."""
     page = new_page(browser, **options)
     sign_in(page, stack.dashboard, key)
-    page.wait_for_load_state()
+    page.wait_for_load_state(timeout=WAIT_MS)
     return page
 
 

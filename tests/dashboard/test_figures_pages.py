@@ -210,7 +210,7 @@ def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures)
 
 
 def test_prefixes_are_labelled_by_their_last_request(figures: Figures) -> None:
-    shown = table(figures.page("prefixes"), "Cheaper TTL").set_index("Prefix id")
+    shown = table(figures.page("savings"), "Cheaper TTL").set_index("Prefix id")
     last = figures.rows(
         """SELECT prefix, name, cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens,
             id, MAX(opened_ms) FROM turns""",
