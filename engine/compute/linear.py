@@ -6,7 +6,7 @@ sequences that have one new token. Before a step the states are read from their 
 it they are written to theirs, as bytes: a state is exact whatever keys and values are kept in.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -176,7 +176,9 @@ def _by_sequence(plain: Callable[..., torch.Tensor], name: str) -> Callable[...,
             return plain(*args, **kwargs)
         whole: torch.Tensor = bound.arguments["hidden_states"]
         output: torch.Tensor | None = None
-        for rows, part, own in _parts_of(whole, cache.states):
+        for rows, moves, own in cache.states.runs:
+            # (sequences, tokens of each, width)
+            part = whole[0, rows].view(len(moves), -1, whole.shape[-1])
             bound.arguments["hidden_states"], bound.arguments[name] = part, own
             computed = plain(*bound.args, **bound.kwargs)
             if output is None:
@@ -186,12 +188,3 @@ def _by_sequence(plain: Callable[..., torch.Tensor], name: str) -> Callable[...,
         return output
 
     return forward
-
-
-def _parts_of(
-    hidden: torch.Tensor, states: StepStates
-) -> Iterator[tuple[slice | torch.Tensor, torch.Tensor, Cache]]:
-    """Each run's rows of (1, tokens, width), as (sequences, tokens of each, width)."""
-    for run in states.runs:
-        part = hidden[0, run.rows]
-        yield run.rows, part.view(len(run.moves), -1, part.shape[-1]), run.own

@@ -73,29 +73,6 @@ def check_request(request: GenerateRequest, description: Description) -> None:
         for index, one in enumerate(placed):
             if one.segment >= num_segments:
                 raise InvalidRequest(f"{field}[{index}].segment: no such segment")
-    checks = (
-        (num_segments > 0, "prompt: must not be empty"),
-        (
-            len(request.record.encode()) <= MAX_RECORD_BYTES,
-            f"record: at most {MAX_RECORD_BYTES} bytes",
-        ),
-        (
-            sampling.num_choices == 1 or sampling.max_tokens != 0,
-            "sampling.num_choices: must be 1 where max_tokens is 0",
-        ),
-        (0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
-        (
-            request.output_schema is None or request.output_pattern is None,
-            "output_pattern: excludes output_schema",
-        ),
-        (
-            not (sampling.min_tokens and is_bound(request)),
-            "sampling.min_tokens: must be 0 where the output is bound",
-        ),
-    )
-    for is_good, message in checks:
-        if not is_good:
-            raise InvalidRequest(message)
     needed: dict[Capability, bool] = {
         "tools": bool(request.prompt.callable_tools),
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
@@ -123,6 +100,24 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
     is_forced = choice.mode in ("any", "tool")
     for is_wrong, message in (
+        (not num_segments, "prompt: must not be empty"),
+        (
+            len(request.record.encode()) > MAX_RECORD_BYTES,
+            f"record: at most {MAX_RECORD_BYTES} bytes",
+        ),
+        (
+            sampling.num_choices > 1 and sampling.max_tokens == 0,
+            "sampling.num_choices: must be 1 where max_tokens is 0",
+        ),
+        (not 0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
+        (
+            None not in (request.output_schema, request.output_pattern),
+            "output_pattern: excludes output_schema",
+        ),
+        (
+            sampling.min_tokens and is_bound(request),
+            "sampling.min_tokens: must be 0 where the output is bound",
+        ),
         (is_forced and not names, "tool_choice: there are no tools to choose from"),
         (choice.names and choice.mode != "any", "tool_choice.names: only for mode `any`"),
         (not names.issuperset(choice.names), "tool_choice.names: no such tool"),
