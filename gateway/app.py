@@ -42,6 +42,7 @@ from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
 from gateway.ledger.contents import Contents
 from gateway.ledger.database import open_ledgers
 from gateway.ledger.reads.sums import Queries
+from gateway.ledger.schema import KeptResponseRow
 from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
@@ -49,7 +50,7 @@ from gateway.prompt.ask import Ask
 from gateway.routing.fleet import open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.router import Router
-from gateway.turn.contents import Keeper
+from gateway.turn.contents import RESPONSE_DAYS, Keeper, KeptResponses
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.sweep import Sweep
@@ -192,6 +193,10 @@ async def _start(
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     keeper = Keeper(Contents(ledgers.store, settings.master_secret), background, clock)
     run_beside("contents", keeper.run)
+    days, store = RESPONSE_DAYS if settings.keep_responses else None, ledgers.store
+    kept = Contents(store, settings.master_secret, KeptResponseRow, days)
+    responses = KeptResponses(kept, clock, keeps_all=settings.keep_responses)
+    run_beside("responses", responses.run)
     turns = TurnService(
         dispatcher=Dispatcher(
             fleet=fleet,
@@ -251,6 +256,7 @@ async def _start(
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,
+        responses=responses,
     )
     rows = replace(turns, admission=RowAdmission(limits, queue, most_cost, shared))
     run_beside("batches", BatchRunner(services, rows, settings.batch_concurrency).run)

@@ -40,7 +40,7 @@ from gateway.dialects.openai import response as openai
 from gateway.dialects.openai.request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest
 from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.request import FIELDS as RESPONSES
-from gateway.dialects.responses.request import ResponsesRequest
+from gateway.dialects.responses.request import ConversationRequest, ResponsesRequest
 from gateway.http.auth import AdminAuth
 from gateway.http.query import NO_NUL
 from gateway.http.speaking import ID_HEADERS, dialect_of_path
@@ -212,8 +212,13 @@ createChatCompletion    post   /v1/chat/completions       Answer a conversation 
 createCompletion        post   /v1/completions            Continue a text as OpenAI does.
 createResponse          post   /v1/responses              Answer as OpenAI's Responses API does.
 countInputTokens        post   /v1/responses/input_tokens Count a request's tokens, exactly.
-getResponse             get    /v1/responses/{response_id} Not found: no response is kept.
-deleteResponse          delete /v1/responses/{response_id} Not found: no response is kept.
+getResponse             get    /v1/responses/{response_id} A response that is kept.
+deleteResponse          delete /v1/responses/{response_id} Forget a response.
+listInputItems          get    /v1/responses/{response_id}/input_items A response's own input.
+createConversation      post   /v1/conversations          Begin a conversation that is kept.
+getKeptConversation     get    /v1/conversations/{conversation_id} A conversation that is kept.
+deleteConversation      delete /v1/conversations/{conversation_id} Forget a conversation.
+listConversationItems   get    /v1/conversations/{conversation_id}/items What was said in it.
 listModels              get    /v1/models                 The models that may be asked for.
 getModel                get    /v1/models/{model_id}      One model.
 callGeminiModel         post   /v1beta/models/{model_id}  Answer as Google does, or count tokens.
@@ -238,6 +243,11 @@ _HEADERS = (
 _GOOGLE_PAGE = (
     _given("pageSize", {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}),
     _given("pageToken", _TEXT),
+)
+_ITEMS = (
+    _given("after", _TEXT),
+    _given("order", {**_TEXT, "enum": ["asc", "desc"]}),
+    _given("limit", {"type": "integer", "minimum": 1, "maximum": 100}),
 )
 _CALL = "The model's id, `:` and one of `generateContent`, `streamGenerateContent`, `countTokens`."
 _CALLED = (
@@ -275,8 +285,13 @@ _KINDS: dict[str, dict[str, Any]] = {
     "createCompletion": _is(openai.Completion, body=CompletionRequest, other=EVENT_STREAM),
     "createResponse": _is(responses.Response, body=ResponsesRequest, other=EVENT_STREAM),
     "countInputTokens": _is(responses.InputTokens, body=ResponsesRequest, errors=_ASKING),
-    "getResponse": _is(),
-    "deleteResponse": _is(),
+    "getResponse": _is(responses.Response),
+    "deleteResponse": _is(responses.Deleted),
+    "listInputItems": _is(responses.ItemList, parameters=_ITEMS),
+    "createConversation": _is(responses.ConversationShown, body=ConversationRequest),
+    "getKeptConversation": _is(responses.ConversationShown),
+    "deleteConversation": _is(responses.Deleted),
+    "listConversationItems": _is(responses.ItemList, parameters=_ITEMS),
     "listModels": _is(
         ModelList,
         openai.ModelList,

@@ -9,6 +9,7 @@ CONTROLLERS = (
     model_calls.ChatCompletionsController,
     model_calls.CompletionsController,
     model_calls.ResponsesController,
+    model_calls.ConversationsController,
     models.ModelsController,
     models.GeminiModelsController,
     cached_contents.CachedContentsController,

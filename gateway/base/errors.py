@@ -47,12 +47,12 @@ class PromptTooLong(InvalidRequest, default="prompt is too long"):
 
 
 class ResponseNotKept(InvalidRequest):
-    """A request names an earlier response. No gateway keeps one."""
+    """A request names an earlier response that is not kept."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(
-            f"Previous response with id '{response_id}' not found: this server keeps no responses,"
-            " send the whole conversation as `input`, as clients do with `store` set to false.",
+            f"Previous response with id '{response_id}' not found: send the whole conversation as"
+            " `input`, as clients do with `store` set to false.",
             "previous_response_id",
         )
 

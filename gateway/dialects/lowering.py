@@ -65,13 +65,15 @@ class NativeMarker(Protocol):
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Who asks what model, and when (monotonic). `unreadable` says what becomes of images and the
-    like; `removes_nonces` leaves out billing lines."""
+    like; `removes_nonces` leaves out billing lines; `keeps_responses`: clients may go on with a
+    response."""
 
     principal: Principal
     model: Model
     arrived: float
     unreadable: Unreadable = "placeholder"
     removes_nonces: bool = False
+    keeps_responses: bool = False
 
 
 class Lowering:

@@ -1,6 +1,6 @@
 """The steps that generating calls of all dialects share: read, wait for an engine, answer."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -75,21 +75,24 @@ async def prepared(
     body: bytes,
     decode: Callable[[bytes, RequestBounds], RequestT],
     make: Callable[[RequestT, Asked], AskT],
+    fetch: Callable[[RequestT], Coroutine[Any, Any, tuple[RequestT, int]]] | None = None,
 ) -> AskT:
-    """Decode and lower a body where `Workers` decides, and stop if the client leaves."""
+    """Decode and lower a body where `Workers` decides, and stop if the client leaves. `fetch`
+    brings in what the request names, and says how many bytes that is."""
     services, num_bytes = services_of(request), len(body)
     workers, user, arrived = services.workers, request.user, request.scope["state"]["arrived"]
 
     def asked(decoded: RequestT) -> Asked:
         return services.asked(user, services.find_model(decoded.model), arrived)
 
-    if num_bytes <= INLINE_BYTES:
+    if num_bytes <= INLINE_BYTES and fetch is None:
         decoded = decode(body, services.bounds)
         return make(decoded, asked(decoded))
 
     async def work() -> AskT:
         decoded = await workers.run(user.workspace, num_bytes, decode, body, services.bounds)
-        return await workers.run(user.workspace, num_bytes, make, decoded, asked(decoded))
+        decoded, more = (decoded, 0) if fetch is None else await fetch(decoded)
+        return await workers.run(user.workspace, num_bytes + more, make, decoded, asked(decoded))
 
     return await while_present(request, work())
 
@@ -124,7 +127,8 @@ class Stream(Generic[EventT]):
     """How a dialect streams. Frames that came together go out together.
 
     `render` makes bytes of their events; where it makes none, `idle` keeps the connection alive.
-    After an error the stream ends with `failed`, and has `last` only where `is_closed`.
+    After an error the stream ends with `failed`, and has `last` only where `is_closed`. `settle` is
+    awaited, with the last events, before they go out.
     """
 
     render: Callable[[list[EventT]], bytes]
@@ -133,6 +137,7 @@ class Stream(Generic[EventT]):
     last: bytes = b""
     idle: bytes = sse.COMMENT
     is_closed: bool = False
+    settle: Callable[[list[EventT]], Awaitable[None]] | None = None
     content_type: bytes = b"text/event-stream; charset=utf-8"
 
     async def pieces(
@@ -144,6 +149,8 @@ class Stream(Generic[EventT]):
             async for item in items:
                 if not isinstance(item, Taken):
                     events = [event for frame in item for event in writer.write(frame)]
+                    if writer.is_done and self.settle is not None:
+                        await self.settle(events)
                     yield self.render(events) or self.idle
         except GatewayError as error:
             yield self.failed(error)

@@ -3,6 +3,9 @@
 Each reads its body, lowers it to an Ask, runs the turn and writes the answer in its dialect.
 """
 
+import re
+import secrets
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,11 +13,20 @@ import msgspec
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath, HeaderParameter, RawBody
 from litestar.response.base import ASGIResponse
-from msgspec import UNSET
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from engine.protocol import InputUsage
 from gateway.base.catalogue import Model
-from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NotFound, PromptTooLong
+from gateway.base.errors import (
+    DemandRefused,
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    ResponseNotKept,
+)
 from gateway.dialects import sse
 from gateway.dialects.anthropic import lower as anthropic
 from gateway.dialects.anthropic import request as messages
@@ -30,8 +42,17 @@ from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.response import ChatWriter, TextWriter
 from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.lower import Prepared, prepare, seal
-from gateway.dialects.responses.request import REASONING, decode_responses
+from gateway.dialects.responses.request import (
+    REASONING,
+    Conversation,
+    Given,
+    decode_conversation,
+    decode_responses,
+    id_of,
+    items_of,
+)
 from gateway.http.auth import KeyAuth
+from gateway.http.bodies import brought_in
 from gateway.http.cached_contents import held_by
 from gateway.http.errors import request_id
 from gateway.http.generation import (
@@ -50,6 +71,7 @@ from gateway.http.generation import (
 from gateway.http.services import Services, services_of
 from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Compared, TurnId
+from gateway.turn.contents import Kept, Link, check_chain
 from gateway.turn.state import Findings
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
@@ -233,9 +255,11 @@ async def _complete(
 
 # Responses.
 
+_NAMES_KEPT = re.compile(rb'"(?:previous_response_id|conversation|item_reference)"|"id"')
+
 
 class ResponsesController(Controller):
-    """POST /v1/responses and POST /v1/responses/input_tokens."""
+    """/v1/responses: responses, what is kept of them, and the counts of requests."""
 
     path = "/v1/responses"
     middleware = (KeyAuth,)
@@ -244,20 +268,38 @@ class ResponsesController(Controller):
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_media(request)
         services = services_of(request)
-        made = await prepared(request, body, decode_responses, prepare)
+        behind = _Behind(request)
+        fetch = behind.fetch if _NAMES_KEPT.search(body) else None
+        made = await prepared(request, body, decode_responses, prepare, fetch)
         ask, failed_id = made.ask, request_id(request.scope)
+        asked = made.given.request
+        keeps = services.responses.keeps(request.user) and asked.store is not False
         try:
             turn_id, items, findings = await begun(request, ask)
             writer = _response_writer(services, made, turn_id, findings)
+            if keeps and not asked.is_prewarm:
+                writer.response = replace(writer.response, store=True)
+
+            async def settle(events: list[Event]) -> None:
+                if writer.response.store and not await behind.keep(made.given, writer.response):
+                    writer.response = replace(writer.response, store=False)
+                    for event in events[-1:]:
+                        event["response"] = writer.response
 
             def failed(error: GatewayError) -> bytes:
                 named = in_responses_names(error, writer.paths)
                 return _response_event(writer.fail(named, failed_id))
 
             stream: Stream[Event] = Stream(
-                render=lambda events: b"".join(map(_response_event, events)), failed=failed
+                render=lambda events: b"".join(map(_response_event, events)),
+                failed=failed,
+                settle=settle,
             )
-            return await answer(request, items, writer, stream if ask.stream else None)
+            if ask.stream:
+                return await answer(request, items, writer, stream)
+            await while_present(request, gathered(items, writer))
+            await settle([])
+            return answered(writer.response)
         except (PromptTooLong, DemandRefused) as error:
             raise in_responses_names(error, ask.plan.paths) from None
 
@@ -266,8 +308,9 @@ class ResponsesController(Controller):
         """The exact tokens of a request's prompt."""
         check_media(request)
         services = services_of(request)
+        fetch = _Behind(request).fetch if _NAMES_KEPT.search(body) else None
         with services.counting.admitted(request.user.workspace, len(body)):
-            made = await prepared(request, body, decode_responses, prepare)
+            made = await prepared(request, body, decode_responses, prepare, fetch)
             try:
                 tokens = await while_present(request, services.turns.count(made.ask))
             except PromptTooLong as error:
@@ -275,14 +318,146 @@ class ResponsesController(Controller):
         return answered(responses.InputTokens(tokens))
 
     @get("/{response_id:str}")
-    async def retrieve(self, response_id: FromPath[str]) -> None:
-        """No response is kept."""
-        raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
+    async def retrieve(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
+        kept = await _kept(request, "Response", response_id)
+        return ASGIResponse(body=bytes(kept.response), media_type="application/json")
 
     @delete("/{response_id:str}", status_code=200)
-    async def remove(self, response_id: FromPath[str]) -> None:
-        """No response is kept."""
-        raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
+    async def remove(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
+        await _kept(request, "Response", response_id)
+        await services_of(request).responses.remove(response_id)
+        return answered(responses.Deleted(response_id, "response"))
+
+    @get("/{response_id:str}/input_items")
+    async def input_items(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
+        """The response's own input, without what came before it."""
+        kept = await _kept(request, "Response", response_id)
+        return answered(responses.page_of(kept.items, request.query_params))
+
+
+class ConversationsController(Controller):
+    """/v1/conversations: chains of responses that have an id of their own."""
+
+    path = "/v1/conversations"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        services, workspace = services_of(request), request.user.workspace
+        if not services.responses.keeps(request.user):
+            raise InvalidRequest("conversations are not kept by this server")
+        given = decode_conversation(body, services.bounds)
+        stem, now = secrets.token_hex(16), int(services.clock.wall().timestamp())
+        kept = Kept(metadata=given.metadata, created_at=now)
+        if given.items:
+            first = Kept(items=items_of(Raw(_encode(given.items)), stem, {}))
+            if not await services.responses.put(workspace, f"items_{stem}", first):
+                raise InvalidRequest("items: can't be kept", "items")
+            kept.chain.append(Link(f"items_{stem}", first.num_bytes))
+        if not await services.responses.put(workspace, f"conv_{stem}", kept):
+            raise Overloaded
+        return answered(responses.ConversationShown(f"conv_{stem}", now, given.metadata))
+
+    @get("/{conversation_id:str}")
+    async def retrieve(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
+        kept = await _kept(request, "Conversation", conversation_id)
+        return answered(
+            responses.ConversationShown(conversation_id, kept.created_at, kept.metadata)
+        )
+
+    @delete("/{conversation_id:str}", status_code=200)
+    async def remove(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
+        """Its responses are kept still, each by itself."""
+        await _kept(request, "Conversation", conversation_id)
+        await services_of(request).responses.remove(conversation_id)
+        return answered(responses.Deleted(conversation_id, "conversation.deleted"))
+
+    @get("/{conversation_id:str}/items")
+    async def items(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
+        kept = await _kept(request, "Conversation", conversation_id)
+        found = await _chain(request, kept.chain, "conversation")
+        return answered(responses.page_of(_items_in(found), request.query_params))
+
+
+async def _kept(request: KeyRequest, what: str, kept_id: str) -> Kept:
+    """Raise NotFound for one that is not kept, or another workspace's."""
+    services, workspace = services_of(request), request.user.workspace
+    async with services.reads["store"].taken(workspace):
+        found = (await services.responses.find(workspace, [kept_id])).get(kept_id)
+    if found is None or found.is_conversation != (what == "Conversation"):
+        raise NotFound(f"{what} with id '{kept_id[:64]}' not found: none is kept of this id.")
+    return found
+
+
+async def _chain(request: KeyRequest, chain: Sequence[Link], path: str) -> list[Kept]:
+    """What is kept of a chain. Its bytes count as if the request had sent them."""
+    services, workspace = services_of(request), request.user.workspace
+    await brought_in(request.scope, check_chain(chain, path))
+    async with services.reads["store"].taken(workspace):
+        found = await services.responses.find(workspace, [link.id for link in chain])
+    return [found[link.id] for link in chain if link.id in found]
+
+
+def _items_in(found: Sequence[Kept]) -> list[Raw]:
+    return [item for kept in found for item in (*kept.items, *kept.output)]
+
+
+class _Behind:
+    """What a request goes on with: a response, a conversation, items by their ids."""
+
+    def __init__(self, request: KeyRequest) -> None:
+        self._request = request
+        self._states = services_of(request).responses
+        self._chain: list[Link] = []
+        self._named: dict[str, Raw] = {}
+
+    async def fetch(self, given: Given) -> tuple[Given, int]:
+        """The request behind what is kept, and the bytes of that. Raise InvalidRequest for what is
+        not kept."""
+        asked, workspace = given.request, self._request.user.workspace
+        previous, conversation = asked.previous_response_id, asked.conversation_id
+        head = previous or conversation
+        if head is None and not given.references:
+            return given, 0
+        path = "previous_response_id" if previous else "conversation"
+        if head is not None:
+            found = (await self._states.find(workspace, [head])).get(head)
+            is_there = found is not None and found.is_conversation == (previous is None)
+            if (found is None or not is_there) and previous:
+                raise ResponseNotKept(previous[:64])
+            if found is None or not is_there:
+                raise InvalidRequest(f"Conversation with id '{head[:64]}' not found.", path)
+            self._chain = [*found.chain, Link(head, found.num_bytes)] if previous else found.chain
+        earlier = await _chain(self._request, self._chain, path)
+        if len(earlier) < len(self._chain):
+            lost = len(self._chain) - len(earlier)
+            given.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
+        stems = [named.partition("_")[2][:-2] for named in given.references]
+        sources = await self._states.find(workspace, {f"resp_{stem}" for stem in stems})
+        outputs = [item for kept in sources.values() for item in kept.output]
+        by_id = {id_of(item): item for item in outputs}
+        self._named = {one: by_id[one] for one in given.references if one in by_id}
+        items = _items_in(earlier)
+        behind = partial(given.behind, items, self._named, services_of(self._request).bounds)
+        num_bytes = sum(map(len, [*items, *self._named.values()]))
+        run = services_of(self._request).workers.run
+        return await run(workspace, num_bytes, behind), num_bytes
+
+    async def keep(self, given: Given, response: responses.Response) -> bool:
+        """Keep a response with its own input; False where that can't be."""
+        workspace, stem = self._request.user.workspace, response.id.removeprefix("resp_")
+        kept = Kept(
+            items=items_of(given.fields["input"], stem, self._named),
+            response=Raw(_encode(response)),
+            output=[Raw(_encode(item)) for item in response.output],
+            chain=self._chain,
+        )
+        if not await self._states.put(workspace, response.id, kept):
+            return False
+        if conversation := given.request.conversation_id:
+            link = Link(response.id, kept.num_bytes)
+            await self._states.extend(workspace, conversation, link)
+        return True
 
 
 def _response_writer(
@@ -301,6 +476,7 @@ def _response_writer(
         else responses.AppliedCacheOptions(
             mode=options.mode, comparison_response_id=options.comparison_response_id or UNSET
         ),
+        conversation=Conversation(request.conversation_id) if request.conversation_id else UNSET,
         **responses.echo_of(made.given.fields),  # type: ignore[arg-type]
     )
     return responses.ResponseWriter(

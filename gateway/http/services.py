@@ -31,6 +31,7 @@ from gateway.prompt.ask import Principal
 from gateway.prompt.media import Unreadable
 from gateway.routing.fleet import Fleet
 from gateway.routing.history import LoadHistory
+from gateway.turn.contents import KeptResponses
 from gateway.turn.sweep import Sweep
 from gateway.turn.turn import TurnService
 
@@ -68,6 +69,7 @@ class Services:
     removes_nonces: bool
     unreadable: Unreadable
     auto_cache_messages: bool
+    responses: KeptResponses
 
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)
@@ -77,7 +79,8 @@ class Services:
         return None if described is None else self.catalogue.name_of(described.model)
 
     def asked(self, user: Principal, model: Model, arrived: float) -> Asked:
-        return Asked(user, model, arrived, self.unreadable, self.removes_nonces)
+        keeps = self.responses.keeps(user)
+        return Asked(user, model, arrived, self.unreadable, self.removes_nonces, keeps)
 
 
 def services_of(request: litestar.Request[Any, Any, Any]) -> Services:

@@ -11,7 +11,9 @@ from urllib.parse import parse_qs
 
 from gateway.prompt.ask import Dialect
 
-OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
+OPENAI_PATHS = tuple(
+    f"/v1/{name}" for name in ("chat", "completions", "conversations", "embeddings", "responses")
+)
 GEMINI_PATHS = ("/v1beta/", "/v1/cachedContents")
 GOOGLE_KEY_HEADER = b"x-goog-api-key"
 ID_HEADERS: dict[Dialect, str] = {

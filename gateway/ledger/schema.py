@@ -301,6 +301,18 @@ class TurnContentRow(Base):
     body: Mapped[bytes] = mapped_column(LargeBinary)
 
 
+class KeptResponseRow(Base):
+    """A response of the Responses API with its input, or a conversation; as `TurnContentRow`."""
+
+    __tablename__ = "kept_responses"
+    __table_args__ = (Index("ix_kept_responses_workspace", "workspace_id", "at_ms"),)
+
+    turn_id: Mapped[str] = mapped_column("id", String(64), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(String(64))
+    at_ms: Mapped[int]
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+
+
 class CachedContentRow(Base):
     """A prompt that a client named, to be held until `expires_at`.
 

@@ -1,14 +1,18 @@
-"""Keeps the prompts and answers of workspaces that want it. Nothing is kept of any other.
+"""Keeps the prompts and answers of workspaces that want it, and the responses that clients go on
+with. Nothing is kept of any other.
 
-It is written behind the answer, so no client waits for it. What is too much is not kept, and the
-log says so.
+Prompts and answers are written behind the answer, so no client waits for it. What is too much is
+not kept, and the log says so. A response is kept before its last event goes out: the next request
+may name it. It is kept with its own input alone, and the ids of those before it: so each is
+deleted, or forgotten, by itself, and a long conversation costs no more than its length.
 """
 
 import asyncio
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 import msgspec
+from msgspec import Raw
 
 from engine.protocol import (
     Frame,
@@ -21,15 +25,19 @@ from engine.protocol import (
 from gateway.admin.structs.usage import AnswerPart, KeptContent
 from gateway.base.background import Background, pause
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, InvalidRequest
 from gateway.base.logs import get_logger
 from gateway.ledger.contents import Contents
+from gateway.prompt.ask import Principal
 from gateway.turn.state import Turn
 
 MAX_BYTES = 8 << 20
 MAX_WAITING_BYTES = 64 << 20
 _FORGET_SECONDS = 60.0
 _decoder = msgspec.json.Decoder(KeptContent)
+RESPONSE_DAYS = 30
+MAX_CHAIN = 1000
+MAX_CHAIN_BYTES = 32 << 20
 
 
 class Keeper:
@@ -84,15 +92,126 @@ class Keeper:
         await self._contents.forget(self._now_ms())
 
     async def run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                await self.forget()
-            except GatewayError as error:
-                get_logger("contents").warning("contents_not_deleted", error=str(error))
-            await pause(stopping, _FORGET_SECONDS)
+        await forget_on(self.forget, stopping)
 
     def _now_ms(self) -> int:
         return int(self._clock.wall().timestamp() * 1000)
+
+
+async def forget_on(forget: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
+    """Call it each minute."""
+    while not stopping.is_set():
+        try:
+            await forget()
+        except GatewayError as error:
+            get_logger("contents").warning("contents_not_deleted", error=str(error))
+        await pause(stopping, _FORGET_SECONDS)
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """One response of a chain, and the bytes of what is kept of it."""
+
+    id: str
+    num_bytes: int
+
+
+class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A response, or a conversation, whose `response` is null. `items` are its own input. `chain`
+    are the responses before it, or in it, the oldest first."""
+
+    items: list[Raw] = []
+    response: Raw = Raw(b"null")
+    output: list[Raw] = []
+    chain: list[Link] = []
+    metadata: dict[str, str] = {}
+    created_at: int = 0
+    num_bytes: int = 0
+
+    @property
+    def is_conversation(self) -> bool:
+        return bytes(self.response) == b"null"
+
+
+_kept = msgspec.json.Decoder(Kept)
+_encode = msgspec.json.Encoder().encode
+
+
+class KeptResponses:
+    """Responses and conversations of the Responses API, by id."""
+
+    def __init__(self, contents: Contents, clock: Clock, *, keeps_all: bool) -> None:
+        """`keeps_all`: those of workspaces that say no days too."""
+        self._contents = contents
+        self._clock = clock
+        self._keeps_all = keeps_all
+
+    def keeps(self, principal: Principal) -> bool:
+        return self._keeps_all or principal.keeps_contents
+
+    async def find(self, workspace: str, ids: Collection[str]) -> dict[str, Kept]:
+        """Those of these that are kept."""
+        bodies = await self._contents.find(workspace, ids, self._now_ms()) if ids else {}
+
+        def opened() -> dict[str, Kept]:
+            return {
+                one: _kept.decode(zlib.decompress(self._contents.opened(workspace, one, body)))
+                for one, (body, _) in bodies.items()
+            }
+
+        return await asyncio.to_thread(opened) if bodies else {}
+
+    async def put(self, workspace: str, kept_id: str, kept: Kept) -> bool:
+        """Keep it; False, with a line in the log, where it is too much or can't be written."""
+
+        def sealed() -> bytes | None:
+            kept.num_bytes = sum(map(len, [*kept.items, *kept.output]))
+            body = _encode(kept)
+            packed = zlib.compress(body, 1) if len(body) <= MAX_BYTES else None
+            return None if packed is None else self._contents.sealed(workspace, kept_id, packed)
+
+        try:
+            body = await asyncio.to_thread(sealed)
+            if body is not None:
+                await self._contents.put(workspace, kept_id, self._now_ms(), body)
+                return True
+            error = f"longer than {MAX_BYTES} bytes"
+        except GatewayError as failure:
+            error = str(failure)
+        get_logger("contents").warning("response_not_kept", id=kept_id, error=error)
+        return False
+
+    async def extend(self, workspace: str, conversation: str, link: Link) -> None:
+        """Add a response to a conversation."""
+
+        def longer(body: bytes) -> bytes:
+            opened = self._contents.opened(workspace, conversation, body)
+            kept = _kept.decode(zlib.decompress(opened))
+            kept.chain.append(link)
+            return self._contents.sealed(workspace, conversation, zlib.compress(_encode(kept), 1))
+
+        await self._contents.change(workspace, conversation, self._now_ms(), longer)
+
+    async def remove(self, kept_id: str) -> None:
+        await self._contents.remove(kept_id)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Delete what is kept no longer."""
+        await forget_on(lambda: self._contents.forget(self._now_ms()), stopping)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.wall().timestamp() * 1000)
+
+
+def check_chain(chain: Sequence[Link], path: str) -> int:
+    """The bytes of a chain. Raise InvalidRequest for one that is too long to go on with."""
+    num_bytes = sum(link.num_bytes for link in chain)
+    if len(chain) > MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
+        raise InvalidRequest(
+            f"{path}: has {len(chain)} responses before, of {num_bytes} bytes; the most are"
+            f" {MAX_CHAIN}, of {MAX_CHAIN_BYTES} bytes",
+            path,
+        )
+    return num_bytes
 
 
 def _length(frame: Frame) -> int:

@@ -32,7 +32,7 @@ def described(kind: str) -> tuple[str, dict[str, Any]] | None:
         case "bash":
             restart = {"type": "boolean", "description": "true starts the shell anew"}
             about = "Runs a command in a bash shell that stays open, and returns what it prints."
-            return about, _object({"command": _TEXT, "restart": restart}, [])
+            return about, _object({"command": _TEXT, "restart": restart}, ["command"])
         case "text_editor":
             files, commands = dict(_FILES), [*_EDITS]
             if kind < "text_editor_20250429":

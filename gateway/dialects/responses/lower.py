@@ -63,15 +63,15 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
     request, notepad = given.request, given.notepad
     lowering = _ResponsesLowering(asked, notepad)
     lowering.add_tools("tools", request.tools)
-    for index, item in enumerate([] if isinstance(request.input, str) else request.input):
+    for path, item in given.items():
         if isinstance(item, wire.AdditionalTools):
-            lowering.add_tools(f"input[{index}].tools", item.tools)
+            lowering.add_tools(f"{path}.tools", item.tools)
     choice, schema = _tool_choice(request, lowering), _output_schema(request)
     strict = [(f"{path}.strict", tool.name) for path, tool in lowering.functions if tool.strict]
     lowering.wish_strict(choice, schema, strict)
     if request.is_prewarm:  # nothing is generated
         choice, schema = ToolChoice(), None
-    lowering.lay_out(request)
+    lowering.lay_out(given)
     if not lowering.messages:
         raise InvalidRequest("input: must have at least one message")
     if lowering.messages[-1].role == "assistant":
@@ -85,6 +85,8 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
     if wire.LOGPROBS in request.include:
         notepad.wish("include", "this model tells no log probabilities", "logprobs")
     wire.FIELDS.note(request, notepad)
+    if request.store and not asked.keeps_responses:
+        notepad.ignore("store", "this server keeps no responses")
     if request.reasoning is not None and request.reasoning.wants_summary:
         notepad.ignore("reasoning.summary", "thinking is given whole")
     for name in unechoed(given.fields):
@@ -261,8 +263,9 @@ class _ResponsesLowering(Lowering):
         schema = {"type": "object", "properties": {INPUT: what}, "required": [INPUT]}
         return Tool(name, schema, description)
 
-    def lay_out(self, request: wire.ResponsesRequest) -> None:
+    def lay_out(self, given: wire.Given) -> None:
         """Raise InvalidRequest for content that no engine could be sent."""
+        request = given.request
         for path, tool in self.functions:
             self.mark(path)
             self.tools.append(tool)
@@ -272,8 +275,8 @@ class _ResponsesLowering(Lowering):
             self.add("user", [self._text("input", request.input)])
         else:
             _check_calls(request.input)
-            for index, item in enumerate(request.input):
-                self._add_item(f"input[{index}]", item)
+            for path, item in given.items():
+                self._add_item(path, item)
 
     def _add_item(self, path: str, item: wire.Item) -> None:
         match item:
@@ -294,6 +297,10 @@ class _ResponsesLowering(Lowering):
                 self._add_output(path, item.call_id, item.output)
             case wire.ClientCallOutput(call_id=call_id, text=text):
                 self._add_output(path, call_id, text)
+            case wire.ItemReference():
+                raise InvalidRequest(
+                    f"{path}: item references lead to nothing that is kept: send the item", path
+                )
             case wire.AdditionalTools() | wire.Hosted():
                 pass
 

@@ -5,17 +5,17 @@ field that is not there; unknown keys are errors. An output item of a response i
 Items and tools get their types first; what this server can't do becomes `hosted`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Raw
 
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
-from gateway.base.errors import InvalidRequest, ResponseNotKept
+from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
 from gateway.dialects.anthropic.request import Strict
-from gateway.dialects.bodies import bound_output, fields_of, read
+from gateway.dialects.bodies import bound_output, check_values, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_SHORTER, HOSTED
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
@@ -156,6 +156,12 @@ class ClientCallOutput(Strict, tag="client_call_output"):
     text: str
 
 
+class ItemReference(Strict, tag="item_reference"):
+    """An item of a response that is kept."""
+
+    id: Id
+
+
 class Hosted(Strict, tag="hosted"):
     """An item or a tool that is left out. `kind` is its type."""
 
@@ -214,6 +220,7 @@ Item = (
     | ClientCall
     | ClientCallOutput
     | AdditionalTools
+    | ItemReference
     | Hosted
 )
 
@@ -285,17 +292,23 @@ class AllowedTools(Strict):
 Choice = Annotated[Literal["auto", "none", "required"] | dict[str, Any], _allowed]
 
 
+class Conversation(Strict):
+    id: Id
+
+
 class ResponsesRequest(Strict):
     """The fields of https://platform.openai.com/docs/api-reference/responses/create."""
 
     model: fields.Name
     input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_ITEMS), fields.blocks]
+    conversation: Id | Conversation | None = None
     include: list[str] = msgspec.field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Length | None = None
     max_tool_calls: fields.Count | None = None
     metadata: Metadata = msgspec.field(default_factory=dict)
     parallel_tool_calls: bool = True
+    previous_response_id: Id | None = None
     prompt_cache_key: Key | None = None
     prompt_cache_options: CacheOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -311,6 +324,11 @@ class ResponsesRequest(Strict):
     truncation: Literal["auto", "disabled"] = "disabled"
 
     @property
+    def conversation_id(self) -> str | None:
+        found = self.conversation
+        return found.id if isinstance(found, Conversation) else found
+
+    @property
     def is_prewarm(self) -> bool:
         return self.prompt_cache_options is not None and self.prompt_cache_options.prewarm
 
@@ -319,16 +337,88 @@ class Given(NamedTuple):
     """A decoded body.
 
     `fields` are those of the body as they came, for the response's echo. `notepad` has what was
-    found to have no effect.
+    found to have no effect. The first `num_earlier` items of the input are those of kept responses.
     """
 
     request: ResponsesRequest
     fields: Mapping[str, Raw]
     notepad: Notepad
+    num_earlier: int = 0
 
     @property
     def model(self) -> str:
         return self.request.model
+
+    @property
+    def references(self) -> list[str]:
+        """The ids of items that are named."""
+        return [item.id for _, item in self.items() if isinstance(item, ItemReference)]
+
+    def items(self) -> Iterator[tuple[str, Item]]:
+        """The items of the input, each with its path."""
+        own = self.request.input
+        for index, item in enumerate([] if isinstance(own, str) else own, -self.num_earlier):
+            at = f"previous[{index + self.num_earlier}]" if index < 0 else f"input[{index}]"
+            yield at, item
+
+    def behind(
+        self, earlier: Sequence[Raw], named: Mapping[str, Raw], bounds: RequestBounds
+    ) -> "Given":
+        """The request behind the items of kept responses, with those that references name in their
+        places. Raise InvalidRequest or TooLarge, as for a body that has all of them."""
+        joined = b"[%b]" % b",".join([*earlier, *named.values()])
+        check_values(joined, bounds.max_json_values, bounds.max_object_keys)
+        typed = _typed_list(Raw(joined), "previous", _typed_item, Notepad())
+        kept = read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
+        found = dict(zip(named, kept[len(earlier) :], strict=True))
+        own = self.request.input
+        if isinstance(own, str):
+            own = [Message(role="user", content=own)]
+        own = [found.get(i.id, i) if isinstance(i, ItemReference) else i for i in own]
+        whole = msgspec.structs.replace(self.request, input=[*kept[: len(earlier)], *own])
+        FIELDS.check(whole, bounds)
+        return self._replace(request=whole, num_earlier=len(earlier))
+
+
+class ConversationRequest(Strict):
+    """A conversation to begin, with these items in it."""
+
+    items: list[Raw] = msgspec.field(default_factory=list)
+    metadata: Metadata = msgspec.field(default_factory=dict)
+
+
+def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationRequest:
+    check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
+    made = read(lambda: _conversation.decode(body or b"{}"), explained)
+    typed = _typed_list(Raw(msgspec.json.encode(made.items)), "items", _typed_item, Notepad())
+    read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
+    return made
+
+
+def id_of(item: Raw) -> Any:
+    return _heads.decode(item).id
+
+
+def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
+    """The items of an input as they are kept: whole, each with an id. `named` are those that
+    references name."""
+    text = bytes(memoryview(value)[:1]) == b'"'
+    user = {"role": "user", "content": value}
+    raws = [Raw(msgspec.json.encode(user))] if text else _raws.decode(value)
+    made = []
+    for number, raw in enumerate(raws):
+        item = _open.decode(raw)
+        if item.keys() <= {"type", "id"}:
+            made.append(named[item["id"]])
+            continue
+        if isinstance(item.get("content"), str) and item.get("type", "message") == "message":
+            is_own = item["role"] == "assistant"
+            part = {"type": "output_text" if is_own else "input_text", "text": item["content"]}
+            item["content"] = [{**part, "annotations": []} if is_own else part]
+        kind = item.setdefault("type", "message")
+        item["id"] = item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{stem}i{number:02x}"
+        made.append(Raw(msgspec.json.encode(item)))
+    return made
 
 
 LOGPROBS, REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -348,7 +438,6 @@ FIELDS = Fields(
     refused={
         "background": (False,),
         "background_options": (),
-        "conversation": (),
         "generate": (True,),
         "moderation": (),
         "prompt": (),
@@ -356,7 +445,6 @@ FIELDS = Fields(
         "type": ("response.create",),
     },
     undone={
-        "store": ("this server keeps no responses", False),
         "truncation": ("this server leaves nothing out of a prompt", "disabled"),
         "text.verbosity": ("this model knows no verbosity", "medium"),
         "prompt_cache_options.ttl": (HELD_SHORTER, "30m"),
@@ -364,6 +452,7 @@ FIELDS = Fields(
         "reasoning.mode": ("there is one mode", "standard"),
     },
 )
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _OURS = (ClientCall, ClientCallOutput, Hosted)
 _ITEMS = {kind.__struct_config__.tag for kind in get_args(Item) if kind not in _OURS}
 # Calls of the vendor's tools that ran at the client. The field says what was asked for.
@@ -393,6 +482,8 @@ class _Head(msgspec.Struct):
 
 
 _request = msgspec.json.Decoder(ResponsesRequest)
+_items = msgspec.json.Decoder(list[Item])
+_conversation = msgspec.json.Decoder(ConversationRequest)
 _heads = msgspec.json.Decoder(_Head)
 _raws = msgspec.json.Decoder(list[Raw])
 _open = msgspec.json.Decoder(dict[str, Any])
@@ -400,10 +491,8 @@ _open = msgspec.json.Decoder(dict[str, Any])
 
 def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Given:
     whole, notepad = fields_of(body, bounds), Notepad()
-    if (previous := whole.get("previous_response_id")) is not None:
-        wrong = InvalidRequest("previous_response_id: Expected 'str'")
-        said = read(lambda: msgspec.json.decode(previous, type=str), lambda _: wrong)
-        raise ResponseNotKept(said[:_MAX_SHOWN])
+    if "previous_response_id" in whole or "conversation" in whole:
+        whole.setdefault("input", Raw(b"[]"))
     given: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}
 
     def typed() -> ResponsesRequest:
@@ -414,6 +503,8 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Giv
 
     request = read(typed, explained)
     FIELDS.check(request, bounds)
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise InvalidRequest("conversation: excludes previous_response_id", "conversation")
     if LOGPROBS in request.include:
         bound_output(request, "max_output_tokens", request.top_logprobs + 1, bounds)
     return Given(request, whole, notepad)
@@ -436,8 +527,8 @@ def _typed_item(raw: Raw, path: str, notepad: Notepad) -> Any:
         raise InvalidRequest(f"{path}.type: Expected 'str'", f"{path}.type")
     if kind in _ITEMS and kind != "additional_tools":
         return raw
-    if kind == "item_reference" or (kind is None and head.role is None and head.id is not None):
-        raise InvalidRequest(f"{path}: item references are not supported, send the item", path)
+    if kind is None and head.role is None and head.id is not None:
+        return {"type": "item_reference", "id": head.id}
     if kind is None:
         rest = bytes(raw)[1:]
         separator = b"" if rest.lstrip().startswith(b"}") else b","

@@ -5,7 +5,7 @@ last event has the whole response, which is the answer of a request without a st
 a `sequence_number`, counted from 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, NamedTuple, get_args
@@ -15,12 +15,18 @@ from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from engine import protocol
-from gateway.base.errors import EngineFailed, GatewayError
+from gateway.base.errors import EngineFailed, GatewayError, InvalidRequest
 from gateway.dialects.collector import Event, Holdfast, Writer, partial_json
 from gateway.dialects.errors import openai_detail
 from gateway.dialects.openai.response import CompletionDetails, TokenLogprob, logprobs_of
 from gateway.dialects.openai.response import usage_of as chat_usage_of
-from gateway.dialects.responses.request import ReasoningText, Status, SummaryText
+from gateway.dialects.responses.request import (
+    Conversation,
+    ReasoningText,
+    Status,
+    SummaryText,
+    id_of,
+)
 
 DiagnosticReason = Literal["model_changed", "tools_changed", "input_changed"]
 _REASONS: dict[str | None, DiagnosticReason] = {
@@ -171,14 +177,15 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: Raw
-    previous_response_id: None = None
+    previous_response_id: Raw | None = None
+    conversation: Conversation | UnsetType = UNSET
     prompt_cache_diagnostics: Diagnostics | UnsetType = UNSET
     prompt_cache_key: Raw | None = None
     prompt_cache_options: AppliedCacheOptions | UnsetType = UNSET
     reasoning: Raw
     safety_identifier: Raw | None = None
     service_tier: Literal["default"] = "default"
-    store: Literal[False] = False
+    store: bool = False
     temperature: Raw
     text: Raw
     tool_choice: Raw
@@ -189,6 +196,56 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     user: Raw | None = None
     holdfast: Holdfast | UnsetType = UNSET
+
+
+class ConversationShown(msgspec.Struct, frozen=True):
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: Literal["conversation"] = "conversation"
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    id: str
+    object: str
+    deleted: Literal[True] = True
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+_MAX_PAGE = 100
+_PAGE = 20
+
+
+def page_of(items: Sequence[Raw], query: Mapping[str, str]) -> ItemList:
+    """One page of a list, the newest first unless the query's `order` is `asc`. Raise
+    InvalidRequest."""
+    ids = [id_of(item) for item in items]
+    limit, order = query.get("limit", str(_PAGE)), query.get("order", "desc")
+    after = query.get("after")
+    if not limit.isdecimal() or not 1 <= int(limit[:4]) <= _MAX_PAGE:
+        raise InvalidRequest(f"limit: must be 1 to {_MAX_PAGE}", "limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order: must be 'asc' or 'desc'", "order")
+    listed = list(zip(ids, items, strict=True))
+    listed = listed if order == "asc" else listed[::-1]
+    if after is not None:
+        if after not in ids:
+            raise InvalidRequest("after: no such item", "after")
+        listed = listed[[one for one, _ in listed].index(after) + 1 :]
+    page = listed[: int(limit)]
+    return ItemList(
+        data=[item for _, item in page],
+        first_id=page[0][0] if page else None,
+        last_id=page[-1][0] if page else None,
+        has_more=len(listed) > len(page),
+    )
 
 
 MAX_ECHO_BYTES = 256 * 1024

@@ -1,5 +1,6 @@
 """POST /v1/responses through the official SDK, over a scripted engine; caching in OpenAI's APIs."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -25,7 +26,8 @@ from engine.protocol import (
     ToolUseStart,
 )
 from gateway.dialects.responses.lower import seal, unseal
-from tests.gateway.conftest import Stack
+from tests.gateway.admin_client import Admin
+from tests.gateway.conftest import Stack, stacked
 from tests.gateway.openai_bodies import LONG_TEXT, MODEL, chat, frames
 from tests.gateway.responses_bodies import EVERYTHING, LOOK, PATCH, asked, refused, streamed, user
 from tests.gateway.serving import ADMIN_KEY
@@ -77,7 +79,7 @@ def test_input_tokens_are_counted_as_they_are_billed_and_refused_as_a_turn_is(st
     assert refused.value.param == "input"
     with pytest.raises(openai.NotFoundError):
         counting.count(model="nobody", input="Hi")
-    with pytest.raises(openai.BadRequestError, match="this server keeps no responses"):
+    with pytest.raises(openai.BadRequestError, match="'resp_1' not found"):
         counting.count(model=MODEL, previous_response_id="resp_1")
 
 
@@ -289,7 +291,7 @@ SEARCH = {"type": "web_search"}
     ("body", "param", "words"),
     [
         ({"previous_response_id": "r"}, "previous_response_id", "with `store` set to false"),
-        ({"conversation": "conv_1"}, "conversation", "not supported"),
+        ({"conversation": "conv_1"}, "conversation", "not found"),
         ({"background": True}, "background", "not supported"),
         ({"prompt": {"id": "p"}}, "prompt", "not supported"),
         ({"input": []}, "input", "at least one message"),
@@ -335,11 +337,124 @@ def test_no_response_is_kept(stack: Stack) -> None:
     assert answer.model_extra["store"] is False
     assert answer.model_extra["holdfast"]["ignored"][0]["path"] == "store"
     for call in (client.responses.retrieve, client.responses.delete):
-        with pytest.raises(openai.NotFoundError, match="not kept"):
+        with pytest.raises(openai.NotFoundError, match="none is kept"):
             call(answer.id)
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model=MODEL, input="Hi", previous_response_id=answer.id)
     assert caught.value.code == "previous_response_not_found"
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stacked(tmp_path_factory.mktemp("keeping"), keep_responses=True) as stack:
+        yield stack
+
+
+def texts_of(request: GenerateRequest) -> list[tuple[str, str]]:
+    return [
+        (message.role, part.text)
+        for message in request.prompt.messages
+        for part in message.parts
+        if isinstance(part, TextPart)
+    ]
+
+
+SPOKEN = [("user", "Hi"), ("assistant", "Hello there"), ("user", "And then?")]
+
+
+def test_a_response_that_is_kept_is_gone_on_with(keeping: Stack) -> None:
+    client = keeping.openai()
+    first = client.responses.create(model=MODEL, input="Hi", instructions="Be brief.")
+    assert first.model_extra is not None and first.model_extra["store"] is True
+    with client.responses.stream(
+        model=MODEL, input=[user("And then?")], previous_response_id=first.id
+    ) as stream:
+        second = stream.get_final_response()
+    assert second.previous_response_id == first.id
+    sent = keeping.engine.requests[-1]
+    assert texts_of(sent) == SPOKEN and not sent.prompt.system, "instructions are not carried on"
+    # What the first wrote, the second can find: all names of its prompt are the second's too.
+    before = keeping.engine.requests[-2]
+    assert before.prompt.messages == sent.prompt.messages[:1]
+    third = client.responses.create(model=MODEL, input="x", previous_response_id=second.id)
+    assert texts_of(keeping.engine.requests[-1])[:3] == SPOKEN
+    assert len(texts_of(keeping.engine.requests[-1])) == 5
+    client.responses.delete(first.id)
+    client.responses.create(model=MODEL, input="y", previous_response_id=third.id)
+    assert SPOKEN[0] not in texts_of(keeping.engine.requests[-1]), "what is deleted is gone"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="y", previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_kept_response_is_shown_with_its_input_and_deleted(keeping: Stack) -> None:
+    client = keeping.openai()
+    asked: Any = [user("a", "b"), {"role": "assistant", "content": "c"}, user("d")]
+    made = client.responses.create(model=MODEL, input=asked, metadata={"k": "v"})
+    shown = client.responses.retrieve(made.id)
+    assert shown.to_dict() == made.to_dict()
+    listed = client.responses.input_items.list(made.id, order="asc", limit=2)
+    items = list(listed)
+    assert [item.type for item in items] == ["message"] * 3
+    assert len({item.id for item in items}) == 3
+    newest = client.responses.input_items.list(made.id, limit=1)
+    assert [item.id for item in newest.data] == [items[-1].id] and newest.has_more
+    assert list(client.responses.input_items.list(made.id, after=items[0].id)) == []
+    client.responses.delete(made.id)
+    for call in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(made.id)
+    unkept = client.responses.create(model=MODEL, input="Hi", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+
+
+def test_a_conversation_grows_with_its_responses(keeping: Stack) -> None:
+    client = keeping.openai()
+    told: Any = {"type": "message", "role": "user", "content": "Hi"}
+    talk = client.conversations.create(items=[told], metadata={"topic": "x"})
+    client.responses.create(model=MODEL, input="One", conversation=talk.id)
+    answer = client.responses.create(model=MODEL, input="Two", conversation={"id": talk.id})
+    assert answer.conversation is not None and answer.conversation.id == talk.id
+    words = ["Hi", "One", "Hello there", "Two"]
+    assert [text for _, text in texts_of(keeping.engine.requests[-1])] == words
+    items = client.conversations.items.list(talk.id, order="asc")
+    assert len(list(items)) == 5
+    assert client.conversations.retrieve(talk.id).metadata == {"topic": "x"}
+    assert client.conversations.delete(talk.id).deleted
+    with pytest.raises(openai.BadRequestError, match="not found"):
+        client.responses.create(model=MODEL, input="Three", conversation=talk.id)
+    assert client.responses.retrieve(answer.id).id == answer.id
+
+
+def test_an_item_of_a_kept_response_is_named_by_its_id(keeping: Stack) -> None:
+    client = keeping.openai()
+    first = client.responses.create(model=MODEL, input="Hi")
+    named = {"type": "item_reference", "id": first.output[0].id}
+    again: Any = [user("Hi"), named, user("And then?")]
+    client.responses.create(model=MODEL, input=again)
+    assert texts_of(keeping.engine.requests[-1]) == SPOKEN
+    again[1] = {"id": "msg_0000"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input=again)
+    assert caught.value.param == "input[1]"
+
+
+def test_no_other_workspace_sees_what_is_kept(keeping: Stack) -> None:
+    made = keeping.openai().responses.create(model=MODEL, input="Hi")
+    talk = keeping.openai().conversations.create()
+    admin = Admin(keeping.url, ADMIN_KEY)
+    admin.workspace("other")
+    key = admin.make_key("other")[1]
+    other = openai.OpenAI(base_url=f"{keeping.url}/v1", api_key=key, max_retries=0)
+    with pytest.raises(openai.NotFoundError):
+        other.responses.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError):
+        other.responses.delete(made.id)
+    for named in ({"previous_response_id": made.id}, {"conversation": talk.id}):
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            other.responses.create(model=MODEL, input="x", **named)
+    assert keeping.openai().responses.retrieve(made.id).id == made.id
 
 
 def test_thoughts_of_another_workspace_or_server_are_not_read() -> None:

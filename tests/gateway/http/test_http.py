@@ -81,6 +81,7 @@ def test_head_has_the_status_and_headers_of_get_and_no_body(
         # The connection is still good for the next request.
         assert http.get("/healthz").status_code == 200
         assert http.head("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
+        assert http.head("/").status_code == 200, "agents ask so whether anybody serves"
 
 
 def test_what_is_no_key_is_told(stack: Stack) -> None:

@@ -16,7 +16,7 @@ from gateway.cli.migrate import migrate
 from gateway.ledger.access import Workspaces
 from gateway.ledger.contents import DAY_MS, Contents
 from gateway.ledger.database import Ledger
-from gateway.ledger.schema import TurnContentRow
+from gateway.ledger.schema import KeptResponseRow, TurnContentRow
 from gateway.ledger.upkeep import retain
 from gateway.turn.contents import packed, parts_of, unpacked
 from tests.gateway.serving import make_settings
@@ -89,6 +89,29 @@ def test_what_is_kept_ends_to_the_millisecond_and_is_deleted(run: Any) -> None:
         assert await kept.read("a", "msg_new") is None
         await kept.contents.forget(NOW_MS)
         assert await kept.count() == 0
+
+    run(work)
+
+
+def test_responses_are_kept_as_long_as_workspace_or_installation_says(run: Any) -> None:
+    async def work(kept: Kept) -> None:
+        kept.contents = Contents(kept.ledger, MASTER, KeptResponseRow, 30)
+        for workspace, days in (("a", 3), ("b", 30)):
+            await kept.put(workspace, f"resp_new_{workspace}", days * DAY_MS - 1)
+            await kept.put(workspace, f"resp_old_{workspace}", days * DAY_MS)
+        for workspace, other in ("ab", "ba"):
+            assert await kept.read(workspace, f"resp_new_{workspace}") == PLAIN
+            assert await kept.read(workspace, f"resp_new_{other}") is None
+            assert await kept.read(workspace, f"resp_old_{workspace}") is None
+        await kept.contents.forget(NOW_MS)
+        rows = await kept.ledger.rows(select(KeptResponseRow.turn_id))
+        assert {row[0] for row in rows} == {"resp_new_a", "resp_new_b"}
+        assert await kept.count() == 0, "no turn's content is there"
+        off = Contents(kept.ledger, MASTER, KeptResponseRow)
+        assert not await off.find("b", ["resp_new_b"], NOW_MS)
+        await off.forget(NOW_MS)
+        rows = await kept.ledger.rows(select(KeptResponseRow.turn_id))
+        assert [row[0] for row in rows] == ["resp_new_a"]
 
     run(work)
 
