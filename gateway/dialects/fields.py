@@ -17,16 +17,11 @@ from engine.protocol import MAX_CHOICES, MAX_LOGPROBS
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.bodies import check_schema, check_values, is_neutral
+from gateway.prompt.ask import camel
 from gateway.prompt.ignored import Notepad
 
 _METADATA = ("metadata", "client_metadata")
 _encode = msgspec.json.Encoder().encode
-
-
-def camel(name: str) -> str:
-    """`system_instruction` as Google writes it: `systemInstruction`."""
-    first, *rest = name.split("_")
-    return first + "".join(map(str.capitalize, rest))
 
 
 @dataclass(frozen=True, slots=True)

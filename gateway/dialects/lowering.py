@@ -12,10 +12,10 @@ line and nothing else, and where the first system text begins with it and a line
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import msgspec
 
@@ -35,10 +35,10 @@ from engine.protocol import (
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.dialects.anthropic.request import CacheControl
+from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl
 from gateway.dialects.bodies import check_json
-from gateway.prompt.ask import Api, Ask, Principal, guarantees_calls
-from gateway.prompt.ignored import STRICT_REASON, Notepad
+from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_calls
+from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import Layout, Plan, Slot, make_plan, mark_latest
 
@@ -53,13 +53,6 @@ _NONCE = re.compile(
     r"(?: (?:cch|cc_[a-z_]{1,32})=[A-Za-z0-9_.-]{1,64};){1,10}"
     r"[ \t]*(?:\r?\n|\Z)"
 )
-
-
-class NativeMarker(Protocol):
-    """A `prompt_cache_breakpoint`, OpenAI's own marker."""
-
-    @property
-    def ttl(self) -> Literal["30m", "12h"] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +84,7 @@ class Lowering:
         self.system: list[TextPart] = []
         self.messages: list[Message] = []
         self._native: list[int] = []
+        self._strict: list[tuple[str, str]] = []
         self._num_removed = 0
 
     def plan(
@@ -116,8 +110,20 @@ class Lowering:
         oldest = sorted(marked)[-self.lookback] if len(marked) >= self.lookback else 0
         return msgspec.structs.replace(plan, lookback_to=oldest)
 
-    def ask(self, dialect: Api, plan: Plan, sampling: Sampling, **more: Any) -> Ask:
-        """`more` are the other fields of the Ask."""
+    def ask(
+        self, dialect: Api, plan: Plan, sampling: Sampling, thinks_by: str | None, **more: Any
+    ) -> Ask:
+        """`thinks_by` is the field that asks for thinking; `more` are the other fields of the Ask.
+
+        Strict tools are wishes where calls are not held to their schemas anyway.
+        """
+        bound = [more.get(name) for name in ("output_schema", "output_pattern")]
+        is_bound = any(one is not None for one in bound)
+        if not guarantees_calls(more.get("tool_choice", ToolChoice()), has_schema=is_bound):
+            for path, name in self._strict:
+                self.notepad.wish(path, STRICT_REASON, "strict_tools", name)
+        if thinks_by is not None:
+            self.notepad.wish(thinks_by, CANNOT_THINK, "thinking")
         return Ask(
             dialect=dialect,
             principal=self.asked.principal,
@@ -125,6 +131,7 @@ class Lowering:
             arrived=self.asked.arrived,
             plan=plan,
             sampling=sampling,
+            thinking=thinks_by is not None,
             notes=self.notepad.notes(),
             num_removed=self._num_removed,
             **more,
@@ -158,7 +165,7 @@ class Lowering:
         self,
         path: str,
         *markers: CacheControl | None,
-        native: NativeMarker | None = None,
+        native: CacheBreakpoint | None = None,
         can_carry: bool = True,
         is_absent: bool = False,
     ) -> None:
@@ -182,7 +189,7 @@ class Lowering:
         """How many of a prompt's markers those of one place are."""
         return min(len(found), 1)
 
-    def mark_native(self, path: str, marker: NativeMarker) -> None:
+    def mark_native(self, path: str, marker: CacheBreakpoint) -> None:
         """Mark the next slot."""
         if marker.ttl == "12h":
             self.notepad.ignore(f"{path}.prompt_cache_breakpoint.ttl", HELD_SHORTER)
@@ -192,17 +199,19 @@ class Lowering:
         """Raise InvalidRequest where the setting refuses what no model here reads."""
         return stand_in(path, media, self.asked.unreadable, self.notepad)
 
-    def wish_strict(
+    def tool(
         self,
-        choice: ToolChoice,
-        bound: Mapping[str, Any] | None,
-        tools: Iterable[tuple[str, str]],
-    ) -> None:
-        """Note the strict tools, by path and name, where calls are not held to schemas anyway:
-        `bound` is what the text is held to."""
-        if not guarantees_calls(choice, has_schema=bound is not None):
-            for path, name in tools:
-                self.notepad.wish(path, STRICT_REASON, "strict_tools", name)
+        path: str,
+        name: str,
+        schema: dict[str, Any] | None,
+        description: str | None,
+        *,
+        strict: bool | None = False,
+    ) -> Tool:
+        """A tool of the prompt; `path` is where it says whether it is strict."""
+        if strict:
+            self._strict.append((f"{path}.strict", name))
+        return Tool(name, NO_PARAMETERS if schema is None else schema, description, bool(strict))
 
 
 def uncallable(path: str) -> InvalidRequest:
@@ -238,15 +247,12 @@ def split_data_url(url: str) -> tuple[str, str]:
     return head[:256].partition(";")[0], data
 
 
-def sampling_of(
-    request: msgspec.Struct, renamed: Mapping[str, str] | None = None, **changed: Any
-) -> Sampling:
-    """The sampling that a request's fields say, by Sampling's names or those of `renamed`. A
-    `top_p` of 0 leaves the most likely token, like a temperature of 0."""
-    names = renamed or {}
+def sampling_of(request: msgspec.Struct, api: Api, **changed: Any) -> Sampling:
+    """The sampling that a request's fields say, by the API's names. A `top_p` of 0 leaves the most
+    likely token, like a temperature of 0."""
     given: dict[str, Any] = {"max_tokens": None}
     for name in Sampling.__struct_fields__:
-        value = getattr(request, names.get(name, name), None)
+        value = getattr(request, SAMPLING_NAMES[api].get(name, name), None)
         if value is not None:
             given[name] = value
     given |= changed

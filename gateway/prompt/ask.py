@@ -52,6 +52,12 @@ def name_of(metadata: Any) -> str | None:
     return _shown(name, NAME_CHARACTERS) if isinstance(name, str) else None
 
 
+def camel(name: str) -> str:
+    """`system_instruction` as Google writes it: `systemInstruction`."""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
+
+
 def _shown(text: str, most: int) -> str | None:
     head = text[: 4 * most]
     return "".join(letter for letter in head if letter.isprintable()).strip()[:most] or None
@@ -62,16 +68,14 @@ Dialect = Literal["anthropic", "openai", "gemini"]
 Api = Literal["anthropic", "openai", "responses", "gemini"]
 """The API of a turn. OpenAI's dialect has two that write different answers."""
 
-_PATHS: dict[Api, dict[str, str]] = {
+SAMPLING_NAMES: dict[Api, dict[str, str]] = {
     "anthropic": {},
-    "openai": {"num_choices": "n"},
+    "openai": {"num_choices": "n", "stop_sequences": "stop"},
     "responses": {"max_tokens": "max_output_tokens"},
     "gemini": {
-        "max_tokens": "generationConfig.maxOutputTokens",
-        "num_choices": "generationConfig.candidateCount",
-        "presence_penalty": "generationConfig.presencePenalty",
-        "frequency_penalty": "generationConfig.frequencyPenalty",
-        "logprobs": "generationConfig.responseLogprobs",
+        "max_tokens": "max_output_tokens",
+        "num_choices": "candidate_count",
+        "logprobs": "response_logprobs",
     },
 }
 """What APIs call fields of Sampling, where they have other names."""
@@ -129,11 +133,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     plan: Plan
     sampling: Sampling
-    tool_choice: ToolChoice
-    thinking: bool
-    omit_thinking: bool
-    stream: bool
     arrived: float
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: bool = False
+    omit_thinking: bool = False
+    stream: bool = False
     include_usage: bool = False
     routing_key: str | None = None
     comparison: Compared = NOT_COMPARED
@@ -147,7 +151,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def path_of(self, name: str) -> str:
         """Where in the request a field of the sampling stands."""
-        return _PATHS[self.dialect].get(name, name)
+        own = SAMPLING_NAMES[self.dialect].get(name, name)
+        return f"generationConfig.{camel(own)}" if self.dialect == "gemini" else own
 
     @property
     def estimated_tokens(self) -> int:

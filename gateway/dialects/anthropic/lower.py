@@ -37,7 +37,6 @@ from gateway.dialects.lowering import (
     uncallable,
 )
 from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, name_of
-from gateway.prompt.ignored import CANNOT_THINK
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.plan import Plan
 
@@ -66,7 +65,7 @@ def ask_of(
     ask, thinking = count_ask_of(request, asked, version, policy), request.thinking
     return msgspec.structs.replace(
         ask,
-        sampling=sampling_of(request),
+        sampling=sampling_of(request, "anthropic"),
         omit_thinking=isinstance(thinking, wire.ThinkingEnabled | wire.ThinkingAdaptive)
         and thinking.display == "omitted",
         stream=request.stream,
@@ -104,25 +103,16 @@ def count_ask_of(
     plan = lowering.plan_of(request, policy)
     choice = _tool_choice(request)
     thinks = not isinstance(request.thinking, wire.ThinkingDisabled | None)
-    if thinks:
-        notepad.wish("thinking", CANNOT_THINK, "thinking")
     other = request.output_config.format if request.output_config else None
     if request.output_format is not None and other not in (None, request.output_format):
         raise InvalidRequest("output_format: must not differ from output_config.format")
-    schema = form.schema if form else None
-    strict = [
-        (f"tools.{n}.strict", tool.name) for n, tool in enumerate(request.tools) if tool.strict
-    ]
-    lowering.wish_strict(choice, schema, strict)
     return lowering.ask(
         "anthropic",
         plan,
         Sampling(max_tokens=0),
+        "thinking" if thinks else None,
         tool_choice=choice,
-        output_schema=schema,
-        thinking=thinks,
-        omit_thinking=False,
-        stream=False,
+        output_schema=form.schema if form else None,
     )
 
 
@@ -328,7 +318,8 @@ class _MessagesLowering(Lowering):
         if "direct" not in tool.allowed_callers:
             self.notepad.ignore(path, "no server tool can call it here, so it is left out")
             return None
-        made = Tool(tool.name, tool.input_schema, tool.description, strict=tool.strict)
+        strict = tool.strict
+        made = self.tool(path, tool.name, tool.input_schema, tool.description, strict=strict)
         if tool.defer_loading and defers:
             self._deferred[tool.name] = made
             return None

@@ -35,6 +35,17 @@ class CacheControl(Strict):
     ttl: Ttl = "5m"
 
 
+CacheTtl = Literal["30m", "12h"]
+
+
+class CacheBreakpoint(Strict):
+    """OpenAI's own marker. Without a `ttl` the request's counts; `12h` is held as long as an hour,
+    and told."""
+
+    mode: Literal["explicit"]
+    ttl: CacheTtl | None = None
+
+
 class Citations(Strict):
     enabled: bool = False
 
@@ -396,7 +407,7 @@ class _Declared(msgspec.Struct):
     cache_control: CacheControl | None = None
 
 
-_declared = msgspec.json.Decoder(_Declared)
+declared_tool = msgspec.json.Decoder(_Declared).decode
 _open = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
 _OPTIONS = ("max_characters",)
@@ -445,7 +456,7 @@ def _decode(
 
 
 def _foreign(tool: Raw) -> Tool:
-    declared = _declared.decode(tool)
+    declared = declared_tool(tool)
     if (known := described(declared.type)) is not None:
         about, schema = known
         given = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}

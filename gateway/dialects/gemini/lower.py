@@ -20,7 +20,6 @@ from engine.protocol import (
     Sampling,
     TextPart,
     ThinkingPart,
-    Tool,
     ToolChoice,
     ToolResultPart,
     ToolUsePart,
@@ -28,19 +27,17 @@ from engine.protocol import (
 )
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.bodies import check_json
-from gateway.dialects.fields import camel
 from gateway.dialects.gemini import request as wire
 from gateway.dialects.lowering import (
     HOSTED,
-    NO_PARAMETERS,
     Asked,
     Lowering,
     sampling_of,
     text_in,
     uncallable,
 )
-from gateway.prompt.ask import Ask, name_of
-from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.ask import Ask, camel, name_of
+from gateway.prompt.ignored import Notepad
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.plan import find_target
 
@@ -85,7 +82,6 @@ def ask_of(
     if any(modality.upper() != "TEXT" for modality in config.response_modalities):
         raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
     choice = _tool_choice(request, held, notepad)
-    thinking = _thinks(thoughts, notepad)
     if held is not None:
         lowering.add_prompted(held.prompted, "cachedContent.")
         target = find_target(lowering.slots)
@@ -102,9 +98,9 @@ def ask_of(
         "gemini",
         plan,
         _sampling(config),
+        _thinks_by(thoughts, notepad),
         tool_choice=choice,
         output_schema=_output_schema(config),
-        thinking=thinking,
         omit_thinking=not (thoughts and thoughts.include_thoughts),
         stream=stream,
         name=name_of(request.labels),
@@ -120,7 +116,7 @@ def _sampling(config: wire.GenerationConfig) -> Sampling:
         raise InvalidRequest("generationConfig.logprobs: only allowed with responseLogprobs")
     return sampling_of(
         config,
-        {"max_tokens": "max_output_tokens", "num_choices": "candidate_count"},
+        "gemini",
         logprobs=config.logprobs or 0 if config.response_logprobs else None,
     )
 
@@ -139,17 +135,16 @@ def _check_conversation(request: wire.GenerateRequest) -> None:
                 )
 
 
-def _thinks(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> bool:
+def _thinks_by(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> str | None:
     """A budget of 0 is the wish not to think; any other setting is a wish to."""
     if wanted is None or wanted.thinking_budget == 0:
-        return False
+        return None
     path, budget = "generationConfig.thinkingConfig", wanted.thinking_budget
     if not (wanted.include_thoughts or budget is not None or wanted.thinking_level):
-        return False
-    notepad.wish(path, CANNOT_THINK, "thinking")
+        return None
     if budget is not None and budget > 0:
         notepad.ignore(f"{path}.thinkingBudget", "thinking has no budget of its own")
-    return True
+    return path
 
 
 def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
@@ -261,8 +256,7 @@ class _GeminiLowering(Lowering):
                 if getattr(function, name) is not None:
                     self.notepad.ignore(f"{where}.{name}", "only inputs are held to a schema")
             self.mark(where)
-            given = NO_PARAMETERS if schema is None else schema
-            self.tools.append(Tool(function.name, given, function.description))
+            self.tools.append(self.tool(where, function.name, schema, function.description))
 
     def _add_content(self, path: str, content: wire.Content) -> None:
         role = _ROLES.get(content.role)

@@ -250,21 +250,25 @@ class CountRequest(Shape):
 
 
 _MAX_SHOWN = 64
-_UNDONE = """
-media_resolution speech_config image_config audio_timestamp audio_transcription_config
-enable_affective_dialog enable_enhanced_civic_answers routing_config model_config
-model_selection_config translation_config
-""".split()
+REFUSED = ("response_format", "continuation_token")
+"""What would change the answer, and no engine here can, of the generation's fields."""
+_UNDONE = [
+    f"generation_config.{field.name}"
+    for field in msgspec.structs.fields(GenerationConfig)
+    if field.type is Any and field.name not in REFUSED
+]
 FIELDS = Fields(
     style=Style("contents: more than {} parts", is_camel=True),
     rules=rules_of(GenerateRequest, Prompted),
     undone={
-        **{f"generation_config.{name}": ("not done by this server",) for name in _UNDONE},
+        **{
+            f"generation_config.{name}": ("not done by this server",)
+            for name in _UNDONE
+            if name not in REFUSED
+        },
         "safety_settings": ("this server filters nothing", []),
     },
 )
-REFUSED = ("response_format", "continuation_token")
-"""What would change the answer, and no engine here can, of the generation's fields."""
 ShapeT = TypeVar("ShapeT", bound=Shape)
 
 

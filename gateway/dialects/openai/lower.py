@@ -15,7 +15,6 @@ from engine.protocol import (
     Sampling,
     TextPart,
     ThinkingPart,
-    Tool,
     ToolChoice,
     ToolResultPart,
     ToolUsePart,
@@ -27,7 +26,6 @@ from gateway.dialects.lowering import (
     HOSTED,
     NATIVE_LOOKBACK,
     NATIVE_TTL,
-    NO_PARAMETERS,
     Asked,
     Lowering,
     arguments_of,
@@ -37,12 +35,10 @@ from gateway.dialects.lowering import (
 )
 from gateway.dialects.openai import request as wire
 from gateway.prompt.ask import Ask, name_of
-from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.plan import Layout, Plan, Slot, make_plan
 
 _MAX_TOKEN_DIGITS = 9
-_RENAMED = {"num_choices": "n", "stop_sequences": "stop"}
 
 
 def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
@@ -67,8 +63,7 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
     elif options and options.mode == "implicit":
         automatic = NATIVE_TTL
     lowering = _ChatLowering(asked)
-    notepad = lowering.notepad
-    wire.CHAT.note(request, notepad)
+    wire.CHAT.note(request, lowering.notepad)
     for index, tool in enumerate(request.tools):
         lowering.add_tool(f"tools[{index}]", tool)
     for index, message in enumerate(request.messages):
@@ -79,18 +74,12 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
     choice, bound = _tool_choice(request), _bound(request, request.response_format)
-    strict = [
-        (f"tools[{index}].function.strict", tool.function.name)
-        for index, tool in enumerate(request.tools)
-        if tool.function.strict
-    ]
-    lowering.wish_strict(choice, bound or None, strict)
     is_forced = choice.mode in ("any", "tool")
     if max_tokens == 0 and is_forced:
         raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
     if sampling.min_tokens and is_forced:
         raise InvalidRequest("min_tokens: must be 0 where a call is forced")
-    return _ask(lowering, request, plan, sampling, bound, choice, _thinks(request, notepad))
+    return _ask(lowering, request, plan, sampling, bound, choice, _thinks_by(request))
 
 
 def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
@@ -127,7 +116,7 @@ def _sampling(
         biases[int(token)] = bias
     return sampling_of(
         request,
-        _RENAMED,
+        "openai",
         max_tokens=max_tokens,
         top_k=None if request.top_k is None else max(request.top_k, 0),
         stop_sequences=stops,
@@ -145,7 +134,7 @@ def _ask(
     sampling: Sampling,
     bound: Mapping[str, Any],
     choice: ToolChoice | None = None,
-    thinking: bool = False,
+    thinks_by: str | None = None,
 ) -> Ask:
     if bound and not sampling.max_tokens and sampling.max_tokens is not None:
         raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
@@ -155,10 +144,9 @@ def _ask(
         "openai",
         plan,
         sampling,
+        thinks_by,
         tool_choice=choice or ToolChoice(),
         **bound,
-        thinking=thinking,
-        omit_thinking=False,
         stream=request.stream,
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         routing_key=request.prompt_cache_key,
@@ -166,8 +154,8 @@ def _ask(
     )
 
 
-def _thinks(request: wire.ChatRequest, notepad: Notepad) -> bool:
-    """By whichever field says so, the template's own first."""
+def _thinks_by(request: wire.ChatRequest) -> str | None:
+    """The field that asks for thinking, the template's own first."""
     arguments, reasoning = request.chat_template_kwargs, request.reasoning
     if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
         path, thinks = "chat_template_kwargs", bool(arguments.enable_thinking or arguments.thinking)
@@ -176,9 +164,7 @@ def _thinks(request: wire.ChatRequest, notepad: Notepad) -> bool:
         path, thinks = "reasoning", not is_off and bool(reasoning.enabled or reasoning.effort)
     else:
         path, thinks = "reasoning_effort", request.reasoning_effort not in (None, "none")
-    if thinks:
-        notepad.wish(path, CANNOT_THINK, "thinking")
-    return thinks
+    return path if thinks else None
 
 
 def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> dict[str, Any]:
@@ -276,9 +262,9 @@ class _ChatLowering(Lowering):
         if not function.name:
             raise InvalidRequest(f"{path}.function.name: must not be empty")
         self.mark(path, tool.cache_control, function.cache_control)
-        schema = NO_PARAMETERS if function.parameters is None else function.parameters
-        strict = function.strict or False
-        self.tools.append(Tool(function.name, schema, function.description, strict=strict))
+        name, about, where = function.name, function.description, f"{path}.function"
+        strict = function.strict
+        self.tools.append(self.tool(where, name, function.parameters, about, strict=strict))
 
     def add_message(self, path: str, message: wire.Message) -> None:
         marker = message.cache_control

@@ -18,7 +18,12 @@ from engine.protocol import MAX_PENALTY, MAX_STOP_TOKENS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
-from gateway.dialects.anthropic.request import CacheControl, Strict
+from gateway.dialects.anthropic.request import (
+    CacheBreakpoint,
+    CacheControl,
+    Strict,
+    declared_tool,
+)
 from gateway.dialects.bodies import (
     bound_output,
     decode_with_foreign_tools,
@@ -28,13 +33,6 @@ from gateway.dialects.bodies import (
 )
 from gateway.dialects.fields import Fields, Style, rules_of
 from gateway.prompt.ignored import Notepad
-
-
-class CacheBreakpoint(Strict):
-    """`12h` is held as long as an hour, and told."""
-
-    mode: Literal["explicit"]
-    ttl: Literal["30m", "12h"] = "30m"
 
 
 class _Marked(Strict):
@@ -362,12 +360,6 @@ COMPLETIONS = Fields(
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 
 
-class _Declared(msgspec.Struct):
-    type: str
-    cache_control: CacheControl | None = None
-
-
-_declared = msgspec.json.Decoder(_Declared)
 _tool = msgspec.json.Decoder(Tool)
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
@@ -405,7 +397,7 @@ def _read_chat(given: Mapping[str, Raw]) -> ChatRequest:
 
 
 def _foreign(tool: Raw) -> Tool:
-    declared = _declared.decode(tool)
+    declared = declared_tool(tool)
     return ForeignTool("function", Function(name=declared.type), declared.cache_control)
 
 

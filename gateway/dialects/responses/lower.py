@@ -21,11 +21,11 @@ import msgspec
 
 from engine.protocol import TextPart, ThinkingPart, Tool, ToolChoice, ToolResultPart, ToolUsePart
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic.request import CacheBreakpoint
 from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
     NATIVE_LOOKBACK,
     NATIVE_TTL,
-    NO_PARAMETERS,
     Asked,
     Lowering,
     arguments_of,
@@ -38,7 +38,7 @@ from gateway.dialects.openai.request import JsonObjectFormat, Refusal
 from gateway.dialects.responses import request as wire
 from gateway.dialects.responses.response import INPUT, MAX_ECHO_BYTES, Origin, unechoed
 from gateway.prompt.ask import Ask, Compared, name_of
-from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.ignored import Notepad
 from gateway.prompt.media import Kind, Media
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
@@ -67,8 +67,6 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
         if isinstance(item, wire.AdditionalTools):
             lowering.add_tools(f"{path}.tools", item.tools)
     choice, schema = _tool_choice(request, lowering), _output_schema(request)
-    strict = [(f"{path}.strict", tool.name) for path, tool in lowering.functions if tool.strict]
-    lowering.wish_strict(choice, schema, strict)
     if request.is_prewarm:  # nothing is generated
         choice, schema = ToolChoice(), None
     lowering.lay_out(given)
@@ -92,8 +90,6 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
     for name in unechoed(given.fields):
         notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
     thinks = request.reasoning is not None and request.reasoning.effort not in (None, "none")
-    if thinks:
-        notepad.wish("reasoning.effort", CANNOT_THINK, "thinking")
     # A response's id is its turn's, in OpenAI's form.
     previous = options.comparison_response_id if options else None
     ask = lowering.ask(
@@ -101,14 +97,13 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
         plan,
         sampling_of(
             request,
-            {"max_tokens": "max_output_tokens"},
+            "responses",
             max_tokens=0 if request.is_prewarm else request.max_output_tokens,
             logprobs=request.top_logprobs if wire.LOGPROBS in request.include else None,
         ),
+        "reasoning.effort" if thinks else None,
         tool_choice=choice,
         output_schema=schema,
-        thinking=thinks,
-        omit_thinking=False,
         stream=request.stream,
         routing_key=request.prompt_cache_key,
         comparison=Compared(
@@ -252,8 +247,7 @@ class _ResponsesLowering(Lowering):
         if namespace is not None and namespace.description and namespace.tools[0] is tool:
             description = "\n\n".join(filter(None, (namespace.description, description)))
         if isinstance(tool, wire.FunctionTool):
-            schema = NO_PARAMETERS if tool.parameters is None else tool.parameters
-            return Tool(name, schema, description, strict=bool(tool.strict))
+            return self.tool(path, name, tool.parameters, description, strict=tool.strict)
         what: dict[str, Any] = {"type": "string"}
         if isinstance(tool, wire.CustomTool) and isinstance(tool.format, wire.GrammarInput):
             self.notepad.ignore(f"{path}.format", "the model is told the grammar, not held to it")
@@ -341,7 +335,7 @@ class _ResponsesLowering(Lowering):
             case wire.OutputText():
                 return self._text(path, part.text)
 
-    def _text(self, path: str, text: str, marker: wire.CacheBreakpoint | None = None) -> TextPart:
+    def _text(self, path: str, text: str, marker: CacheBreakpoint | None = None) -> TextPart:
         if marker is not None and not text:
             raise InvalidRequest(f"{path}: a breakpoint cannot be set for empty text")
         self.mark(path, native=marker)

@@ -14,7 +14,7 @@ from msgspec import Raw
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
-from gateway.dialects.anthropic.request import Strict
+from gateway.dialects.anthropic.request import CacheBreakpoint, CacheTtl, Strict
 from gateway.dialects.bodies import bound_output, check_values, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_SHORTER, HOSTED
@@ -24,7 +24,6 @@ from gateway.prompt.ignored import Notepad
 Status = Literal["in_progress", "completed", "incomplete"]
 MAX_ID_CHARACTERS = 1024
 Id = Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARACTERS)]
-CacheTtl = Literal["30m", "12h"]
 
 
 def _parts(checking: Checking, value: str | list[Any], path: str) -> None:
@@ -43,13 +42,6 @@ def _allowed(checking: Checking, value: str | dict[str, Any], path: str) -> None
     listed = value.get("tools") if isinstance(value, dict) else None
     if isinstance(listed, list):
         fields.at_most(checking.bounds.max_tools)(checking, listed, f"{path}.tools")
-
-
-class CacheBreakpoint(Strict):
-    """Without a `ttl` the request's own counts."""
-
-    mode: Literal["explicit"]
-    ttl: CacheTtl | None = None
 
 
 class _Markable(Strict):

@@ -226,25 +226,24 @@ _PAGE = 20
 def page_of(items: Sequence[Raw], query: Mapping[str, str]) -> ItemList:
     """One page of a list, the newest first unless the query's `order` is `asc`. Raise
     InvalidRequest."""
-    ids = [id_of(item) for item in items]
+    by_id = {id_of(item): item for item in items}
     limit, order = query.get("limit", str(_PAGE)), query.get("order", "desc")
     after = query.get("after")
     if not limit.isdecimal() or not 1 <= int(limit[:4]) <= _MAX_PAGE:
         raise InvalidRequest(f"limit: must be 1 to {_MAX_PAGE}", "limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order: must be 'asc' or 'desc'", "order")
-    listed = list(zip(ids, items, strict=True))
-    listed = listed if order == "asc" else listed[::-1]
+    ids = list(by_id) if order == "asc" else list(by_id)[::-1]
     if after is not None:
-        if after not in ids:
+        if after not in by_id:
             raise InvalidRequest("after: no such item", "after")
-        listed = listed[[one for one, _ in listed].index(after) + 1 :]
-    page = listed[: int(limit)]
+        ids = ids[ids.index(after) + 1 :]
+    page = ids[: int(limit)]
     return ItemList(
-        data=[item for _, item in page],
-        first_id=page[0][0] if page else None,
-        last_id=page[-1][0] if page else None,
-        has_more=len(listed) > len(page),
+        data=[by_id[one] for one in page],
+        first_id=page[0] if page else None,
+        last_id=page[-1] if page else None,
+        has_more=len(ids) > len(page),
     )
 
 
