@@ -50,7 +50,7 @@ from gateway.prompt.ask import Ask
 from gateway.routing.fleet import open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.router import Router
-from gateway.turn.contents import RESPONSE_DAYS, Keeper, KeptResponses
+from gateway.turn.contents import Keeper, KeptResponses
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.sweep import Sweep
@@ -193,9 +193,9 @@ async def _start(
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     keeper = Keeper(Contents(ledgers.store, settings.master_secret), background, clock)
     run_beside("contents", keeper.run)
-    days, store = RESPONSE_DAYS if settings.keep_responses else None, ledgers.store
+    days, store = tuning.response_days or None, ledgers.store
     kept = Contents(store, settings.master_secret, KeptResponseRow, days)
-    responses = KeptResponses(kept, clock, keeps_all=settings.keep_responses)
+    responses = KeptResponses(kept, clock, keeps_all=days is not None)
     run_beside("responses", responses.run)
     turns = TurnService(
         dispatcher=Dispatcher(

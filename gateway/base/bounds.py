@@ -79,6 +79,9 @@ class Tuning(RequestBounds):
     cached_content_bytes: Count = 256 * MEBIBYTE
     cached_content_seconds: Seconds = 7 * 86_400.0
     """The longest lifetime."""
+    response_days: Annotated[int, Field(ge=0, le=36_500)] = 0
+    """For which responses and conversations of the Responses API are kept, encrypted, of workspaces
+    without `keep_days`; OpenAI keeps them for 30. 0 is not at all."""
     engine_queue_tokens: Count = 16_384
     """Tokens of prefill that may wait at one engine. Further turns wait here, in fair order."""
     engine_down_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30.0

@@ -223,9 +223,6 @@ class Settings(PriceFiles):
     auto_cache_messages: bool = False
     """Whether the same is held of requests of the Messages API that mark nothing, as of agents'
     frameworks that speak it without `cache_control`; their usage then has writes"""
-    keep_responses: bool = False
-    """Whether responses and conversations of the Responses API are kept, encrypted, for 30 days;
-    a workspace with `keep_days` keeps them in any case, for so many days"""
     queue_seconds: float = Field(default=30.0, ge=0, le=600)
     """For how many seconds a turn may wait for an engine with room; 0 refuses it at once"""
     routing_load_weight: float = Field(default=0.5, ge=0, le=10)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from litestar import Controller, Response, get, head
+from litestar import Controller, Response, get
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
@@ -64,10 +64,6 @@ def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
 
 
 class HealthController(Controller):
-    @head("/", include_in_schema=False)
-    async def root(self) -> None:
-        """Agents ask whether anybody serves."""
-
     @get("/healthz", operation_id="getHealth", summary="The process serves.")
     async def healthz(self) -> dict[str, str]:
         return {"status": "ok"}

@@ -62,7 +62,9 @@ def front(app: Litestar) -> Application:
             await _OPTIONS_OF_ALL(scope, receive, send)
         else:
             if scope["method"] == "HEAD":
-                scope = {**scope, "method": "GET"}
+                # Agents ask so whether anybody serves.
+                path = "/healthz" if scope["path"] == "/" else scope["path"]
+                scope = {**scope, "method": "GET", "path": path}
             await app(scope, receive, send)
 
     return served

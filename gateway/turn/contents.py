@@ -35,7 +35,6 @@ MAX_BYTES = 8 << 20
 MAX_WAITING_BYTES = 64 << 20
 _FORGET_SECONDS = 60.0
 _decoder = msgspec.json.Decoder(KeptContent)
-RESPONSE_DAYS = 30
 MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 32 << 20
 

@@ -41,14 +41,15 @@ def described(kind: str) -> tuple[str, dict[str, Any]] | None:
                 del files["insert_text"]
                 files["new_str"] = {**_TEXT, "description": "for str_replace, insert: the new text"}
             about = "Views, creates and edits text files. `view` also lists a directory."
-            return about, _commands(commands, files, ["path"])
+            return about, _commands(commands, files)
         case "memory":
             files = {**_FILES, "old_path": _TEXT, "new_path": _TEXT}
             about = (
                 "Keeps notes between conversations, in files below /memories. Look there first,"
-                " and keep there what will be needed later. `rename` takes old_path and new_path."
+                " and keep there what will be needed later. `rename` takes old_path, which is path"
+                " again, and new_path."
             )
-            return about, _commands([*_EDITS, "delete", "rename"], files, [])
+            return about, _commands([*_EDITS, "delete", "rename"], files)
         case _:
             return None
 
@@ -58,10 +59,10 @@ def needs_images(kind: str) -> bool:
     return kind.startswith("computer_")
 
 
-def _commands(names: list[str], files: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    return _object({"command": {"enum": names}, **files}, ["command", *required])
+def _commands(names: list[str], files: dict[str, Any]) -> dict[str, Any]:
+    return _object({"command": {"enum": names}, **files}, ["command", "path"])
 
 
 def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    made = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**made, "required": required} if required else made
+    made = {"type": "object", "properties": properties, "required": required}
+    return {**made, "additionalProperties": False}

@@ -437,7 +437,7 @@ def test_tools_that_the_client_runs_are_given_to_the_model(stack: Stack) -> None
         {"command": "ls"},
         {"command": "insert", "path": "/a", "insert_line": 0, "insert_text": "x"},
         {"command": "undo_edit", "path": "/a"},
-        {"command": "rename", "old_path": "/memories/a", "new_path": "/memories/b"},
+        {"command": "rename", "path": "/m/a", "old_path": "/m/a", "new_path": "/m/b"},
     ]
     for one, given in zip(sent.prompt.tools, commands, strict=True):
         jsonschema.validate(given, one.input_schema)

@@ -25,6 +25,7 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
+from gateway.base.bounds import Tuning
 from gateway.dialects.responses.lower import seal, unseal
 from tests.gateway.admin_client import Admin
 from tests.gateway.conftest import Stack, stacked
@@ -346,7 +347,8 @@ def test_no_response_is_kept(stack: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stacked(tmp_path_factory.mktemp("keeping"), keep_responses=True) as stack:
+    tuning = Tuning(response_days=30)
+    with stacked(tmp_path_factory.mktemp("keeping"), tuning=tuning) as stack:
         yield stack
 
 

@@ -67,7 +67,8 @@ def test_every_failure_has_the_one_envelope(
 
 
 @pytest.mark.parametrize(
-    "path, status", [("/healthz", 200), ("/v1/models", 200), ("/v1/messages", 405), ("/none", 404)]
+    "path, status",
+    [("/healthz", 200), ("/v1/models", 200), ("/v1/messages", 405), ("/none", 404)],
 )
 def test_head_has_the_status_and_headers_of_get_and_no_body(
     stack: Stack, path: str, status: int
@@ -81,7 +82,7 @@ def test_head_has_the_status_and_headers_of_get_and_no_body(
         # The connection is still good for the next request.
         assert http.get("/healthz").status_code == 200
         assert http.head("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
-        assert http.head("/").status_code == 200, "agents ask so whether anybody serves"
+        assert http.head("/").status_code == 200 and http.get("/").status_code == 404
 
 
 def test_what_is_no_key_is_told(stack: Stack) -> None:
