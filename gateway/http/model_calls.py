@@ -23,7 +23,6 @@ from gateway.base.errors import (
     GatewayError,
     InvalidRequest,
     NotFound,
-    Overloaded,
     PromptTooLong,
     ResponseNotKept,
 )
@@ -48,7 +47,6 @@ from gateway.dialects.responses.request import (
     Given,
     decode_conversation,
     decode_responses,
-    id_of,
     items_of,
 )
 from gateway.http.auth import KeyAuth
@@ -346,16 +344,16 @@ class ConversationsController(Controller):
         services, workspace = services_of(request), request.user.workspace
         if not services.responses.keeps(request.user):
             raise InvalidRequest("conversations are not kept by this server")
-        given = decode_conversation(body, services.bounds)
+        run = services.workers.run
+        given = await run(workspace, len(body), decode_conversation, body, services.bounds)
         stem, now = secrets.token_hex(16), int(services.clock.wall().timestamp())
-        kept = Kept(metadata=given.metadata, created_at=now)
-        if given.items:
-            first = Kept(items=items_of(Raw(_encode(given.items)), stem, {}))
-            if not await services.responses.put(workspace, f"items_{stem}", first):
-                raise InvalidRequest("items: can't be kept", "items")
-            kept.chain.append(Link(f"items_{stem}", first.num_bytes))
-        if not await services.responses.put(workspace, f"conv_{stem}", kept):
-            raise Overloaded
+        first = await services.responses.put(
+            workspace, f"items_{stem}", lambda: Kept(items=items_of(given.raw, stem, {}))
+        )
+        kept = Kept(chain=[first] if first else [], metadata=given.metadata, created_at=now)
+        made = first and await services.responses.put(workspace, f"conv_{stem}", lambda: kept)
+        if not made:
+            raise InvalidRequest("items: can't be kept", "items")
         return answered(responses.ConversationShown(f"conv_{stem}", now, given.metadata))
 
     @get("/{conversation_id:str}")
@@ -369,7 +367,9 @@ class ConversationsController(Controller):
     async def remove(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
         """Its responses are kept still, each by itself."""
         await _kept(request, "Conversation", conversation_id)
-        await services_of(request).responses.remove(conversation_id)
+        stem = conversation_id.removeprefix("conv_")
+        for kept_id in (conversation_id, f"items_{stem}"):
+            await services_of(request).responses.remove(kept_id)
         return answered(responses.Deleted(conversation_id, "conversation.deleted"))
 
     @get("/{conversation_id:str}/items")
@@ -382,9 +382,10 @@ class ConversationsController(Controller):
 async def _kept(request: KeyRequest, what: str, kept_id: str) -> Kept:
     """Raise NotFound for one that is not kept, or another workspace's."""
     services, workspace = services_of(request), request.user.workspace
+    is_one = kept_id.startswith("conv_" if what == "Conversation" else "resp_")
     async with services.reads["store"].taken(workspace):
-        found = (await services.responses.find(workspace, [kept_id])).get(kept_id)
-    if found is None or found.is_conversation != (what == "Conversation"):
+        found = (await services.responses.find(workspace, [kept_id] * is_one)).get(kept_id)
+    if found is None:
         raise NotFound(f"{what} with id '{kept_id[:64]}' not found: none is kept of this id.")
     return found
 
@@ -409,7 +410,6 @@ class _Behind:
         self._request = request
         self._states = services_of(request).responses
         self._chain: list[Link] = []
-        self._named: dict[str, Raw] = {}
 
     async def fetch(self, given: Given) -> tuple[Given, int]:
         """The request behind what is kept, and the bytes of that. Raise InvalidRequest for what is
@@ -421,43 +421,50 @@ class _Behind:
             return given, 0
         path = "previous_response_id" if previous else "conversation"
         if head is not None:
-            found = (await self._states.find(workspace, [head])).get(head)
-            is_there = found is not None and found.is_conversation == (previous is None)
-            if (found is None or not is_there) and previous:
-                raise ResponseNotKept(previous[:64])
-            if found is None or not is_there:
-                raise InvalidRequest(f"Conversation with id '{head[:64]}' not found.", path)
-            self._chain = [*found.chain, Link(head, found.num_bytes)] if previous else found.chain
+            try:
+                found = await _kept(self._request, "Response" if previous else "Conversation", head)
+            except NotFound as error:
+                raise (
+                    ResponseNotKept(head[:64]) if previous else InvalidRequest(str(error), path)
+                ) from None
+            self._chain = found.chain
+            if previous:
+                num_bytes = sum(map(len, [found.response, *found.items, *found.output]))
+                self._chain = [*found.chain, Link(previous, num_bytes)]
         earlier = await _chain(self._request, self._chain, path)
         if len(earlier) < len(self._chain):
             lost = len(self._chain) - len(earlier)
             given.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
-        stems = [named.partition("_")[2][:-2] for named in given.references]
-        sources = await self._states.find(workspace, {f"resp_{stem}" for stem in stems})
-        outputs = [item for kept in sources.values() for item in kept.output]
-        by_id = {id_of(item): item for item in outputs}
-        self._named = {one: by_id[one] for one in given.references if one in by_id}
-        items = _items_in(earlier)
-        behind = partial(given.behind, items, self._named, services_of(self._request).bounds)
-        num_bytes = sum(map(len, [*items, *self._named.values()]))
-        run = services_of(self._request).workers.run
+        # One after the other: how long they are is known when they are there.
+        others, links = list[Raw](), list[Link]()
+        for stem in dict.fromkeys(one.partition("_")[2][:-2] for one in given.references):
+            found_one = (await self._states.find(workspace, [f"resp_{stem}"])).get(f"resp_{stem}")
+            output = [] if found_one is None else found_one.output
+            links.append(Link(stem, sum(map(len, output))))
+            check_chain(links, "input")
+            others += output
+        items, run = _items_in(earlier), services_of(self._request).workers.run
+        num_bytes = sum(map(len, [*items, *others]))
+        behind = partial(given.behind, items, others, services_of(self._request).bounds)
         return await run(workspace, num_bytes, behind), num_bytes
 
     async def keep(self, given: Given, response: responses.Response) -> bool:
         """Keep a response with its own input; False where that can't be."""
         workspace, stem = self._request.user.workspace, response.id.removeprefix("resp_")
-        kept = Kept(
-            items=items_of(given.fields["input"], stem, self._named),
-            response=Raw(_encode(response)),
-            output=[Raw(_encode(item)) for item in response.output],
-            chain=self._chain,
-        )
-        if not await self._states.put(workspace, response.id, kept):
-            return False
-        if conversation := given.request.conversation_id:
-            link = Link(response.id, kept.num_bytes)
+
+        def make() -> Kept:
+            return Kept(
+                items=items_of(given.fields["input"], stem, given.named),
+                response=Raw(_encode(response)),
+                output=[Raw(_encode(item)) for item in response.output],
+                chain=self._chain,
+            )
+
+        link = await self._states.put(workspace, response.id, make)
+        conversation = given.request.conversation_id
+        if link is not None and conversation is not None:
             await self._states.extend(workspace, conversation, link)
-        return True
+        return link is not None
 
 
 def _response_writer(

@@ -115,8 +115,8 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A response, or a conversation, whose `response` is null. `items` are its own input. `chain`
-    are the responses before it, or in it, the oldest first."""
+    """A response with its own input, the `items`, or a conversation. `chain` are the responses
+    before it, or in it, the oldest first."""
 
     items: list[Raw] = []
     response: Raw = Raw(b"null")
@@ -124,11 +124,6 @@ class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
     chain: list[Link] = []
     metadata: dict[str, str] = {}
     created_at: int = 0
-    num_bytes: int = 0
-
-    @property
-    def is_conversation(self) -> bool:
-        return bytes(self.response) == b"null"
 
 
 _kept = msgspec.json.Decoder(Kept)
@@ -159,25 +154,26 @@ class KeptResponses:
 
         return await asyncio.to_thread(opened) if bodies else {}
 
-    async def put(self, workspace: str, kept_id: str, kept: Kept) -> bool:
-        """Keep it; False, with a line in the log, where it is too much or can't be written."""
+    async def put(self, workspace: str, kept_id: str, make: Callable[[], Kept]) -> Link | None:
+        """Keep what is made, off the loop; None, with a line in the log, where it is too much or
+        can't be written."""
 
-        def sealed() -> bytes | None:
-            kept.num_bytes = sum(map(len, [*kept.items, *kept.output]))
-            body = _encode(kept)
+        def sealed() -> tuple[bytes | None, int]:
+            body = _encode(make())
             packed = zlib.compress(body, 1) if len(body) <= MAX_BYTES else None
-            return None if packed is None else self._contents.sealed(workspace, kept_id, packed)
+            whole = None if packed is None else self._contents.sealed(workspace, kept_id, packed)
+            return whole, len(body)
 
         try:
-            body = await asyncio.to_thread(sealed)
+            body, num_bytes = await asyncio.to_thread(sealed)
             if body is not None:
                 await self._contents.put(workspace, kept_id, self._now_ms(), body)
-                return True
+                return Link(kept_id, num_bytes)
             error = f"longer than {MAX_BYTES} bytes"
         except GatewayError as failure:
             error = str(failure)
         get_logger("contents").warning("response_not_kept", id=kept_id, error=error)
-        return False
+        return None
 
     async def extend(self, workspace: str, conversation: str, link: Link) -> None:
         """Add a response to a conversation."""
@@ -201,7 +197,7 @@ class KeptResponses:
         return int(self._clock.wall().timestamp() * 1000)
 
 
-def check_chain(chain: Sequence[Link], path: str) -> int:
+def check_chain(chain: Collection[Link], path: str) -> int:
     """The bytes of a chain. Raise InvalidRequest for one that is too long to go on with."""
     num_bytes = sum(link.num_bytes for link in chain)
     if len(chain) > MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:

@@ -329,13 +329,15 @@ class Given(NamedTuple):
     """A decoded body.
 
     `fields` are those of the body as they came, for the response's echo. `notepad` has what was
-    found to have no effect. The first `num_earlier` items of the input are those of kept responses.
+    found to have no effect. The first `num_earlier` items of the input are those of kept responses,
+    and those of `named` stand for references to them.
     """
 
     request: ResponsesRequest
     fields: Mapping[str, Raw]
     notepad: Notepad
     num_earlier: int = 0
+    named: Mapping[str, Raw] = {}
 
     @property
     def model(self) -> str:
@@ -354,10 +356,12 @@ class Given(NamedTuple):
             yield at, item
 
     def behind(
-        self, earlier: Sequence[Raw], named: Mapping[str, Raw], bounds: RequestBounds
+        self, earlier: Sequence[Raw], others: Sequence[Raw], bounds: RequestBounds
     ) -> "Given":
-        """The request behind the items of kept responses, with those that references name in their
-        places. Raise InvalidRequest or TooLarge, as for a body that has all of them."""
+        """The request behind the items of kept responses, with those of `others` that references
+        name in their places. Raise InvalidRequest or TooLarge, as for a body that has all of it."""
+        by_id = {id_of(item): item for item in others}
+        named = {one: by_id[one] for one in self.references if one in by_id}
         joined = b"[%b]" % b",".join([*earlier, *named.values()])
         check_values(joined, bounds.max_json_values, bounds.max_object_keys)
         typed = _typed_list(Raw(joined), "previous", _typed_item, Notepad())
@@ -369,7 +373,7 @@ class Given(NamedTuple):
         own = [found.get(i.id, i) if isinstance(i, ItemReference) else i for i in own]
         whole = msgspec.structs.replace(self.request, input=[*kept[: len(earlier)], *own])
         FIELDS.check(whole, bounds)
-        return self._replace(request=whole, num_earlier=len(earlier))
+        return self._replace(request=whole, num_earlier=len(earlier), named=named)
 
 
 class ConversationRequest(Strict):
@@ -378,11 +382,15 @@ class ConversationRequest(Strict):
     items: list[Raw] = msgspec.field(default_factory=list)
     metadata: Metadata = msgspec.field(default_factory=dict)
 
+    @property
+    def raw(self) -> Raw:
+        return Raw(msgspec.json.encode(self.items))
+
 
 def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationRequest:
     check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
     made = read(lambda: _conversation.decode(body or b"{}"), explained)
-    typed = _typed_list(Raw(msgspec.json.encode(made.items)), "items", _typed_item, Notepad())
+    typed = _typed_list(made.raw, "items", _typed_item, Notepad())
     read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
     return made
 
