@@ -382,9 +382,9 @@ class ConversationsController(Controller):
 async def _kept(request: KeyRequest, what: str, kept_id: str) -> Kept:
     """Raise NotFound for one that is not kept, or another workspace's."""
     services, workspace = services_of(request), request.user.workspace
-    is_one = kept_id.startswith("conv_" if what == "Conversation" else "resp_")
+    ids = [kept_id] if kept_id.startswith("conv_" if what == "Conversation" else "resp_") else []
     async with services.reads["store"].taken(workspace):
-        found = (await services.responses.find(workspace, [kept_id] * is_one)).get(kept_id)
+        found = (await services.responses.find(workspace, ids)).get(kept_id)
     if found is None:
         raise NotFound(f"{what} with id '{kept_id[:64]}' not found: none is kept of this id.")
     return found

@@ -25,7 +25,6 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
-from gateway.base.bounds import Tuning
 from gateway.dialects.responses.lower import seal, unseal
 from tests.gateway.admin_client import Admin
 from tests.gateway.conftest import Stack, stacked
@@ -347,8 +346,7 @@ def test_no_response_is_kept(stack: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    tuning = Tuning(response_days=30)
-    with stacked(tmp_path_factory.mktemp("keeping"), tuning=tuning) as stack:
+    with stacked(tmp_path_factory.mktemp("keeping"), response_days=30) as stack:
         yield stack
 
 
