@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 369
+MAX_MODULES = 370
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -40,23 +40,23 @@ BUDGETS: dict[str, int] = {
     "engine/serve": 768,
     "engine/store": 1613,
     "engine/text": 6272,
-    "gateway": 263,
-    "gateway/admin": 3800,
+    "gateway": 269,
+    "gateway/admin": 3816,
     "gateway/admission": 1949,
     "gateway/advice": 1829,
-    "gateway/base": 1427,
+    "gateway/base": 1430,
     "gateway/cli": 1131,
-    "gateway/dialects": 6529,
-    "gateway/http": 3177,
+    "gateway/dialects": 6659,
+    "gateway/http": 3374,
     "gateway/journal": 1050,
-    "gateway/ledger": 3528,
+    "gateway/ledger": 3581,
     "gateway/planner": 2027,
     "gateway/planning": 409,
     "gateway/prices": 409,
-    "gateway/prompt": 1196,
+    "gateway/prompt": 1201,
     "gateway/routing": 1818,
-    "gateway/turn": 1450,
-    "migrations": 323,
+    "gateway/turn": 1564,
+    "migrations": 347,
     "scripts": 398,
     "scripts/bench": 2437,
     "scripts/compose": 513,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 797,
     "scripts/simulate": 133,
-    "tests": 57873,
+    "tests": 58013,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
