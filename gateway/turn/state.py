@@ -51,7 +51,8 @@ class Attempts:
     attempts that it took or may have taken. `lost` has the moment at which its connection broke
     last, `first_lost` the first of all, `num_lost` how many broke over the turn. An engine whose
     connection broke is asked once more when it has answered a poll since: the fleet may have no
-    other, and its new process knows nothing of the turn."""
+    other, and its new process knows nothing of the turn. On vLLM a start takes minutes, so nobody
+    waits for one."""
 
     sent: dict[str, int] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)
@@ -98,6 +99,8 @@ class Attempts:
 
     def _is_awaited(self, engine: Engine) -> bool:
         is_lost = engine.url in self.lost and not engine.is_draining
+        if engine.description is not None and engine.description.backend == "vllm":
+            return False
         return is_lost and self.sent.get(engine.url, 0) < _MAX_AT_ONE
 
 

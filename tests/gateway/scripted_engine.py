@@ -7,7 +7,7 @@ request reads what the first one wrote. It is not an engine: no pool, no leases,
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -71,6 +71,7 @@ class ScriptedEngine:
     folded: list[int] = field(default_factory=list)
     inexact: list[int] = field(default_factory=list)
     upstream: str | None = None
+    backend: Literal["synthetic", "vllm"] = "synthetic"
     keeps_records: bool = True
     is_mounted: bool = True
     records: dict[str, str] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class ScriptedEngine:
         await _reply(
             send,
             reports.Description(
-                backend="synthetic",
+                backend=self.backend,
                 model=self.model,
                 epoch=self.epoch,
                 max_context_tokens=100_000,

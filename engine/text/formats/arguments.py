@@ -153,7 +153,6 @@ def first_literal(pattern: Pattern) -> str:
     return ""
 
 
-_SPACES = " \t\n\r"
 _STRING = frozenset({"string"})
 ALL_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 _TYPE_OF = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
@@ -516,7 +515,7 @@ class TaggedInput(ArgumentStream):
         if self.is_over:
             return []
         if self._is_in_value:
-            body = self._held.rstrip(_SPACES)
+            body = self._held.rstrip(_SPACE)
             if not body.endswith(self._value_close):
                 return []
             self._finish_value(body[: -len(self._value_close)])
@@ -634,9 +633,9 @@ class LiteralInput(ArgumentStream):
     def _step(self) -> bool:
         if self._key is not None:
             return self._read_value(self._key)
-        text = self._held.lstrip(_SPACES)
+        text = self._held.lstrip(_SPACE)
         if self._keys and text.startswith(","):
-            text = text[1:].lstrip(_SPACES)
+            text = text[1:].lstrip(_SPACE)
         if text.startswith(self._syntax.end):
             self._close(text[len(self._syntax.end) :])
             return False
@@ -652,11 +651,11 @@ class LiteralInput(ArgumentStream):
 
     def _read_value(self, key: str) -> bool:
         if not self._scan.at:
-            self._held = self._held.lstrip(_SPACES)
+            self._held = self._held.lstrip(_SPACE)
         end = self._scan.find_end(self._held)
         if end is None:
             return False
-        written, self._held = self._held[:end].rstrip(_SPACES), self._held[end:]
+        written, self._held = self._held[:end].rstrip(_SPACE), self._held[end:]
         value: Any = written
         if len(written) <= _MAX_LITERAL:
             quote = self._syntax.quote
@@ -719,7 +718,7 @@ class _Scan:
             if at < 0:
                 self.at = max(self.at, len(text) - len(self._quote) + 1)
                 return False
-            behind = text[at + len(self._quote) :].lstrip(_SPACES)
+            behind = text[at + len(self._quote) :].lstrip(_SPACE)
             if self._escapes and not behind:
                 return False
             self.at = at + len(self._quote)

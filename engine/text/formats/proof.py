@@ -594,22 +594,22 @@ class _ThinkingProof:
         names = [n for n in known if wanted in ("auto", n)]
         if wanted == "auto":
             # Of those with the same tags the one that the template tells of.
-            hinted = [n for n, tags in REASONING_FORMATS.items() if tags.told_by]
-            told = [n for n in hinted if REASONING_FORMATS[n].told_by in source]
-            drop = {*hinted} - {*told} | ({"think"} if told else set())
-            names = [n for n in names if n not in drop]
+            hinted = {n for n, tags in REASONING_FORMATS.items() if tags.told_by}
+            told = {n for n in hinted if REASONING_FORMATS[n].told_by in source}
+            names = [n for n in names if n not in hinted - told and not (told and n == "think")]
         ways = [replace(traits, thinking_key=key) for key in _THINKING_KEYS]
         for way in (*ways, replace(traits, thinks_in_content=True)):
             for parts in self._turns():
                 asked, turn = self._render(parts, way)
                 if asked is None or turn is None or _THOUGHT not in turn:
                     continue
-                for name in names:
-                    if _reads_thought(turn, _thinking_parser(name, asked)):
-                        return self._proven(name, REASONING_FORMATS.get(name), way, turn)
                 opened = asked.rpartition(_QUESTION)[2]
+                for name in names:
+                    tags, messages = REASONING_FORMATS.get(name), _THINKING_MESSAGES.get(name)
+                    if _reads_thought(turn, opened, tags or messages):
+                        return self._proven(name, tags, way, turn)
                 tags = _derive_tags(opened, turn) if wanted == "auto" else None
-                if tags is not None and _reads_thought(turn, _tags_parser(tags, opened)):
+                if _reads_thought(turn, opened, tags):
                     return self._proven(DERIVED, tags, way, turn)
         if wanted != "auto":
             return ProvenThinking(wanted, traits)
@@ -652,20 +652,16 @@ class _ThinkingProof:
         return asked, answered[turn_begin(asked, answered) :].partition(_RESULT)[0]
 
 
-def _thinking_parser(name: str, asked: str) -> FormatParser:
-    """`asked`: the prompt, which may end behind the opening tag."""
-    if name in _THINKING_MESSAGES:
-        return MessagesParser(_THINKING_MESSAGES[name], [_TOOL])
-    return _tags_parser(REASONING_FORMATS[name], asked.rpartition(_QUESTION)[2])
-
-
-def _tags_parser(tags: ReasoningFormat, end: str) -> ThinkingParser:
-    """`end` is that of the prompt."""
-    return ThinkingParser(tags, PlainText(), is_open=end.rfind(tags.open) > end.rfind(tags.close))
-
-
-def _reads_thought(turn: str, parser: FormatParser) -> bool:
-    """Does a parser find the thinking, whole and nothing else?"""
+def _reads_thought(turn: str, end: str, of: ReasoningFormat | MessageSyntax | None) -> bool:
+    """Does a format's parser find the thinking, whole and nothing else? `end` is the prompt's."""
+    match of:
+        case ReasoningFormat():
+            is_open = end.rfind(of.open) > end.rfind(of.close)
+            parser: FormatParser = ThinkingParser(of, PlainText(), is_open=is_open)
+        case MessageSyntax():
+            parser = MessagesParser(of, [_TOOL])
+        case None:
+            return False
     deltas = [*parser.feed(turn), *parser.close()]
     thought = "".join(d.text for d in deltas if isinstance(d, ThinkingDelta))
     text = "".join(d.text for d in deltas if isinstance(d, TextDelta))

@@ -92,23 +92,10 @@ class Marked:
         return f"{self.marks.begin}{self.plain}{self.marks.end}"
 
 
-class _MarkedDict(Marked, dict[str, Any]):
-    pass
-
-
-class _MarkedList(Marked, list[Any]):
-    pass
-
-
-class _MarkedInt(Marked, int):
-    pass
-
-
-class _MarkedFloat(Marked, float):
-    pass
-
-
-_MARKED = {dict: _MarkedDict, list: _MarkedList, int: _MarkedInt, float: _MarkedFloat}
+_MARKED: dict[type, Any] = {
+    kind: type(f"Marked{kind.__name__.title()}", (Marked, kind), {})
+    for kind in (dict, list, int, float)
+}
 
 
 def mark_value(value: Any, marks: SegmentMarks, plain: Any = None) -> Any:

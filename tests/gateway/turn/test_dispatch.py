@@ -1,5 +1,6 @@
 """Turns that go on at another engine before their first byte, over real sockets."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -118,6 +119,19 @@ def test_a_turn_that_ends_engines_reaches_two_of_them(tmp_path: Path) -> None:
             assert reply.status_code == status
             assert "overloaded_error" in reply.text
             assert sum(len(engine.requests) for engine in engines) == 2 * number
+
+
+def test_nobody_waits_for_the_next_start_of_vllm(tmp_path: Path) -> None:
+    engine = ScriptedEngine(backend="vllm")
+    with ExitStack() as server, ExitStack() as gateway:
+        engine_url = server.enter_context(serve(engine))
+        url = gateway.enter_context(serve_gateway(tmp_path, engine_url, queue_seconds=120))
+        fleet = Pair(url, engine, engine, engine_url)
+        assert fleet.ask("Hi").status_code == 200
+        server.close()
+        begun = time.monotonic()
+        assert fleet.ask("Hi").status_code == 529
+        assert time.monotonic() - begun < 60
 
 
 def test_an_engine_that_is_full_or_fails_by_its_own_doing_passes_its_turn_on(pair: Pair) -> None:
