@@ -86,7 +86,7 @@ class ScriptedRenderer:
     def spelled(self, token_id: TokenId) -> Spelled:
         return self._inner.spelled(token_id)
 
-    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
+    def parsers(self, request: GenerateRequest) -> Sequence[OutputParser]:
         return [self._scripted(request, inner) for inner in self._inner.parsers(request)]
 
     def _scripted(self, request: GenerateRequest, inner: OutputParser) -> "ScriptedParser":

@@ -1,6 +1,6 @@
 """What backends are made of: parts, renderers, bodies and their frames."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -52,7 +52,7 @@ class Renderer(Protocol):
     def render(
         self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
     ) -> RenderedPrompt: ...
-    def parsers(self, request: GenerateRequest) -> list[OutputParser]: ...
+    def parsers(self, request: GenerateRequest) -> Sequence[OutputParser]: ...
     def spelled(self, token_id: TokenId) -> Spelled: ...
 
 

@@ -50,7 +50,7 @@ class SyntheticRenderer:
     def spelled(self, token_id: TokenId) -> Spelled:
         return unspelled(token_id)
 
-    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
+    def parsers(self, request: GenerateRequest) -> Sequence[OutputParser]:
         stops = StopStrings(request.sampling.stop_sequences)
         return [SyntheticParser(stops) for _ in range(request.sampling.num_choices)]
 

@@ -24,7 +24,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUseStart,
 )
-from engine.schedule.output import OutputParser, Spelled
+from engine.schedule.output import Spelled
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.calls import FormatParser
 from engine.text.formats.proof import FormatChoice, TemplateProbe, find_formats
@@ -388,60 +388,48 @@ class ChatRenderer:
         """Whether calls among free text can be held to their schemas."""
         return self.can_constrain and self._style is not None and bool(self._style.starts)
 
-    def parser(self, request: GenerateRequest) -> TurnParser:
-        """A parser for the request's first choice; raises as `parsers`."""
-        return self._parsers(request)[0]
-
-    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
-        """A parser for each choice; what the request demands is compiled once.
-
-        Raises InvalidRequest where what the request demands of the output can't be guaranteed.
-        """
-        return [*self._parsers(request)]
-
-    def _parsers(self, request: GenerateRequest) -> list[TurnParser]:
-        constraint = self._constraint(request)
-        stops = StopStrings(request.sampling.stop_sequences)
-        others = range(request.sampling.num_choices - 1)
-        constraints = [constraint, *(constraint and constraint.copy() for _ in others)]
-        return [self._new_parser(request, stops, one) for one in constraints]
-
     def spelled(self, token_id: TokenId) -> Spelled:
         """What a token stands for; the marks of calls and of thinking are text."""
         return self._tool_vocabulary.spelled(token_id)
 
-    def _constraint(self, request: GenerateRequest) -> Constraint | None:
-        if self._writer is None:
-            return None
-        rule: ThinkingRule | None = None
-        is_open = self._begins_thinking(request)
-        may_think = is_open or request.thinking or is_free(request)
-        if self.formats.tags is not None and may_think:
-            rule = ThinkingRule(self.formats.tags, is_open)
-        return self._writer.constraint(request, self._style, rule)
+    def parser(self, request: GenerateRequest) -> TurnParser:
+        """A parser for the request's first choice; raises as `parsers`."""
+        return self.parsers(request)[0]
 
-    def _new_parser(
-        self, request: GenerateRequest, stops: StopStrings, constraint: Constraint | None
-    ) -> TurnParser:
-        vocabulary = self._vocabulary
-        if request.prompt.callable_tools and request.tool_choice.mode != "none":
-            vocabulary = self._tool_vocabulary
-        messages = request.prompt.messages
-        continues = request.prompt.text is not None or (
-            bool(messages) and messages[-1].role == "assistant"
-        )
-        is_open = self._begins_thinking(request)
-        calls = self.formats.new_parser(request, is_open=is_open)
-        return TurnParser(
-            vocabulary.detokenizer(continues=continues),
-            StopFinder(stops),
-            calls,
-            frozenset(map(TokenId, request.sampling.stop_token_ids))
-            | (frozenset() if request.sampling.ignore_eos else self.end_token_ids),
-            constraint,
-            ends_after_call=not request.tool_choice.parallel,
-            forces_call=request.tool_choice.mode in ("any", "tool"),
-        )
+    def parsers(self, request: GenerateRequest) -> Sequence[TurnParser]:
+        """A parser for each choice; what the request demands is compiled once.
+
+        Raises InvalidRequest where what the request demands of the output can't be guaranteed.
+        """
+        sampling, choice, messages = request.sampling, request.tool_choice, request.prompt.messages
+        tags, is_open = self.formats.tags, self._begins_thinking(request)
+        may_think = tags is not None and (is_open or request.thinking or is_free(request))
+        rule = ThinkingRule(tags, is_open) if tags is not None and may_think else None
+        first: Constraint | None = None
+        if self._writer is not None:
+            first = self._writer.constraint(request, self._style, rule)
+        stops = StopStrings(sampling.stop_sequences)
+        ends = frozenset(map(TokenId, sampling.stop_token_ids))
+        ends |= frozenset() if sampling.ignore_eos else self.end_token_ids
+        has_tools = bool(request.prompt.callable_tools) and choice.mode != "none"
+        vocabulary = self._tool_vocabulary if has_tools else self._vocabulary
+        continues = request.prompt.text is not None
+        continues = continues or (bool(messages) and messages[-1].role == "assistant")
+        return [
+            TurnParser(
+                vocabulary.detokenizer(continues=continues),
+                StopFinder(stops),
+                self.formats.new_parser(request, is_open=is_open),
+                ends,
+                constraint,
+                ends_after_call=not choice.parallel,
+                forces_call=choice.mode in ("any", "tool"),
+            )
+            for constraint in (
+                first,
+                *(first and first.copy() for _ in range(1, sampling.num_choices)),
+            )
+        ]
 
     def _begins_thinking(self, request: GenerateRequest) -> bool:
         """Does the prompt end inside a thinking tag?"""

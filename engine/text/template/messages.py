@@ -395,7 +395,13 @@ class _Builder:
                     if texts:
                         built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
                         texts = []
-                    built.append(self._tool_result(part))
+                    text = self._text(part.text)
+                    content = _ERROR_PREFIX + text if part.is_error else text
+                    given_id = self._traits.call_id(part.tool_use_id)
+                    call_id, name = self._calls.get(part.tool_use_id, (given_id, ""))
+                    role = "observation" if self._traits.names_in_metadata else "tool"
+                    told = {"role": role, "tool_call_id": call_id, "name": name}
+                    built.append({**told, "content": content})
                 case _:
                     raise InvalidRequest(f"`{type(part).__name__}` in a {message.role} message")
         if texts and built and self._traits.joins_results:
@@ -403,13 +409,6 @@ class _Builder:
         elif texts:
             built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
         return built
-
-    def _tool_result(self, part: ToolResultPart) -> dict[str, Any]:
-        text, given_id = self._text(part.text), self._traits.call_id(part.tool_use_id)
-        call_id, name = self._calls.get(part.tool_use_id, (given_id, ""))
-        content = _ERROR_PREFIX + text if part.is_error else text
-        role = "observation" if self._traits.names_in_metadata else "tool"
-        return {"role": role, "tool_call_id": call_id, "name": name, "content": content}
 
 
 def is_folded(message: Message, prompt: Prompt, traits: TemplateTraits) -> bool:
