@@ -156,7 +156,7 @@ async def _start(
     if ledgers.access.is_postgres:
         table = SharedLimitsTable(ledgers.access)
         shared = SharedLimits(limits, table, journal.instance, clock)
-    fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic)
+    fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic, metrics)
     billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
     known = ledgers.drain.known
     drain = Drain(journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics, known)

@@ -87,8 +87,8 @@ class Tuning(RequestBounds):
     engine_down_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """After so long without an answer an engine is down. Before, turns wait for it as for a full
     one. One that refuses connections is down at once."""
-    routing_index_bytes: Count = 256 * MEBIBYTE
-    """Memory for what engines hold, of all engines together."""
+    routing_index_bytes: Count = 640 * MEBIBYTE
+    """Memory for the names of prefixes that engines hold, of all engines together, at 160 bytes."""
     routing_fade_seconds: Seconds = 600.0
     """The time constant with which load fades. The weights are those of `routing/router.py`."""
     routing_host_cost: Annotated[float, Field(ge=0, le=1)] = 0.1

@@ -49,6 +49,9 @@ prefix_tokens | stage: available captured delivered | Prompt tokens held by some
 refused_turns | reason: queue_full workspace_full made_way deadline | Turns refused because the
     engines are full: the queue is, or its workspace's share of it, another workspace's turn was let
     in, or the time to wait was over
+forgotten_names | | Names of held prefixes that routing forgot because its index was full
+asked_engines | result: found nothing silent | Engines that were asked for a prefix that routing may
+    have forgotten, by what they said
 drain_failures | | Failed attempts to copy the journal to the ledger
 loop_restarts | loop | Loops of the gateway that ended by an exception and were started again
 turns_set_aside | | Turns that the ledger can't hold; they stay in the journal
@@ -60,6 +63,8 @@ engine_up | engine | 1 while ready
 engine_breaker | engine | Circuit breaker: 0 closed, 1 half-open, 2 open
 engine_draining | engine | 1 while it gets no new turns
 engine_names | engine | Prefixes that routing knows to be held there
+routing_names | | Names of prefixes in the routing index, of all engines together
+routing_max_names | | The index's bound
 waiting_turns | | Turns that wait at the gateway for an engine with room
 waiting_tokens | | What those may use, in tokens by estimate
 journal_backlog | | Turns in the journal that are not in the ledger yet

@@ -13,8 +13,8 @@ import msgspec
 from engine.protocol import Event, InputUsage, Started
 from gateway.planner.engine import Capacities, Costs, SimulatedEngine
 from gateway.planner.requests import PlannedRequest
-from gateway.routing.held import PrefixEnd, ResidencyIndex
-from gateway.routing.router import Candidate, Load, PromptSizes, Weights, place
+from gateway.routing.held import Ends, Holdings, PrefixIndex
+from gateway.routing.router import Load, PromptSizes, Weights, place
 
 EVENT_SECONDS = 0.02
 """From an engine's event to a gateway that knows it."""
@@ -23,18 +23,23 @@ Tell = Callable[[int], None]
 Talk = Sequence[PlannedRequest]
 
 
+@dataclass(slots=True)
+class Known:
+    """What a gateway knows of the engine with this number."""
+
+    seed: int
+    holdings: Holdings
+    load: Load
+
+
 class SimulatedGateway:
     """One gateway's knowledge of the engines: the index and the loads, as `gateway` keeps them."""
 
     def __init__(self, num_engines: int) -> None:
-        self.weights = Weights()
+        self.weights, index = Weights(), PrefixIndex()
+        fade = self.weights.fade_seconds
         self.candidates = [
-            Candidate(
-                identity=f"engine-{number}",
-                holdings=ResidencyIndex(),
-                load=Load(self.weights.fade_seconds),
-            )
-            for number in range(num_engines)
+            Known(number, Holdings(index), Load(fade)) for number in range(num_engines)
         ]
         for candidate in self.candidates:
             candidate.holdings.epoch = "simulated"
@@ -49,15 +54,15 @@ class SimulatedGateway:
 
     def choose(self, request: PlannedRequest, now: float) -> int:
         """The engine's number."""
-        ends = [PrefixEnd(name.digest, request.tokens_at(name.tokens)) for name in request.names]
+        lengths = [request.tokens_at(name.tokens) for name in request.names]
+        ends = Ends([name.digest for name in request.names], lengths)
         for candidate in self.candidates:
             candidate.holdings.heard_at = now  # heartbeats
-        sizes = PromptSizes(ends=ends, tokens=request.tokens)
-        placement = place(sizes, self.candidates, self.weights, now)
-        candidate = self.candidates[placement.chosen]
-        candidate.load.assign(_turn(request), int(placement.offer.to_prefill), now)
-        candidate.holdings.expect(ends, now)
-        return placement.chosen
+        placement = place(PromptSizes(ends, request.tokens), self.candidates, self.weights, now)
+        chosen = placement.engine
+        chosen.load.assign(_turn(request), placement.to_prefill, now)
+        chosen.holdings.expect(ends.digests[ends.first_above(placement.coverage.held) :], now)
+        return chosen.seed
 
     def started(self, engine: int, served: "Served", told: Started, now: float) -> None:
         candidate, request = self.candidates[engine], served.request

@@ -22,14 +22,14 @@ class Breaker:
         self.num_opened = 0
         self._num_failures = 0
         self._pause = FIRST_PAUSE_SECONDS
-        # None while closed.
-        self._open_until: float | None = None
+        self.open_until: float | None = None
+        """None while closed."""
         self._probe: str | None = None
 
     def state(self, now: float) -> BreakerState:
-        if self._open_until is None:
+        if self.open_until is None:
             return "closed"
-        return "open" if now < self._open_until else "half_open"
+        return "open" if now < self.open_until else "half_open"
 
     def allows(self, now: float) -> bool:
         """Whether the engine may get a turn: none while open, one at a time while half-open."""
@@ -46,7 +46,7 @@ class Breaker:
 
         The next failure opens the breaker again.
         """
-        if self._open_until is not None:
+        if self.open_until is not None:
             self.reset()
             self._num_failures = FAILURES - 1
 
@@ -59,7 +59,7 @@ class Breaker:
 
         A turn from before the breaker opened changes nothing.
         """
-        if self._open_until is None:
+        if self.open_until is None:
             self._num_failures += 1
             if self._num_failures >= FAILURES:
                 self._open(now)
@@ -76,9 +76,9 @@ class Breaker:
         """Forget all failures: the engine answered, or another process runs at its address."""
         self._num_failures = 0
         self._pause = FIRST_PAUSE_SECONDS
-        self._open_until = self._probe = None
+        self.open_until = self._probe = None
 
     def _open(self, now: float) -> None:
-        self._open_until = now + self._pause
+        self.open_until = now + self._pause
         self._probe = None
         self.num_opened += 1

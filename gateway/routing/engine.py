@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import aiohttp
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from engine.protocol import (
     SCOPE_HEADER,
@@ -50,8 +51,8 @@ from gateway.routing.client import (
     refusal,
     timeouts,
 )
-from gateway.routing.held import MAX_NAMES, PrefixEnd, ResidencyIndex, SnapshotPart, frames_of
-from gateway.routing.router import Load, Weights
+from gateway.routing.held import Holdings, PrefixIndex, SnapshotPart, frames_of
+from gateway.routing.router import Load, Route, Weights, kind_of
 
 Reply = TypeVar("Reply")
 
@@ -86,10 +87,12 @@ class Engine:
         weights: Weights | None = None,
         down_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
-        max_names: int = MAX_NAMES,
+        index: PrefixIndex | None = None,
     ) -> None:
         self.name = name
-        self.holdings = ResidencyIndex(max_names)
+        self.seed = xxh3_64_intdigest(url)
+        self.kind = kind_of(None)
+        self.holdings = Holdings(index)
         self.load = Load((weights or Weights()).fade_seconds)
         self.breaker = Breaker()
         self.monotonic = monotonic
@@ -203,17 +206,16 @@ class Engine:
     def assign(
         self,
         turn: str,
-        ends: Sequence[PrefixEnd],
-        to_prefill: int,
+        route: "Route[Engine]",
         *,
         is_batch: bool,
         workspace: str,
     ) -> None:
         """A turn goes to the engine, which has to compute `to_prefill` of its tokens."""
         now = self.monotonic()
-        self.load.assign(turn, to_prefill, now, is_batch=is_batch, workspace=workspace)
+        self.load.assign(turn, route.to_prefill, now, is_batch=is_batch, workspace=workspace)
         self.breaker.sent(turn, now)
-        self.holdings.expect(ends, now)
+        self.holdings.expect(route.expected, now)
 
     def started(self, turn: str, started: Started, names: Sequence[str]) -> None:
         """The turn's first frame has come. `names` are the request's, in their order."""
@@ -222,12 +224,12 @@ class Engine:
         self.load.started(turn, started.usage.computed_tokens, now)
         self.holdings.learn(started, names, now)
 
-    def left(self, turn: str, ends: Sequence[PrefixEnd], *, has_started: bool) -> None:
+    def left(self, turn: str, route: "Route[Engine]", *, has_started: bool) -> None:
         """The turn is over, in any way. A second call does nothing."""
         self.load.ended(turn)
         self.breaker.left(turn)
         if not has_started:
-            self.holdings.disappoint(ends)
+            self.holdings.disappoint(route.expected)
 
     # What polls say of it.
 
@@ -289,6 +291,8 @@ class Engine:
         before, self.description = self.description, description
         if before is not None and before.epoch == description.epoch:
             return
+        self.kind = kind_of(description)
+        self.holdings.index.has_gaps |= description.state_blocks > 0
         if self.holdings.epoch != description.epoch:
             self.holdings.forget()
         self.load.reset()

@@ -13,10 +13,11 @@ from engine.supervisor import Loop, Supervisor
 from gateway.base.background import pause
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
+from gateway.base.metrics import Metrics
 from gateway.base.settings import URL_MUST_BE, EnginePlace, Settings, is_engine_url
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
-from gateway.routing.held import BYTES_PER_NAME
+from gateway.routing.held import PrefixIndex
 from gateway.routing.router import Weights
 
 _POLL_SECONDS = 1.0
@@ -201,12 +202,18 @@ async def open_fleet(
     settings: Settings,
     supervisor: Supervisor,
     monotonic: Callable[[], float],
+    metrics: Metrics,
 ) -> Fleet:
     """Start the fleet that the settings name. It is stopped with the stack."""
     http = EngineHttp()
     stack.push_async_callback(http.aclose)
     secret = settings.engine_secret.get_secret_value()
-    num_engines, weights = len(settings.engines), weights_of(settings)
+    weights = weights_of(settings)
+    index = PrefixIndex(
+        settings.tuning.routing_index_bytes,
+        lambda number: metrics.count("forgotten_names", amount=number),
+    )
+    metrics.watch(routing_names=lambda: len(index), routing_max_names=lambda: index.max_names)
 
     def make(name: str, url: str) -> Engine:
         return Engine(
@@ -217,7 +224,7 @@ async def open_fleet(
             weights=weights,
             down_seconds=settings.tuning.engine_down_seconds,
             monotonic=monotonic,
-            max_names=max(settings.tuning.routing_index_bytes // BYTES_PER_NAME // num_engines, 1),
+            index=index,
         )
 
     fleet = Fleet(settings.engines, make, supervisor)

@@ -1,12 +1,19 @@
-"""The residency index: the prefixes that each engine holds, by name, from events and receipts.
+"""The prefix index: which engines hold which prefixes, by name, from events and receipts.
 
-A name here is a hint for routing: a wrong one can lose a hit and can never make one. One
-`ResidencyIndex` describes one engine in one epoch. Pure: time and frames are handed in.
+A name here is a hint for routing: a wrong one can lose a hit and can never make one. A name stands
+here once, with all its holders, and the index is bounded as a whole. Where it is full, names that
+few engines hold, that no lease holds, and that stand early in their prompts are forgotten first.
+`Holdings` are one engine's part of it, in one epoch. Pure: time and frames are handed in.
+
+What an engine holds up to a name it holds up to every name before it. So the depth is searched by
+bisection. It is not so near a prompt's end, since the deepest names are kept longest, nor where an
+engine holds entries alone (a recurrent state): there every name is looked at.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,32 +23,42 @@ from engine.protocol import (
     ChainHeld,
     EventFrame,
     Heartbeat,
-    HeldName,
     LeaseEnded,
     Snapshot,
     Started,
     Tier,
 )
 
-MAX_NAMES = 500_000
-"""The most names of one engine, if no bound of memory is given."""
-BYTES_PER_NAME = 320
-"""The most memory of one name: 215 bytes were measured under a lease, and half as much again while
-a dictionary grows."""
-_MAX_DIGEST = 64
-"""The most digits of a name. Names have 16; a longer one is not a gateway's."""
+BYTES_PER_NAME = 160
+"""The most memory of one name: 88 bytes were measured, 78 more where many engines hold it."""
+INDEX_BYTES = 640 << 20
 EXPECTED_SECONDS = 30.0
-"""Seconds for which a sent prefix counts as held before the engine says so."""
-CONFIRM_SECONDS = 10.0
-"""Seconds for which a receipt counts until the event with the same news has come."""
+"""The longest time for which a sent prefix, or a receipt's, counts before the engine's event: half
+of it at least."""
 STALE_SECONDS = 20.0
 """Four missing heartbeats. After them the engine's last known holdings no longer count."""
-_MAX_EXPECTED = 100_000
-
-
 WHOLE_BYTES = 64 * 1024
 """A shorter line is read at once."""
 PART_BYTES = 128 * 1024
+NEAR_NAMES = 32
+"""The names before a prompt's end that are all looked at: the look-back of a marker, and some."""
+_MAX_EXPECTED = 1_000_000
+_MAX_SHARDS = 1024
+_NAMES_A_SHARD = 64
+_MAX_SHARED = 1 << 16
+_MAX_SPLITS = 64
+
+# A name's holders are one integer: a byte for its depth, then a field of bits for each thing that
+# can be said of an engine. Integers are not looked through by the garbage collector, and names with
+# the same holders share one.
+_SLOTS = 512
+_EVERY = (1 << _SLOTS) - 1
+_DEPTH = 0xFF
+_DEPTH_TOKENS = 64
+_DEVICE, _LEASED, _HOST, _DISK = (8 + field * _SLOTS for field in range(4))
+_FIELDS: dict[Tier, int] = {"device": _DEVICE, "host": _HOST, "disk": _DISK}
+_OF_SLOT = sum(1 << field for field in (_DEVICE, _LEASED, _HOST, _DISK))
+_ANY_LEASE = _EVERY << _LEASED
 
 _event = msgspec.json.Decoder(EventFrame)
 _chain = msgspec.json.Decoder(ChainHeld)
@@ -58,8 +75,7 @@ class _Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
 _snapshot = msgspec.json.Decoder(_Snapshot)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotPart:
+class SnapshotPart(NamedTuple):
     """Some chains of a snapshot. Only the last part has `seq`: the snapshot is complete with it."""
 
     epoch: str
@@ -68,28 +84,33 @@ class SnapshotPart:
     seq: int | None
 
 
-class PrefixEnd(NamedTuple):
-    """One named prefix of a prompt and its size.
+class Ends(NamedTuple):
+    """The named prefixes of a prompt, shallowest first, and how long each is.
 
-    The unit of `size` is the same for all prefixes.
+    A length times `rate` is a size; all sizes are in one unit.
     """
 
-    digest: str
-    size: int
+    digests: Sequence[str]
+    lengths: Sequence[int]
+    rate: float = 1.0
 
+    def size(self, index: int) -> int:
+        return -int(-self.lengths[index] * self.rate // 1)
 
-@dataclass(slots=True)
-class HeldChain:
-    """One held prefix. `leased_until` is on the monotonic clock, 0 without a lease."""
+    def first_above(self, size: int) -> int:
+        """The first prefix that is larger, the number of all where none is."""
+        return bisect_right(range(len(self.digests)), size, key=self.size)
 
-    tier: Tier
-    leased_until: float = 0.0
+    @property
+    def whole(self) -> int:
+        """The size of the whole prompt, 1 at least."""
+        return max(self.size(-1), 1) if self.lengths else 1
 
 
 class Coverage(NamedTuple):
-    """How much of a prompt an engine holds, in the unit of its `PrefixEnd`s: `device` in device
-    memory, then `host`, which must be copied back, then `disk`, which must be read from its store.
-    `leased` is the part of all that a lease holds."""
+    """How much of a prompt an engine holds, in the unit of its `Ends`: `device` in device memory,
+    then `host`, which must be copied back, then `disk`, which must be read from its store. `leased`
+    is the part of all that a lease holds."""
 
     device: int = 0
     host: int = 0
@@ -104,23 +125,229 @@ class Coverage(NamedTuple):
 NOTHING = Coverage()
 
 
-class ResidencyIndex:
-    """What one engine holds, by its events: at most `max_names` names of BYTES_PER_NAME bytes."""
+class PrefixIndex:
+    """What all engines hold: at most `max_bytes`, at BYTES_PER_NAME a name.
 
-    def __init__(self, max_names: int = MAX_NAMES) -> None:
-        self.epoch: str | None = None
-        self.seq = 0
-        self.heard_at: float | None = None
+    `forgot` is told how many names were forgotten. `has_gaps`: an engine holds entries alone.
+    """
+
+    def __init__(
+        self, max_bytes: int = INDEX_BYTES, forgot: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self.max_names = max(max_bytes // BYTES_PER_NAME, 1)
         self.num_forgotten = 0
-        self._max_names = max_names
-        self._names: OrderedDict[str, HeldChain] = OrderedDict()
-        # Name -> the time until which it counts without an event.
-        self._expected: OrderedDict[str, float] = OrderedDict()
+        self.has_gaps = False
+        self._forgot = forgot
+        # Many small dictionaries: none takes long to grow, to be thinned or to be swept.
+        num = 1
+        while num < _MAX_SHARDS and self.max_names // (2 * num) >= _NAMES_A_SHARD:
+            num *= 2
+        self._shards: list[dict[int, int]] = [{} for _ in range(num)]
+        self._last_shard = num - 1
+        self._shard_names = max(self.max_names // num, 1)
+        self._shared: dict[int, int] = {}
+        # Sent prefixes, and those of before: names and the engines that may hold them.
+        self._expected: list[dict[int, int]] = [{}, {}]
+        self._expected_at = 0.0
+        self.names = [0] * _SLOTS
+        self.forgotten = [0] * _SLOTS
+        self._free = deque(range(_SLOTS))
+        self._dead, self._to_sweep = 0, 0
 
     def __len__(self) -> int:
-        return len(self._names)
+        return sum(map(len, self._shards))
 
-    # What the engine says.
+    def take_slot(self) -> int:
+        """A number for one epoch of one engine."""
+        while self._to_sweep and not self._free:
+            self.sweep()
+        return self._free.popleft()
+
+    def leave_slot(self, slot: int) -> None:
+        """Nothing of it counts from now on. Its names go bit by bit (`sweep`)."""
+        self._dead |= 1 << slot
+        self._to_sweep = len(self._shards)
+
+    def sweep(self) -> None:
+        """Take engines that are gone out of some more names, if there are any."""
+        if not self._to_sweep:
+            return
+        self._to_sweep -= 1
+        shard, dead = self._shards[self._to_sweep], self._dead * _OF_SLOT
+        for key in [key for key, found in shard.items() if found & dead]:
+            if (left := shard[key] & ~dead) > _DEPTH:
+                shard[key] = left
+            else:
+                del shard[key]
+        if not self._to_sweep:
+            for slot in _slots_of(self._dead):
+                self.names[slot] = self.forgotten[slot] = 0
+                self._free.append(slot)
+            self._dead = 0
+
+    def hold(self, slot: int, chain: ChainHeld) -> None:
+        """An engine holds these names."""
+        here = 1 << _FIELDS[chain.tier] + slot
+        # A lease ends by an event of its own, or with the name.
+        kept = ~(_OF_SLOT << slot | _DEPTH) | 1 << _LEASED + slot
+        leased = here | 1 << _LEASED + slot
+        shared, shards, last, most = self._shared, self._shards, self._last_shard, self._shard_names
+        if len(shared) > _MAX_SHARED:
+            shared.clear()
+        for index, name in enumerate(chain.names):
+            key = hash(name.digest)
+            shard = shards[key & last]
+            # What was told last stands last.
+            before = shard.pop(key, 0)
+            depth = min(max(name.tokens, 0) // _DEPTH_TOKENS, _DEPTH)
+            found = before & kept | (leased if index < chain.num_leased else here) | depth
+            shard[key] = shared.setdefault(found, found)
+            if not before & _OF_SLOT << slot:
+                self.names[slot] += 1
+                if len(shard) > most:
+                    self._thin(shard)
+
+    def lose(self, slot: int, digests: Sequence[str], lost: int = _OF_SLOT) -> None:
+        """An engine holds these names no longer; or, where `lost` says so, not by a lease."""
+        gone = lost << slot
+        for digest in digests:
+            key = hash(digest)
+            shard = self._shards[key & self._last_shard]
+            before = shard.get(key, 0)
+            if not before & gone:
+                continue
+            left = before & ~gone
+            if not left & _OF_SLOT << slot:
+                self.names[slot] -= 1
+            if left > _DEPTH:
+                shard[key] = self._shared.setdefault(left, left)
+            else:
+                del shard[key]
+
+    def end_leases(self, slot: int, digests: Sequence[str]) -> None:
+        self.lose(slot, digests, 1 << _LEASED)
+
+    def expect(self, slot: int, digests: Sequence[str], now: float) -> None:
+        """An engine will hold these names. Later requests may count on them."""
+        if now - self._expected_at > EXPECTED_SECONDS / 2 or len(self._expected[0]) > _MAX_EXPECTED:
+            is_late = now - self._expected_at > EXPECTED_SECONDS
+            self._expected = [{}, {} if is_late else self._expected[0]]
+            self._expected_at = now
+        young, bit = self._expected[0], 1 << _DEVICE + slot
+        for key in map(hash, digests):
+            young[key] = young.get(key, 0) | bit
+
+    def disappoint(self, slot: int, digests: Sequence[str]) -> None:
+        for names in self._expected if any(self._expected) else ():
+            for key in map(hash, digests):
+                if key in names:
+                    names[key] &= ~(1 << _DEVICE + slot)
+
+    def cover(self, ends: Ends, now: float) -> dict[int, Coverage]:
+        """How much of a prompt each engine holds, by slot; nothing where it stands not here."""
+        levels: dict[int, list[tuple[int, int]]] = {_DEVICE: [], _LEASED: [], _HOST: [], _DISK: []}
+        unseen = ~_DEPTH & ~(self._dead * _OF_SLOT)
+        for index, found in self._probe(ends.digests, now):
+            fresh = found & unseen
+            if not fresh:
+                continue
+            unseen &= ~fresh
+            size = ends.size(index)
+            for field, reached in levels.items():
+                if bits := fresh >> field & _EVERY:
+                    reached.append((bits, size))
+        device, leased, host, disk = levels.values()
+        covered = dict[int, Coverage]()
+        if not (host or disk) and len(device) * len(leased) <= _MAX_SPLITS:
+            # Most engines hold as much as others: they are taken together.
+            for bits, on in device:
+                for others, size in leased:
+                    if both := bits & others:
+                        covered.update(dict.fromkeys(_slots_of(both), Coverage(on, 0, size)))
+                        bits ^= both
+                if bits:
+                    covered.update(dict.fromkeys(_slots_of(bits), Coverage(on)))
+            return covered
+        reach = [
+            {slot: size for bits, size in reached for slot in _slots_of(bits)}
+            for reached in levels.values()
+        ]
+        for slot in reach[0].keys() | reach[2].keys() | reach[3].keys():
+            on, leased_to, on_host, on_disk = (sizes.get(slot, 0) for sizes in reach)
+            above = max(on, on_host)
+            held = max(above, on_disk)
+            covered[slot] = Coverage(on, above - on, leased_to, held - above)
+        return covered
+
+    def _probe(self, digests: Sequence[str], now: float) -> list[tuple[int, int]]:
+        """The places at which holders change, deepest first, with the holders up to there."""
+        shards, last = self._shards, self._last_shard
+        age = now - self._expected_at
+        expected = self._expected[: 2 if age <= EXPECTED_SECONDS / 2 else 1]
+        expected = [names for names in expected if names and age <= EXPECTED_SECONDS]
+
+        def at(index: int) -> int:
+            key = hash(digests[index])
+            found = shards[key & last].get(key, 0)
+            for names in expected:
+                found |= names.get(key, 0)
+            return found
+
+        near = 0 if self.has_gaps else max(len(digests) - NEAR_NAMES, 0)
+        probed = {index: at(index) for index in range(len(digests) - 1, near - 1, -1)}
+        spans = [(0, near)] if near else []
+        if near:
+            probed[0] = at(0)
+        while spans:
+            low, high = spans.pop()
+            if high - low > 1 and (probed[low] ^ probed[high]) > _DEPTH:
+                middle = (low + high) // 2
+                probed[middle] = at(middle)
+                spans += (low, middle), (middle, high)
+        return sorted(probed.items(), reverse=True)
+
+    def _thin(self, shard: dict[int, int]) -> None:
+        """Forget an eighth of a full shard: of equals those that were told first."""
+
+        def worth(item: tuple[int, int]) -> int:
+            found = item[1]
+            holders = min((found >> 8).bit_count(), 8)
+            return (bool(found & _ANY_LEASE) << 16) + holders * (found & _DEPTH)
+
+        ordered = sorted(shard.items(), key=worth)
+        num = len(ordered) // 8 + 1
+        shard.clear()
+        shard.update(ordered[num:])
+        for _, found in ordered[:num]:
+            for slot in _slots_of((found >> _DEVICE | found >> _HOST | found >> _DISK) & _EVERY):
+                self.names[slot] -= 1
+                self.forgotten[slot] += 1
+        self.num_forgotten += num
+        self._forgot(num)
+
+
+def _slots_of(bits: int) -> list[int]:
+    if not bits & bits - 1:
+        return [bits.bit_length() - 1]
+    return [slot for slot, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]
+
+
+class Holdings:
+    """One engine's part of an index, by its events."""
+
+    def __init__(self, index: PrefixIndex | None = None) -> None:
+        self.index = PrefixIndex() if index is None else index
+        self.slot = self.index.take_slot()
+        self.epoch: str | None = None
+        self.seq = 0
+        self.heard_at = -math.inf
+
+    def __len__(self) -> int:
+        return self.index.names[self.slot]
+
+    @property
+    def num_forgotten(self) -> int:
+        return self.index.forgotten[self.slot]
 
     def apply(self, frame: EventFrame | SnapshotPart, now: float) -> bool:
         """Take one frame in.
@@ -128,20 +355,15 @@ class ResidencyIndex:
         Return False if an event before it is missing: then ask for a replay.
         """
         self.heard_at = now
+        self.index.sweep()
         match frame:
-            case Snapshot():
-                self._restart(frame.epoch)
-                self.seq = frame.seq
-                for chain in frame.chains:
-                    self._hold(chain, now)
-                return True
-            case SnapshotPart():
-                if frame.is_first:
+            case Snapshot() | SnapshotPart():
+                if isinstance(frame, Snapshot) or frame.is_first:
                     self._restart(frame.epoch)
                 elif frame.epoch != self.epoch:
                     return False
                 for chain in frame.chains:
-                    self._hold(chain, now)
+                    self.index.hold(self.slot, chain)
                 self.seq = frame.seq or 0
                 return True
             case Heartbeat():
@@ -153,112 +375,50 @@ class ResidencyIndex:
         self.seq = frame.seq
         match frame:
             case ChainHeld():
-                self._hold(frame, now)
+                self.index.hold(self.slot, frame)
             case ChainGone():
-                for digest in frame.names:
-                    self._expected.pop(digest, None)
-                    self._names.pop(digest, None)
+                self.index.lose(self.slot, frame.names)
+                self.disappoint(frame.names)
             case LeaseEnded():
-                for digest in frame.names:
-                    if (holding := self._names.get(digest)) is not None:
-                        holding.leased_until = 0.0
+                self.index.end_leases(self.slot, frame.names)
         return True
 
     def forget(self) -> None:
         """Forget everything: the process is gone, or its last event is too old."""
-        self.epoch, self.seq, self.heard_at = None, 0, None
-        self._clear()
+        self._restart(None)
+        self.heard_at = -math.inf
 
     def is_stale(self, now: float) -> bool:
-        return self.heard_at is None or now - self.heard_at > STALE_SECONDS
+        return now - self.heard_at > STALE_SECONDS
 
     # What we know before the engine says it.
 
-    def expect(self, ends: Iterable[PrefixEnd], now: float) -> None:
-        """A prompt was sent to the engine. Later requests may count on its prefix."""
-        self._believe([end.digest for end in ends], now + EXPECTED_SECONDS)
+    def expect(self, digests: Sequence[str], now: float) -> None:
+        """A prompt was sent to the engine."""
+        self.index.expect(self.slot, digests, now)
 
-    def disappoint(self, ends: Iterable[PrefixEnd]) -> None:
+    def disappoint(self, digests: Sequence[str]) -> None:
         """The expected prompt did not reach the engine."""
-        for end in ends:
-            self._expected.pop(end.digest, None)
+        self.index.disappoint(self.slot, digests)
 
     def learn(self, started: Started, digests: Sequence[str], now: float) -> None:
         """Take in a response's receipt. `digests` are the request's names in order."""
-        self._believe(digests[: started.receipt.num_held], now + CONFIRM_SECONDS)
+        self.index.expect(self.slot, digests[: started.receipt.num_held], now)
 
-    # What is asked of it.
+    def told(self, chains: Sequence[ChainHeld]) -> None:
+        """Take in the answer to a question which of some names the engine holds."""
+        for chain in chains:
+            self.index.hold(self.slot, chain)
 
-    def coverage(self, ends: Sequence[PrefixEnd], now: float) -> Coverage:
-        """How much of a prompt the engine holds.
+    def coverage(self, ends: Ends, now: float) -> Coverage:
+        """How much of a prompt this engine holds."""
+        return self.index.cover(ends, now).get(self.slot, NOTHING)
 
-        `ends` are shallowest first; the deepest held one counts.
-        """
-        held = leased = above = 0
-        for digest, size in reversed(ends):
-            holding = self._names.get(digest)
-            if holding is None:
-                if (until := self._expected.get(digest)) is None or until < now:
-                    continue
-                return _split(size, max(above, size), max(held, size), leased)
-            held = held or size
-            if holding.tier != "disk":
-                above = above or size
-            if not leased and holding.leased_until > now:
-                leased = size
-            if holding.tier == "device":
-                leases = (
-                    depth
-                    for digest, depth in reversed(ends)
-                    if depth <= size
-                    and (holding := self._names.get(digest)) is not None
-                    and holding.leased_until > now
-                )
-                return _split(size, above, held, max(leased, next(leases, 0)))
-        return _split(0, above, held, leased)
-
-    # Inside.
-
-    def _restart(self, epoch: str) -> None:
-        self._clear()
+    def _restart(self, epoch: str | None) -> None:
+        if self.epoch is not None or len(self):
+            self.index.leave_slot(self.slot)
+            self.slot = self.index.take_slot()
         self.epoch, self.seq = epoch, 0
-
-    def _clear(self) -> None:
-        self._names.clear()
-        self._expected.clear()
-
-    def _hold(self, chain: ChainHeld, now: float) -> None:
-        until = now + chain.lease_seconds if chain.lease_seconds is not None else 0.0
-        names: list[HeldName] = chain.names
-        for index in range(len(names) - 1, -1, -1):
-            digest = names[index].digest
-            self._expected.pop(digest, None)
-            leased_until = until if index < chain.num_leased else 0.0
-            holding = self._names.get(digest)
-            if holding is None:
-                if len(digest) <= _MAX_DIGEST:
-                    self._names[digest] = HeldChain(chain.tier, leased_until)
-                continue
-            # Most names of an event were held before, since turns share their beginnings.
-            holding.tier = chain.tier
-            holding.leased_until = max(leased_until, holding.leased_until)
-            self._names.move_to_end(digest)
-        while len(self._names) > self._max_names:
-            self._names.popitem(last=False)
-            self.num_forgotten += 1
-
-    def _believe(self, digests: Sequence[str], until: float) -> None:
-        for digest in digests:
-            if digest not in self._names:
-                self._expected[digest] = until
-                self._expected.move_to_end(digest)
-        while len(self._expected) > _MAX_EXPECTED:
-            self._expected.popitem(last=False)
-
-
-def _split(device: int, above: int, held: int, leased: int) -> Coverage:
-    """A coverage by the ends of what is on the device, of what is there or on the host, of all."""
-    return Coverage(device, above - device, leased, held - above)
 
 
 def frames_of(line: bytes) -> Iterator[EventFrame | SnapshotPart]:

@@ -1,6 +1,6 @@
 """Chooses the engine for a turn: the cheapest, in tokens of prefill, from this gateway's knowledge.
 
-The formula stands in `_offer`. *Waiting prefill* belongs to turns that were sent to the engine and
+The formula stands in `_place`. *Waiting prefill* belongs to turns that were sent to the engine and
 have no answer yet. *Recent load* is the prefill that the engine was given lately, fading with
 `fade_seconds`: it spreads conversations before queues form. Content without a lease may be gone
 when the prompt arrives, so it counts a little less. Engines whose costs are within TIE of each
@@ -13,21 +13,20 @@ that the engines share, and the answering engine reads that (`prefill_elsewhere`
 """
 
 import math
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from heapq import nlargest
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import msgspec
+from xxhash import xxh3_64_intdigest
 
 from engine.protocol import Started
-from engine.protocol.reports import Description
+from engine.protocol.reports import Description, EngineRole
 from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
-from gateway.routing.held import NOTHING, Coverage, PrefixEnd, ResidencyIndex
+from gateway.routing.held import NOTHING, STALE_SECONDS, Coverage, Ends, Holdings
 
 UNLEASED_CREDIT = 0.97
 DECODE_TOKENS = 16.0
@@ -36,6 +35,8 @@ TIE = 0.02
 """A share of the prompt. Costs that differ by less are equal."""
 MIN_TOKENS = 2048
 """A shorter prefill is not worth two requests."""
+NUM_LIKELY = 4
+"""How many engines are asked for a prefix that the index may have forgotten."""
 HAND_OVER_TOKENS = 512.0
 """The cost of writing to the store, telling it and a second request, in tokens of prefill."""
 # The assumed rate of a model that has not answered yet: 4 bytes a token, weighted as so many
@@ -72,7 +73,7 @@ class Load:
         self._recent = 0.0
         self._recent_at = 0.0
         self._waiting: dict[str, int] = {}
-        self._num_waiting_tokens = 0
+        self.num_waiting_tokens = 0
         self._decoding: set[str] = set()
         self._rows: set[str] = set()
         # Of turns that wait for their first token.
@@ -84,12 +85,10 @@ class Load:
         self._own_computed = 0
 
     def recent(self, now: float) -> float:
-        elapsed = max(now - self._recent_at, 0.0)
-        return self._recent * math.exp(-elapsed / self._fade_seconds)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        return self._num_waiting_tokens
+        elapsed = now - self._recent_at
+        if self._recent and elapsed > 0.0:
+            return self._recent * math.exp(-elapsed / self._fade_seconds)
+        return self._recent
 
     @property
     def num_running(self) -> int:
@@ -131,7 +130,7 @@ class Load:
             self._workspace_of[turn] = workspace
             self._unanswered[workspace] += 1
         self._waiting[turn] = tokens
-        self._num_waiting_tokens += tokens
+        self.num_waiting_tokens += tokens
         self._add(tokens, now)
 
     def started(self, turn: str, computed: int, now: float) -> None:
@@ -139,7 +138,7 @@ class Load:
         self._answered(turn)
         assigned = self._waiting.pop(turn, None)
         if assigned is not None:
-            self._num_waiting_tokens -= assigned
+            self.num_waiting_tokens -= assigned
             self._decoding.add(turn)
             self._add(computed - assigned, now)
         self._own_computed += computed
@@ -147,7 +146,7 @@ class Load:
     def ended(self, turn: str) -> None:
         """A turn ended in any way. Its tokens stay in the recent load."""
         self._answered(turn)
-        self._num_waiting_tokens -= self._waiting.pop(turn, 0)
+        self.num_waiting_tokens -= self._waiting.pop(turn, 0)
         self._decoding.discard(turn)
         self._rows.discard(turn)
 
@@ -156,7 +155,7 @@ class Load:
         self._answered(turn)
         assigned = self._waiting.pop(turn, 0)
         self._rows.discard(turn)
-        self._num_waiting_tokens -= assigned
+        self.num_waiting_tokens -= assigned
         self._add(-assigned, now)
 
     def observe(self, total_computed: int, now: float) -> None:
@@ -187,108 +186,125 @@ class Load:
         self._recent_at = now
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that could take the prompt. `identity` is the same on every gateway."""
+class Candidate(Protocol):
+    """An engine that could take the prompt. `seed` is of its URL, the same on every gateway."""
 
-    identity: str
-    holdings: ResidencyIndex
+    seed: int
+    holdings: Holdings
     load: Load
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine would have to do, in tokens; `coverage` too."""
-
-    coverage: Coverage
-    to_prefill: float
-    cost: float
+CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
-class PromptSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt to be placed. `ends` are shallowest first; sizes are in tokens as far as they are
-    known, `tokens` is the whole prompt's. `affinity`, the client's key, comes before the prefix if
-    no engine holds any."""
+class PromptSizes(NamedTuple):
+    """A prompt to be placed. `ends` are in tokens as far as they are known, `tokens` is the whole
+    prompt's. `affinity`, the client's key, comes before the prefix if no engine holds any."""
 
-    ends: Sequence[PrefixEnd]
+    ends: Ends
     tokens: int
     affinity: str | None = None
 
+    def key(self, held: int) -> str:
+        """What rendezvous hashing goes by: the first prefix of which nobody holds `held` tokens."""
+        if held == 0 and self.affinity is not None:
+            return self.affinity
+        digests, first = self.ends.digests, self.ends.first_above(held)
+        return digests[min(first, len(digests) - 1)] if digests else ""
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen engine, what it holds, and the most that any engine holds."""
 
-    chosen: int
-    offers: list[Offer]
+class Placement(NamedTuple, Generic[CandidateT]):
+    """The chosen engine, its cost, what it holds, and the most that any engine holds."""
 
-    @property
-    def offer(self) -> Offer:
-        return self.offers[self.chosen]
-
-    @property
-    def available(self) -> int:
-        """The most tokens of the prompt that one engine holds."""
-        return max(offer.coverage.held for offer in self.offers)
+    engine: CandidateT
+    cost: float
+    coverage: Coverage
+    to_prefill: int
+    available: int
 
 
 def place(
-    prompt: PromptSizes, candidates: Sequence[Candidate], weights: Weights, now: float
-) -> Placement:
-    """Choose the cheapest candidate. There must be at least one."""
-    if len(candidates) == 1:
-        return Placement(chosen=0, offers=[_offer(prompt, candidates[0], weights, 0.0, now)])
-    mean = sum(candidate.load.recent(now) for candidate in candidates) / len(candidates)
-    fair = mean + max(weights.load_band * mean, weights.band_tokens)
-    offers = [_offer(prompt, candidate, weights, fair, now) for candidate in candidates]
-    best = min(offer.cost for offer in offers)
-    slack = TIE * prompt.tokens
-    equal = [index for index, offer in enumerate(offers) if offer.cost <= best + slack]
-    if len(equal) == 1:
-        return Placement(chosen=equal[0], offers=offers)
-    # By the first prefix of the prompt that no engine holds.
-    held = max(offer.coverage.held for offer in offers)
-    key = prompt.ends[-1].digest if prompt.ends else ""
-    key = next((end.digest for end in prompt.ends if end.size > held), key)
-    if held == 0 and prompt.affinity is not None:
-        key = prompt.affinity
-
-    def weight(index: int) -> bytes:
-        """Highest random weight (Thaler and Ravishankar 1998)."""
-        return blake2b(f"{key} {candidates[index].identity}".encode(), digest_size=8).digest()
-
-    return Placement(chosen=max(equal, key=weight), offers=offers)
+    prompt: PromptSizes, candidates: Sequence[CandidateT], weights: Weights, now: float
+) -> Placement[CandidateT]:
+    """Choose the cheapest candidate. There must be at least one; all are of one index."""
+    covered = candidates[0].holdings.index.cover(prompt.ends, now)
+    return _place(prompt, candidates, weights, now, covered)
 
 
-def _offer(
-    prompt: PromptSizes, candidate: Candidate, weights: Weights, fair: float, now: float
-) -> Offer:
-    holdings, load = candidate.holdings, candidate.load
-    held = NOTHING if holdings.is_stale(now) else holdings.coverage(prompt.ends, now)
+def _place(
+    prompt: PromptSizes,
+    candidates: Sequence[CandidateT],
+    weights: Weights,
+    now: float,
+    covered: Mapping[int, Coverage],
+) -> Placement[CandidateT]:
+    recents = [candidate.load.recent(now) for candidate in candidates]
+    mean = sum(recents) / len(recents)
+    fair = 0.0
+    if len(candidates) > 1:
+        fair = mean + max(weights.load_band * mean, weights.band_tokens)
+    costs, available = list[float](), 0
+    credits, since = dict[int, float](), now - STALE_SECONDS
+    for candidate, recent in zip(candidates, recents, strict=True):
+        load, holdings = candidate.load, candidate.holdings
+        cost = weights.queue_weight * load.num_waiting_tokens + DECODE_TOKENS * load.num_decoding
+        if recent > fair:
+            cost += weights.load_weight * (recent - fair)
+        held = covered.get(holdings.slot)
+        if held is not None and holdings.heard_at >= since:
+            # Those that hold as much have the same coverage.
+            credit = credits.get(id(held))
+            if credit is None:
+                credit = credits[id(held)] = _credit(held, weights)
+                available = max(available, held.held)
+            cost -= credit
+        costs.append(cost)
+    bound = min(costs) + TIE * prompt.tokens
+    equal = [index for index, cost in enumerate(costs) if cost <= bound]
+    if len(equal) > 1:
+        # One that was given nothing yet shows by a turn what it can.
+        equal = [index for index in equal if recents[index] <= 0.0] or equal
+        key = prompt.key(available)
+        # Highest random weight (Thaler and Ravishankar 1998).
+        equal = [max(equal, key=lambda index: xxh3_64_intdigest(key, candidates[index].seed))]
+    chosen, held = candidates[equal[0]], NOTHING
+    if not chosen.holdings.is_stale(now):
+        held = covered.get(chosen.holdings.slot, NOTHING)
+    return Placement(
+        engine=chosen,
+        cost=prompt.tokens + costs[equal[0]],
+        coverage=held,
+        to_prefill=max(prompt.tokens - held.held, 0),
+        available=available,
+    )
+
+
+def _credit(held: Coverage, weights: Weights) -> float:
     unleased = max(held.held - held.leased, 0)
     credit = held.held - (1 - UNLEASED_CREDIT) * unleased - weights.host_cost * held.host
-    credit -= weights.disk_cost * held.disk
-    to_prefill = max(prompt.tokens - held.held, 0)
-    cost = (
-        prompt.tokens
-        - credit
-        + weights.queue_weight * load.num_waiting_tokens
-        + weights.load_weight * max(load.recent(now) - fair, 0.0)
-        + DECODE_TOKENS * load.num_decoding
-    )
-    return Offer(coverage=held, to_prefill=to_prefill, cost=cost)
+    return credit - weights.disk_cost * held.disk
 
 
-class Routable(Protocol):
-    """The parts of an engine that routing reads."""
+class Routable(Candidate, Protocol):
+    """The parts of an engine that routing reads. Engines of one `kind` can do the same."""
 
     url: str
+    kind: str
     description: Description | None
     is_draining: bool
-    holdings: ResidencyIndex
-    load: Load
     breaker: Breaker
 
 
 EngineT = TypeVar("EngineT", bound=Routable)
 HeldT = TypeVar("HeldT", bound=Routable, covariant=True)
+
+
+def kind_of(description: Description | None) -> str:
+    """What routing reads of a description, in one text."""
+    if description is None:
+        return ""
+    about = description.model, description.role, str(description.upstream)
+    return "\n".join([*about, *sorted(description.capabilities)])
 
 
 class TokenRates:
@@ -315,17 +331,26 @@ class Route(NamedTuple, Generic[HeldT]):
     """
 
     engine: HeldT
-    ends: Sequence[PrefixEnd]
-    tokens: int
+    prompt: PromptSizes
     to_prefill: int
     captured: int
     available: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt.tokens
+
+    @property
+    def expected(self) -> Sequence[str]:
+        """What the engine will hold besides when it has answered."""
+        ends = self.prompt.ends
+        return ends.digests[ends.first_above(self.captured) :]
 
     def exact(self, held: int, started: Started) -> int:
         """Turn an estimate of held tokens into the engine's count at the same name."""
         if held == 0:
             return 0
-        index = bisect_left(self.ends, held, key=lambda end: end.size)
+        index = self.prompt.ends.first_above(held - 1)
         offsets = started.receipt.name_tokens
         return offsets[index] if index < len(offsets) else started.usage.prompt_tokens
 
@@ -340,55 +365,72 @@ class Router:
     ) -> Route[EngineT]:
         """Choose the cheapest engine that can serve the turn, without those with URLs in `tried`.
         Raise NoEngineReady if none is left, InvalidRequest if none can serve it at all."""
-        serving = [
-            engine
-            for engine in ready
-            if engine.description and ask.model.is_served_by(engine.description.model)
-        ]
-        able: list[EngineT] = []
+        # By kind: why such engines can't serve it, or None; engines of other models are not here.
+        verdicts: dict[str, InvalidRequest | None] = {}
+        others = set[str]()
+        serving, able = list[EngineT](), list[EngineT]()
         refusal: GatewayError = NoEngineReady()
-        for engine in serving:
-            if engine.description and not engine.is_draining and engine.url not in tried:
-                try:
-                    check_capabilities(ask, engine.description)
-                    able.append(engine)
-                except InvalidRequest as error:
-                    refusal = error
+        for engine in ready:
+            if (kind := engine.kind) not in verdicts:
+                if kind in others:
+                    continue
+                if not (engine.description and ask.model.is_served_by(engine.description.model)):
+                    others.add(kind)
+                    continue
+                verdicts[kind] = _verdict(ask, engine.description)
+            serving.append(engine)
+            if engine.is_draining or engine.url in tried:
+                continue
+            if (problem := verdicts[kind]) is None:
+                able.append(engine)
+            else:
+                refusal = problem
         if not able:
             raise refusal
         # If every breaker is open, trying is better than refusing.
-        allowed = [engine for engine in able if engine.breaker.allows(now)] or able
-        # Those that prefill for others answer only where there are no others.
-        others = [e for e in allowed if e.description and e.description.role != "prefill"]
-        taking = others or allowed
-        assert taking[0].description is not None
-        rate = self.rates.of(taking[0].description.model)
-        # The request's names in their order, with estimated depths in tokens.
-        ends = [
-            PrefixEnd(name.digest, int(num_bytes * rate) + 1)
-            for name, num_bytes in zip(ask.plan.names, ask.plan.name_bytes, strict=True)
-        ]
+        taking = [e for e in able if e.breaker.open_until is None or e.breaker.allows(now)] or able
+        if len(verdicts) > 1:
+            # Those that prefill for others answer only where there are no others.
+            taking = [e for e in taking if _role(e) != "prefill"] or taking
+        prompt = self.sizes(ask, taking[0])
+        covered = taking[0].holdings.index.cover(prompt.ends, now)
+        placement = _place(prompt, taking, self.weights, now, covered)
+        available = placement.available
+        if len(taking) < len(serving):
+            known = [e.holdings for e in serving if not e.holdings.is_stale(now)]
+            found = [covered[each.slot].held for each in known if each.slot in covered]
+            available = max([available, *found])
+        chosen, held = placement.engine, placement.coverage.held
+        return Route(chosen, prompt, placement.to_prefill, held, available)
+
+    def sizes(self, ask: Ask, engine: Routable) -> PromptSizes:
+        """The prompt's names with estimated depths in tokens of the engine's model."""
+        assert engine.description is not None
+        digests = [name.digest for name in ask.plan.names]
+        ends = Ends(digests, ask.plan.name_bytes, self.rates.of(engine.description.model))
         key = ask.routing_key
-        prompt = PromptSizes(
-            ends=ends,
-            tokens=ends[-1].size if ends else 1,
-            affinity=None if key is None else f"{ask.principal.scope} {key}",
-        )
-        placement = place(prompt, [candidate_of(engine) for engine in taking], self.weights, now)
-        elsewhere = [e for e in serving if e not in taking and not e.holdings.is_stale(now)]
-        held = [engine.holdings.coverage(prompt.ends, now).held for engine in elsewhere]
-        return Route(
-            engine=taking[placement.chosen],
-            ends=ends,
-            tokens=prompt.tokens,
-            to_prefill=int(placement.offer.to_prefill),
-            captured=placement.offer.coverage.held,
-            available=max([placement.available, *held]),
-        )
+        affinity = None if key is None else f"{ask.principal.scope} {key}"
+        return PromptSizes(ends, ends.whole, affinity)
 
 
-def candidate_of(engine: Routable) -> Candidate:
-    return Candidate(identity=engine.url, holdings=engine.holdings, load=engine.load)
+def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[EngineT]:
+    """Engines that probably got the prompt's beginning, if somebody holds more of it than is known:
+    those that rendezvous hashing puts first. Most were not above their fair share then."""
+    key = route.prompt.key(route.available)
+    alike = [engine for engine in ready if engine.kind == route.engine.kind]
+    return nlargest(NUM_LIKELY, alike, key=lambda each: xxh3_64_intdigest(key, each.seed))
+
+
+def _verdict(ask: Ask, description: Description) -> InvalidRequest | None:
+    try:
+        check_capabilities(ask, description)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def _role(engine: Routable) -> EngineRole | None:
+    return engine.description.role if engine.description else None
 
 
 def check_capabilities(ask: Ask, description: Description) -> None:
@@ -426,21 +468,21 @@ def check_capabilities(ask: Ask, description: Description) -> None:
                 raise InvalidRequest(f"{what} not supported by this model's server")
 
 
-def marked_tokens(ask: Ask, ends: Sequence[PrefixEnd]) -> int:
+def marked_tokens(ask: Ask, ends: Ends) -> int:
     """The estimated tokens of the longest prefix that a breakpoint marks, 0 without one."""
     marked = ask.plan.deepest_marked()
-    sizes = (end.size for end in ends if marked is not None and end.digest == marked[0])
-    return next(sizes, 0)
+    return 0 if marked is None else ends.size(ends.digests.index(marked[0]))
 
 
 def prefill_elsewhere(
     ask: Ask, route: Route[EngineT], ready: Iterable[EngineT], weights: Weights, now: float
 ) -> Route[EngineT] | None:
     """The engine that prefills for the engine of `route`; None if that one prefills it itself."""
-    marked = marked_tokens(ask, route.ends)
+    prompt, other = route.prompt, route.engine
+    marked = marked_tokens(ask, prompt.ends)
     if ask.is_batch or marked - route.captured < MIN_TOKENS:
         return None
-    other, engines = route.engine, list[EngineT]()
+    engines = list[EngineT]()
     for engine in ready:
         mine, theirs = engine.description, other.description
         # By its events an engine tells that it can read what another one wrote.
@@ -452,19 +494,13 @@ def prefill_elsewhere(
                 engines.append(engine)
     if not engines:
         return None
-    prompt = PromptSizes(ends=route.ends, tokens=route.tokens)
-    here = place(prompt, [candidate_of(route.engine)], weights, now).offer
-    placement = place(prompt, [candidate_of(engine) for engine in engines], weights, now)
-    there = placement.offer.cost + weights.disk_cost * (marked - route.captured)
+    here = place(prompt, [other], weights, now)
+    placement = place(prompt, engines, weights, now)
+    there = placement.cost + weights.disk_cost * (marked - route.captured)
     there += route.tokens - marked + HAND_OVER_TOKENS
-    delay = weights.delay_cost * here.to_prefill * route.engine.load.num_decoding
+    delay = weights.delay_cost * here.to_prefill * other.load.num_decoding
     if here.cost + delay <= there:
         return None
-    return Route(
-        engine=engines[placement.chosen],
-        ends=route.ends,
-        tokens=route.tokens,
-        to_prefill=int(placement.offer.to_prefill),
-        captured=placement.offer.coverage.held,
-        available=max(route.available, placement.available),
-    )
+    available = max(route.available, placement.available)
+    to_prefill, held = placement.to_prefill, placement.coverage.held
+    return Route(placement.engine, prompt, to_prefill, held, available)

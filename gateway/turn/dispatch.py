@@ -164,7 +164,7 @@ class Dispatcher:
             return
         engine, request_id = turn.engine, turn.record.request_id
         turn.trace.left()
-        engine.left(request_id, turn.route.ends, has_started=turn.has_started)
+        engine.left(request_id, turn.route, has_started=turn.has_started)
         if turn.generation is not None:
             turn.generation.close()
             turn.generation = None
@@ -194,8 +194,7 @@ class Dispatcher:
         record.model = self.catalogue.name_of(description.model, turn.ask.model.id)
         engine.assign(
             record.request_id,
-            choice.ends,
-            choice.to_prefill,
+            choice,
             is_batch=turn.ask.is_batch,
             workspace=record.workspace,
         )

@@ -70,7 +70,7 @@ class FirstLegs:
 
         Return at once where no such engine is ready.
         """
-        ends = leg.route.ends
+        ends = leg.route.prompt.ends
         marked = marked_tokens(ask, ends)
         deadline = self.clock.monotonic() + ARRIVAL_SECONDS
         while (now := self.clock.monotonic()) < deadline:

@@ -23,7 +23,7 @@ from gateway.http.query import query_problems
 from gateway.journal import store
 from gateway.journal.store import Journal
 from gateway.prompt.ask import Principal
-from gateway.routing.held import PrefixEnd, ResidencyIndex
+from gateway.routing.held import Ends, Holdings
 from tests.doubling import Dimension, Work
 from tests.gateway.serving import WAIT_SECONDS
 
@@ -38,18 +38,19 @@ def _chain(number: int) -> ChainHeld:
 
 def _snapshot(size: int) -> Work:
     frame = Snapshot(seq=0, epoch="e", chains=[_chain(n) for n in range(size // 10)])
-    return lambda: ResidencyIndex().apply(frame, 0.0)
+    return lambda: Holdings().apply(frame, 0.0)
 
 
 def _placed(size: int) -> Work:
     """A turn of many names is looked up and expected in an index of `size` names."""
-    index = ResidencyIndex()
+    index = Holdings()
     index.apply(Snapshot(seq=0, epoch="e", chains=[_chain(n) for n in range(size // 10)]), 0.0)
-    ends = [PrefixEnd(f"{n:016x}", 10 * (n + 1)) for n in range(_NAMES_OF_A_TURN)]
+    names = range(_NAMES_OF_A_TURN)
+    ends = Ends([f"{n:016x}" for n in names], [10 * (n + 1) for n in names])
 
     def work() -> None:
         index.coverage(ends, 1.0)
-        index.expect(ends, 1.0)
+        index.expect(ends.digests, 1.0)
 
     return work
 

@@ -1,14 +1,16 @@
 """Where a prompt is placed: cost, load, and agreement without talking."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import ChainHeld, HeldName, Snapshot, Tier
-from gateway.routing.held import PrefixEnd, ResidencyIndex
-from gateway.routing.router import Candidate, Load, PromptSizes, Weights, place
+from gateway.routing import router
+from gateway.routing.held import Ends, Holdings, PrefixIndex
+from gateway.routing.router import Load, Placement, PromptSizes, Weights
 
 WEIGHTS = Weights()
 NOW = 10.0
@@ -16,20 +18,39 @@ SIZES = [1000, 2000, 4000, 8000]
 
 
 def prompt(name: str = "p", affinity: str | None = None) -> PromptSizes:
-    ends = [PrefixEnd(f"{name}.{i}", size) for i, size in enumerate(SIZES)]
+    ends = Ends([f"{name}.{i}" for i in range(len(SIZES))], SIZES)
     return PromptSizes(ends=ends, tokens=SIZES[-1], affinity=affinity)
+
+
+@dataclass
+class Engine:
+    seed: int
+    num_names: int
+    chain: ChainHeld
+    load: Load = field(default_factory=lambda: Load(WEIGHTS.fade_seconds))
+    holdings: Holdings = field(init=False)
+    heard_at: float = NOW
+
+
+def place(
+    sizes: PromptSizes, engines: list[Engine], weights: Weights, now: float
+) -> Placement[Engine]:
+    """As a gateway that has heard of these engines."""
+    index = PrefixIndex()
+    for one in engines:
+        one.holdings = Holdings(index)
+        chains = [one.chain] if one.num_names else []
+        one.holdings.apply(Snapshot(seq=1, epoch="e", chains=chains), one.heard_at)
+    return router.place(sizes, engines, weights, now)
 
 
 def engine(
     number: int, depth: int = 0, *, name: str = "p", tier: Tier = "device", num_leased: int = 0
-) -> Candidate:
+) -> Engine:
     names = [HeldName(f"{name}.{i}", SIZES[i]) for i in range(depth)]
     seconds = 300 if num_leased else None
     chain = ChainHeld(seq=1, names=names, tier=tier, num_leased=num_leased, lease_seconds=seconds)
-    holdings = ResidencyIndex()
-    holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain] if names else []), NOW)
-    load = Load(WEIGHTS.fade_seconds)
-    return Candidate(identity=f"http://engine-{number}", holdings=holdings, load=load)
+    return Engine(number, depth, chain)
 
 
 @given(st.lists(st.integers(0, len(SIZES)), min_size=1, max_size=6))
@@ -37,8 +58,8 @@ def test_among_idle_engines_the_one_that_holds_most_takes_it(depths: list[int]) 
     engines = [engine(number, depth) for number, depth in enumerate(depths)]
     placement = place(prompt(), engines, WEIGHTS, NOW)
     most = SIZES[max(depths) - 1] if max(depths) else 0
-    assert placement.available == placement.offer.coverage.held == most
-    assert placement.offer.to_prefill == SIZES[-1] - most
+    assert placement.available == placement.coverage.held == most
+    assert placement.to_prefill == SIZES[-1] - most
 
 
 def test_a_lease_goes_before_content_that_may_go_and_device_before_host() -> None:
@@ -47,7 +68,7 @@ def test_a_lease_goes_before_content_that_may_go_and_device_before_host() -> Non
         ([engine(0, 3, tier="host"), engine(1, 3)], 1),
         ([engine(0, 3, tier="host"), engine(1)], 0),
     ):
-        assert place(prompt(), engines, WEIGHTS, NOW).chosen == chosen
+        assert place(prompt(), engines, WEIGHTS, NOW).engine.seed == chosen
 
 
 def test_what_a_shared_store_has_counts_for_every_engine_less_than_what_is_at_hand() -> None:
@@ -55,25 +76,27 @@ def test_what_a_shared_store_has_counts_for_every_engine_less_than_what_is_at_ha
     overloaded = [engine(0, 4), engine(1, 3), engine(2)]
     engines = [engine(0), engine(1, 4, tier="disk"), engine(2, 4), engine(3, 4, tier="disk")]
     placement = place(prompt(), engines, WEIGHTS, NOW)
-    assert placement.chosen == 2
-    assert [offer.to_prefill for offer in placement.offers] == [SIZES[-1], 0, 0, 0]
+    assert placement.engine.seed == 2
+    alone = [place(prompt(), [one], WEIGHTS, NOW) for one in engines]
+    assert [one.to_prefill for one in alone] == [SIZES[-1], 0, 0, 0]
     for number in range(40):
         engines[2].load.assign(f"t{number}", 8000, NOW)
         overloaded[0].load.assign(f"t{number}", 8000, NOW)
     placement = place(prompt(), engines, WEIGHTS, NOW)
-    assert placement.chosen in (1, 3)
-    offers = placement.offers
-    assert offers[1].cost == offers[3].cost < min(offers[0].cost, offers[2].cost)
-    assert place(prompt(), overloaded, WEIGHTS, NOW).chosen == 1, "which holds most of the lighter"
+    assert placement.engine.seed in (1, 3)
+    costs = [place(prompt(), [one], WEIGHTS, NOW).cost for one in engines]
+    assert costs[1] == costs[3] < min(costs[0], costs[2])
+    chosen = place(prompt(), overloaded, WEIGHTS, NOW).engine
+    assert chosen.seed == 1, "which holds most of the lighter"
 
 
 def test_unknown_prefixes_spread_and_every_gateway_chooses_the_same() -> None:
     engines = [engine(number) for number in range(4)]
     others = list(reversed([engine(number) for number in range(4)]))
-    chosen = Counter[str]()
+    chosen = Counter[int]()
     for number in range(200):
-        here = engines[place(prompt(f"p{number}"), engines, WEIGHTS, NOW).chosen].identity
-        there = others[place(prompt(f"p{number}"), others, WEIGHTS, NOW).chosen].identity
+        here = place(prompt(f"p{number}"), engines, WEIGHTS, NOW).engine.seed
+        there = place(prompt(f"p{number}"), others, WEIGHTS, NOW).engine.seed
         assert here == there
         chosen[here] += 1
     assert len(chosen) == 4 and max(chosen.values()) < 100
@@ -81,8 +104,19 @@ def test_unknown_prefixes_spread_and_every_gateway_chooses_the_same() -> None:
 
 def test_what_an_engine_said_too_long_ago_does_not_count() -> None:
     engines = [engine(0, 4), engine(1, 1)]
-    engines[1].holdings.heard_at = NOW + 100
-    assert place(prompt(), engines, WEIGHTS, NOW + 100).offer.coverage.held == SIZES[0]
+    engines[1].heard_at = NOW + 100
+    assert place(prompt(), engines, WEIGHTS, NOW + 100).coverage.held == SIZES[0]
+
+
+def test_of_equal_engines_one_that_was_given_nothing_yet_gets_the_turn() -> None:
+    engines = [engine(number) for number in range(8)]
+    for number, one in enumerate(engines[:-1]):
+        one.load.assign(f"t{number}", 1000, NOW)
+    for number in range(20):
+        assert place(prompt(f"p{number}"), engines, WEIGHTS, NOW).engine is engines[-1]
+    engines[-1].load.assign("t", 1000, NOW)
+    chosen = {place(prompt(f"p{n}"), engines, WEIGHTS, NOW).engine.seed for n in range(20)}
+    assert len(chosen) > 3
 
 
 ACTS = st.sampled_from(["assign", "started", "ended", "returned"])

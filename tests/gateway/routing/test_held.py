@@ -2,7 +2,6 @@
 
 import asyncio
 import tracemalloc
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,13 +25,14 @@ from engine.protocol import (
 )
 from gateway.routing.held import (
     BYTES_PER_NAME,
-    CONFIRM_SECONDS,
     EXPECTED_SECONDS,
+    NEAR_NAMES,
     NOTHING,
     STALE_SECONDS,
     Coverage,
-    PrefixEnd,
-    ResidencyIndex,
+    Ends,
+    Holdings,
+    PrefixIndex,
 )
 
 LEASE_SECONDS = 300.0
@@ -46,8 +46,8 @@ def chain_of(chain: int, depth: int, seq: int = 0, **changes: Any) -> ChainHeld:
     return ChainHeld(seq=seq, names=names, **changes)
 
 
-def ends_of(chain: int, depth: int = DEPTH) -> list[PrefixEnd]:
-    return [PrefixEnd(f"{chain}.{i}", (i + 1) * 16) for i in range(depth)]
+def ends_of(chain: int, depth: int = DEPTH) -> Ends:
+    return Ends([f"{chain}.{i}" for i in range(depth)], [(i + 1) * 16 for i in range(depth)])
 
 
 class Model:
@@ -84,11 +84,12 @@ class Model:
         ]
         return Snapshot(seq=seq, epoch=epoch, chains=chains)
 
-    def coverage(self, ends: Sequence[PrefixEnd]) -> Coverage:
-        held = max((e.size for e in ends if e.digest in self.tier), default=0)
-        device = max((e.size for e in ends if self.tier.get(e.digest) == "device"), default=0)
-        leased = max((e.size for e in ends if e.digest in self.leased), default=0)
-        above = (e.size for e in ends if self.tier.get(e.digest) in ("device", "host"))
+    def coverage(self, ends: Ends) -> Coverage:
+        sized = list(zip(ends.digests, ends.lengths, strict=True))
+        held = max((size for name, size in sized if name in self.tier), default=0)
+        device = max((size for name, size in sized if self.tier.get(name) == "device"), default=0)
+        leased = max((size for name, size in sized if name in self.leased), default=0)
+        above = (size for name, size in sized if self.tier.get(name) in ("device", "host"))
         in_memory = max(above, default=0)
         return Coverage(device, in_memory - device, leased, held - in_memory)
 
@@ -124,7 +125,7 @@ def test_the_index_is_what_the_engine_holds_whatever_gets_lost(
     """Frames get lost, connections break, the engine restarts; its own log replays or snapshots."""
 
     async def check() -> None:
-        log, model, holdings = EventLog("epoch-0"), Model(), ResidencyIndex()
+        log, model, holdings = EventLog("epoch-0"), Model(), Holdings()
         lost = 0
 
         async def reconnect() -> None:
@@ -164,13 +165,13 @@ def test_the_index_is_what_the_engine_holds_whatever_gets_lost(
     asyncio.run(check())
 
 
-def begun(holdings: ResidencyIndex, *chains: ChainHeld) -> ResidencyIndex:
+def begun(holdings: Holdings, *chains: ChainHeld) -> Holdings:
     assert holdings.apply(Snapshot(seq=1, epoch="e", chains=list(chains)), 0.0)
     return holdings
 
 
 def test_what_was_said_too_long_ago_is_not_believed() -> None:
-    holdings = ResidencyIndex()
+    holdings = Holdings()
     assert holdings.is_stale(0.0)
     begun(holdings)
     assert not holdings.is_stale(STALE_SECONDS) and holdings.is_stale(STALE_SECONDS + 0.1)
@@ -178,29 +179,37 @@ def test_what_was_said_too_long_ago_is_not_believed() -> None:
     assert not holdings.is_stale(STALE_SECONDS + 1)
 
 
-def test_a_lease_counts_until_it_runs_out() -> None:
-    held = chain_of(0, 3, num_leased=2, lease_seconds=10.0)
-    holdings = begun(ResidencyIndex(), held)
-    assert holdings.coverage(ends_of(0), 9.0) == Coverage(48, 0, 32)
-    assert holdings.coverage(ends_of(0), 11.0) == Coverage(48, 0, 0)
+def test_a_lease_counts_until_the_engine_ends_it_whether_or_not_its_seconds_were_told() -> None:
+    for seconds in (10.0, None):
+        held = chain_of(0, 3, num_leased=2, lease_seconds=seconds)
+        holdings = begun(Holdings(), held)
+        assert holdings.coverage(ends_of(0), 9.0) == Coverage(48, 0, 32)
+        ended = LeaseEnded(seq=2, entry="e", names=["0.0", "0.1"], reason="expired")
+        assert holdings.apply(ended, 11.0)
+        assert holdings.coverage(ends_of(0), 11.0) == Coverage(48, 0, 0)
 
 
 def test_an_expected_prefix_counts_until_taken_back_or_too_old() -> None:
-    holdings = begun(ResidencyIndex())
-    holdings.expect(ends_of(0, 2), 0.0)
-    assert holdings.coverage(ends_of(0), 1.0).device == 32
-    assert holdings.coverage(ends_of(0), EXPECTED_SECONDS + 1) == NOTHING
-    holdings.expect(ends_of(0, 2), 0.0)
-    holdings.disappoint(ends_of(0, 2))
-    assert holdings.coverage(ends_of(0), 1.0) == NOTHING
+    holdings = begun(Holdings())
+    two = ends_of(0, 2).digests
+    for begin in (0.0, 100.0):
+        holdings.expect(two, begin)
+        assert holdings.coverage(ends_of(0), begin + EXPECTED_SECONDS / 2).device == 32
+        assert holdings.coverage(ends_of(0), begin + EXPECTED_SECONDS + 1) == NOTHING
+        # What others expect meanwhile makes it no older.
+        holdings.expect(["other"], begin + EXPECTED_SECONDS / 2 + 1)
+        holdings.expect(["other"], begin + EXPECTED_SECONDS + 2)
+        assert holdings.coverage(ends_of(0), begin + EXPECTED_SECONDS + 2) == NOTHING
+    holdings.expect(two, 200.0)
+    holdings.disappoint(two)
+    assert holdings.coverage(ends_of(0), 201.0) == NOTHING
     begun(holdings, chain_of(1, 1))
-    holdings.expect(ends_of(1, 1), 0.0)
-    holdings.disappoint(ends_of(1, 1))
-    assert holdings.coverage(ends_of(1), 1.0).device == 16, "the engine said so itself"
-    # A receipt counts until the event should have come.
-    holdings.learn(*started(2), 0.0)
-    assert holdings.coverage(ends_of(0), CONFIRM_SECONDS - 1).device == 32
-    assert holdings.coverage(ends_of(0), CONFIRM_SECONDS + 1) == NOTHING
+    holdings.expect(ends_of(1, 1).digests, 200.0)
+    holdings.disappoint(ends_of(1, 1).digests)
+    assert holdings.coverage(ends_of(1), 201.0).device == 16, "the engine said so itself"
+    # So does what a receipt says.
+    holdings.learn(*started(2), 200.0)
+    assert holdings.coverage(ends_of(0), 201.0).device == 32
 
 
 def started(num_held: int, epoch: str = "e", chain: int = 0) -> tuple[Started, list[str]]:
@@ -211,22 +220,89 @@ def started(num_held: int, epoch: str = "e", chain: int = 0) -> tuple[Started, l
 
 
 def test_a_full_index_takes_no_more_bytes_than_it_may_and_what_is_forgotten_is_counted() -> None:
-    number_of_names = 20_000
+    number_of_names, engines = 20_000, 8
+    counted = list[int]()
     tracemalloc.start()
     try:
-        index = ResidencyIndex(max_names=number_of_names)
         before = tracemalloc.get_traced_memory()[0]
-        begun(index)
+        index = PrefixIndex(number_of_names * BYTES_PER_NAME, counted.append)
+        holders = [begun(Holdings(index)) for _ in range(engines)]
         for number in range(number_of_names // 5):
             names = [HeldName(f"{number * 10 + n:016x}", 10) for n in range(10)]
-            frame = ChainHeld(seq=number + 2, names=names, num_leased=10, lease_seconds=300.0)
-            assert index.apply(frame, float(number))
+            for seq, holdings in enumerate(holders[number % engines :], number):
+                frame = ChainHeld(seq=holdings.seq + 1, names=names, num_leased=10 * (seq % 2))
+                assert holdings.apply(frame, float(number))
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert len(index) == index.num_forgotten == number_of_names
+    assert 0.8 * number_of_names < len(index) <= index.max_names == number_of_names
+    assert index.num_forgotten == sum(counted) >= number_of_names
     assert taken <= number_of_names * BYTES_PER_NAME
-    # A name that no gateway gave takes nothing.
-    index = begun(ResidencyIndex())
-    held = ChainHeld(seq=2, names=[HeldName("a" * 1_000_000, 10), HeldName("b" * 16, 20)])
-    assert index.apply(held, 1.0) and len(index) == 1
+    assert sum(h.num_forgotten for h in holders) >= index.num_forgotten
+    every = {digest: held for shard in index._shards for digest, held in shard.items()}
+    for holdings in holders:
+        assert len(holdings) == sum(held >> 8 + holdings.slot & 1 for held in every.values())
+
+
+def test_leased_deep_and_shared_names_are_forgotten_last() -> None:
+    index = PrefixIndex(64 * BYTES_PER_NAME)
+    one, two = begun(Holdings(index)), begun(Holdings(index))
+    kept = {
+        "leased": ChainHeld(seq=2, names=[HeldName("leased", 100)], num_leased=1),
+        "deep": ChainHeld(seq=3, names=[HeldName("deep", 10_000)]),
+        "shared": ChainHeld(seq=4, names=[HeldName("shared", 1000)]),
+    }
+    for frame in kept.values():
+        assert one.apply(frame, 0.0)
+    assert two.apply(msgspec.structs.replace(kept["shared"], seq=2), 0.0)
+    for number in range(1000):
+        names = [HeldName(f"plain {number}", 1000)]
+        assert one.apply(ChainHeld(seq=5 + number, names=names), 0.0)
+    for name in kept:
+        assert one.coverage(Ends([name], [16]), 0.0).held == 16, name
+    last = [one.coverage(Ends([f"plain {n}"], [16]), 0.0).held for n in range(1000)]
+    assert not any(last[:900]) and all(last[-32:]), "of equals those that were told first"
+
+
+def test_a_new_epoch_has_nothing_of_the_old_one_and_its_names_make_room() -> None:
+    index = PrefixIndex()
+    one, two = begun(Holdings(index), chain_of(0, 5), chain_of(1, 5)), Holdings(index)
+    begun(two, chain_of(0, 5))
+    one.forget()
+    assert one.coverage(ends_of(0), 0.0) == NOTHING and two.coverage(ends_of(0), 0.0).held == 80
+    assert len(one) == 0 and len(two) == 5
+    for seq in range(2000):
+        two.apply(Heartbeat(seq=seq), 0.0)
+    assert len(index) == 5
+    for epoch in range(2000):
+        assert one.apply(Snapshot(seq=1, epoch=str(epoch), chains=[chain_of(2, 5)]), 0.0)
+        assert one.coverage(ends_of(2), 0.0).held == 80
+        assert len(one) == 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=4), st.integers(1, 300))
+def test_bisection_finds_what_looking_at_every_name_finds(depths: list[int], num: int) -> None:
+    """Of engines that hold all up to a depth, as one does that drops a chain from its end."""
+    index = PrefixIndex()
+    ends = Ends([f"{n}" for n in range(num)], [n + 1 for n in range(num)])
+    holders = [Holdings(index) for _ in depths]
+    for holdings, depth in zip(holders, depths, strict=True):
+        names = [HeldName(f"{n}", n + 1) for n in range(depth)]
+        begun(holdings, ChainHeld(seq=1, names=names, num_leased=depth // 2))
+    wanted = [
+        Coverage(min(depth, num), 0, min(depth // 2, num)) if depth else NOTHING for depth in depths
+    ]
+    assert [holdings.coverage(ends, 0.0) for holdings in holders] == wanted
+    index.has_gaps = True
+    assert [holdings.coverage(ends, 0.0) for holdings in holders] == wanted
+
+
+def test_where_entries_alone_are_held_every_name_is_looked_at() -> None:
+    index, num = PrefixIndex(), 400
+    held = ChainHeld(seq=1, names=[HeldName("77", 78), HeldName("301", 302)])
+    holdings = begun(Holdings(index), held)
+    ends = Ends([f"{n}" for n in range(num)], [n + 1 for n in range(num)])
+    assert num - NEAR_NAMES > 301
+    index.has_gaps = True
+    assert holdings.coverage(ends, 0.0).held == 302

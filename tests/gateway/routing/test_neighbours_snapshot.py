@@ -9,8 +9,8 @@ import pytest
 from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.routing.held import (
     WHOLE_BYTES,
-    PrefixEnd,
-    ResidencyIndex,
+    Ends,
+    Holdings,
     SnapshotPart,
     frames_of,
 )
@@ -35,18 +35,19 @@ def snapshot_of(num_chains: int) -> Snapshot:
     return Snapshot(seq=7, epoch="e", chains=chains)
 
 
-def all_of(index: ResidencyIndex, snapshot: Snapshot) -> list[tuple[int, int]]:
+def all_of(index: Holdings, snapshot: Snapshot) -> list[tuple[int, int]]:
     """What the index knows of each chain: tokens that are held, and leased."""
     found = []
     for chain in snapshot.chains:
-        coverage = index.coverage([PrefixEnd(n.digest, n.tokens) for n in chain.names], NOW)
+        ends = Ends([n.digest for n in chain.names], [n.tokens for n in chain.names])
+        coverage = index.coverage(ends, NOW)
         found.append((coverage.held, coverage.leased))
     return found
 
 
-def in_parts(line: bytes) -> tuple[ResidencyIndex, list[float]]:
+def in_parts(line: bytes) -> tuple[Holdings, list[float]]:
     """An index that applied a snapshot part by part, and the CPU seconds of each."""
-    index, seconds = ResidencyIndex(), list[float]()
+    index, seconds = Holdings(), list[float]()
     gc.disable()  # A gateway freezes what lives on: it is not looked through again and again.
     begun = time.thread_time()
     for frame in frames_of(line):
@@ -70,14 +71,14 @@ def test_no_part_of_a_snapshot_takes_long_and_all_are_as_if_it_were_one() -> Non
         if max(seconds) < sum(seconds) / 4:
             break
     assert max(seconds) < sum(seconds) / 4
-    whole = ResidencyIndex()
+    whole = Holdings()
     whole.apply(snapshot, NOW)
     assert (index.seq, index.epoch) == (whole.seq, whole.epoch) == (7, "e")
     assert all_of(index, snapshot) == all_of(whole, snapshot)
 
 
 def test_a_part_behind_another_process_asks_for_the_events_anew() -> None:
-    index = ResidencyIndex()
+    index = Holdings()
     first, *others = frames_of(msgspec.json.encode(snapshot_of(NUM_CHAINS)))
     assert index.apply(first, NOW)
     index.forget()

@@ -5,7 +5,7 @@ import pytest
 
 from engine.protocol.reports import EngineRole
 from gateway.prompt.ask import Ask
-from gateway.routing.held import ResidencyIndex
+from gateway.routing.held import Holdings
 from gateway.routing.router import (
     MIN_TOKENS,
     Route,
@@ -14,7 +14,7 @@ from gateway.routing.router import (
     marked_tokens,
     prefill_elsewhere,
 )
-from tests.gateway.routing.test_routing import NOW, Candidate, ask, candidate
+from tests.gateway.routing.test_routing import INDEX, NOW, Candidate, ask, candidate
 
 LONG = "word " * 8 * MIN_TOKENS
 
@@ -50,7 +50,7 @@ def test_a_long_new_prompt_is_prefilled_where_no_answers_run() -> None:
     assert Router().choose(one, engines, NOW).engine is engines[1]
     leg = first_leg(one, engines)
     assert leg is not None and leg.engine is engines[0]
-    assert leg.to_prefill == leg.tokens >= marked_tokens(one, leg.ends) > MIN_TOKENS
+    assert leg.to_prefill == leg.tokens >= marked_tokens(one, leg.prompt.ends) > MIN_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_one_engine_does_alone(
     elif why == "model":
         prefill = engine(0, "prefill", model="other")
     elif why == "no events":
-        decode.holdings = ResidencyIndex()
+        decode.holdings = Holdings(INDEX)
     assert first_leg(one, [prefill, decode]) is None
 
 

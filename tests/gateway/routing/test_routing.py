@@ -14,10 +14,11 @@ from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.routing.breaker import FAILURES, Breaker
-from gateway.routing.held import ResidencyIndex
-from gateway.routing.router import Load, Router, TokenRates
+from gateway.routing.held import Holdings, PrefixIndex
+from gateway.routing.router import Load, Router, TokenRates, kind_of
 
 NOW = 100.0
+INDEX = PrefixIndex()
 
 
 @dataclass
@@ -25,9 +26,17 @@ class Candidate:
     url: str
     description: Description | None
     is_draining: bool = False
-    holdings: ResidencyIndex = field(default_factory=ResidencyIndex)
+    holdings: Holdings = field(default_factory=lambda: Holdings(INDEX))
     load: Load = field(default_factory=lambda: Load(600.0))
     breaker: Breaker = field(default_factory=Breaker)
+
+    @property
+    def seed(self) -> int:
+        return hash(self.url)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.description)
 
     def hold(self, *digests: str) -> None:
         names = [HeldName(digest, 16) for digest in digests]
