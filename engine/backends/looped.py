@@ -44,6 +44,7 @@ from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
     MAX_CELLS,
     TTLS,
+    ChainHeld,
     CountReply,
     Done,
     DropReply,
@@ -223,10 +224,14 @@ class EngineBackend:
             seq=seq, epoch=loaded.description.epoch, chains=list(chain.from_iterable(chains))
         )
 
-    async def entries(self, scope: str | None = None) -> list[EntryInfo]:
+    def held(self, names: Sequence[str]) -> list[ChainHeld]:
+        self._ready()
+        return self._events.held(names)
+
+    async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
         loaded = self._ready()
         owners = await self._owners(loaded)
-        infos = partial(entry_infos, loaded.cache, self._clock.now, owners, scope)
+        infos = partial(entry_infos, loaded.cache, self._clock.now, owners, scope, limit)
         return await self._call(loaded, infos)
 
     async def stats(self) -> Stats:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from typing import NamedTuple
 
 import msgspec
@@ -10,7 +11,17 @@ import msgspec
 from engine.cache.block import Block, Entry
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.protocol import ChainHeld, Event, EventFrame, Heartbeat, HeldName, Snapshot
+from engine.protocol import (
+    ChainGone,
+    ChainHeld,
+    Event,
+    EventFrame,
+    Heartbeat,
+    HeldName,
+    LeaseEnded,
+    Snapshot,
+    Tier,
+)
 from engine.protocol.reports import BlockCell, BlockStats, EntryInfo, Holding
 
 REPLAY_EVENTS = 65_536
@@ -25,9 +36,37 @@ class EventLog:
         self._replay: deque[Event] = deque(maxlen=REPLAY_EVENTS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._is_closed = False
+        # By name, where it is held, at how many tokens, and whether by a lease.
+        self._held: dict[str, tuple[Tier, int, bool]] = {}
+
+    def held(self, names: Sequence[str]) -> list[ChainHeld]:
+        """Those of these names that are held, by what was published and by snapshots."""
+        chains = []
+        for name in names:
+            if (found := self._held.get(name)) is not None:
+                tier, tokens, is_leased = found
+                one = [HeldName(name, tokens)]
+                chains.append(ChainHeld(seq=0, names=one, tier=tier, num_leased=int(is_leased)))
+        return chains
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case ChainHeld():
+                for index, name in enumerate(event.names):
+                    before = self._held.get(name.digest)
+                    is_leased = index < event.num_leased or (before is not None and before[2])
+                    self._held[name.digest] = event.tier, name.tokens, is_leased
+            case ChainGone():
+                for digest in event.names:
+                    self._held.pop(digest, None)
+            case LeaseEnded():
+                for digest in event.names:
+                    if (held := self._held.get(digest)) is not None:
+                        self._held[digest] = *held[:2], False
 
     def publish(self, events: Sequence[Event]) -> None:
         for event in events:
+            self._note(event)
             self.last_seq += 1
             numbered = msgspec.structs.replace(event, seq=self.last_seq)
             self._replay.append(numbered)
@@ -64,6 +103,9 @@ class EventLog:
         try:
             if missed is None:
                 base = await snapshot()
+                if base.seq == self.last_seq:
+                    for chain in base.chains:
+                        self._note(chain)
                 yield base
                 last = base.seq
             else:
@@ -139,14 +181,17 @@ def entry_infos(
     now: Callable[[], float],
     owners: Mapping[Block, Entry],
     scope: str | None = None,
+    limit: int | None = None,
 ) -> list[EntryInfo]:
-    """The live entries of one scope, or of all; `owners` as `owners_of` finds them."""
+    """The live entries of one scope, or of all; `owners` as `owners_of` finds them. With a `limit`
+    only so many, the largest first."""
     own = Counter(owners.values())
     at, block_size = now(), cache.pool.block_size
     infos = list[EntryInfo]()
-    for entry in cache.entries.live():
-        if scope is not None and entry.scope != scope:
-            continue
+    live = [entry for entry in cache.entries.live() if scope in (None, entry.scope)]
+    if limit is not None:
+        live = nlargest(limit, live, key=lambda entry: (entry.tokens, entry.key))
+    for entry in live:
         deepest = entry.blocks[max(entry.tokens // block_size - 1, 0)]
         infos.append(
             EntryInfo(

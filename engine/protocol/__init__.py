@@ -608,6 +608,12 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_ids: list[str]
 
 
+class NamesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks which of these names are held. The reply is a list of `ChainHeld` of those that are."""
+
+    names: Annotated[list[str], Meta(max_length=MAX_NAMES)]
+
+
 class KeptRecord(msgspec.Struct, frozen=True):
     """What the gateway sent as `record` with a request."""
 

@@ -31,6 +31,7 @@ from engine.protocol import (
     AckRequest,
     CancelReply,
     CancelRequest,
+    ChainHeld,
     ClockAdvance,
     ClockReply,
     CountReply,
@@ -42,6 +43,7 @@ from engine.protocol import (
     Failed,
     FinalCounts,
     KeptRecord,
+    NamesRequest,
     Snapshot,
 )
 from engine.protocol.reports import Description, EntryInfo, Memory, Stats
@@ -63,6 +65,7 @@ REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
 decode_cancel = decoder_of(CancelRequest)
 decode_ack = decoder_of(AckRequest)
 decode_drop = decoder_of(DropRequest)
+decode_names = decoder_of(NamesRequest)
 decode_advance = decoder_of(ClockAdvance)
 
 Served = NamedDependency[EngineBackend]
@@ -129,8 +132,14 @@ async def entries(
     backend: Served,
     # A parameter called `scope` would be the ASGI connection's.
     cache_scope: Annotated[str | None, QueryParameter(name="scope")] = None,
+    limit: Annotated[int | None, QueryParameter(name="limit", ge=1)] = None,
 ) -> list[EntryInfo]:
-    return await backend.entries(cache_scope)
+    return await backend.entries(cache_scope, limit)
+
+
+@post("/names", status_code=200)
+async def names(body: RawBody, backend: EngineBackend) -> list[ChainHeld]:
+    return backend.held(decode_names(body).names)
 
 
 @get("/stats")
@@ -320,6 +329,7 @@ def create_app(
         events,
         snapshot,
         entries,
+        names,
         stats,
         memory,
         drop,

@@ -1,7 +1,9 @@
 """Engines and leases in the admin API. Changes of engines hold until the gateway's next start."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from heapq import nsmallest
 from typing import Annotated
 
 import msgspec
@@ -130,18 +132,10 @@ class LeasesController(AdminController):
         scope_of = services.keyring.scope_of
         names = {scope_of(name): name for name in await services.keys.workspaces()}
         wanted = None if own is None else scope_of(own)
-        found: list[tuple[str, str | None, EntryInfo]] = []
-        for each in services.fleet.ready:
-            if engine in (None, each.name):
-                with suppress(GatewayError):  # it went away, or is too busy to say
-                    entries = await each.entries(wanted)
-                    found += [
-                        (each.name, names.get(e.scope), e)
-                        for e in entries
-                        if wanted in (None, e.scope)
-                    ]
-        found.sort(key=lambda lease: (-lease[2].tokens, lease[2].entry))
-        return await _with_prefixes(services, found[:limit])
+        asked = [each for each in services.fleet.ready if engine in (None, each.name)]
+        largest = await _largest(asked, wanted, limit)
+        found = [(name, names.get(e.scope), e) for name, e in largest]
+        return await _with_prefixes(services, found)
 
     @delete(
         "/{entry:str}",
@@ -168,6 +162,36 @@ class LeasesController(AdminController):
             raise NotFound(f"entry: no entry `{entry}` of that workspace on that engine")
         get_logger("gateway").info("lease_dropped", engine=engine, workspace=own, entry=entry)
         return Dropped(engine=engine, workspace=own, entry=entry)
+
+
+async def _largest(
+    engines: Sequence[Engine], scope: str | None, limit: int
+) -> list[tuple[str, EntryInfo]]:
+    """The largest entries of all engines, and where they are.
+
+    Each engine is asked for its part first, and for more while its smallest is among the largest.
+    """
+    told = dict[Engine, list[EntryInfo]]()
+    asked = {engine: -(-2 * limit // max(len(engines), 1)) for engine in engines}
+    while True:
+
+        async def ask(engine: Engine, number: int) -> None:
+            told[engine] = []
+            with suppress(GatewayError):  # it went away, or is too busy to say
+                entries = await engine.entries(scope, number)
+                told[engine] = [e for e in entries if scope in (None, e.scope)]
+
+        await asyncio.gather(*(ask(*one) for one in asked.items()))
+        each = ((engine.name, entry) for engine, found in told.items() for entry in found)
+        largest = nsmallest(limit, each, key=lambda one: (-one[1].tokens, one[1].entry))
+        least = largest[-1][1].tokens if len(largest) == limit else 0
+        asked = {
+            engine: limit
+            for engine, number in asked.items()
+            if number < limit and len(told[engine]) >= number and told[engine][-1].tokens >= least
+        }
+        if not asked:
+            return largest
 
 
 async def _with_prefixes(

@@ -317,9 +317,10 @@ class LiveController(AdminController):
         summary="What is in each engine's memory.",
     )
     async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
-        found = [
-            await _memory(services, e) for e in services.fleet.engines if engine in (None, e.name)
-        ]
+        asked = (
+            _memory(services, e) for e in services.fleet.engines if engine in (None, e.name)
+        )
+        found = await asyncio.gather(*asked)
         return await _with_holders(services, found)
 
     @get(

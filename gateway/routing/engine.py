@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -20,6 +21,7 @@ from engine.protocol import (
     CancelReply,
     CancelRequest,
     Capability,
+    ChainHeld,
     CountReply,
     CountRequest,
     DropReply,
@@ -28,6 +30,7 @@ from engine.protocol import (
     EventFrame,
     FinalCounts,
     GenerateRequest,
+    NamesRequest,
     Started,
 )
 from engine.protocol.reports import Description, EntryInfo, Memory, Stats
@@ -62,6 +65,7 @@ _CONTROL_SECONDS = 3.0
 _SILENCE_SECONDS = 16.0
 _MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
+ASK_SECONDS = 0.25
 _CONTROL = timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
 _STREAM = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 _COUNT = timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
@@ -107,6 +111,9 @@ class Engine:
         self._unsure_since: float | None = None
         self.answered_at = -math.inf
         self.last_stats: Stats | None = None
+        self._was_down = False
+        # The waits of turns for the engine to accept them.
+        self._waits: set[asyncio.Timeout] = set()
         self._http = http
         self._headers = {
             "authorization": f"Bearer {secret}",
@@ -124,15 +131,30 @@ class Engine:
     async def generate(
         self, request: GenerateRequest, headers: Mapping[str, str] | None = None
     ) -> Generation:
-        """Return when the engine's status line has come. Raise when the engine refuses.
+        """Return when the engine's status line has come. Raise when the engine refuses, and
+        EngineTimeout if `give_up` says so first.
 
         With `headers` the engine continues the turn's trace.
         """
         sent = {SCOPE_HEADER: request.scope, **(headers or {})}
-        response = await self._send("POST", "/v1/generate", _encode(request), _STREAM, sent)
+        wait = asyncio.timeout(None)
+        self._waits.add(wait)
+        try:
+            async with wait:
+                response = await self._send("POST", "/v1/generate", _encode(request), _STREAM, sent)
+        except TimeoutError:
+            raise EngineTimeout from None
+        finally:
+            self._waits.discard(wait)
         if response.status != 200:
             await self._refuse(response)
         return Generation(response, request.request_id)
+
+    def give_up(self) -> None:
+        """The engine answers nothing: turns that it has not accepted need not wait for it."""
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(asyncio.get_running_loop().time())
 
     async def count(self, request: CountRequest) -> CountReply:
         sent = {SCOPE_HEADER: request.scope}
@@ -167,10 +189,23 @@ class Engine:
     async def stats(self) -> Stats:
         return await self._call("GET", "/v1/stats", Stats)
 
-    async def entries(self, scope: str | None = None) -> list[EntryInfo]:
-        """The live entries of one scope (hexadecimal), or of all."""
-        path = "/v1/entries" if scope is None else f"/v1/entries?scope={scope}"
-        return await self._call("GET", path, list[EntryInfo])
+    async def ask_names(self, digests: Sequence[str]) -> bool:
+        """Ask which of these names the engine holds, and take the answer in; return whether it
+        holds any. It has ASK_SECONDS."""
+        body = _encode(NamesRequest(list(digests)))
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                held = await self._call("POST", "/v1/names", list[ChainHeld], body)
+        except TimeoutError:
+            raise EngineTimeout from None
+        self.holdings.told(held)
+        return bool(held)
+
+    async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
+        """The live entries of one scope (hexadecimal), or of all; the largest of them."""
+        asked = {"scope": scope, "limit": limit}
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        return await self._call("GET", f"/v1/entries?{query}", list[EntryInfo])
 
     async def memory(self) -> Memory:
         return await self._call("GET", "/v1/memory", Memory)
@@ -191,10 +226,11 @@ class Engine:
             if response.status != 200:
                 await self._refuse(response)
             async for line in _lines(response):
-                if line.strip():
-                    for frame in frames_of(line):
-                        yield frame
-                        if isinstance(frame, SnapshotPart):
+                for frame in frames_of(line) if line.strip() else ():
+                    yield frame
+                    if isinstance(frame, SnapshotPart):
+                        # Of all engines' parts one is taken in at a time.
+                        async with self.holdings.index.part:
                             await asyncio.sleep(0)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise EngineFailed("the engine broke the protocol") from None
@@ -260,8 +296,9 @@ class Engine:
             raise NoEngineThere
         if response.status == 200:
             self._met(await self._call("GET", "/v1/describe", Description))
-            if self.status == "down":
+            if self._was_down:
                 get_logger("engine").info("engine_back", engine=self.name)
+            self._was_down = False
             self.status, self.answered_at = "ready", self.monotonic()
         else:
             self.status = "starting"
@@ -312,6 +349,7 @@ class Engine:
         if self.status != "down":
             get_logger("engine").warning("engine_down", engine=self.name, error=reason)
         self.status, self._unsure_since = "down", None
+        self._was_down = True
         self.readiness = {"error": reason}
 
     async def _call(

@@ -10,6 +10,7 @@ bisection. It is not so near a prompt's end, since the deepest names are kept lo
 engine holds entries alone (a recurrent state): there every name is looked at.
 """
 
+import asyncio
 import math
 from bisect import bisect_right
 from collections import deque
@@ -137,6 +138,8 @@ class PrefixIndex:
         self.max_names = max(max_bytes // BYTES_PER_NAME, 1)
         self.num_forgotten = 0
         self.has_gaps = False
+        self.part = asyncio.Lock()
+        """Held while the loop goes round between two parts of a snapshot."""
         self._forgot = forgot
         # Many small dictionaries: none takes long to grow, to be thinned or to be swept.
         num = 1

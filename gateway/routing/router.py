@@ -35,6 +35,8 @@ TIE = 0.02
 """A share of the prompt. Costs that differ by less are equal."""
 MIN_TOKENS = 2048
 """A shorter prefill is not worth two requests."""
+MIN_ASKED_TOKENS = 512
+"""Nobody is asked for less."""
 NUM_LIKELY = 4
 """How many engines are asked for a prefix that the index may have forgotten."""
 HAND_OVER_TOKENS = 512.0
@@ -414,8 +416,11 @@ class Router:
 
 
 def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[EngineT]:
-    """Engines that probably got the prompt's beginning, if somebody holds more of it than is known:
-    those that rendezvous hashing puts first. Most were not above their fair share then."""
+    """Engines that may hold more of the prompt than is known, where names were forgotten: those
+    that rendezvous hashing puts first. Most were not above their fair share when it came."""
+    is_whole = not route.engine.holdings.index.num_forgotten
+    if is_whole or route.tokens - route.available < MIN_ASKED_TOKENS:
+        return []
     key = route.prompt.key(route.available)
     alike = [engine for engine in ready if engine.kind == route.engine.kind]
     return nlargest(NUM_LIKELY, alike, key=lambda each: xxh3_64_intdigest(key, each.seed))

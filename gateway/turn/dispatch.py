@@ -6,8 +6,8 @@ engine the turn waits for the lost one, as long as it may wait in the queue, and
 told to come again (`NotServed`). A stream's first byte is the engine's first frame; after it a
 failure is the stream's error. An answer in one piece can begin anew elsewhere until it is whole.
 
-A turn on which an engine fell silent before it accepted it is not sent to a second one: its prompt
-may be the cause, and must not stop one engine after another.
+A turn on which an engine fell silent before it accepted it is sent to one other: its prompt may be
+the cause, and must not stop one engine after another.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from gateway.prompt.ask import Ask
 from gateway.routing.client import CannotConnect
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
-from gateway.routing.router import Route, Router
+from gateway.routing.router import Route, Router, likely_holders
 from gateway.turn.first_leg import FirstLeg, FirstLegs, over_legs, prefill_only
 from gateway.turn.state import Attempts, Turn, is_breakdown, is_retried, is_unsure, reason_of, told
 
@@ -173,6 +173,8 @@ class Dispatcher:
     async def _assign(self, turn: Turn) -> None:
         """Choose the engine of the next attempt. From then on the turn counts as its load."""
         choice = await self._choose(turn)
+        if turn.route is None and await self._ask_around(choice):
+            choice = await self._choose(turn)
         if turn.route is None and (leg := self.legs.begin(turn.ask, choice)) is not None:
             turn.leg, choice = leg, leg.route
             turn.record.is_first_leg = True
@@ -206,6 +208,19 @@ class Dispatcher:
             finally:
                 if retired is not None:
                     self.reconciler.retire(*retired)
+
+    async def _ask_around(self, choice: Route[Engine]) -> bool:
+        """Ask likely holders of a prefix that the index may have forgotten. Return whether one of
+        them holds some of it."""
+        asked = likely_holders(choice, self.fleet.ready)
+        asking = (engine.ask_names(choice.expected) for engine in asked)
+        found = await asyncio.gather(*asking, return_exceptions=True) if asked else []
+        for one in found:
+            if isinstance(one, BaseException) and not isinstance(one, GatewayError):
+                raise one
+            result = "silent" if isinstance(one, GatewayError) else "found" if one else "nothing"
+            self.metrics.count("asked_engines", result)
+        return True in found
 
     async def _choose(self, turn: Turn) -> Route[Engine]:
         """Choose the best engine that is not crowded. If all that could take the turn are full or
@@ -308,9 +323,10 @@ class Dispatcher:
             return
         if turn.has_gone_out or not is_retried(error):
             raise error
-        if isinstance(error, EngineTimeout) and turn.generation is None:
-            raise NotServed("no engine took the request in time")
         attempts = turn.attempts
+        if isinstance(error, EngineTimeout) and turn.generation is None:
+            error = NotServed("no engine took the request in time")
+            attempts.num_silent += 1
         attempts.failed(engine.url, error, now)
         if attempts.is_last or now - turn.ask.arrived > RETRY_SECONDS:
             raise told(error)

@@ -31,7 +31,7 @@ from gateway.turn.tracing import TurnTrace
 MAX_ATTEMPTS = 3
 """The most times that one turn is sent."""
 MAX_LOST = 2
-"""The most processes that may end while they have one turn: it may be the turn that ends them."""
+"""The most engines that may end or fall silent over one turn: it may be the turn's fault."""
 _MAX_AT_ONE = 2
 OK = 200
 ERROR_CHARACTERS = 300
@@ -49,7 +49,8 @@ class Findings(Found):
 class Attempts:
     """The engines that one turn, or one count, was sent to. `sent` counts, by the engine's URL, the
     attempts that it took or may have taken. `lost` has the moment at which its connection broke
-    last, `first_lost` the first of all, `num_lost` how many broke over the turn. An engine whose
+    last, `first_lost` the first of all, `num_lost` how many broke over the turn, `num_silent` how
+    many did not accept it in time. An engine whose
     connection broke is asked once more when it has answered a poll since: the fleet may have no
     other, and its new process knows nothing of the turn. On vLLM a start takes minutes, so nobody
     waits for one."""
@@ -58,6 +59,7 @@ class Attempts:
     lost: dict[str, float] = field(default_factory=dict)
     first_lost: float = math.inf
     num_lost: int = 0
+    num_silent: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -66,7 +68,8 @@ class Attempts:
     @property
     def is_last(self) -> bool:
         """Whether there was the last attempt."""
-        return self.num_lost >= MAX_LOST or sum(self.sent.values()) >= MAX_ATTEMPTS
+        is_its_fault = self.num_lost + self.num_silent >= MAX_LOST
+        return is_its_fault or sum(self.sent.values()) >= MAX_ATTEMPTS
 
     def begin(self, url: str) -> None:
         self.sent[url] = self.sent.get(url, 0) + 1
@@ -215,5 +218,10 @@ def told(error: GatewayError) -> GatewayError:
 
 
 def reason_of(error: GatewayError) -> str:
-    kinds = {EngineTimeout: "timeout", EngineLost: "lost", EngineFailed: "failed"}
+    kinds = {
+        EngineTimeout: "timeout",
+        NotServed: "timeout",
+        EngineLost: "lost",
+        EngineFailed: "failed",
+    }
     return next((name for kind, name in kinds.items() if isinstance(error, kind)), "refused")

@@ -202,3 +202,16 @@ def test_silence_is_broken_every_five_seconds(slow_engine: Engine) -> None:
         beat = next(frame for frame in frames if isinstance(frame, Heartbeat))
         assert time.monotonic() - since < 30
     assert beat.seq >= int(here["after"])
+
+
+def test_an_engine_says_which_of_some_names_it_holds(engine: Engine) -> None:
+    scope = engine.scope()
+    name = hold(engine, scope)
+    reply = engine.client.post("/v1/names", json={"names": ["f" * 16, name]})
+    assert reply.status_code == 200, reply.text
+    (held,) = msgspec.json.decode(reply.content, type=list[ChainHeld])
+    known = {n.digest: chain for chain in engine.snapshot().chains for n in chain.names}[name]
+    assert [one.digest for one in held.names] == [name] and held.tier == known.tier
+    assert bool(held.num_leased) == bool(known.num_leased)
+    refused = engine.client.post("/v1/names", json={"names": ["f" * 16] * 513})
+    assert refused.status_code == 400

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,3 +123,29 @@ def test_a_slow_answer_to_the_admin_api_takes_no_engine_out(pair: tuple[Server, 
     finally:
         engine.process.send_signal(signal.SIGCONT)
     eventually(lambda: status_of(url) == "ready")
+
+
+def test_a_hung_engine_costs_no_turn_while_another_is_free(tmp_path: Path) -> None:
+    with (
+        serving_engine("synthetic", {"ENGINE_LOG_LEVEL": "error"}) as hung,
+        serving_engine("synthetic", {"ENGINE_LOG_LEVEL": "error"}) as free,
+        serving_gateway(tmp_path, [hung.url, free.url]) as gateway,
+    ):
+        url = [server.wait().url for server in (hung, free, gateway)][-1]
+        engines = [set[str]()]
+
+        def send(number: int) -> int:
+            body = {**BODY, "messages": [{"role": "user", "content": f"Number {number}"}]}
+            reply = httpx.post(f"{url}/v1/messages", json=body, headers=HEADERS, timeout=90)
+            if reply.status_code == 200:
+                engines[0].add(reply.json()["holdfast"]["engine"])
+            return reply.status_code
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(send, range(40))) == {200}
+            assert len(engines[0]) == 2, "both take turns"
+            hung.process.send_signal(signal.SIGSTOP)
+            try:
+                assert set(pool.map(send, range(40, 120))) == {200}
+            finally:
+                hung.process.send_signal(signal.SIGCONT)
