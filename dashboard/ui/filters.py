@@ -50,14 +50,17 @@ class Selection:
     def span(self, now: datetime) -> tuple[datetime, datetime]:
         """From (inclusive) and to (exclusive).
 
-        The end is rounded up to the refresh, so that all viewers ask the same question.
+        The end is rounded up to the refresh, so that all viewers ask the same question. A day or
+        more begins with a whole hour.
         """
         if self.range == CUSTOM and self.since is not None and self.until is not None:
             return self.since, max(self.until, self.since + timedelta(minutes=1))
         step = self.refresh_seconds
         until = datetime.fromtimestamp((int(now.timestamp()) // step + 1) * step, UTC)
         seconds, _ = RANGES.get(self.range, RANGES[DEFAULT_RANGE])
-        return until - timedelta(seconds=seconds), until
+        since = until - timedelta(seconds=seconds)
+        # Whole hours are read from sums, a part of one from its turns.
+        return (since if seconds < DAY_SECONDS else since.replace(minute=0, second=0)), until
 
     def params(self, *without: str) -> dict[str, Any]:
         """The query of the admin API, less these filters."""

@@ -317,9 +317,7 @@ class LiveController(AdminController):
         summary="What is in each engine's memory.",
     )
     async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
-        asked = (
-            _memory(services, e) for e in services.fleet.engines if engine in (None, e.name)
-        )
+        asked = (_memory(services, e) for e in services.fleet.engines if engine in (None, e.name))
         found = await asyncio.gather(*asked)
         return await _with_holders(services, found)
 
@@ -337,13 +335,11 @@ class LiveController(AdminController):
     ) -> FleetHistory:
         of = range_of(services, span, engine=engine, model=model)
         ledger = services.queries.ledger
-        by_engine = await services.queries.totals_by(of, ("engine",))
-        names = sorted(name for (name,) in by_engine if name)
         found = await queries_turns.samples(ledger, of, _ATTRIBUTION_SAMPLES)
         return FleetHistory(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
-            restarts=await queries_turns.epochs(ledger, of, names),
+            restarts=await queries_turns.epochs(ledger, of),
             attribution=attributions(found),
         )
 

@@ -124,6 +124,10 @@ class CacheColumns:
     cache_write_1h_tokens: Mapped[int]
 
 
+IS_ERROR = "outcome LIKE '%error'"
+"""Of a turn that ended in an error. An index is only used where a query says the very same."""
+
+
 class TurnRow(CacheColumns, Base):
     """One closed turn, field by field as `TurnRecord` explains it.
 
@@ -141,6 +145,15 @@ class TurnRow(CacheColumns, Base):
         Index("ix_turns_outcome", "outcome", "opened_ms", "id"),
         Index("ix_turns_miss_reason", "miss_reason", "opened_ms", "id"),
         Index("ix_turns_http_request_id", "http_request_id"),
+        Index("ix_turns_engine", "engine", "opened_ms", "id"),
+        # Few turns end in an error, and the explorer asks for the newest.
+        Index(
+            "ix_turns_errors",
+            "opened_ms",
+            "id",
+            sqlite_where=text(IS_ERROR),
+            postgresql_where=text(IS_ERROR),
+        ),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -257,7 +270,9 @@ class PrefixRow(CacheColumns, Base):
     __table_args__ = (
         Index(
             "ix_prefixes_reused",
-            "last_ms",
+            "workspace_id",
+            "requests",
+            "prefix",
             sqlite_where=text("requests > 1"),
             postgresql_where=text("requests > 1"),
         ),

@@ -16,6 +16,7 @@ _KINDS: dict[str, Any] = {
     "bool": sa.Boolean(),
     "bytes": sa.LargeBinary(),
     "time": sa.DateTime(timezone=True),
+    "text": sa.Text(),
 }
 
 
@@ -86,13 +87,14 @@ def upgrade() -> None:
         """
         workspace_id:64 prefix:16 model:128 ttl:8? price:96? first_ms:int last_ms:int requests:int
         requests_with_read:int unpriced:int cache_read_tokens:int cache_write_5m_tokens:int
-        cache_write_1h_tokens:int cost_nano:int cost_without_cache_nano:int gaps_5m:int gaps_1h:int
+        cache_write_30m_tokens:int=0 cache_write_1h_tokens:int
+        cost_nano:int cost_without_cache_nano:int gaps_5m:int gaps_1h:int
         """,
     )
     op.create_index(
         "ix_prefixes_reused",
         "prefixes",
-        ["last_ms"],
+        ["workspace_id", "requests", "prefix"],
         sqlite_where=sa.text("requests > 1"),
         postgresql_where=sa.text("requests > 1"),
     )
@@ -110,7 +112,8 @@ def upgrade() -> None:
         """
         width_seconds:int start_ms:int workspace_id:64 key_id:32 engine:64 model:128 price:96
         prompt_above:int requests:int requests_with_read:int errors:int unpriced:int
-        input_tokens:int cache_read_tokens:int cache_write_5m_tokens:int cache_write_1h_tokens:int
+        input_tokens:int cache_read_tokens:int cache_write_5m_tokens:int
+        cache_write_30m_tokens:int=0 cache_write_1h_tokens:int
         automatic_tokens:int automatic_input_tokens:int=0 computed_tokens:int output_tokens:int
         thinking_tokens:int cost_nano:int cost_without_cache_nano:int prefill_tokens:int
         prefill_us:int
@@ -122,7 +125,8 @@ def upgrade() -> None:
         """
         id:64 instance:32 workspace_id:64 key_id:32 model:128 engine:64? engine_model:256? epoch:64?
         stream:bool opened_at:time opened_ms:int outcome:32 miss_reason:32? input_tokens:int
-        cache_read_tokens:int cache_write_5m_tokens:int cache_write_1h_tokens:int
+        cache_read_tokens:int cache_write_5m_tokens:int
+        cache_write_30m_tokens:int=0 cache_write_1h_tokens:int
         automatic_tokens:int computed_tokens:int output_tokens:int thinking_tokens:int
         first_token_seconds:real? duration_seconds:real? price:96? cost_nano:int?
         cost_without_cache_nano:int? num_removed:int=0 fingerprint:bytes? dialect:16? prefix:16?
@@ -130,6 +134,15 @@ def upgrade() -> None:
         available_tokens:int? captured_tokens:int? http_request_id:40? user_agent:64? name:64?
         status:int? error:300?
         """,
+    )
+    op.create_index("ix_turns_engine", "turns", ["engine", "opened_ms", "id"])
+    is_error = sa.text("outcome LIKE '%error'")
+    op.create_index(
+        "ix_turns_errors",
+        "turns",
+        ["opened_ms", "id"],
+        sqlite_where=is_error,
+        postgresql_where=is_error,
     )
     op.create_index("ix_turns_http_request_id", "turns", ["http_request_id"])
     op.create_index("ix_turns_miss_reason", "turns", ["miss_reason", "opened_ms", "id"])
@@ -150,9 +163,12 @@ def upgrade() -> None:
         """
         id:64 created_at:time display_name:128= archived_at:time? requests_per_minute:int?
         tokens_per_minute:int? max_concurrency:int? monthly_spend_nano:int? lease_share:real?
-        auto_cache:16? auto_cache_ttl:4?
+        auto_cache:16? auto_cache_ttl:4? keep_days:int?
         """,
     )
+    _create("shared_limits", "workspace_id", "workspace_id:64 state:text")
+    _create("turn_contents", "turn_id", "turn_id:64 workspace_id:64 at_ms:int body:bytes")
+    op.create_index("ix_turn_contents_workspace", "turn_contents", ["workspace_id", "at_ms"])
     _create(
         "api_keys",
         "id",
@@ -173,6 +189,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     for table in (
         "api_keys",
+        "turn_contents",
+        "shared_limits",
         "workspaces",
         "watermarks",
         "turns",

@@ -321,7 +321,6 @@ ABSENT = {
     "holdfast-dashboard": ("torch", "sqlalchemy", "psycopg", "aiosqlite"),
     "holdfast-engine": ("sqlalchemy", "psycopg", "streamlit"),
 }
-FIRST_REVISION = "0001"
 REVISION = "SELECT version_num FROM alembic_version"
 SNAPSHOT = (
     "SELECT count(*), md5(string_agg(id, ',' ORDER BY id)), sum(input_tokens),"
@@ -413,24 +412,17 @@ def restart(project: Project, service: str) -> None:
 
 
 def upgrade(project: Project) -> str:
-    """Take the ledger back to its first revision, as an older version left it, and come up again.
-
-    The newest revision's own columns are lost that way; every turn and its counts stay.
-    """
+    """Stop what uses the ledger, migrate it again as a newer version does, and come up."""
     gateway = f"{project.api}/readyz"
     wait_for("the journal to drain", lambda: not httpx.get(gateway).json()["journal_backlog"])
     project.compose("stop", "gateway", "dashboard")
-    newest, rows = project.sql(REVISION), project.sql(SNAPSHOT)
-    alembic = ["python", "-m", "alembic", "downgrade", FIRST_REVISION]
-    project.compose("run", "--rm", "--no-deps", "migrate", *alembic)
-    older, kept = project.sql(REVISION), project.sql(SNAPSHOT)
-    if older != FIRST_REVISION or kept != rows:
-        raise ComposeError(f"going back from {newest} gave {older} and {kept} instead of {rows}")
+    before = project.sql(REVISION), project.sql(SNAPSHOT)
+    project.compose("run", "--rm", "--no-deps", "migrate")
     project.up()
     found = project.sql(REVISION), project.sql(SNAPSHOT)
-    if found != (newest, rows):
-        raise ComposeError(f"the upgrade gave {found} instead of {(newest, rows)}")
-    return f"{older} to {newest} with {rows.partition('|')[0]} turns, all kept"
+    if found != before:
+        raise ComposeError(f"the upgrade gave {found} instead of {before}")
+    return f"revision {found[0]} with {found[1].partition('|')[0]} turns, all kept"
 
 
 def check(profile: str, folder: Path) -> None:

@@ -131,9 +131,8 @@ def test_restarts_and_samples_are_found_among_all_turns(filled: Filled) -> None:
         for earlier, later in pairwise(turn for turn in turns if turn.engine == name)
         if earlier.epoch != later.epoch
     }
-    names = [machine.name for machine in MACHINES]
     of = Range(since_ms=turns[0].opened_ms, until_ms=turns[-1].opened_ms + 1)
-    found = ask(database, lambda ledger: queries_samples.epochs(ledger, of, names))
+    found = ask(database, lambda ledger: queries_samples.epochs(ledger, of))
     assert len(expected) == sum(len(machine.restarts) for machine in MACHINES)
     assert {(each.engine, each.epoch, each.last_ms, each.first_ms) for each in found} == expected
     lost = select(func.count()).where(TurnRow.miss_reason == "engine_restart")

@@ -1,10 +1,10 @@
 """Prefixes that were sent more than once: whether their writes paid off, and the better TTL."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, select, union_all
+from sqlalchemy import select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.protocol import WRITE_FIELDS, Ttl
@@ -21,10 +21,9 @@ _LOOKS = 100
 
 
 async def _reports(
-    connection: AsyncConnection, query: Select[Any], prices: PriceSheets
+    connection: AsyncConnection, rows: Sequence[Any], prices: PriceSheets
 ) -> list[PrefixReport]:
     """Prefixes with what their last requests tell. The index finds each of these."""
-    rows = (await connection.execute(query)).mappings().all()
     looks = {}
     for start in range(0, len(rows), _LOOKS):
         parts = [
@@ -76,25 +75,26 @@ async def prefixes(
 ) -> list[PrefixReport]:
     """The prefixes last used in the range, by requests; each workspace's most used one comes before
     any has its next. The engine filter does not apply."""
-    order = (PrefixRow.requests.desc(), PrefixRow.prefix)
-    rank = func.row_number().over(partition_by=PrefixRow.workspace_id, order_by=order)
-    found = select(*PrefixRow.__table__.columns, rank.label("rank")).where(
-        PrefixRow.requests > 1, PrefixRow.last_ms >= of.since_ms, PrefixRow.last_ms < of.until_ms
+    found = select(*PrefixRow.__table__.columns).where(
+        text("requests > 1"), PrefixRow.last_ms >= of.since_ms, PrefixRow.last_ms < of.until_ms
     )
     # Of one that was too short to be held, nothing was ever written or read.
     found = found.where(PrefixRow.cache_read_tokens + written_tokens(PrefixRow) > 0)
-    if of.workspace is not None:
-        found = found.where(PrefixRow.workspace_id == of.workspace)
     if of.model is not None:
         found = found.where(PrefixRow.model == of.model)
-    ranked = found.subquery()
-    query = (
-        select(ranked)
-        .order_by(ranked.c.rank, ranked.c.requests.desc(), ranked.c.workspace_id)
-        .limit(limit)
-    )
+    found = found.order_by(PrefixRow.requests.desc(), PrefixRow.prefix.desc()).limit(limit)
+    known = select(PrefixRow.workspace_id).where(text("requests > 1")).distinct()
+    if of.workspace is not None:
+        known = known.where(PrefixRow.workspace_id == of.workspace)
     async with ledger.snapshot() as connection:
-        reports = await _reports(connection, query, prices)
+        # Each workspace's most used ones: the index has them in that order.
+        ranked: list[tuple[int, int, str, Any]] = []
+        for workspace in (await connection.execute(known)).scalars().all():
+            own = await connection.execute(found.where(PrefixRow.workspace_id == workspace))
+            rows = own.mappings().all()
+            ranked += [(n, -row["requests"], workspace, row) for n, row in enumerate(rows)]
+        ranked.sort(key=lambda one: one[:3])
+        reports = await _reports(connection, [row for *_, row in ranked[:limit]], prices)
     return sorted(reports, key=lambda report: (-report.requests, report.workspace, report.prefix))
 
 
@@ -110,7 +110,8 @@ async def named(
                 PrefixRow.workspace_id.in_(sorted({workspace for workspace, _ in keys})),
                 PrefixRow.prefix.in_(names[start : start + _BATCH]),
             )
-            for report in await _reports(connection, query, prices):
+            rows = (await connection.execute(query)).mappings().all()
+            for report in await _reports(connection, rows, prices):
                 found[report.workspace, report.prefix] = report
     return {key: report for key, report in found.items() if key in keys}
 

@@ -120,6 +120,16 @@ async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
     return replace(wanted, since_ms=since, until_ms=until)
 
 
+async def _parts(connection: AsyncConnection, of: Range, step_seconds: int | None) -> list[Part]:
+    """The parts of a range. The sums of an hour, and of a day, that are not over have all its turns
+    so far. So a range that ends behind the last turn ends with its day."""
+    last = (await connection.execute(select(func.max(TurnRow.opened_ms)))).scalar_one_or_none()
+    until = of.until_ms
+    if until > (last or 0):
+        until = -(-until // _DAY_MS) * _DAY_MS
+    return parts_of(of.since_ms, until, widths_for(step_seconds))
+
+
 def within(of: Range, part: Part, rollups: Any) -> list[ColumnElement[bool]]:
     """What a part's rows fulfil: of the table of sums `rollups`, or of turns where it has none."""
     if part.width_seconds is None:
@@ -218,7 +228,7 @@ class Queries:
         table, turns = ReasonRollupRow, {"miss": TurnRow.miss_reason, "outcome": TurnRow.outcome}
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
-            for part in parts_of(of.since_ms, of.until_ms, widths_for(None)):
+            for part in await _parts(connection, of, None):
                 where = within(of, part, table)
                 queries: list[Any] = [
                     select(literal(kind), column, func.count())
@@ -257,7 +267,7 @@ async def totals_by(
 ) -> dict[tuple[Any, ...], Totals]:
     """Keys are the interval's start, where there are intervals, and the values of `by`."""
     names = [*(["start_ms"] if step_seconds else []), *by]
-    parts = parts_of(of.since_ms, of.until_ms, widths_for(step_seconds))
+    parts = await _parts(connection, of, step_seconds)
     query = union_all(*(_sums_of(of, part, by, step_seconds) for part in parts))
     added: dict[tuple[Any, ...], Counter[str]] = {}
     for row in (await connection.execute(query)).mappings() if parts else ():

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, func, select, tuple_, union_all
+from sqlalchemy import ColumnElement, Select, func, select, text, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.protocol import InputUsage
@@ -14,8 +14,8 @@ from gateway.admin.structs.fleet import Epoch, Lost
 from gateway.admin.structs.usage import Sample, Turn, TurnPage
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
-from gateway.ledger.rollups import prompt_tokens, written_tokens
-from gateway.ledger.schema import TurnRow
+from gateway.ledger.rollups import DAY_SECONDS, prompt_tokens, written_tokens
+from gateway.ledger.schema import IS_ERROR, TurnRollupRow, TurnRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ async def page_of(
 ) -> TurnPage:
     query = _newest(_COLUMNS, of, limit + 1)
     if which.outcome == "error":
-        query = query.where(TurnRow.outcome.endswith("_error", autoescape=True))
+        query = query.where(text(IS_ERROR))
     elif which.outcome:
         query = query.where(TurnRow.outcome == which.outcome)
     if which.miss_reason == "any":
@@ -258,6 +258,9 @@ async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) 
 
 
 NUM_PARTS = 40
+_DAY_MS = DAY_SECONDS * 1000
+# Of one statement.
+_ENGINES = 100
 
 
 async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
@@ -297,16 +300,16 @@ def _sample(row: Any) -> Sample:
     )
 
 
-async def epochs(ledger: Ledger, of: Range, engines: list[str], limit: int = 50) -> list[Epoch]:
-    """The restarts of these engines in the range, the newest first, at most `limit` each.
+async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
+    """The engines' restarts in the range, the newest first, at most `limit` of each engine.
 
     They are found by halving, since two turns of one epoch have no other epoch between them.
     """
     found = []
     async with ledger.snapshot() as connection:
-        for engine in engines:
+        for engine, first, last in await _ends(connection, of):
             changes: list[tuple[Any, Any]] = []
-            await _changes(connection, of, engine, changes, limit)
+            await _changes(connection, engine, [(first, last)], changes, limit)
             starts = [after.opened_ms for _, after in changes]
             for number, (before, after) in enumerate(changes):
                 end = [*starts, of.until_ms][number + 1]
@@ -323,19 +326,51 @@ async def epochs(ledger: Ledger, of: Range, engines: list[str], limit: int = 50)
     return sorted(found, key=lambda each: (-each.first_ms, each.engine))
 
 
+async def _ends(connection: AsyncConnection, of: Range) -> list[tuple[str, Any, Any]]:
+    """Engines, and the first and the last turn of each, where those are of two epochs."""
+    table = TurnRollupRow
+    named = select(table.engine).where(
+        table.width_seconds == DAY_SECONDS,
+        table.start_ms >= of.since_ms // _DAY_MS * _DAY_MS,
+        table.start_ms < of.until_ms,
+        table.engine != "",
+        *of.filters(table),
+    )
+    names = sorted((await connection.execute(named.distinct())).scalars())
+    found = []
+    for start in range(0, len(names), _ENGINES):
+        part = names[start : start + _ENGINES]
+        queries = [
+            select(_turn_at(name, of.since_ms, of.until_ms, is_last=is_last).subquery())
+            for name in part
+            for is_last in (False, True)
+        ]
+        ends: dict[str, list[Any]] = {}
+        for row in (await connection.execute(union_all(*queries))).all():
+            ends.setdefault(row.engine, []).append(row)
+        for name, (first, last) in ends.items():
+            if first.epoch != last.epoch:
+                pair = sorted((first, last), key=lambda row: row.opened_ms)
+                found.append((name, *pair))
+    return found
+
+
 async def _changes(
-    connection: Any, of: Range, engine: str, changes: list[tuple[Any, Any]], limit: int
+    connection: AsyncConnection,
+    engine: str,
+    spans: list[tuple[Any, Any]],
+    changes: list[tuple[Any, Any]],
+    limit: int,
 ) -> None:
-    first = await _turn_at(connection, engine, of.since_ms, of.until_ms, is_last=False)
-    last = await _turn_at(connection, engine, of.since_ms, of.until_ms, is_last=True)
-    spans = [(first, last)] if first is not None else []
     while spans and len(changes) < limit:
         early, late = spans.pop()
         if early.epoch == late.epoch:
             continue
         middle = (early.opened_ms + late.opened_ms) // 2 + 1
-        left = await _turn_at(connection, engine, early.opened_ms, middle, is_last=True)
-        right = await _turn_at(connection, engine, middle, late.opened_ms + 1, is_last=False)
+        before = _turn_at(engine, early.opened_ms, middle, is_last=True)
+        behind = _turn_at(engine, middle, late.opened_ms + 1, is_last=False)
+        left = (await connection.execute(before)).first()
+        right = (await connection.execute(behind)).first()
         if left is None or right is None:
             changes.append((early, late))
             continue
@@ -346,12 +381,12 @@ async def _changes(
     changes.sort(key=lambda change: change[1].opened_ms)
 
 
-async def _turn_at(
-    connection: Any, engine: str, since_ms: int, until_ms: int, *, is_last: bool
-) -> Any:
+def _turn_at(engine: str, since_ms: int, until_ms: int, *, is_last: bool) -> Select[Any]:
+    """An engine's first or last turn of a time."""
     order = TurnRow.opened_ms.desc() if is_last else TurnRow.opened_ms
-    query = (
-        select(TurnRow.opened_ms, TurnRow.epoch)
+    columns: Sequence[Any] = TurnRow.engine, TurnRow.opened_ms, TurnRow.epoch
+    return (
+        select(*columns)
         .where(
             TurnRow.opened_ms >= since_ms,
             TurnRow.opened_ms < until_ms,
@@ -361,7 +396,6 @@ async def _turn_at(
         .order_by(order)
         .limit(1)
     )
-    return (await connection.execute(query)).first()
 
 
 async def _lost(connection: Any, engine: str, since_ms: int, until_ms: int) -> Lost:

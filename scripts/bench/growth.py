@@ -1,0 +1,441 @@
+"""How a gateway bears 200 engines, a million prefixes and a ledger of many turns.
+
+    python -m scripts.bench.growth [--engines N] [--prefixes N] [--turns N] [--only choice index …]
+
+*choice*: the CPU time of one choice of an engine. *index*: engines' snapshots are taken in as a
+gateway does after a restart, from their JSON, without HTTP; then turns that continue prefixes of
+which the engines hold the beginnings are placed, with the whole index and with a tenth of its
+names. The engines are stand-ins that hold what the product placed on them. Names of prefixes that
+are not asked for are random. *ledger*: every call of the dashboard's pages, by a real gateway over
+a ledger of made-up turns of the last hours, 200 a second or what `--rate` says, on SQLite or
+`--database-url`. *engines*: a gateway in front of real synthetic engines under load; one comes, one
+is stopped (SIGSTOP).
+"""
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
+from pathlib import Path
+
+import httpx
+import msgspec
+import psutil  # type: ignore[import-untyped]
+from sqlalchemy import insert
+
+from engine.protocol import ChainHeld, HeldName, Snapshot
+from engine.protocol.reports import Description
+from gateway.base.catalogue import Model
+from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.migrate import migrate
+from gateway.dialects.lowering import Asked
+from gateway.dialects.openai.lower import chat_ask_of
+from gateway.dialects.openai.request import decode_chat
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.rollups import row_of
+from gateway.ledger.schema import TurnRow
+from gateway.ledger.upkeep import rebuild
+from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.names import Name
+from gateway.routing.breaker import Breaker
+from gateway.routing.held import (
+    BYTES_PER_NAME,
+    INDEX_BYTES,
+    Holdings,
+    PrefixIndex,
+    SnapshotPart,
+    frames_of,
+)
+from gateway.routing.router import Load, Route, Router, kind_of, likely_holders
+from scripts.bench.load import body_of, headers_of
+from scripts.bench.report import machine_line, table
+from scripts.setup.options import parse
+from scripts.stack import (
+    ADMIN_KEY,
+    API_KEY,
+    cpu_seconds,
+    engine_environment,
+    free_port,
+    python,
+    serving,
+    serving_engine,
+    serving_gateway,
+)
+
+PARTS = ("choice", "index", "ledger", "engines")
+NAME_TOKENS, SYSTEM_NAMES, OWN_NAMES = 512, 8, 4
+NUM_SYSTEMS = 1000
+DESCRIPTION = Description(
+    backend="synthetic",
+    model="m",
+    epoch="e",
+    max_context_tokens=1_000_000,
+    block_size=16,
+    num_blocks=1 << 20,
+    granularity=1,
+    min_cache_tokens=16,
+    capabilities=["tools"],
+)
+
+
+@dataclass
+class StandIn:
+    """What routing knows of an engine, and which prompts it holds (`truth`), by their own names."""
+
+    number: int
+    holdings: Holdings
+    url: str = ""
+    kind: str = kind_of(DESCRIPTION)
+    description: Description | None = DESCRIPTION
+    is_draining: bool = False
+    load: Load = field(default_factory=lambda: Load(600.0))
+    breaker: Breaker = field(default_factory=Breaker)
+    truth: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        return self.number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+
+    def held(self, digests: Sequence[str]) -> ChainHeld:
+        names = [HeldName(name, self.truth[name]) for name in digests if name in self.truth]
+        return ChainHeld(seq=0, names=names, num_leased=len(names))
+
+
+def fleet(num: int, index: PrefixIndex, truth: Sequence[dict[str, int]] = ()) -> list[StandIn]:
+    made = [StandIn(n, Holdings(index), url=f"http://e{n}") for n in range(num)]
+    for one, known in zip(made, truth, strict=False):
+        one.truth = known
+    return made
+
+
+def ask_of(digests: Sequence[str], template: list[Ask]) -> Ask:
+    """A turn whose prompt has these names, NAME_TOKENS apart."""
+    if not template:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        asked = Asked(Principal("w", "k", "scope"), Model(id="m", display_name="m"), 0.0)
+        template.append(chat_ask_of(decode_chat(msgspec.json.encode(body)), asked))
+    names = [Name(digest, 0, number) for number, digest in enumerate(digests)]
+    lengths = [4 * NAME_TOKENS * (number + 1) for number in range(len(digests))]
+    plan = msgspec.structs.replace(template[0].plan, names=names, name_bytes=lengths)
+    return msgspec.structs.replace(template[0], plan=plan)
+
+
+def bench_choice(num_engines: int) -> None:
+    rows, template = [], list[Ask]()
+    for num_names in (10, 64, 512):
+        names, cells = [f"{n:016x}" for n in range(num_names)], []
+        for holders, depth in ((0, 0), (1, num_names), (num_engines, num_names // 2)):
+            engines = fleet(num_engines, PrefixIndex())
+            for one in engines:
+                held = [
+                    HeldName(name, 16) for name in names[: depth if one.number < holders else 0]
+                ]
+                chain = ChainHeld(seq=1, names=held, num_leased=len(held))
+                one.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
+                one.load.assign("t", 1000 + one.number, 0.0)
+            ask, seconds = ask_of(names, template), []
+            for _ in range(400):
+                begun = time.thread_time()
+                Router().choose(ask, engines, 1.0)
+                seconds.append(time.thread_time() - begun)
+            cells.append(f"{1e3 * statistics.median(seconds):.3f}")
+        rows.append([str(num_names), *cells])
+    print(f"\nchoice among {num_engines} engines, ms of CPU, median (0.2 wanted)")
+    print(table(("names", "nobody holds", "one holds all", "all hold half"), rows), flush=True)
+
+
+def prompt_of(number: int, turn: int) -> list[str]:
+    """Names of a conversation behind one of the system prompts."""
+    own = OWN_NAMES + turn
+    system = [f"{number % NUM_SYSTEMS:08x}{n:08x}" for n in range(SYSTEM_NAMES)]
+    return [*system, *(f"{number + (1 << 30):08x}{n:08x}" for n in range(own))]
+
+
+def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -> tuple[int, int]:
+    """Place one turn as the dispatcher does, and say what its engine held; both in names."""
+    names, now, router = prompt_of(number, turn), float(number % 1_000_000) / 200, Router()
+    for one in engines:
+        one.holdings.heard_at = now
+    ask = ask_of(names, template)
+    route: Route[StandIn] = router.choose(ask, engines, now)
+    likely = likely_holders(route, engines)
+    for one in likely:
+        one.holdings.told([one.held(route.expected)])
+    if likely:
+        route = router.choose(ask, engines, now)
+    chosen = route.engine
+    read = next((n for n, name in enumerate(names) if name not in chosen.truth), len(names))
+    computed = (len(names) - read) * NAME_TOKENS
+    turn_id = f"{number} {turn}"
+    chosen.load.assign(turn_id, route.to_prefill, now)
+    chosen.load.started(turn_id, computed, now)
+    chosen.load.ended(turn_id)
+    chosen.truth.update({name: NAME_TOKENS * (n + 1) for n, name in enumerate(names)})
+    chosen.holdings.index.hold(chosen.holdings.slot, chosen.held(names))
+    return read, len(names)
+
+
+def snapshot_line(one: StandIn, num_prefixes: int) -> bytes:
+    """What the engine holds, and prefixes that nobody asks for, up to so many."""
+    draw = random.Random(one.number)
+    chains = [one.held([name]) for name in one.truth]
+    for _ in range(max(num_prefixes - len(one.truth) // OWN_NAMES, 0)):
+        names = [
+            HeldName(f"{draw.getrandbits(64):016x}", NAME_TOKENS * (SYSTEM_NAMES + n + 1))
+            for n in range(OWN_NAMES)
+        ]
+        chains.append(ChainHeld(seq=0, names=names, num_leased=OWN_NAMES))
+    draw.shuffle(chains)
+    return msgspec.json.encode(Snapshot(seq=1, epoch="e", chains=chains))
+
+
+async def take_in(engines: list[StandIn], num_prefixes: int) -> tuple[float, float]:
+    """Seconds until all snapshots were taken in, and the longest pause of the loop meanwhile."""
+    pauses, busy = [0.0], 0.0
+
+    async def tick() -> None:
+        while True:
+            begun = time.perf_counter()
+            await asyncio.sleep(0.001)
+            pauses.append(time.perf_counter() - begun - 0.001)
+
+    async def follow(one: StandIn, line: bytes) -> None:
+        for frame in frames_of(line):
+            one.holdings.apply(frame, 0.0)
+            if isinstance(frame, SnapshotPart):
+                async with one.holdings.index.part:
+                    await asyncio.sleep(0)
+
+    for start in range(0, len(engines), 20):  # the lines of all would take more than the names
+        part = engines[start : start + 20]
+        lines = [snapshot_line(one, num_prefixes) for one in part]
+        ticking, begun = asyncio.create_task(tick()), time.perf_counter()
+        await asyncio.gather(*(follow(*pair) for pair in zip(part, lines, strict=True)))
+        busy += time.perf_counter() - begun
+        ticking.cancel()
+        del lines
+    return busy, max(pauses)
+
+
+def bench_index(num_engines: int, num_prefixes: int, num_asked: int) -> None:
+    template = list[Ask]()
+    first = fleet(num_engines, PrefixIndex(1 << 40))
+    for number in range(num_asked):
+        serve(first, number, 0, template)
+    truth = [one.truth for one in first]
+    del first
+    rows, whole = list[list[str]](), 0
+    for what in ("forgets nothing", "default bound", "a tenth of the names"):
+        bound = (1 << 40, INDEX_BYTES, whole // 10 * BYTES_PER_NAME)[len(rows)]
+        # A process of its own, so that nothing of another's memory counts.
+        with get_context("fork").Pool(1) as child:
+            row, num_names = child.apply(one_index, (what, bound, truth, num_prefixes, num_asked))
+        rows.append(row)
+        whole = whole or num_names
+    heads = ("index", "names", "forgotten", "memory", "bytes a name", "read share", "all known")
+    print(f"\n{num_prefixes:,} prefixes on {num_engines} engines, {num_asked:,} of them asked for")
+    print("(a gateway takes 130 to 160 MB besides; 1 GB, 15 s and 50 ms wanted)")
+    print(table((*heads, "longest pause"), rows), flush=True)
+
+
+def one_index(
+    what: str, bound: int, truth: list[dict[str, int]], num_prefixes: int, num_asked: int
+) -> tuple[list[str], int]:
+    gc.collect()
+    gc.freeze()  # as a gateway does
+    before, index = psutil.Process().memory_info().rss, PrefixIndex(bound)
+    engines, template = fleet(len(truth), index, truth), list[Ask]()
+    seconds, pause = asyncio.run(take_in(engines, num_prefixes // len(engines)))
+    gc.collect()
+    taken = psutil.Process().memory_info().rss - before
+    num_names, forgotten = len(index), index.num_forgotten
+    order = list(range(num_asked))
+    random.Random(1).shuffle(order)
+    reads = [serve(engines, number, 1, template) for number in order]
+    share = sum(read for read, _ in reads) / sum(num for _, num in reads)
+    cells = [what, f"{num_names:,}", f"{forgotten:,}", f"{taken / 1e6:,.0f} MB"]
+    cells += [f"{taken / max(num_names, 1):.0f}", f"{share:.4f}", f"{seconds:.1f} s"]
+    return [*cells, f"{1e3 * pause:.0f} ms"], num_names
+
+
+def made_turns(number: int, rate: float, num_engines: int) -> Iterator[TurnRecord]:
+    """The newest turns of the last hours: 20 workspaces with 5 keys each."""
+    draw, now = random.Random(7), datetime.now(UTC)
+    for turn in range(number):
+        workspace = min(int(draw.expovariate(0.3)), 19)
+        prefix, read = draw.randrange(max(number // 20, 1)), draw.choice((0, 4000, 8000))
+        yield TurnRecord(
+            id=f"msg_{turn:028x}",
+            instance="bench",
+            workspace="default" if not workspace else f"team-{workspace}",
+            key_id=f"key_{workspace}_{draw.randrange(5)}",
+            model="synthetic",
+            engine=f"engine-{draw.randrange(num_engines)}",
+            engine_model="synthetic",
+            epoch=f"{turn * 3 // number:032x}",
+            stream=True,
+            opened_at=now - timedelta(seconds=(number - turn) / rate),
+            outcome="api_error" if draw.random() < 1e-4 else "stop",
+            miss_reason=None if read else "cold",
+            input_tokens=draw.randrange(10, 4000),
+            cache_read_tokens=read,
+            cache_write_5m_tokens=0 if read else 4000,
+            computed_tokens=100,
+            output_tokens=draw.randrange(1, 500),
+            first_token_seconds=draw.expovariate(2.0),
+            duration_seconds=1.0,
+            prefill_seconds=0.05,
+            prefix=f"{prefix:016x}",
+            prefix_ttl="5m",
+            status=200,
+            fingerprint=draw.randbytes(200),
+        )
+
+
+async def fill(ledger: Ledger, number: int, rate: float, num_engines: int) -> None:
+    made = made_turns(number, rate, num_engines)
+    while rows := [row_of(record) for _, record in zip(range(2000), made, strict=False)]:
+        async with ledger.transaction() as connection:
+            await connection.execute(insert(TurnRow), rows)
+    await rebuild(ledger)
+    await ledger.analyze()
+
+
+def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        settings = DatabaseSettings(data=Path(name), database_url=url)
+        migrate(settings)
+        begun = time.perf_counter()
+        work = lambda ledger: fill(ledger, number, rate, num_engines)  # noqa: E731
+        asyncio.run(with_ledger(settings.ledger_url, work, 3600.0))
+        size = (settings.sqlite_path.stat().st_size / number) if settings.sqlite_path else 0.0
+        own = {"HOLDFAST_DATABASE_URL": url} if url else {}
+        print(f"\n{number:,} turns at {rate:.0f} a second of {num_engines} engines on", end=" ")
+        print(
+            f"{settings.ledger_url.partition(':')[0]}, made in {time.perf_counter() - begun:.0f} s"
+        )
+        print(f"{size:,.0f} bytes a turn" if size else "", flush=True)
+        engine = [f"http://127.0.0.1:{free_port()}"]
+        with serving_gateway(Path(name), engine, own, ready="/healthz") as server:
+            gateway = server.wait().url
+            with httpx.Client(base_url=gateway, headers={"x-api-key": ADMIN_KEY}) as http:
+                time_calls(http)
+
+
+def time_calls(http: httpx.Client) -> None:
+    """Every call of a page, over an hour and a day as the dashboard asks."""
+    rows = []
+    now = int(time.time()) // 5 * 5 + 5
+    for path in (
+        *("about", "usage", "savings", "latency", "latency/samples", "engines/history"),
+        *("usage/groups?group_by=workspace", "usage/groups?group_by=key", "engines", "leases"),
+        *("usage/groups?group_by=model", "prefixes", "turns/search", "turns/search?outcome=error"),
+        *("turns/search?miss_reason=any", "engines/memory", "engines/load", "refusals"),
+    ):
+        cells = []
+        for hours in (1, 24):
+            since, until = 1000 * (now - 3600 * hours), 1000 * now
+            is_ranged = path.split("?")[0] not in ("about", "engines", "leases", "engines/memory")
+            is_ranged &= path != "refusals"
+            spans = f"{'&' if '?' in path else '?'}since_ms={since}&until_ms={until}"
+            seconds, status = [], 0
+            for _ in range(3):
+                begun = time.perf_counter()
+                reply = http.get(f"/admin/v1/{path}{spans if is_ranged else ''}", timeout=120)
+                seconds.append(time.perf_counter() - begun)
+                status = reply.status_code
+            told = "" if status == 200 else f" ({status})"
+            cells.append(f"{seconds[0]:.2f} {statistics.median(seconds):.2f}{told}")
+        rows.append([path, *cells])
+    print(table(("call: first, median of three, s", "1 hour", "24 hours"), rows), flush=True)
+
+
+def bench_engines(num_engines: int) -> None:
+    """Real engines: one comes late, one is stopped."""
+    quiet = {"ENGINE_LOG_LEVEL": "error", "ENGINE_SYNTHETIC_PREFILL_US": "5"}
+    late = free_port()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engines = [
+            stack.enter_context(serving_engine("synthetic", quiet, folder / f"{n}.log"))
+            for n in range(num_engines)
+        ]
+        urls = [engine.wait().url for engine in engines]
+        urls = [f"engine-{n}={url}" for n, url in enumerate([*urls, f"http://127.0.0.1:{late}"])]
+        server = stack.enter_context(serving_gateway(folder, urls, {"HOLDFAST_LOG_LEVEL": "error"}))
+        gateway = server.wait().url
+        busy = cpu_seconds(server.process.pid)
+        time.sleep(10)
+        idle = (cpu_seconds(server.process.pid) - busy) / 10 / num_engines
+        print(f"\n{num_engines} engines; idle, a gateway takes {idle:.2%} of a core for each")
+        http = stack.enter_context(httpx.Client(base_url=gateway, headers=headers_of(API_KEY)))
+        seen = list[tuple[float, str, int]]()
+
+        def send(number: int) -> None:
+            body = body_of("synthetic", f"Prefix {number} " * 300, "q", max_tokens=2)
+            reply = http.post("/v1/messages", json=body, timeout=120)
+            name = reply.json()["holdfast"]["engine"] if reply.status_code == 200 else ""
+            seen.append((time.monotonic(), name, reply.status_code))
+
+        threads = stack.enter_context(ThreadPoolExecutor(8))
+        sent = [threads.submit(send, number) for number in range(200)]
+        command = [*python("engine"), "--backend", "synthetic"]
+        environment = engine_environment(late, quiet)
+        comes = stack.enter_context(serving(command, environment, late, log=folder / "late.log"))
+        comes.wait()
+        ready = time.monotonic()
+        sent += [threads.submit(send, number) for number in range(200, 600)]
+        for each in sent:
+            each.result()
+        first = next((at for at, name, _ in sorted(seen) if name == f"engine-{num_engines}"), None)
+        told = "none came" if first is None else f"{first - ready:.2f} s"
+        print(f"a new engine's first turn, after it was ready: {told} (1 wanted)", flush=True)
+        seen.clear()
+        os.kill(engines[0].process.pid, signal.SIGSTOP)
+        try:
+            for each in [threads.submit(send, number) for number in range(600, 1100)]:
+                each.result()
+        finally:
+            os.kill(engines[0].process.pid, signal.SIGCONT)
+        failed = sum(status != 200 for _, _, status in seen)
+        print(f"a hung engine among {num_engines + 1}: {failed} of {len(seen)} turns failed")
+
+
+def main() -> int:
+    options = parse(
+        __doc__,
+        engines=200,
+        prefixes=1_000_000,
+        asked=(10_000, "prefixes that a turn continues"),
+        turns=(500_000, "of the ledger"),
+        rate=(200.0, "turns a second of the ledger"),
+        database_url=("", "of an empty PostgreSQL database, instead of SQLite"),
+        real=(4, "engines that really run"),
+        only=(list(PARTS), "parts", PARTS),
+    )
+    print(machine_line(), f"load {os.getloadavg()[0]:.1f}")
+    if "choice" in options.only:
+        bench_choice(options.engines)
+    if "index" in options.only:
+        bench_index(options.engines, options.prefixes, options.asked)
+    if "ledger" in options.only:
+        bench_ledger(options.turns, options.rate, options.engines, options.database_url)
+    if "engines" in options.only:
+        bench_engines(options.real)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
