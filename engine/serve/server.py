@@ -138,7 +138,7 @@ async def entries(
 
 
 @post("/names", status_code=200)
-async def names(body: RawBody, backend: EngineBackend) -> list[ChainHeld]:
+async def names(body: RawBody, backend: Served) -> list[ChainHeld]:
     return backend.held(decode_names(body).names)
 
 
