@@ -26,13 +26,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import httpx
 import msgspec
 import psutil  # type: ignore[import-untyped]
-from sqlalchemy import insert
 
 from engine.protocol import ChainHeld, HeldName, Snapshot
 from engine.protocol.reports import Description
@@ -44,9 +44,7 @@ from gateway.dialects.lowering import Asked
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.rollups import row_of
-from gateway.ledger.schema import TurnRow
-from gateway.ledger.upkeep import rebuild
+from gateway.ledger.upkeep import claim, fill
 from gateway.prompt.ask import Ask, Principal
 from gateway.prompt.names import Name
 from gateway.routing.breaker import Breaker
@@ -304,13 +302,13 @@ def made_turns(number: int, rate: float, num_engines: int) -> Iterator[TurnRecor
         )
 
 
-async def fill(ledger: Ledger, number: int, rate: float, num_engines: int) -> None:
-    made = made_turns(number, rate, num_engines)
-    while rows := [row_of(record) for _, record in zip(range(2000), made, strict=False)]:
-        async with ledger.transaction() as connection:
-            await connection.execute(insert(TurnRow), rows)
-    await rebuild(ledger)
-    await ledger.analyze()
+async def fill_ledger(ledger: Ledger, number: int, rate: float, num_engines: int) -> None:
+    """As sample data is: the turns, then their sums."""
+    now = datetime.now(UTC)
+    workspaces = [{"id": f"team-{n}", "created_at": now, "keep_days": None} for n in range(1, 20)]
+    key = {"id": "key_1_0", "workspace_id": "team-1", "name": "one", "digest": "0" * 64}
+    await claim(ledger, now, workspaces, [{**key, "created_at": now}])
+    await fill(ledger, made_turns(number, rate, num_engines))
 
 
 def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
@@ -318,7 +316,7 @@ def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
         settings = DatabaseSettings(data=Path(name), database_url=url)
         migrate(settings)
         begun = time.perf_counter()
-        work = lambda ledger: fill(ledger, number, rate, num_engines)  # noqa: E731
+        work = partial(fill_ledger, number=number, rate=rate, num_engines=num_engines)
         asyncio.run(with_ledger(settings.ledger_url, work, 3600.0))
         size = (settings.sqlite_path.stat().st_size / number) if settings.sqlite_path else 0.0
         own = {"HOLDFAST_DATABASE_URL": url} if url else {}
