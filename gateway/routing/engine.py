@@ -54,7 +54,7 @@ from gateway.routing.client import (
     refusal,
     timeouts,
 )
-from gateway.routing.held import Holdings, PrefixIndex, SnapshotPart, frames_of
+from gateway.routing.held import WHOLE_BYTES, Holdings, PrefixIndex, SnapshotPart, frames_of
 from gateway.routing.router import Load, Route, Weights, kind_of
 
 Reply = TypeVar("Reply")
@@ -226,12 +226,12 @@ class Engine:
             if response.status != 200:
                 await self._refuse(response)
             async for line in _lines(response):
+                if len(line) > WHOLE_BYTES:
+                    await self.holdings.index.wait_turn()
                 for frame in frames_of(line) if line.strip() else ():
                     yield frame
                     if isinstance(frame, SnapshotPart):
-                        # Of all engines' parts one is taken in at a time.
-                        async with self.holdings.index.part:
-                            await asyncio.sleep(0)
+                        await self.holdings.index.wait_turn()
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise EngineFailed("the engine broke the protocol") from None
         finally:

@@ -138,8 +138,7 @@ class PrefixIndex:
         self.max_names = max(max_bytes // BYTES_PER_NAME, 1)
         self.num_forgotten = 0
         self.has_gaps = False
-        self.part = asyncio.Lock()
-        """Held while the loop goes round between two parts of a snapshot."""
+        self._part = asyncio.Lock()
         self._forgot = forgot
         # Many small dictionaries: none takes long to grow, to be thinned or to be swept.
         num = 1
@@ -159,6 +158,12 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return sum(map(len, self._shards))
+
+    async def wait_turn(self) -> None:
+        """Between two parts of a long snapshot: of all engines' one is taken in at a time, and the
+        loop goes round before the next."""
+        async with self._part:
+            await asyncio.sleep(0)
 
     def take_slot(self) -> int:
         """A number for one epoch of one engine."""

@@ -210,11 +210,11 @@ async def take_in(engines: list[StandIn], num_prefixes: int) -> tuple[float, flo
             pauses.append(time.perf_counter() - begun - 0.001)
 
     async def follow(one: StandIn, line: bytes) -> None:
+        await one.holdings.index.wait_turn()
         for frame in frames_of(line):
             one.holdings.apply(frame, 0.0)
             if isinstance(frame, SnapshotPart):
-                async with one.holdings.index.part:
-                    await asyncio.sleep(0)
+                await one.holdings.index.wait_turn()
 
     for start in range(0, len(engines), 20):  # the lines of all would take more than the names
         part = engines[start : start + 20]
