@@ -22,44 +22,44 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 370
+MAX_MODULES = 367
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 735,
     "dashboard/access": 451,
-    "dashboard/ui": 1038,
+    "dashboard/ui": 1041,
     "dashboard/views": 3883,
     "engine": 1301,
-    "engine/backends": 7190,
+    "engine/backends": 7240,
     "engine/cache": 3434,
     "engine/compute": 2832,
     "engine/mount": 343,
-    "engine/protocol": 992,
+    "engine/protocol": 998,
     "engine/schedule": 2357,
-    "engine/serve": 768,
+    "engine/serve": 778,
     "engine/store": 1613,
     "engine/text": 6241,
     "gateway": 269,
-    "gateway/admin": 3816,
+    "gateway/admin": 3837,
     "gateway/admission": 1949,
     "gateway/advice": 1829,
-    "gateway/base": 1430,
+    "gateway/base": 1435,
     "gateway/cli": 1131,
     "gateway/dialects": 6659,
     "gateway/http": 3374,
     "gateway/journal": 1050,
-    "gateway/ledger": 3581,
-    "gateway/planner": 2027,
+    "gateway/ledger": 3641,
+    "gateway/planner": 2032,
     "gateway/planning": 409,
     "gateway/prices": 409,
     "gateway/prompt": 1201,
-    "gateway/routing": 1818,
-    "gateway/turn": 1567,
-    "migrations": 347,
+    "gateway/routing": 2084,
+    "gateway/turn": 1590,
+    "migrations": 271,
     "scripts": 398,
-    "scripts/bench": 2437,
-    "scripts/compose": 513,
+    "scripts/bench": 2877,
+    "scripts/compose": 505,
     "scripts/demo_model": 496,
     "scripts/docs": 798,
     "scripts/gpu": 546,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 797,
     "scripts/simulate": 133,
-    "tests": 58028,
+    "tests": 58234,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
