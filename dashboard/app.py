@@ -52,8 +52,7 @@ def draw() -> None:
     about = viewer.about(session)
     if about.sample:
         st.warning(
-            "**Sample data.** Everything shown here was made up by the seed command;"
-            " nothing of it was measured.",
+            "**Sample data.** Everything shown here was made up; nothing of it was measured.",
             icon=":material/science:",
         )
     filters.draw(about, next(each.filters for each in entries() if each.title == page.title))

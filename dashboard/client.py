@@ -18,7 +18,7 @@ TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 # A long prefill sends comments meanwhile. A stream that is silent for longer has broken off.
 CALL_TIMEOUT = httpx.Timeout(300.0, connect=2.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
-# For what the gateway computes long, asked in a thread that no page waits for.
+# For what the gateway computes long: advice.
 PATIENT_TIMEOUT = httpx.Timeout(90.0, connect=2.0)
 # Tabs of one sign-in ask the same questions. One answer serves them all for this long.
 KEPT_SECONDS = 3.0
@@ -98,7 +98,7 @@ class AdminClient:
     def ask(self, path: str, shape: type[Reply], body: Mapping[str, Any]) -> Reply:
         """A question that is too long for a URL; fields that are None are left out."""
         asked = {name: value for name, value in body.items() if value is not None}
-        return decoded(self._send("POST", path, body=asked).content, shape)
+        return decoded(self._send("POST", path, body=asked, timeout=PATIENT_TIMEOUT).content, shape)
 
     def _send(
         self,

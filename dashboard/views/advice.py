@@ -89,7 +89,8 @@ def draw_streams(streams: Sequence[StreamAdvice], names: Mapping[str, str]) -> N
         }
         for stream in streams
     ]
-    parts.table(rows, "advice_streams", f"Advice for {len(streams)} groups of requests.")
+    told = f"Advice for {len(streams)} groups of requests."
+    parts.table(rows, "advice_streams", told, wide=("Markers",))
 
 
 def draw_stream(session: Session, stream: StreamAdvice) -> None:

@@ -68,6 +68,10 @@
     }
   }
 
+  // The gateway runs, so it answers.
+  for (const e of document.querySelectorAll("[data-testid=stAlert]"))
+    if (seen(e) && /does not answer/.test(e.textContent)) problems.push(`an answer did not come: ${words(e)}`);
+
   // Nothing is wider than the window, and the page has one heading and a title of its own.
   const main = document.querySelector("[data-testid=stMain]");
   if (main && main.scrollWidth > main.clientWidth + 1) problems.push(`wider than the window: ${main.scrollWidth} px of ${main.clientWidth}`);
