@@ -26,10 +26,10 @@ MAX_MODULES = 367
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
-    "dashboard": 735,
+    "dashboard": 734,
     "dashboard/access": 451,
     "dashboard/ui": 1041,
-    "dashboard/views": 3883,
+    "dashboard/views": 3884,
     "engine": 1301,
     "engine/backends": 7240,
     "engine/cache": 3434,
