@@ -166,6 +166,8 @@ def upgrade() -> None:
         auto_cache:16? auto_cache_ttl:4? keep_days:int?
         """,
     )
+    _create("kept_responses", "id", "id:64 workspace_id:64 at_ms:int body:bytes")
+    op.create_index("ix_kept_responses_workspace", "kept_responses", ["workspace_id", "at_ms"])
     _create("shared_limits", "workspace_id", "workspace_id:64 state:text")
     _create("turn_contents", "turn_id", "turn_id:64 workspace_id:64 at_ms:int body:bytes")
     op.create_index("ix_turn_contents_workspace", "turn_contents", ["workspace_id", "at_ms"])
@@ -190,6 +192,7 @@ def downgrade() -> None:
     for table in (
         "api_keys",
         "turn_contents",
+        "kept_responses",
         "shared_limits",
         "workspaces",
         "watermarks",
