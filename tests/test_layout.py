@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 367
+MAX_MODULES = 366
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -56,7 +56,7 @@ BUDGETS: dict[str, int] = {
     "gateway/prompt": 1201,
     "gateway/routing": 2084,
     "gateway/turn": 1590,
-    "migrations": 271,
+    "migrations": 250,
     "scripts": 398,
     "scripts/bench": 2877,
     "scripts/compose": 505,
