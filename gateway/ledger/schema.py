@@ -145,7 +145,7 @@ class TurnRow(CacheColumns, Base):
         Index("ix_turns_outcome", "outcome", "opened_ms", "id"),
         Index("ix_turns_miss_reason", "miss_reason", "opened_ms", "id"),
         Index("ix_turns_http_request_id", "http_request_id"),
-        Index("ix_turns_engine", "engine", "opened_ms", "id"),
+        Index("ix_turns_engine", "engine", "epoch", "opened_ms"),
         # Few turns end in an error, and the explorer asks for the newest.
         Index(
             "ix_turns_errors",

@@ -40,7 +40,7 @@ STALE_SECONDS = 20.0
 """Four missing heartbeats. After them the engine's last known holdings no longer count."""
 WHOLE_BYTES = 64 * 1024
 """A shorter line is read at once."""
-PART_BYTES = 128 * 1024
+PART_BYTES = 32 * 1024
 NEAR_NAMES = 32
 """The names before a prompt's end that are all looked at: the look-back of a marker, and some."""
 _MAX_EXPECTED = 1_000_000

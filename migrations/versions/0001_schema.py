@@ -135,7 +135,7 @@ def upgrade() -> None:
         status:int? error:300?
         """,
     )
-    op.create_index("ix_turns_engine", "turns", ["engine", "opened_ms", "id"])
+    op.create_index("ix_turns_engine", "turns", ["engine", "epoch", "opened_ms"])
     is_error = sa.text("outcome LIKE '%error'")
     op.create_index(
         "ix_turns_errors",

@@ -34,7 +34,7 @@ import httpx
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from engine.protocol import ChainHeld, HeldName, Snapshot
+from engine.protocol import ChainHeld, HeldName, Name, Snapshot
 from engine.protocol.reports import Description
 from gateway.base.catalogue import Model
 from gateway.base.record import TurnRecord
@@ -46,7 +46,6 @@ from gateway.dialects.openai.request import decode_chat
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.upkeep import claim, fill
 from gateway.prompt.ask import Ask, Principal
-from gateway.prompt.names import Name
 from gateway.routing.breaker import Breaker
 from gateway.routing.held import (
     BYTES_PER_NAME,
@@ -101,10 +100,10 @@ class StandIn:
     load: Load = field(default_factory=lambda: Load(600.0))
     breaker: Breaker = field(default_factory=Breaker)
     truth: dict[str, int] = field(default_factory=dict)
+    seed: int = 0
 
-    @property
-    def seed(self) -> int:
-        return self.number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+    def __post_init__(self) -> None:
+        self.seed = self.number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
 
     def held(self, digests: Sequence[str]) -> ChainHeld:
         names = [HeldName(name, self.truth[name]) for name in digests if name in self.truth]
@@ -298,7 +297,6 @@ def made_turns(number: int, rate: float, num_engines: int) -> Iterator[TurnRecor
             prefix=f"{prefix:016x}",
             prefix_ttl="5m",
             status=200,
-            fingerprint=draw.randbytes(200),
         )
 
 
@@ -371,7 +369,7 @@ def bench_engines(num_engines: int) -> None:
             for n in range(num_engines)
         ]
         urls = [engine.wait().url for engine in engines]
-        urls = [f"engine-{n}={url}" for n, url in enumerate([*urls, f"http://127.0.0.1:{late}"])]
+        urls.append(f"http://127.0.0.1:{late}")
         server = stack.enter_context(serving_gateway(folder, urls, {"HOLDFAST_LOG_LEVEL": "error"}))
         gateway = server.wait().url
         busy = cpu_seconds(server.process.pid)

@@ -14,8 +14,8 @@ from gateway.admin.structs.fleet import Epoch, Lost
 from gateway.admin.structs.usage import Sample, Turn, TurnPage
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
-from gateway.ledger.rollups import DAY_SECONDS, prompt_tokens, written_tokens
-from gateway.ledger.schema import IS_ERROR, TurnRollupRow, TurnRow
+from gateway.ledger.rollups import prompt_tokens, written_tokens
+from gateway.ledger.schema import IS_ERROR, TurnRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +258,6 @@ async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) 
 
 
 NUM_PARTS = 40
-_DAY_MS = DAY_SECONDS * 1000
-# Of one statement.
-_ENGINES = 100
 
 
 async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
@@ -301,109 +298,32 @@ def _sample(row: Any) -> Sample:
 
 
 async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
-    """The engines' restarts in the range, the newest first, at most `limit` of each engine.
-
-    They are found by halving, since two turns of one epoch have no other epoch between them.
-    """
-    found = []
+    """The engines' restarts in the range, the newest first, at most `limit` of each engine."""
+    within = TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms
+    key = TurnRow.engine, TurnRow.epoch
+    times = func.min(TurnRow.opened_ms).label("first_ms"), func.max(TurnRow.opened_ms)
+    # The index has all of it. Turns without an engine have no epoch.
+    spans = select(*key, *times).where(*within, *of.filters(TurnRow), TurnRow.epoch.is_not(None))
+    spans = spans.group_by(*key).order_by(TurnRow.engine, text("first_ms"))
+    sums = func.count(), func.coalesce(func.sum(written_tokens(TurnRow)), 0)
+    missed = select(*key, *sums).where(TurnRow.miss_reason == "engine_restart", *within)
+    found: dict[str, list[Epoch]] = {}
     async with ledger.snapshot() as connection:
-        for engine, first, last in await _ends(connection, of):
-            changes: list[tuple[Any, Any]] = []
-            await _changes(connection, engine, [(first, last)], changes, limit)
-            starts = [after.opened_ms for _, after in changes]
-            for number, (before, after) in enumerate(changes):
-                end = [*starts, of.until_ms][number + 1]
-                lost = await _lost(connection, engine, after.opened_ms, end)
-                found.append(
-                    Epoch(
-                        engine=engine,
-                        epoch=after.epoch,
-                        last_ms=before.opened_ms,
-                        first_ms=after.opened_ms,
-                        lost=lost,
-                    )
+        rows = (await connection.execute(spans)).all()
+        lost = {
+            (engine, epoch): Lost(requests=requests, written_tokens=int(tokens))
+            for engine, epoch, requests, tokens in await connection.execute(missed.group_by(*key))
+        }
+    for (before, _, _, last_ms), (engine, epoch, first_ms, _) in pairwise(rows):
+        if engine == before:
+            found.setdefault(engine, []).append(
+                Epoch(
+                    engine=engine,
+                    epoch=epoch,
+                    last_ms=last_ms,
+                    first_ms=first_ms,
+                    lost=lost.get((engine, epoch), Lost(requests=0, written_tokens=0)),
                 )
-    return sorted(found, key=lambda each: (-each.first_ms, each.engine))
-
-
-async def _ends(connection: AsyncConnection, of: Range) -> list[tuple[str, Any, Any]]:
-    """Engines, and the first and the last turn of each, where those are of two epochs."""
-    table = TurnRollupRow
-    named = select(table.engine).where(
-        table.width_seconds == DAY_SECONDS,
-        table.start_ms >= of.since_ms // _DAY_MS * _DAY_MS,
-        table.start_ms < of.until_ms,
-        table.engine != "",
-        *of.filters(table),
-    )
-    names = sorted((await connection.execute(named.distinct())).scalars())
-    found = []
-    for start in range(0, len(names), _ENGINES):
-        part = names[start : start + _ENGINES]
-        queries = [
-            select(_turn_at(name, of.since_ms, of.until_ms, is_last=is_last).subquery())
-            for name in part
-            for is_last in (False, True)
-        ]
-        ends: dict[str, list[Any]] = {}
-        for row in (await connection.execute(union_all(*queries))).all():
-            ends.setdefault(row.engine, []).append(row)
-        for name, (first, last) in ends.items():
-            if first.epoch != last.epoch:
-                pair = sorted((first, last), key=lambda row: row.opened_ms)
-                found.append((name, *pair))
-    return found
-
-
-async def _changes(
-    connection: AsyncConnection,
-    engine: str,
-    spans: list[tuple[Any, Any]],
-    changes: list[tuple[Any, Any]],
-    limit: int,
-) -> None:
-    while spans and len(changes) < limit:
-        early, late = spans.pop()
-        if early.epoch == late.epoch:
-            continue
-        middle = (early.opened_ms + late.opened_ms) // 2 + 1
-        before = _turn_at(engine, early.opened_ms, middle, is_last=True)
-        behind = _turn_at(engine, middle, late.opened_ms + 1, is_last=False)
-        left = (await connection.execute(before)).first()
-        right = (await connection.execute(behind)).first()
-        if left is None or right is None:
-            changes.append((early, late))
-            continue
-        if left.epoch != right.epoch:
-            # There is no turn between these two.
-            changes.append((left, right))
-        spans += [(early, left), (right, late)]
-    changes.sort(key=lambda change: change[1].opened_ms)
-
-
-def _turn_at(engine: str, since_ms: int, until_ms: int, *, is_last: bool) -> Select[Any]:
-    """An engine's first or last turn of a time."""
-    order = TurnRow.opened_ms.desc() if is_last else TurnRow.opened_ms
-    columns: Sequence[Any] = TurnRow.engine, TurnRow.opened_ms, TurnRow.epoch
-    return (
-        select(*columns)
-        .where(
-            TurnRow.opened_ms >= since_ms,
-            TurnRow.opened_ms < until_ms,
-            TurnRow.engine == engine,
-            TurnRow.epoch.is_not(None),
-        )
-        .order_by(order)
-        .limit(1)
-    )
-
-
-async def _lost(connection: Any, engine: str, since_ms: int, until_ms: int) -> Lost:
-    query = select(func.count(), func.coalesce(func.sum(written_tokens(TurnRow)), 0)).where(
-        TurnRow.miss_reason == "engine_restart",
-        TurnRow.opened_ms >= since_ms,
-        TurnRow.opened_ms < until_ms,
-        TurnRow.engine == engine,
-    )
-    requests, tokens = (await connection.execute(query)).one()
-    return Lost(requests=requests, written_tokens=int(tokens))
+            )
+    kept = [one for each in found.values() for one in each[-limit:]]
+    return sorted(kept, key=lambda each: (-each.first_ms, each.engine))
