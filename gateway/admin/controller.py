@@ -5,10 +5,11 @@ as those of the model APIs are. Handlers take a range of time by naming a depend
 range with all filters, `span` the two moments alone.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Controller, Request, get, post
+from litestar import Controller, Request, delete, get, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import QueryParameter, RawBody
 
@@ -37,9 +38,15 @@ class AdminController(Controller):
     before_request = staticmethod(check_query)
 
 
-def view(path: str, operation_id: str, summary: str) -> get:
-    """The decorator of a handler that reads, also for keys that see their own workspace alone."""
-    return get(path, operation_id=operation_id, summary=summary, opt=OWN_WORKSPACE)
+def view(path: str, operation_id: str, summary: str, opt: Any = OWN_WORKSPACE) -> get:
+    """The decorator of a handler that reads, also for keys that see their own workspace alone; with
+    `opt` None for admin keys only."""
+    return get(path, operation_id=operation_id, summary=summary, opt=opt)
+
+
+def removal(path: str, operation_id: str, summary: str) -> delete:
+    """The decorator of a handler that removes something and answers 200."""
+    return delete(path, operation_id=operation_id, summary=summary, status_code=200)
 
 
 def action(
@@ -125,18 +132,17 @@ MAX_MS = 253_402_300_799_000
 HOUR_MS = 3_600_000
 _MAX_SPAN_MS = 3 * 366 * 86_400_000
 
-SinceMs = Annotated[int | None, QueryParameter(name="since_ms", ge=0, le=MAX_MS)]
-UntilMs = Annotated[int | None, QueryParameter(name="until_ms", ge=0, le=MAX_MS)]
 WorkspaceName = Annotated[str | None, QueryParameter(name="workspace", min_length=1, max_length=64)]
 EngineName = Annotated[str | None, QueryParameter(name="engine", min_length=1, max_length=64)]
 ModelName = Annotated[str | None, QueryParameter(name="model", min_length=1, max_length=128)]
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
     """The moments that a query names, in milliseconds; None where it names none."""
 
-    since_ms: int | None
-    until_ms: int | None
+    since_ms: Annotated[int | None, QueryParameter(name="since_ms", ge=0, le=MAX_MS)] = None
+    until_ms: Annotated[int | None, QueryParameter(name="until_ms", ge=0, le=MAX_MS)] = None
 
 
 def now_ms(clock: Clock) -> int:
@@ -165,10 +171,6 @@ def range_of(
     return Range(since_ms=since, until_ms=until, workspace=workspace, engine=engine, model=model)
 
 
-def _asked_span(since_ms: SinceMs = None, until_ms: UntilMs = None) -> Span:
-    return Span(since_ms=since_ms, until_ms=until_ms)
-
-
 def _asked_range(
     request: AdminRequest,
     services: NamedDependency[Services],
@@ -177,15 +179,12 @@ def _asked_range(
     engine: EngineName = None,
     model: ModelName = None,
 ) -> Range:
-    """The range of the query, confined to what the viewer may see.
-
-    Raise InvalidRequest for a wrong range, and Forbidden for another's workspace.
-    """
+    """The query's range, confined to what the viewer may see. Raise InvalidRequest or Forbidden."""
     own = request.user.confine(workspace)
     return range_of(services, span, own, engine=engine, model=model)
 
 
 ASKED_RANGE = {
-    "span": Provide(_asked_span, sync_to_thread=False),
+    "span": Provide(Span, sync_to_thread=False),
     "of": Provide(_asked_range, sync_to_thread=False),
 }

@@ -18,11 +18,10 @@ from typing import NamedTuple
 from gateway.admin.structs.fleet import Workspace
 from gateway.admission.fair_queue import MAX_TURNS
 from gateway.admission.rates import TokenBucket
-from gateway.base.background import pause
+from gateway.base.background import repeat
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, Overloaded, RateLimited, SpendLimitReached
+from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS, Limits, RateStatus, RateStatuses
-from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.ledger.access import Workspaces
 from gateway.prompt.ask import Principal
@@ -269,18 +268,19 @@ class SpendWatch:
         """Read every half minute, and at once when a workspace gets a limit."""
         watched: set[str] = set()
         read = -SPEND_POLL_SECONDS
-        while not stopping.is_set():
+
+        async def look() -> None:
+            nonlocal watched, read
             now, known = self._clock.monotonic(), self._known().values()
             limited = {one.id for one in known if one.monthly_spend_nano is not None}
             if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
                 month = month_of(self._clock.wall())
-                try:
-                    spent = await self._workspaces.spent(sorted(limited), month)
-                    self._limits.learn_spend(month, spent)
-                    watched, read = limited, now
-                except GatewayError as error:
-                    get_logger("spend").warning("spend_read_failed", error=str(error))
-            await pause(stopping, _SPEND_TICK_SECONDS)
+                self._limits.learn_spend(
+                    month, await self._workspaces.spent(sorted(limited), month)
+                )
+                watched, read = limited, now
+
+        await repeat(stopping, _SPEND_TICK_SECONDS, look, "spend_read_failed")
 
 
 def month_of(moment: datetime) -> datetime:

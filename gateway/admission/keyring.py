@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import math
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
@@ -19,7 +20,7 @@ from pydantic import SecretStr
 
 from gateway.admin.structs.fleet import Workspace
 from gateway.admission.rates import Buckets
-from gateway.base.background import pause
+from gateway.base.background import repeat
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded, TooManyUnknownKeys
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, limits_of
@@ -76,7 +77,6 @@ class KeyRing:
         self._rate = Buckets(lookups_per_minute, clock.monotonic)
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._refreshing = asyncio.Lock()
-        self._log = get_logger("keys")
         self._version = -1
         self._generation = 0
         self._confirmed = self._loaded = clock.monotonic()
@@ -162,17 +162,13 @@ class KeyRing:
                 self._configured = _Known(principal, configured.digest, expired)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                await self.poll()
-                await self._write_uses()
-            except GatewayError as error:
-                self._log.warning("key_refresh_failed", error=str(error))
-            await pause(stopping, POLL_SECONDS)
-        try:
+        async def look() -> None:
+            await self.poll()
             await self._write_uses()
-        except GatewayError as error:
-            self._log.warning("key_uses_not_written", error=str(error))
+
+        await repeat(stopping, POLL_SECONDS, look, "key_refresh_failed")
+        with suppress(GatewayError):  # they are known to a minute at best
+            await self._write_uses()
 
     async def _look_up(self, digest: str, address: str) -> _Known | None:
         now = self._clock.monotonic()

@@ -1,10 +1,11 @@
 """Tasks that outlive the request that started them."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 
 
@@ -13,6 +14,18 @@ async def pause(stopping: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stopping.wait()
+
+
+async def repeat(
+    stopping: asyncio.Event, seconds: float, work: Callable[[], Awaitable[object]], failed: str
+) -> None:
+    """Do it again and again, so many seconds apart. A failure is logged as the event `failed`."""
+    while not stopping.is_set():
+        try:
+            await work()
+        except GatewayError as error:
+            get_logger("gateway").warning(failed, error=str(error))
+        await pause(stopping, seconds)
 
 
 class Background:

@@ -5,7 +5,7 @@ serve, and workspaces are named only where a setting says how many.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -117,6 +117,7 @@ TOKEN_CLASSES = {
     for name in ("input_tokens", "cache_read_tokens", *WRITE_FIELDS.values(), "output_tokens")
 }
 MAX_MODELS = 100
+MetricT = TypeVar("MetricT", Counter, Histogram)
 _UNKNOWN, _OTHER = "unknown", "other"
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
@@ -165,9 +166,6 @@ class Metrics:
             name: Counter(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
             for name, labels, meaning, _ in _rows(_COUNTERS)
         }
-        for name, _, _, values in _rows(_COUNTERS):
-            for value in values:
-                self.count(name, value, amount=0)
         self._gauges = {
             name: Gauge(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
             for name, labels, meaning, _ in _rows(_GAUGES)
@@ -187,18 +185,28 @@ class Metrics:
             for name, labels, meaning, _ in _rows(_HISTOGRAMS)
         }
         registry.register(_ConventionalCollector(self._histograms))
+        self._known: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
+        for name, _, _, values in _rows(_COUNTERS):
+            for value in values:
+                self.count(name, value, amount=0)
         self._workspaces: set[str] = set()
 
     def count(self, name: str, *labels: str, amount: float = 1) -> None:
         """Add to a counter. A series with labels exists from then on, also with an amount of 0."""
-        counter = self._counters[name]
-        (counter.labels(*labels) if labels else counter).inc(amount)
+        self._series(self._counters[name], name, labels).inc(amount)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        histogram = self._histograms[name]
-        (histogram.labels(*labels) if labels else histogram).observe(value)
+        self._series(self._histograms[name], name, labels).observe(value)
+
+    def _series(self, metric: MetricT, name: str, labels: tuple[str, ...]) -> MetricT:
+        """`labels()` takes a lock and more time than the counting itself."""
+        if not labels:
+            return metric
+        if (found := self._known.get((name, labels))) is None:
+            found = self._known[name, labels] = metric.labels(*labels)
+        return found
 
     def set(self, name: str, value: float) -> None:
         self._gauges[name].set(value)

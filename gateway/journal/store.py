@@ -11,19 +11,20 @@ instances. A single record that is broken is set aside with its bytes.
 
 import asyncio
 import fcntl
+import json
 import os
 import re
 import secrets
 import sqlite3
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain, groupby
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 from zlib import crc32
 
 import msgspec
@@ -60,6 +61,37 @@ CREATE TABLE turns (
 );
 CREATE INDEX turns_by_state ON turns (state);
 """
+# Counted while the file is open, in memory, with each transaction.
+_COUNTING = """
+PRAGMA temp_store = MEMORY;
+CREATE TEMP TABLE counts AS SELECT value AS state,
+    (SELECT count(*) FROM turns WHERE state = value) AS number
+    FROM json_each('["open", "closed", "aside"]');
+CREATE TEMP TRIGGER added AFTER INSERT ON turns BEGIN
+    UPDATE counts SET number = number + 1 WHERE state = new.state;
+END;
+CREATE TEMP TRIGGER changed AFTER UPDATE ON turns BEGIN
+    UPDATE counts SET number = number + (state = new.state) - (state = old.state);
+END;
+CREATE TEMP TRIGGER removed AFTER DELETE ON turns BEGIN
+    UPDATE counts SET number = number - 1 WHERE state = old.state;
+END;
+"""
+# The bytes are of pages that hold something.
+_NUMBERS = """
+SELECT json_group_object(state, number), (page_count - freelist_count) * page_size
+FROM counts, pragma_page_count, pragma_freelist_count, pragma_page_size
+"""
+_REMOVE = """
+DELETE FROM turns WHERE id IN (SELECT value FROM json_each(?))
+AND state IN (SELECT value FROM json_each(?))
+"""
+_REPLACE = """
+ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record,
+checksum = excluded.checksum, reason = excluded.reason, at = excluded.at WHERE
+"""
+_OVER_OPEN = "turns.state = 'open' OR turns.state = 'aside' AND excluded.state = 'closed'"
+"""An open turn may be written anew or closed. A close brings back what was set aside."""
 _ROWS = "SELECT id, state, record, checksum, reason, at FROM turns"
 _DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _UNREADABLE = frozenset({sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ})
@@ -67,7 +99,6 @@ _PRIMARY = 0xFF
 _IS_INSTANCE = re.compile("[0-9a-f]{8}")
 _MADE_BY = re.compile("msg_([0-9a-f]{8})")
 
-Result = TypeVar("Result")
 Guard = Callable[[str, Callable[[], None]], None]
 """Runs one round of the named thread loop, and handles its exceptions."""
 
@@ -98,6 +129,10 @@ def _row(turn_id: str, state: str, record: bytes | None, reason: str | None = No
     return Row(turn_id, state, record, _checksum(turn_id, state, record), reason, at)
 
 
+def _as_list(texts: Sequence[str]) -> str:
+    return json.dumps(list(texts))
+
+
 def _checksum(turn_id: str, state: str, record: bytes | None) -> int:
     """SQLite finds damage to its own structure. A flipped digit of a record would be billed."""
     return crc32(record or b"", crc32(f"{turn_id} {state}".encode()))
@@ -119,58 +154,38 @@ class Damaged(Exception):
 
 
 class Table:
-    """The turns of an open file, by id. `counts` are their numbers by state."""
+    """The turns of an open file, by id. Few statements: at each the thread may wait for the GIL."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
-        rows = db.execute("SELECT state, count(*) FROM turns GROUP BY state")
-        self.counts: Counter[str] = Counter(dict(rows))
+        db.executescript(_COUNTING)
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the pages that hold something."""
-        pages, free, size = (
-            self.db.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+    def numbers(self) -> tuple[dict[str, int], int]:
+        """Turns by state, and their bytes."""
+        counts, num_bytes = self.db.execute(_NUMBERS).fetchone()
+        return json.loads(counts), num_bytes
 
-    def state(self, turn_id: str) -> str | None:
-        found = self.db.execute("SELECT state FROM turns WHERE id = ?", (turn_id,)).fetchone()
-        return None if found is None else str(found[0])
+    def put(self, rows: Sequence[Row], over: str = _OVER_OPEN) -> None:
+        """Write rows, but over other rows only where the condition `over` holds."""
+        values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(rows))
+        command = f"INSERT INTO turns VALUES {values} {_REPLACE} {over}"  # noqa: S608
+        self.db.execute(command, [*chain(*rows)])
 
-    def put(self, row: Row, *over: str | None) -> bool:
-        """Write a row over one of these states (None: over nothing); return whether it was."""
-        was = self.state(row.id)
-        if was not in over:
-            return False
-        self.db.execute(
-            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
-            " state = excluded.state, record = excluded.record, checksum = excluded.checksum,"
-            " reason = excluded.reason, at = excluded.at",
-            row,
-        )
-        if was is not None:
-            self.counts[was] -= 1
-        self.counts[row.state] += 1
-        return True
+    def unknown(self, turn_ids: Sequence[str]) -> list[str]:
+        query = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM turns)"
+        return [str(row[0]) for row in self.db.execute(query, (_as_list(turn_ids),))]
 
     def remove(self, turn_ids: Sequence[str], *states: str) -> None:
-        for turn_id in turn_ids:
-            was = self.state(turn_id)
-            if was is not None and was in states:
-                self.db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
-                self.counts[was] -= 1
+        self.db.execute(_REMOVE, (_as_list(turn_ids), _as_list(states)))
 
     def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
         """What was set aside before stays as it was. A turn that is not here is named."""
         for turn_id in turn_ids:
             query = "SELECT record FROM turns WHERE id = ?"
-            found = self.db.execute(query, (turn_id,)).fetchone()
-            record = None if found is None else found[0]
-            self.put(_row(turn_id, ASIDE, record, reason), OPEN, CLOSED, None)
+            (record,) = self.db.execute(query, (turn_id,)).fetchone() or (None,)
+            self.put([_row(turn_id, ASIDE, record, reason)], f"turns.state != '{ASIDE}'")
 
-    def rows(self, state: str, limit: int = -1) -> list[Row]:
+    def rows(self, state: str, limit: int) -> list[Row]:
         query = _ROWS + " WHERE state = ? ORDER BY rowid LIMIT ?"
         return [Row(*row) for row in self.db.execute(query, (state, limit))]
 
@@ -179,7 +194,8 @@ class Table:
         return [str(row[0]) for row in self.db.execute(query, (state, reason))]
 
 
-Work = Callable[[Table], Any]
+Work = Row | Callable[[Table], Any]
+"""A row to write, or what is done at the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +224,13 @@ class Journal:
         self.instances: tuple[str, ...] = ()
         self.damaged: list[str] = []
         self.num_bytes = 0
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys((OPEN, CLOSED, ASIDE), 0)
         self._directory = directory
         self._guard = guard
         self._log = get_logger("journal")
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._gathered: list[_Job] = []
+        self._is_busy = False
+        self._groups: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._unfinished: list[_Job] = []
         # A commit failed. No new turns until one has worked.
         self._is_failing = False
@@ -229,13 +247,15 @@ class Journal:
         except (sqlite3.Error, OSError) as error:
             self._lock.close()
             raise JournalUnavailable(f"journal `{self._directory}`: {error}") from None
-        self._count(self._table)
+        self._counts, self.num_bytes = self._table.numbers()
         self._thread.start()
         return self
 
     async def stop(self) -> None:
         """Finish what was handed over and close the file."""
-        self._jobs.put(None)
+        while self._gathered:
+            self._hand_over()
+        self._groups.put(None)
         await asyncio.to_thread(self._thread.join)
         self._close()
         self._lock.close()
@@ -268,7 +288,7 @@ class Journal:
         row = _row(record.id, OPEN, _encode(record))
         is_open = False
         try:
-            await self._do(lambda table: table.put(row, None))
+            await self._do(row)
             is_open = True
         except JournalUnavailable:
             if not self.has_room:
@@ -281,7 +301,7 @@ class Journal:
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn: it goes on at another engine."""
         row = _row(record.id, OPEN, _encode(record))
-        await self._do(lambda table: table.put(row, OPEN, None))
+        await self._do(row)
 
     async def close(self, record: TurnRecord) -> None:
         """Close a turn. A second close changes nothing.
@@ -293,7 +313,7 @@ class Journal:
     def close_soon(self, record: TurnRecord) -> asyncio.Future[Any]:
         """Hand a close over without waiting. This is safe while a stream is being cancelled."""
         row = _row(record.id, CLOSED, _encode(record))
-        return self._submit(lambda table: table.put(row, OPEN, ASIDE, None), must=True)
+        return self._submit(row, must=True)
 
     async def open_turns(self) -> list[TurnRecord]:
         """In the order in which they were opened."""
@@ -305,7 +325,8 @@ class Journal:
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
         """Those of these turns that the journal does not have, or no longer has."""
-        return await self._do(lambda table: [i for i in turn_ids if table.state(i) is None])
+        found: list[str] = await self._do(lambda table: table.unknown(turn_ids))
+        return found
 
     async def forget(self, turn_ids: Sequence[str]) -> None:
         """Remove turns that the ledger has."""
@@ -318,7 +339,8 @@ class Journal:
 
     async def set_aside_turns(self, reason: str = "") -> list[str]:
         """All that were set aside, or those of one reason, by id."""
-        return await self._do(lambda table: table.ids(ASIDE, reason))
+        found: list[str] = await self._do(lambda table: table.ids(ASIDE, reason))
+        return found
 
     async def found(self, turn_ids: Sequence[str]) -> None:
         """Turns that were set aside, and that the ledger has after all."""
@@ -341,9 +363,8 @@ class Journal:
             await self.set_aside(broken, BROKEN)
         return records
 
-    async def _do(self, work: Callable[[Table], Result]) -> Result:
-        result: Result = await self._wait(self._submit(work))
-        return result
+    async def _do(self, work: Work) -> Any:
+        return await self._wait(self._submit(work))
 
     async def _wait(self, future: asyncio.Future[Any]) -> Any:
         try:
@@ -353,12 +374,24 @@ class Journal:
             raise JournalUnavailable from None
 
     def _submit(self, work: Work, *, must: bool = False) -> asyncio.Future[Any]:
-        self._loop = asyncio.get_running_loop()
-        future = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._is_busy = loop, False
+        future = loop.create_future()
         # Nobody need ask for the outcome.
         future.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._jobs.put(_Job(work, must, future))
+        self._gathered.append(_Job(work, must, future))
+        if not self._is_busy:
+            self._is_busy = True
+            loop.call_soon(self._hand_over)
         return future
+
+    def _hand_over(self) -> None:
+        """Give the thread what has gathered. What comes while it writes shares the next commit."""
+        jobs, self._gathered = self._gathered[:_GROUP], self._gathered[_GROUP:]
+        self._is_busy = bool(jobs)
+        if jobs:
+            self._groups.put(jobs)
 
     # The thread.
 
@@ -367,14 +400,12 @@ class Journal:
             self._guard("journal", self._round)
 
     def _round(self) -> None:
-        """Commit what has gathered. While a commit must be tried again the wait has a limit."""
-        jobs: list[_Job | None] = []
+        """Commit a group. While a commit must be tried again the wait for it has a limit."""
+        jobs: list[_Job] | None = []
         with suppress(Empty):
-            jobs.append(self._jobs.get(timeout=_RETRY_SECONDS if self._is_failing else None))
-            while len(jobs) < _GROUP:
-                jobs.append(self._jobs.get_nowait())
-        self._has_stopped = None in jobs
-        work = self._unfinished + [job for job in jobs if job is not None]
+            jobs = self._groups.get(timeout=_RETRY_SECONDS if self._is_failing else None)
+        self._has_stopped = jobs is None
+        work = self._unfinished + (jobs or [])
         error: Exception | None = sqlite3.OperationalError("the journal's round failed")
         try:
             error = self._attempt(work)
@@ -406,23 +437,23 @@ class Journal:
         return failure
 
     def _commit(self, table: Table, jobs: list[_Job]) -> list[Any]:
-        before = table.counts.copy()
         try:
             table.db.execute("BEGIN IMMEDIATE")
             if self._is_failing:
                 table.db.execute("PRAGMA user_version = 1")  # something to write
-            results = [job.work(table) for job in jobs]
+            results: list[Any] = []
+            for is_row, group in groupby(jobs, lambda job: isinstance(job.work, Row)):
+                works = [job.work for job in group]
+                if is_row:
+                    table.put([row for row in works if isinstance(row, Row)])
+                results += [None if isinstance(work, Row) else work(table) for work in works]
             _commit(table.db)
         except (sqlite3.Error, OSError):
-            table.counts = before
             with suppress(sqlite3.Error):
                 table.db.rollback()
             raise
-        self._count(table)
+        self._counts, self.num_bytes = table.numbers()
         return results
-
-    def _count(self, table: Table) -> None:
-        self._counts, self.num_bytes = table.counts.copy(), table.num_bytes
 
     def _tell(self, futures: Sequence[asyncio.Future[Any]], results: Sequence[Any]) -> None:
         """Tell these outcomes, and wake the event loop once. An exception is an error."""
@@ -435,9 +466,10 @@ class Journal:
                     future.set_exception(result)
                 else:
                     future.set_result(result)
+            self._hand_over()
 
         loop = self._loop
-        if futures and loop is not None and not loop.is_closed():
+        if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(tell)
 
     # The file.
@@ -506,14 +538,15 @@ class Journal:
 
     def _read_kept(self, table: Table, folder: Path) -> None:
         """Bring over what can be read of a damaged file. Rows that are here stay as they are."""
-        num_read = 0
+        rows = table.numbers()[0].values()
         table.db.execute("BEGIN IMMEDIATE")
         for row in _readable_rows(folder):
             if not row.is_sound:
                 self._log.error("turn_set_aside", turn=row.id, reason=BROKEN)
                 row = _row(row.id, ASIDE, row.record, BROKEN)
-            num_read += table.put(row, None)
+            table.put([row], "false")
         _commit(table.db)
+        num_read = sum(table.numbers()[0].values()) - sum(rows)
         self._log.warning("journal_read", kept=folder.name, turns=num_read)
 
 

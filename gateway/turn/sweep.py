@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gateway.admission.keyring import KeyRing
-from gateway.base.background import pause
+from gateway.base.background import repeat
 from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
-from gateway.base.logs import get_logger
 from gateway.ledger.stored import CachedContent, CachedContents
 from gateway.routing.fleet import Fleet
 
@@ -36,13 +35,10 @@ class Sweep:
         self._clock = clock
 
     async def run(self, stopping: asyncio.Event) -> None:
-        log = get_logger("sweep")
-        while not stopping.is_set():
-            try:
-                await self.end(await self.contents.expired(self._clock.wall()))
-            except GatewayError as error:
-                log.warning("sweep_failed", error=str(error))
-            await pause(stopping, _TICK_SECONDS)
+        async def sweep() -> None:
+            await self.end(await self.contents.expired(self._clock.wall()))
+
+        await repeat(stopping, _TICK_SECONDS, sweep, "sweep_failed")
 
     async def end(self, contents: Sequence[CachedContent]) -> None:
         """Drop the leases of expired contents, then forget them."""
