@@ -7,13 +7,20 @@ from heapq import nsmallest
 from typing import Annotated
 
 import msgspec
-from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from msgspec import Meta
 
 from engine.protocol.reports import EntryInfo
-from gateway.admin.controller import AdminController, Deps, EngineName, WorkspaceName, action, view
+from gateway.admin.controller import (
+    AdminController,
+    Deps,
+    EngineName,
+    WorkspaceName,
+    action,
+    removal,
+    view,
+)
 from gateway.admin.structs.fleet import Dropped, EngineReport, Lease, Removed, RoutingReport
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
@@ -31,9 +38,11 @@ class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class EnginesController(AdminController):
     path = "/admin/v1/engines"
 
-    @get(
-        operation_id="listEngines",
-        summary="State, description and statistics of each engine, and what routing knows of it.",
+    @view(
+        "/",
+        "listEngines",
+        "State, description and statistics of each engine, and what routing knows of it.",
+        None,
     )
     async def list_engines(self, services: Deps) -> list[EngineReport]:
         return list(
@@ -56,11 +65,10 @@ class EnginesController(AdminController):
     async def resume(self, name: FromPath[str], services: Deps) -> EngineReport:
         return await _drain(services, name, is_draining=False)
 
-    @delete(
+    @removal(
         "/{name:str}",
-        operation_id="removeEngine",
-        summary="Forget an engine on which nothing runs, until the gateway's next start.",
-        status_code=200,
+        "removeEngine",
+        "Forget an engine on which nothing runs, until the gateway's next start.",
     )
     async def remove(self, name: FromPath[str], services: Deps) -> Removed:
         """An engine with running turns is not removed: drain it first."""
@@ -137,12 +145,7 @@ class LeasesController(AdminController):
         found = [(name, names.get(e.scope), e) for name, e in largest]
         return await _with_prefixes(services, found)
 
-    @delete(
-        "/{entry:str}",
-        operation_id="dropLease",
-        summary="End one entry of a workspace on an engine.",
-        status_code=200,
-    )
+    @removal("/{entry:str}", "dropLease", "End one entry of a workspace on an engine.")
     async def drop(
         self,
         request: AdminRequest,

@@ -16,7 +16,7 @@ from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from gateway.admin.controller import ASKED_RANGE, MAX_MS, AdminController, Deps, now_ms
+from gateway.admin.controller import ASKED_RANGE, MAX_MS, AdminController, Deps, now_ms, view
 from gateway.admin.structs.usage import Totals
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import Ttl as MessagesTtl
@@ -188,10 +188,11 @@ def cents(nano: int) -> str:
 class ReportController(AdminController):
     dependencies = ASKED_RANGE
 
-    @get(
+    @view(
         "/v1/organizations/usage_report/messages",
-        operation_id="getUsageReport",
-        summary="Usage in the shape of Anthropic's Admin API.",
+        "getUsageReport",
+        "Usage in the shape of Anthropic's Admin API.",
+        None,
     )
     async def usage_report(
         self,
@@ -207,10 +208,11 @@ class ReportController(AdminController):
         by = [_DIMENSIONS[name] for name in dict.fromkeys(group_by or ())]
         return await _report(services, found, by, _usage_results)
 
-    @get(
+    @view(
         "/v1/organizations/cost_report",
-        operation_id="getCostReport",
-        summary="Own costs in the shape of Anthropic's Admin API.",
+        "getCostReport",
+        "Own costs in the shape of Anthropic's Admin API.",
+        None,
     )
     async def cost_report(
         self,

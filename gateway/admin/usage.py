@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
@@ -28,6 +27,7 @@ from gateway.admin.controller import (
     WorkspaceName,
     now_ms,
     range_of,
+    removal,
     view,
 )
 from gateway.admin.meanings import DEFINITIONS
@@ -143,7 +143,7 @@ class UsageController(AdminController):
             definitions={name: each.formula for name, each in DEFINITIONS.items()},
         )
 
-    @get("/turns", operation_id="listTurns", summary="The newest turns.")
+    @view("/turns", "listTurns", "The newest turns.", None)
     async def turns(
         self,
         services: Deps,
@@ -311,20 +311,17 @@ class LiveController(AdminController):
     path = "/admin/v1"
     dependencies = ASKED_RANGE
 
-    @get(
-        "/engines/memory",
-        operation_id="getMemory",
-        summary="What is in each engine's memory.",
-    )
+    @view("/engines/memory", "getMemory", "What is in each engine's memory.", None)
     async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
         asked = (_memory(services, e) for e in services.fleet.engines if engine in (None, e.name))
         found = await asyncio.gather(*asked)
         return await _with_holders(services, found)
 
-    @get(
+    @view(
         "/engines/history",
-        operation_id="getFleetHistory",
-        summary="Restarts in a range, and where hits were lost.",
+        "getFleetHistory",
+        "Restarts in a range, and where hits were lost.",
+        None,
     )
     async def history(
         self,
@@ -343,10 +340,11 @@ class LiveController(AdminController):
             attribution=attributions(found),
         )
 
-    @get(
+    @view(
         "/engines/load",
-        operation_id="getLoad",
-        summary="Memory in use and requests that wait over time, since this gateway's start.",
+        "getLoad",
+        "Memory in use and requests that wait over time, since this gateway's start.",
+        None,
     )
     async def load(
         self, services: Deps, span: NamedDependency[Span], engine: EngineName = None
@@ -397,10 +395,6 @@ _MAX_LOOKED_UP = 1000
 """Prefixes of all engines' memory whose writers are looked up in the ledger."""
 
 
-def _blocks_of(each: Holding) -> int:
-    return each.active + each.leased + each.lowered + each.best_effort + each.automatic
-
-
 async def _with_holders(services: Services, found: list[EngineMemory]) -> list[EngineMemory]:
     """Scopes become workspaces, and names the keys and the looks that the ledger knows.
 
@@ -409,10 +403,11 @@ async def _with_holders(services: Services, found: list[EngineMemory]) -> list[E
     names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
     told = [each for one in found if one.memory for each in one.memory.holdings]
     named_ones = [each for each in told if each.scope in names and each.name is not None]
-    prefixes = {
-        (names[each.scope or ""], each.name or "")
-        for each in heapq.nlargest(_MAX_LOOKED_UP, named_ones, key=_blocks_of)
-    }
+    kinds = ("active", "leased", "lowered", "best_effort", "automatic")
+    largest = heapq.nlargest(
+        _MAX_LOOKED_UP, named_ones, key=lambda each: sum(getattr(each, kind) for kind in kinds)
+    )
+    prefixes = {(names[each.scope or ""], each.name or "") for each in largest}
     ledger = services.queries.ledger
     wrote = await writers(ledger, prefixes)
     known = await named(ledger, prefixes, services.prices.own)
@@ -622,12 +617,7 @@ class ContentController(AdminController):
             turn=turn.id, until_ms=until_ms, prompt=found.prompt, answer=found.answer
         )
 
-    @delete(
-        "/",
-        operation_id="deleteContent",
-        summary="Delete what is kept of a turn's prompt and answer.",
-        status_code=200,
-    )
+    @removal("/", "deleteContent", "Delete what is kept of a turn's prompt and answer.")
     async def remove(self, turn_id: FromPath[str], services: Deps) -> Turn:
         """The turn's counts stay."""
         turn = await _turn_of(services, turn_id, None)

@@ -2,8 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, get_args
 
 from gateway.admin.structs.fleet import KeyScope, Workspace
 from gateway.admission.keyring import EFFECTIVE_SECONDS
@@ -33,6 +34,7 @@ _DAY_SECONDS = 86_400.0
 _LIMITS = Workspace.__struct_fields__[4:]
 _CHANGED = (*_LIMITS, "display_name")
 """The columns of a workspace that options may change."""
+Work = Callable[[Workspaces, argparse.Namespace], Coroutine[Any, Any, Workspace]]
 
 
 def add_commands(commands: Commands) -> None:
@@ -78,16 +80,20 @@ def add_commands(commands: Commands) -> None:
         parser.add_argument("--keep-days", type=or_none(days), help=days_help)
     for parser in (create, change, make, limit):
         add_auto_cache(parser)
+    works: tuple[tuple[argparse.ArgumentParser, Work], ...] = (
+        (make, lambda all, of: all.create(of.id, Clock().wall(), given(of, *_CHANGED))),
+        (limit, lambda all, of: all.change(of.id, given(of, *_CHANGED))),
+        (archive, lambda all, of: all.archive(of.id, Clock().wall())),
+        (restore, lambda all, of: all.restore(of.id)),
+    )
+    for parser, work in works:
+        parser.set_defaults(run=partial(_workspace, work, parser is not make))
     for parser, run in (
         (create, _create_key),
         (change, _change_key),
         (listed, _list_keys),
         (rotate, _rotate_key),
         (revoke, _revoke_key),
-        (make, _create_workspace),
-        (limit, _change_workspace),
-        (archive, _archive_workspace),
-        (restore, _restore_workspace),
         (spaces.add_parser("list", help="list workspaces"), _list_workspaces),
     ):
         parser.set_defaults(run=run)
@@ -146,24 +152,12 @@ def _revoke_key(options: argparse.Namespace) -> int:
     return 1
 
 
-def _create_workspace(options: argparse.Namespace) -> int:
-    values, now = given(options, *_CHANGED), Clock().wall()
-    print(*_words(run_in_ledger(lambda led: Workspaces(led).create(options.id, now, values))))
+def _workspace(work: Work, is_change: bool, options: argparse.Namespace) -> int:
+    words = _words(run_in_ledger(lambda ledger: work(Workspaces(ledger), options)))
+    if is_change:
+        return _say_when(*words)
+    print(*words)
     return 0
-
-
-def _change_workspace(options: argparse.Namespace) -> int:
-    values = given(options, *_CHANGED)
-    return _say_when(*_words(run_in_ledger(lambda led: Workspaces(led).change(options.id, values))))
-
-
-def _archive_workspace(options: argparse.Namespace) -> int:
-    now = Clock().wall()
-    return _say_when(*_words(run_in_ledger(lambda led: Workspaces(led).archive(options.id, now))))
-
-
-def _restore_workspace(options: argparse.Namespace) -> int:
-    return _say_when(*_words(run_in_ledger(lambda led: Workspaces(led).restore(options.id))))
 
 
 def _list_workspaces(_: argparse.Namespace) -> int:

@@ -108,27 +108,20 @@ class KeyAuth(AbstractAuthenticationMiddleware):
     """Sets the request's Principal, its id, and when it arrived."""
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
-        return AuthenticationResult(user=await principal_of(connection.scope), auth=None)
-
-
-async def principal_of(scope: Scope) -> Principal:
-    """Who calls a model API. Notes the request's id, and when it arrived.
-
-    Raise Unauthenticated, MissingKey, Forbidden or SampleData.
-    """
-    services = scope["litestar_app"].state.services
-    scope["state"]["arrived"] = services.clock.monotonic()
-    request_id(scope)
-    with _showing_key(scope):
-        key = _presented_key(scope)
-        principal: Principal | None = await services.keyring.find(key, _address_of(scope))
-        if principal is None:
-            raise AdminKeyServesNoTurns if services.admin.is_admin(key) else Unauthenticated
-    if principal.key_scope not in MAY_SEND:
-        raise Forbidden("this API key may only read in the admin API")
-    if services.keyring.is_sample:
-        raise SampleData
-    return principal
+        """Raise Unauthenticated, MissingKey, Forbidden or SampleData."""
+        services, scope = connection.app.state.services, connection.scope
+        scope["state"]["arrived"] = services.clock.monotonic()
+        request_id(scope)
+        with _showing_key(scope):
+            key = _presented_key(scope)
+            principal: Principal | None = await services.keyring.find(key, _address_of(scope))
+            if principal is None:
+                raise AdminKeyServesNoTurns if services.admin.is_admin(key) else Unauthenticated
+        if principal.key_scope not in MAY_SEND:
+            raise Forbidden("this API key may only read in the admin API")
+        if services.keyring.is_sample:
+            raise SampleData
+        return AuthenticationResult(user=principal, auth=None)
 
 
 class AdminAuth(AbstractAuthenticationMiddleware):

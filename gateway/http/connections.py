@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -187,17 +187,12 @@ class ConnectionLimits:
     connections: Connections
 
 
-def guarded(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """The protocol for uvicorn's `http` setting."""
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's `http` setting is a partial of it: `bounds` are the first argument."""
 
-    class Guarded(_GuardedProtocol):
-        bounds = limits
-
-    return Guarded
-
-
-class _GuardedProtocol(HttpToolsProtocol):
-    bounds: ConnectionLimits
+    def __init__(self, bounds: ConnectionLimits, **given: Any) -> None:
+        super().__init__(**given)
+        self.bounds = bounds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -3,6 +3,7 @@
 `speaking.py` says which shape a client gets. Google's clients ask at `/v1beta/models` too.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from litestar import Controller, get, post
@@ -22,12 +23,14 @@ from gateway.http.model_calls import call_gemini_model
 from gateway.http.query import check_query
 from gateway.http.services import Services
 from gateway.http.speaking import dialect_of
+from gateway.prompt.ask import Dialect
 
 # An own model's release date is not known. The API allows the epoch for that.
 _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
 
 
-class _Models(Controller):
+class ModelsController(Controller):
+    path = "/v1/models"
     middleware = (KeyAuth,)
     before_request = staticmethod(check_query)
 
@@ -36,10 +39,6 @@ class _Models(Controller):
         self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
     ) -> ASGIResponse:
         return await call_gemini_model(request, body, str(model_id))
-
-
-class ModelsController(_Models):
-    path = "/v1/models"
 
     @get()
     async def list_models(
@@ -74,14 +73,11 @@ class ModelsController(_Models):
     async def get_model(
         self, request: KeyRequest, model_id: FromPath[str], services: NamedDependency[Services]
     ) -> ModelInfo | openai.Model | gemini.Model:
-        model = services.find_model(str(model_id).lstrip("/"))
-        dialect = dialect_of(request.scope)
-        if dialect == "gemini":
-            return _gemini_model(model, services)
-        return _openai_model(model, services) if dialect == "openai" else _info(model, services)
+        make = _MADE[dialect_of(request.scope)]
+        return make(services.find_model(str(model_id).lstrip("/")), services)
 
 
-class GeminiModelsController(_Models):
+class GeminiModelsController(ModelsController):
     path = "/v1beta/models"
 
     @get()
@@ -89,12 +85,6 @@ class GeminiModelsController(_Models):
         self, request: KeyRequest, services: NamedDependency[Services]
     ) -> gemini.ModelList:
         return _gemini_models(request, services)
-
-    @get("/{model_id:path}")
-    async def get_model(
-        self, model_id: FromPath[str], services: NamedDependency[Services]
-    ) -> gemini.Model:
-        return _gemini_model(services.find_model(str(model_id).lstrip("/")), services)
 
 
 def _gemini_models(request: KeyRequest, services: Services) -> gemini.ModelList:
@@ -144,3 +134,10 @@ def _longest_context(model: Model, services: Services) -> int | None:
         if engine.description and model.is_served_by(engine.description.model)
     ]
     return max(contexts, default=None)
+
+
+_MADE: Mapping[Dialect, Callable[[Model, Services], ModelInfo | openai.Model | gemini.Model]] = {
+    "anthropic": _info,
+    "openai": _openai_model,
+    "gemini": _gemini_model,
+}

@@ -9,6 +9,7 @@ a load balancer. A second SIGINT ends the gateway at once, and the journal has t
 import asyncio
 import signal
 import time
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -25,8 +26,8 @@ from gateway.http.connections import (
     SERVER,
     ConnectionLimits,
     Connections,
+    GuardedProtocol,
     backlog_for,
-    guarded,
     most_connections,
 )
 
@@ -93,7 +94,7 @@ class Server(uvicorn.Server):
         options: dict[str, Any] = {
             "host": settings.host,
             "port": settings.port,
-            "http": guarded(limits),
+            "http": partial(GuardedProtocol, limits),
             "backlog": backlog_for(descriptors),
             "ws": "none",
             "log_config": None,

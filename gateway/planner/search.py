@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.admin.structs.advice import FleetAnswer, Gpu, Point
+from gateway.admin.structs.advice import FleetAnswer, Point
 from gateway.base.errors import InvalidRequest
 from gateway.planner.bench import Bench, Fleet, side_by_side, stretch_of
 from gateway.planner.fleet import Hopeless
@@ -45,16 +45,13 @@ class _OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Engines of one GPU: `job` has their memory and times."""
+    """Engines of one GPU: `answer` as long as their number is not known, `job` with their memory
+    and times, and what one GPU costs an hour."""
 
-    name: str
-    gpu: Gpu
-    gpus_per_engine: int
+    answer: FleetAnswer
     per_hour: float
     job: Job
     sizes: Sizes
-    is_measured: bool
-    speed: str
 
 
 def at_rate(turns: Sequence[Turn], rate: float | None) -> tuple[Sequence[Turn], str | None]:
@@ -114,9 +111,18 @@ def search(
             offers.append(found)
         else:
             unfit.append(found)
-    guesses = {offer.name: _guess(offer, stretch, reuse) for offer in offers}
+    # Engines that are busy all the time with what must be computed.
+    computed = sum(turn.ends[-1] + turn.tail for turn in stretch) * (1 - reuse)
+    steps = sum(turn.output for turn in stretch) / job.asked.max_running
+    lasts = max(stretch[-1].at - stretch[0].at, 1.0)
+    guesses = {
+        offer.answer.gpu: math.ceil(
+            (computed * offer.job.computed_us / 1e6 + steps * offer.job.step_ms / 1e3) / lasts
+        )
+        for offer in offers
+    }
     # The likely answers first: time may run out.
-    offers.sort(key=lambda offer: guesses[offer.name] * offer.per_hour)
+    offers.sort(key=lambda offer: guesses[offer.answer.gpu] * offer.per_hour)
     ends, done = time.monotonic() + MAX_SEARCH_SECONDS, 0
     is_cut = len(stretch) < len(turns)
 
@@ -133,7 +139,7 @@ def search(
         def point(engines: int) -> Point | None:
             in_time()
             fleet = Fleet(
-                label=f"{engines} × {offer.gpu.title}",
+                label=f"{engines} × {offer.answer.title}",
                 engines=engines,
                 host_gib=asked.host_gib,
                 disk_gib=asked.disk_gib,
@@ -145,7 +151,7 @@ def search(
                 return None
             return found if reaches_all(found, target) else None
 
-        answer = _answer(offer, point, guesses[offer.name])
+        answer = _answer(offer, point, guesses[offer.answer.gpu])
         tell_turns(1)
         return answer
 
@@ -155,12 +161,10 @@ def search(
         tell(done / len(offers))
 
     answers = side_by_side(len(offers), work, FleetAnswer, told) if offers else []
-    return sorted([*answers, *unfit], key=_order)
-
-
-def _order(answer: FleetAnswer) -> tuple[bool, float, int]:
-    price = math.inf if answer.per_hour is None else answer.per_hour
-    return answer.engines is None, price, answer.engines or 0
+    return sorted(
+        [*answers, *unfit],
+        key=lambda each: (each.engines is None, each.per_hour or 0.0, each.engines or 0),
+    )
 
 
 def _answer(offer: Offer, point: Callable[[int], Point | None], guess: int) -> FleetAnswer:
@@ -180,28 +184,12 @@ def _answer(offer: Offer, point: Callable[[int], Point | None], guess: int) -> F
         # What reaches it is an answer, though fewer may do as well.
         engines = known.enough
         why = f"not looked at to the end: more than {known.too_few} are needed"
-    answer = _unanswered(offer, why)
+    answer = msgspec.structs.replace(offer.answer, why=why)
     if engines is None:
         return answer
-    gpus = engines * offer.gpus_per_engine
+    per_hour = engines * answer.gpus_per_engine * offer.per_hour
     return msgspec.structs.replace(
-        answer, engines=engines, per_hour=gpus * offer.per_hour, point=points[engines]
-    )
-
-
-def _unanswered(offer: Offer, why: str) -> FleetAnswer:
-    return FleetAnswer(
-        gpu=offer.name,
-        title=offer.gpu.title,
-        gpus_per_engine=offer.gpus_per_engine,
-        engines=None,
-        per_hour=None,
-        device_gib=offer.job.asked.device_gib,
-        prefill_us=offer.job.computed_us,
-        decode_ms=offer.job.step_ms,
-        is_measured=offer.is_measured,
-        speed=offer.speed,
-        why=why,
+        answer, engines=engines, per_hour=per_hour, point=points[engines]
     )
 
 
@@ -241,15 +229,6 @@ def reaches_all(point: Point, target: Target) -> bool:
     )
 
 
-def _guess(offer: Offer, stretch: Sequence[Turn], reuse: float) -> int:
-    """Engines that are busy all the time with what must be computed."""
-    job = offer.job
-    tokens = sum(turn.ends[-1] + turn.tail for turn in stretch) * (1 - reuse)
-    steps = sum(turn.output for turn in stretch) / job.asked.max_running
-    seconds = tokens * job.computed_us / 1e6 + steps * job.step_ms / 1e3
-    return math.ceil(seconds / max(stretch[-1].at - stretch[0].at, 1.0))
-
-
 def check(asked: PlanRequest) -> None:
     """Raise InvalidRequest with what is wrong, before anything is computed."""
     if asked.target is None:
@@ -269,39 +248,34 @@ def _offer(choice: GpuChoice, job: Job, stretch: Sequence[Turn]) -> Offer | Flee
     """The smallest group of this GPU with room for the model and its prompts."""
     gpu = known_gpus()[choice.name]
     longest = max(turn.ends[-1] + turn.tail + turn.output for turn in stretch)
-    for group in _GROUPS:
-        asked = msgspec.structs.replace(
-            job.asked, device_gib=group * gpu.memory_gb * 1e9 / GIB, engines=1
-        )
-        try:
-            sizes = sizes_of(asked)
-        except InvalidRequest:
-            continue
-        room = sizes.kv_bytes / sizes.bytes_per_token
-        if room > 2 * longest and sizes.kv_bytes > KV_SHARE * asked.device_gib * GIB:
-            return _timed(choice, gpu, group, job, asked, sizes)
-    return FleetAnswer(
+    gib = gpu.memory_gb * 1e9 / GIB
+    answer = FleetAnswer(
         gpu=choice.name,
         title=gpu.title,
         gpus_per_engine=_GROUPS[-1],
         engines=None,
         per_hour=None,
-        device_gib=_GROUPS[-1] * gpu.memory_gb * 1e9 / GIB,
+        device_gib=_GROUPS[-1] * gib,
         prefill_us=0.0,
         decode_ms=0.0,
         is_measured=False,
         speed="",
         why=f"{_GROUPS[-1]} of it have no room for the model and its keys and values",
     )
-
-
-def _timed(
-    choice: GpuChoice, gpu: Gpu, group: int, job: Job, asked: PlanRequest, sizes: Sizes
-) -> Offer:
+    for group in _GROUPS:
+        asked = msgspec.structs.replace(job.asked, device_gib=group * gib, engines=1)
+        try:
+            sizes = sizes_of(asked)
+        except InvalidRequest:
+            continue
+        room = sizes.kv_bytes / sizes.bytes_per_token
+        if room > 2 * longest and sizes.kv_bytes > KV_SHARE * asked.device_gib * GIB:
+            break
+    else:
+        return answer
     assert sizes.active_parameters is not None
     together = group * (TOGETHER_SHARE if group > 1 else 1.0)
-    operations = 2 * sizes.active_parameters
-    prefill_us = operations / (gpu.tflops * PREFILL_SHARE * together) / 1e6
+    prefill_us = 2 * sizes.active_parameters / (gpu.tflops * PREFILL_SHARE * together) / 1e6
     decode_ms = sizes.weights_gib * GIB / (gpu.bandwidth_gbs * DECODE_SHARE * together) / 1e6
     speed = f"Estimated from {gpu.source}"
     measured = gpu.measured.get(asked.model) if asked.config is None and group == 1 else None
@@ -315,14 +289,19 @@ def _timed(
         speed = "As given" if both else f"Partly as given. {speed}"
     timed = msgspec.structs.replace(asked, prefill_us=prefill_us, decode_ms=decode_ms)
     return Offer(
-        name=choice.name,
-        gpu=gpu,
-        gpus_per_engine=group,
+        answer=msgspec.structs.replace(
+            answer,
+            gpus_per_engine=group,
+            device_gib=asked.device_gib,
+            prefill_us=prefill_us,
+            decode_ms=decode_ms,
+            is_measured=not speed.startswith("Estimated"),
+            speed=speed,
+            why="",
+        ),
         per_hour=gpu.per_hour if choice.per_hour is None else choice.per_hour,
         job=msgspec.structs.replace(job, asked=timed),
         sizes=sizes,
-        is_measured=not speed.startswith("Estimated"),
-        speed=speed,
     )
 
 
