@@ -29,11 +29,11 @@ from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
 from gateway.http import errors
-from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import BatchRunner
 from gateway.http.bodies import BodyDeadline
 from gateway.http.errors import Refusals
+from gateway.http.server import logged
 from gateway.http.services import Services
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler

@@ -29,9 +29,8 @@ from gateway.admission.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.admission.shared import SharedLimits
 from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
-from gateway.base.grants import RateStatuses
 from gateway.base.metrics import Metrics
-from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
 
 FEW = 1
@@ -463,12 +462,15 @@ class Admission:
         """
         with ExitStack() as undoing:
             permit = undoing.enter_context(Permit(turn_id, ask, self))
-            await self._take_limits(permit, backlog)
-            await self.enter(permit)
+            await self.wait(permit, backlog)
             undoing.pop_all()
         return permit
 
-    async def _take_limits(self, permit: Permit, backlog: int) -> None:
+    async def wait(self, permit: Permit, backlog: int) -> None:
+        await self.take_limits(permit, backlog)
+        await self.enter(permit)
+
+    async def take_limits(self, permit: Permit, backlog: int) -> None:
         ask = permit.ask
         is_spending = ask.principal.limits.monthly_spend is not None
         wanted = Wanted(
@@ -491,10 +493,6 @@ class Admission:
         """URLs of engines that have enough turns, so that others are preferred."""
         return self.queue.crowded()
 
-    def rates(self, principal: Principal) -> RateStatuses:
-        """How much of its limits the workspace has left; None for a limit that it does not have."""
-        return self.limits.rates(principal)
-
 
 class RowAdmission(Admission):
     """Of rows of batches: they take the room that other turns leave.
@@ -502,13 +500,9 @@ class RowAdmission(Admission):
     A row that waits for idle room takes no place of its workspace's turns.
     """
 
-    async def admit(self, turn_id: str, ask: Ask, backlog: int) -> Permit:
-        with ExitStack() as undoing:
-            permit = undoing.enter_context(Permit(turn_id, ask, self))
-            await self.enter(permit)
-            await self._take_limits(permit, backlog)
-            undoing.pop_all()
-        return permit
+    async def wait(self, permit: Permit, backlog: int) -> None:
+        await self.enter(permit)
+        await self.take_limits(permit, backlog)
 
     async def enter(self, permit: Permit) -> None:
         await self.queue.enter_row(permit)

@@ -87,7 +87,7 @@ async def before_send(message: Message, scope: Scope) -> None:
         route = str(scope.get("path_template") or "unknown")
         is_limited = isinstance(principal, Principal) and principal.limits != NO_LIMITS
         if is_limited and route in _LIMITED:
-            rates, now = services.turns.admission.rates(principal), services.clock.wall()
+            rates, now = services.turns.admission.limits.rates(principal), services.clock.wall()
             found = openai_limits(rates) if dialect == "openai" else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
         services.metrics.count("requests", route, str(message["status"]))

@@ -4,11 +4,14 @@ On SIGTERM `/readyz` is 503 at once and every answer closes its connection, so t
 takes the gateway out. After `drain_seconds` nothing new is accepted. Running turns have
 `grace_seconds`; then they are cut off and closed with the engine's counts. SIGINT does not wait for
 a load balancer. A second SIGINT ends the gateway at once, and the journal has the open turns.
+
+With HOLDFAST_ACCESS_LOG each HTTP response has a line in the log, and each turn when it is charged.
 """
 
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -19,8 +22,8 @@ from litestar.response.base import ASGIResponse
 
 from engine.asgi import AccessLog, Application, num_descriptors
 from gateway.base.logs import get_logger
+from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
-from gateway.http.access_log import note_response
 from gateway.http.connections import (
     MAX_CONNECTIONS,
     SERVER,
@@ -30,6 +33,7 @@ from gateway.http.connections import (
     backlog_for,
     most_connections,
 )
+from gateway.prompt.ask import Principal
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
@@ -123,3 +127,35 @@ class Server(uvicorn.Server):
             self._stop_at = None
             super().handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)
+
+
+_TURN_FIELDS = (
+    *("workspace", "model", "engine", "attempt", "outcome", "status", "error", "miss_reason"),
+    *("input_tokens", "cache_read_tokens", "output_tokens", "first_token_seconds"),
+)
+
+
+def note_response(scope: Any, told: dict[str, Any]) -> None:
+    user = scope.get("user")
+    workspace = user.workspace if isinstance(user, Principal) else None
+    get_logger("access").info("response", **told, workspace=workspace)
+
+
+def logged(charged: Callable[[TurnRecord], None], is_on: bool) -> Callable[[TurnRecord], None]:
+    """A function that calls `charged`, and then logs the turn if the access log is on."""
+    if not is_on:
+        return charged
+    log = get_logger("access")
+
+    def charge(record: TurnRecord) -> None:
+        charged(record)
+        log.info(
+            "turn",
+            turn=record.id,
+            request_id=record.http_request_id,
+            cache_write_tokens=record.written_tokens,
+            seconds=record.duration_seconds,
+            **{name: getattr(record, name) for name in _TURN_FIELDS},
+        )
+
+    return charge

@@ -459,6 +459,7 @@ class Journal:
         """Tell these outcomes, and wake the event loop once. An exception is an error."""
 
         def tell() -> None:
+            self._hand_over()
             for future, result in zip(futures, results, strict=True):
                 if future.done():
                     continue
@@ -466,7 +467,6 @@ class Journal:
                     future.set_exception(result)
                 else:
                     future.set_result(result)
-            self._hand_over()
 
         loop = self._loop
         if loop is not None and not loop.is_closed():
