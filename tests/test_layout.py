@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 366
+MAX_MODULES = 365
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -41,21 +41,21 @@ BUDGETS: dict[str, int] = {
     "engine/store": 1613,
     "engine/text": 6241,
     "gateway": 269,
-    "gateway/admin": 3837,
-    "gateway/admission": 1949,
+    "gateway/admin": 3831,
+    "gateway/admission": 1939,
     "gateway/advice": 1829,
-    "gateway/base": 1435,
-    "gateway/cli": 1131,
+    "gateway/base": 1456,
+    "gateway/cli": 1125,
     "gateway/dialects": 6659,
-    "gateway/http": 3374,
-    "gateway/journal": 1050,
+    "gateway/http": 3354,
+    "gateway/journal": 1083,
     "gateway/ledger": 3561,
-    "gateway/planner": 2032,
+    "gateway/planner": 2011,
     "gateway/planning": 409,
     "gateway/prices": 409,
     "gateway/prompt": 1201,
     "gateway/routing": 2084,
-    "gateway/turn": 1590,
+    "gateway/turn": 1586,
     "migrations": 250,
     "scripts": 398,
     "scripts/bench": 2875,
