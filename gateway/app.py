@@ -47,6 +47,7 @@ from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Ask
+from gateway.routing.discovery import follow_sources
 from gateway.routing.fleet import open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.router import Router
@@ -157,6 +158,7 @@ async def _start(
         table = SharedLimitsTable(ledgers.access)
         shared = SharedLimits(limits, table, journal.instance, clock)
     fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic, metrics)
+    follow_sources(stack, settings.engines, fleet, base.supervisor)
     billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
     known = ledgers.drain.known
     drain = Drain(journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics, known)

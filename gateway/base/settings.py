@@ -35,6 +35,14 @@ _URL = re.compile(
 )
 
 
+_PATH = r"(?:/[A-Za-z0-9._~/-]*)?"
+_SOURCE = re.compile(
+    r"kubernetes://[a-z0-9-]{1,63}/[a-z0-9-]{1,63}(?::[a-z0-9-]{1,63})?"
+    rf"{_PATH}(?:\?api=https?://[A-Za-z0-9.:_\[\]-]+)?"
+    rf"|dns://[A-Za-z0-9._-]{{1,253}}:[0-9]{{1,5}}{_PATH}"
+)
+
+
 class EnginePlace(NamedTuple):
     """One engine of HOLDFAST_ENGINES. Ledger rows, metrics and the admin API call it by this name,
     which depends on its own entry alone: the list's order means nothing."""
@@ -69,6 +77,11 @@ def is_engine_url(url: str) -> bool:
     return _URL.fullmatch(url) is not None and bool(host) and port != 0
 
 
+def is_source(entry: str) -> bool:
+    """Whether an entry of HOLDFAST_ENGINES says where engines are found, and is none itself."""
+    return entry.startswith(("kubernetes://", "dns://"))
+
+
 def engine_list(text: str) -> tuple[str, ...]:
     """The entries of HOLDFAST_ENGINES. Raise ValueError for a wrong one.
 
@@ -77,7 +90,13 @@ def engine_list(text: str) -> tuple[str, ...]:
     entries = tuple(entry.strip().rstrip("/") for entry in text.split(",") if entry.strip())
     if not entries:
         raise ValueError("must be http(s) URLs, or name=URL, separated by commas")
-    places = [EnginePlace.parse(entry) for entry in entries]
+    for number, entry in enumerate(entries, 1):
+        if is_source(entry) and not _SOURCE.fullmatch(entry):
+            raise ValueError(
+                f"entry {number} must be kubernetes://NAMESPACE/SERVICE, with :PORTNAME, a path and"
+                " ?api=URL if need be, or dns://HOST:PORT and a path"
+            )
+    places = [EnginePlace.parse(entry) for entry in entries if not is_source(entry)]
     for number, place in enumerate(places, 1):
         if not is_engine_url(place.url):
             raise ValueError(f"URL {number} {URL_MUST_BE}")
@@ -196,7 +215,8 @@ class Settings(PriceFiles):
     """Key of the admin API; unset leaves it to keys of scope `admin`"""
     engines: tuple[str, ...] = ("http://127.0.0.1:8100",)
     """Engine URLs, or `name=URL`, separated by commas; without a name an engine is called by its
-    URL's host and port"""
+    URL's host and port. `kubernetes://NAMESPACE/SERVICE` follows a service's endpoints, and
+    `dns://HOST:PORT` a name's addresses"""
     engine_secret: HeaderSecret
     """Secret shared with the engines, which want 16 characters or more"""
     master_secret: Secret

@@ -14,7 +14,7 @@ from gateway.base.background import pause
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
-from gateway.base.settings import URL_MUST_BE, EnginePlace, Settings, is_engine_url
+from gateway.base.settings import URL_MUST_BE, EnginePlace, Settings, is_engine_url, is_source
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.held import PrefixIndex
@@ -92,8 +92,8 @@ class Fleet:
     async def stop(self) -> None:
         await asyncio.gather(*(self._leave(engine) for engine in self.engines))
 
-    async def add(self, url: str) -> Engine:
-        """Add an engine.
+    async def add(self, url: str, name: str | None = None) -> Engine:
+        """Add an engine, by this name or by that of its URL.
 
         Raise InvalidRequest if it is there already, by any URL, if what answers at its URL is no
         engine of ours, or if the fleet is full.
@@ -102,7 +102,7 @@ class Fleet:
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
             raise InvalidRequest(f"url: there are {MAX_ENGINES} engines already")
-        place = self._places.get(url) or EnginePlace.parse(url)
+        place = self._places.get(url) or EnginePlace.parse(f"{name}={url}" if name else url)
         if not place.is_name or any(engine.name == place.name for engine in self.engines):
             raise InvalidRequest("url: its host and port are another engine's name already")
         engine = self._make(*place)
@@ -222,6 +222,7 @@ async def open_fleet(
         lambda number: metrics.count("forgotten_names", amount=number),
     )
     metrics.watch(routing_names=lambda: len(index), routing_max_names=lambda: index.max_names)
+    listed = [entry for entry in settings.engines if not is_source(entry)]
 
     def make(name: str, url: str) -> Engine:
         return Engine(
@@ -235,7 +236,7 @@ async def open_fleet(
             index=index,
         )
 
-    fleet = Fleet(settings.engines, make, supervisor)
+    fleet = Fleet(listed, make, supervisor)
     await fleet.start()
     stack.push_async_callback(fleet.stop)
     return fleet

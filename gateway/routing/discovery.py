@@ -1,0 +1,307 @@
+"""Engines that are found, not listed: the endpoints of a Kubernetes service, or a name's addresses.
+
+A source tells the whole set after each change. What it can't tell changes nothing: the engines
+stay. An engine that comes is used when it is ready; one that goes gets no new turns, and is
+forgotten when its last one has ended.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+from urllib.parse import parse_qsl, urlsplit
+
+import aiohttp
+import msgspec
+from msgspec import Meta
+
+from engine.supervisor import Supervisor
+from gateway.base.background import pause
+from gateway.base.errors import GatewayError, InvalidRequest
+from gateway.base.logs import get_logger
+from gateway.base.settings import ENGINE_NAME_CHARACTERS, EnginePlace, is_source
+from gateway.routing.fleet import Fleet
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+WATCH_SECONDS = 240
+"""How long one watch lasts. The API server says something at least every minute."""
+_LIST = aiohttp.ClientTimeout(total=60)
+_WATCH = aiohttp.ClientTimeout(total=None, connect=30, sock_read=WATCH_SECONDS + 60)
+_MAX_LINE_BYTES = 1 << 22
+_DNS_SECONDS = 5.0
+_SETTLE_SECONDS = 1.0
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.5, 30.0
+
+
+class SourceFailed(GatewayError):
+    """A source does not tell now which engines there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An engine where a source sees one. `is_leaving`: it still serves, and will be gone."""
+
+    place: EnginePlace
+    is_leaving: bool = False
+
+
+class Source(Protocol):
+    def changes(self) -> AsyncGenerator[list[Found]]:
+        """Yield all that there are, at once and after each change, until the connection's end.
+
+        Raise SourceFailed where that can't be told.
+        """
+        ...
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    terminating: bool | None = None
+
+
+class _Target(msgspec.Struct, frozen=True):
+    name: str | None = None
+
+
+class _Endpoint(msgspec.Struct, frozen=True, rename="camel"):
+    addresses: Annotated[list[str], Meta(min_length=1)]
+    conditions: _Conditions = _Conditions()
+    target_ref: _Target | None = None
+
+
+class _Port(msgspec.Struct, frozen=True):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+
+
+class _Slice(msgspec.Struct, frozen=True):
+    metadata: _Meta
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+
+
+class _Slices(msgspec.Struct, frozen=True):
+    metadata: _Meta
+    items: list[_Slice]
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+@dataclass(slots=True)
+class EndpointSlices:
+    """The endpoints of one service, by list and watch of `discovery.k8s.io/v1`.
+
+    `port` is a port's name, empty for the first. `token` and `authority` are a service account's
+    files; the token is read for each call, because it changes. Without them the API is asked as a
+    proxy of kubectl is.
+    """
+
+    api: str
+    namespace: str
+    service: str
+    port: str = ""
+    path: str = ""
+    account: Path = ACCOUNT
+    _slices: dict[str, _Slice] = field(default_factory=dict)
+    _version: str = ""
+
+    async def changes(self) -> AsyncGenerator[list[Found]]:
+        try:
+            authority = self.account / "ca.crt"
+            context = ssl.create_default_context(cafile=authority if authority.exists() else None)
+            connector = aiohttp.TCPConnector(ssl=context)
+            async with aiohttp.ClientSession(
+                connector=connector, read_bufsize=_MAX_LINE_BYTES
+            ) as http:
+                await self._list(http)
+                yield self._found()
+                while True:
+                    async with aclosing(self._watch(http)) as events:
+                        async for _ in events:
+                            yield self._found()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise SourceFailed(f"{type(error).__name__}: {error}"[:200]) from None
+
+    async def _list(self, http: aiohttp.ClientSession) -> None:
+        async with self._get(http, _LIST) as response:
+            listed = msgspec.json.decode(await response.read(), type=_Slices)
+        self._slices = {each.metadata.name: each for each in listed.items}
+        self._version = listed.metadata.resource_version
+
+    async def _watch(self, http: aiohttp.ClientSession) -> AsyncGenerator[None]:
+        """Take changes in, and yield after each. The next watch goes on behind the last event."""
+        more = {
+            "watch": "1",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        async with self._get(http, _WATCH, more) as response:
+            async for line in response.content:
+                event = msgspec.json.decode(line, type=_Event)
+                if event.type == "ERROR":  # as where the version is too old: list anew
+                    raise SourceFailed(f"the watch ended: {bytes(event.object)[:160]!r}")
+                changed = msgspec.json.decode(event.object, type=_Slice)
+                self._version = changed.metadata.resource_version
+                if event.type == "DELETED":
+                    self._slices.pop(changed.metadata.name, None)
+                elif event.type != "BOOKMARK":
+                    self._slices[changed.metadata.name] = changed
+                yield
+
+    def _get(
+        self,
+        http: aiohttp.ClientSession,
+        timeout: aiohttp.ClientTimeout,
+        more: dict[str, str] | None = None,
+    ) -> Any:
+        token = self.account / "token"
+        headers = {"authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
+        asked = {"labelSelector": f"kubernetes.io/service-name={self.service}", **(more or {})}
+        url = f"{self.api}/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
+        return http.get(url, params=asked, headers=headers, timeout=timeout, raise_for_status=True)
+
+    def _found(self) -> list[Found]:
+        """Each address once: an endpoint that moves between slices is in two for a moment."""
+        found: dict[str, Found] = {}
+        for each in self._slices.values():
+            named = [p.port for p in each.ports or () if self.port in ("", p.name) and p.port]
+            for endpoint in (each.endpoints or ()) if named else ():
+                place = place_at(endpoint.addresses[0], named[0], self.path)
+                target = endpoint.target_ref.name if endpoint.target_ref else None
+                if target and len(target) <= ENGINE_NAME_CHARACTERS:
+                    place = EnginePlace(target, place.url)
+                is_leaving = endpoint.conditions.terminating or False
+                known = found.get(place.url)
+                if known is None or known.is_leaving:
+                    found[place.url] = Found(place, is_leaving)
+        return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """All addresses of a name, asked for every five seconds: those of a headless service."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    async def changes(self) -> AsyncGenerator[list[Found]]:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                told = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            except OSError as error:
+                raise SourceFailed(f"{self.host}: {error}") from None
+            hosts = dict.fromkeys(str(each[4][0]) for each in told)
+            yield [Found(place_at(host, self.port, self.path)) for host in hosts]
+            await asyncio.sleep(_DNS_SECONDS)
+
+
+def place_at(host: str, port: int, path: str) -> EnginePlace:
+    return EnginePlace.parse(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
+
+
+def source_of(entry: str) -> Source:
+    """The source of an entry that `is_source`, as `engine_list` takes it."""
+    parts = urlsplit(entry)
+    if parts.scheme == "dns":
+        return Addresses(parts.hostname or "", parts.port or 0, parts.path)
+    service, _, path = parts.path.removeprefix("/").partition("/")
+    service, _, port = service.partition(":")
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "kubernetes.default")
+    inside = f"https://{f'[{host}]' if ':' in host else host}"
+    inside += f":{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+    return EndpointSlices(
+        api=dict(parse_qsl(parts.query)).get("api", inside),
+        namespace=parts.netloc,
+        service=service,
+        port=port,
+        path=f"/{path}" if path else "",
+    )
+
+
+class Follower:
+    """Keeps what one source tells of in the fleet. What an operator removes stays away as long as
+    the source still has it."""
+
+    def __init__(self, fleet: Fleet, entry: str, source: Source) -> None:
+        self._fleet = fleet
+        self._source = source
+        self._told: dict[str, Found] | None = None
+        self._ours: set[str] = set()
+        self._leaving: set[str] = set()
+        self._log = get_logger("discovery").bind(source=entry.partition("?")[0])
+
+    async def follow(self, stopping: asyncio.Event) -> None:
+        """Take in what the source tells, and ask anew after every break."""
+        seconds = _FIRST_RETRY_SECONDS
+        while not stopping.is_set():
+            try:
+                async with aclosing(self._source.changes()) as changes:
+                    async for found in changes:
+                        self._told = {each.place.url: each for each in found}
+                        seconds = _FIRST_RETRY_SECONDS
+            except SourceFailed as error:
+                self._log.warning("engines_not_told", error=str(error))
+            await pause(stopping, seconds)
+            seconds = min(seconds * 2, _MAX_RETRY_SECONDS)
+
+    async def settle(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            await self.settle_once()
+            await pause(stopping, _SETTLE_SECONDS)
+
+    async def settle_once(self) -> None:
+        """Bring the fleet nearer to what was told last."""
+        if (told := self._told) is None:
+            return
+        for engine in [each for each in self._fleet.engines if each.url in self._ours]:
+            found = told.get(engine.url)
+            if (found is None or found.is_leaving) != (engine.url in self._leaving):
+                self._leaving ^= {engine.url}
+                engine.is_draining = engine.url in self._leaving
+                event = "engine_drains" if engine.is_draining else "engine_resumed"
+                self._log.info(event, engine=engine.name, url=engine.url)
+            if found is None and not engine.load.num_running:
+                await self._fleet.remove(engine.name)
+                self._log.info("engine_removed", engine=engine.name, url=engine.url)
+        here = {engine.url for engine in self._fleet.engines}
+        self._ours &= here | told.keys()
+        self._leaving &= here
+        new = [
+            f for f in told.values() if not f.is_leaving and f.place.url not in self._ours | here
+        ]
+        await asyncio.gather(*(self._add(each.place) for each in new))
+
+    async def _add(self, place: EnginePlace) -> None:
+        try:
+            engine = await self._fleet.add(place.url, place.name)
+        except InvalidRequest as error:  # it is tried again
+            self._log.info("engine_not_added", url=place.url, error=str(error))
+            return
+        self._ours.add(engine.url)
+        self._log.info("engine_added", engine=engine.name, url=engine.url)
+
+
+def follow_sources(
+    stack: AsyncExitStack, entries: Iterable[str], fleet: Fleet, supervisor: Supervisor
+) -> None:
+    """Follow the sources among these entries of HOLDFAST_ENGINES until the stack's end."""
+    for entry in filter(is_source, entries):
+        follower = Follower(fleet, entry, source_of(entry))
+        for kind, loop in (("find", follower.follow), ("settle", follower.settle)):
+            supervisor.start(f"{kind} {entry}", loop, kind)
+            stack.push_async_callback(supervisor.stop, f"{kind} {entry}", 0)
