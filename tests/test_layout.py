@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 365
+MAX_MODULES = 367
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -40,11 +40,11 @@ BUDGETS: dict[str, int] = {
     "engine/serve": 778,
     "engine/store": 1613,
     "engine/text": 6241,
-    "gateway": 269,
+    "gateway": 271,
     "gateway/admin": 3831,
     "gateway/admission": 1939,
     "gateway/advice": 1829,
-    "gateway/base": 1456,
+    "gateway/base": 1476,
     "gateway/cli": 1125,
     "gateway/dialects": 6659,
     "gateway/http": 3354,
@@ -54,7 +54,7 @@ BUDGETS: dict[str, int] = {
     "gateway/planning": 409,
     "gateway/prices": 409,
     "gateway/prompt": 1201,
-    "gateway/routing": 2084,
+    "gateway/routing": 2392,
     "gateway/turn": 1586,
     "migrations": 250,
     "scripts": 398,
@@ -65,9 +65,9 @@ BUDGETS: dict[str, int] = {
     "scripts/gpu": 546,
     "scripts/runner": 1151,
     "scripts/sample": 588,
-    "scripts/setup": 797,
+    "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 58234,
+    "tests": 58766,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
