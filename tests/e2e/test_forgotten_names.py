@@ -12,7 +12,7 @@ from tests.e2e.fleet import running_fleet
 from tests.e2e.test_routing import GATEWAY_SETTINGS, SETTINGS, all_ready, prompt
 from tests.gateway.serving import eventually
 
-NUM_PROMPTS, NUM_OTHERS, NUM_NAMES = 12, 40, 64
+NUM_PROMPTS, NUM_OTHERS, NUM_NAMES = 8, 30, 16
 
 
 def test_what_was_forgotten_is_asked_for_and_read(tmp_path: Path) -> None:
