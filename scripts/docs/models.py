@@ -9,11 +9,14 @@ our connector, which leases an entry at a mark and must read all of it behind an
 a minute, and ten more with vLLM.
 """
 
-import json
 import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -31,7 +34,7 @@ Made by `python -m scripts.docs.models`: tiny random models of each architecture
 transformers {version}. A checkpoint that also sees or hears is served by its text decoder.
 
 *Native engine*: checked as at every start. *State*: entries have a recurrent state
-([hybrids](README.md#computation)). *On vLLM*: {vllm} with the plugin's connector, an entry
+([hybrids](README.md#computation)). *On vLLM*: its CPU build with the plugin's connector, an entry
 was leased at a mark and read behind another prompt; else vLLM's own error, or ours.
 
 | architecture | native engine | on vLLM |
@@ -66,7 +69,7 @@ _SMALL: dict[str, Any] = {
 _MIXED = ["linear_attention", "full_attention"] * 2
 _CONVOLVED = ["conv", "full_attention"] * 2
 _LATENT = {"num_key_value_heads": 4, "head_dim": 8}
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16}
+_MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16}
 # Heads of 128 are the only ones that vLLM's CPU kernels of such layers take.
 _DELTA = {
     "layer_types": _MIXED,
@@ -103,7 +106,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
 }
 _SETTINGS = {name: dict[str, Any]() for name in _ALIKE.split()} | _OTHERS
 ARCHITECTURES = sorted(_SETTINGS)
-_VLLM_SECONDS, _VLLM_BLOCKS = 900, 160
+_VLLM_BLOCKS = 160
 _ERROR = re.compile(r"^(?:\[rank0\]: )?[A-Za-z_.]+(?:Error|Exception|Refused): (.+)$", re.MULTILINE)
 
 
@@ -132,8 +135,8 @@ def natively(model: PreTrainedModel, attention: Attention) -> str:
     return ", ".join(word for word in words if word)
 
 
-def on_vllm(model: PreTrainedModel, python: str) -> str:
-    """`served` and where entries end, or why not: told by a process that vLLM is installed for."""
+def on_vllm(folders: Sequence[Path], python: str) -> Iterator[str]:
+    """Of each model `served` and where entries end, or why not, by a Python that has vLLM."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -142,27 +145,33 @@ def on_vllm(model: PreTrainedModel, python: str) -> str:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    with TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        command = [python, "-m", "scripts.docs.models", folder]
-        try:
-            ran = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_VLLM_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            return f"vLLM did not answer in {_VLLM_SECONDS} s"
-    told = [line for line in ran.stdout.splitlines() if line.startswith('{"told"')]
-    if not told:
-        errors = _ERROR.findall(ran.stderr)
-        return f"refused: {errors[-1][:200] if errors else f'ended with {ran.returncode}'}"
-    answer: str = json.loads(told[-1])["told"]
-    return answer
+    command = [python, "-m", "scripts.docs.models", *map(str, folders)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as ran:
+        for folder in folders:
+            while not (told := folder / "told").exists() and ran.poll() is None:
+                time.sleep(1)
+            yield told.read_text("utf-8")
+
+
+def try_each(folders: Sequence[Path]) -> None:
+    """In a fork of this process each: vLLM is imported once."""
+    import vllm  # noqa: F401
+
+    for folder in folders:
+        child = os.fork()
+        if child == 0:
+            with (folder / "log").open("w") as log:
+                os.dup2(log.fileno(), 2)
+            (folder / "answer").write_text(try_inside(str(folder)), "utf-8")
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if (answer := folder / "answer").exists():
+            said = answer.read_text("utf-8")
+        else:
+            errors = _ERROR.findall((folder / "log").read_text("utf-8", "replace"))
+            said = f"refused: {errors[-1][:200] if errors else f'ended with {status}'}"
+        (folder / "part").write_text(said, "utf-8")
+        (folder / "part").rename(folder / "told")
 
 
 def try_inside(folder: str) -> str:
@@ -186,7 +195,7 @@ def try_inside(folder: str) -> str:
         dtype="float32",
         enforce_eager=True,
         block_size=32,
-        max_model_len=4096,
+        max_model_len=1024,
         max_num_seqs=4,
         max_num_batched_tokens=512,
         num_gpu_blocks_override=_VLLM_BLOCKS,
@@ -215,14 +224,17 @@ def try_inside(folder: str) -> str:
 
 def main() -> int:
     if sys.argv[1:]:
-        print(json.dumps({"told": try_inside(sys.argv[1])}), flush=True)
+        try_each([Path(folder) for folder in sys.argv[1:]])
         return 0
     python = os.environ.get("VLLM_PYTHON")
-    print(_HEAD.format(version=version, vllm="vLLM's CPU build"))
-    for name in ARCHITECTURES:
-        model = tiny_model(name)
-        vllm = on_vllm(model, python) if python else "not tried"
-        print(f"| `{name}` | {natively(model, 'sdpa')} | {vllm} |", flush=True)
+    print(_HEAD.format(version=version), flush=True)
+    with TemporaryDirectory() as home:
+        folders = [Path(home, name) for name in ARCHITECTURES]
+        for folder in folders if python else ():
+            tiny_model(folder.name).save_pretrained(folder)
+        vllm = on_vllm(folders, python) if python else repeat("not tried")
+        for name, told in zip(ARCHITECTURES, vllm, strict=False):
+            print(f"| `{name}` | {natively(tiny_model(name), 'sdpa')} | {told} |", flush=True)
     return 0
 
 
