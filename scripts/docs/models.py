@@ -122,7 +122,9 @@ def tiny_model(architecture: str) -> PreTrainedModel:
     with torch.no_grad():
         for weight in model.parameters():
             weight.nan_to_num_()  # what transformers leaves uninitialised
-    return model.eval().float()
+    model.train(mode=False)
+    torch.nn.Module.float(model)
+    return model
 
 
 def natively(model: PreTrainedModel, attention: Attention) -> str:

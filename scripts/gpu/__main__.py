@@ -146,6 +146,8 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> Iterat
 
 def architectures(device: "torch.device", deadline: float) -> Iterator[Row]:
     """Tiny models of each architecture, checked as at every start."""
+    import torch
+
     from engine.compute.errors import ModelRefused
     from engine.compute.loading import prepare_model
     from scripts.docs.models import ARCHITECTURES, tiny_model
@@ -158,7 +160,9 @@ def architectures(device: "torch.device", deadline: float) -> Iterator[Row]:
             skipped += 1
             continue
         try:
-            loaded = prepare_model(tiny_model(name).to(device))
+            model = tiny_model(name)
+            torch.nn.Module.to(model, device)
+            loaded = prepare_model(model)
             served[loaded.attention] += 1
             told = f"{loaded.attention} {loaded.why_no_kernel or ''}"
         except ModelRefused as refusal:
