@@ -309,7 +309,7 @@ async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
     missed = select(*key, *sums).where(TurnRow.miss_reason == "engine_restart", *within)
     found: dict[str, list[Epoch]] = {}
     async with ledger.snapshot() as connection:
-        rows = (await connection.execute(spans)).all()
+        rows: Sequence[Any] = (await connection.execute(spans)).all()
         lost = {
             (engine, epoch): Lost(requests=requests, written_tokens=int(tokens))
             for engine, epoch, requests, tokens in await connection.execute(missed.group_by(*key))
