@@ -66,6 +66,7 @@ from gateway.http.generation import (
     until_taken,
     while_present,
 )
+from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Compared, TurnId
@@ -326,7 +327,7 @@ class ResponsesController(Controller):
         await services_of(request).responses.remove(response_id)
         return answered(responses.Deleted(response_id, "response"))
 
-    @get("/{response_id:str}/input_items")
+    @get("/{response_id:str}/input_items", before_request=check_query)
     async def input_items(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
         """The response's own input, without what came before it."""
         kept = await _kept(request, "Response", response_id)
@@ -372,7 +373,7 @@ class ConversationsController(Controller):
             await services_of(request).responses.remove(kept_id)
         return answered(responses.Deleted(conversation_id, "conversation.deleted"))
 
-    @get("/{conversation_id:str}/items")
+    @get("/{conversation_id:str}/items", before_request=check_query)
     async def items(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
         kept = await _kept(request, "Conversation", conversation_id)
         found = await _chain(request, kept.chain, "conversation")
