@@ -7,6 +7,7 @@ starts a `vllm serve` with the plugin, outside of Docker. Containers are killed 
 kernel would, so it must be root on the machine of the Docker engine.
 """
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -58,13 +59,14 @@ class ComposeError(StartError):
     """Something is not as it must be; the message says what."""
 
 
-def docker(*arguments: str, seconds: float = 600) -> str:
+def docker(*arguments: str, stdin: str | None = None, seconds: float = 600) -> str:
     """Run the docker client and return what it printed. Raises ComposeError with its last words."""
     done = subprocess.run(
         ["docker", *arguments],
         cwd=ROOT,
         # Both builders do; the classic one is in every engine.
         env={**os.environ, "DOCKER_BUILDKIT": os.environ.get("DOCKER_BUILDKIT", "0")},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -169,6 +171,27 @@ class Project:
 
 
 PYTHON = "python:3.11.14-slim-bookworm"
+LABEL = "holdfast.stand-in"
+# Image, the stand-in it begins with, and what makes it like the real one: those of PostgreSQL,
+# Prometheus and nginx can be started as a user of their own, whose data is theirs.
+BASES = {
+    "postgres:17.6-bookworm": (
+        "postgres",
+        "RUN install -d -o postgres -m 1777 /var/lib/postgresql/data /var/run/postgresql"
+        ' && printf \'#!/bin/sh\\n[ $(id -un) != "$1" ] || { shift; exec "$@"; }\\n'
+        'exec /usr/sbin/gosu "$@"\\n\' >/usr/local/bin/gosu && chmod +x /usr/local/bin/gosu',
+    ),
+    "prom/prometheus:v3.5.0": (
+        "prometheus",
+        "RUN install -d -o nobody -g nogroup /prometheus",
+    ),
+    "nginx:1.28.0": (
+        "python",
+        "RUN apt-get update -qq"
+        " && apt-get install -y -qq --no-install-recommends nginx-light >/dev/null"
+        " && rm -rf /var/lib/apt/lists/* && useradd --system --no-create-home nginx",
+    ),
+}
 
 
 def is_here(image: str) -> bool:
@@ -186,6 +209,33 @@ def is_running() -> bool:
     except (ComposeError, FileNotFoundError, subprocess.TimeoutExpired):
         return False
     return True
+
+
+def is_stand_in(image: str) -> bool:
+    said = json.loads(docker("image", "inspect", image))[0]
+    is_alias = any(tag.startswith("stand-in/") for tag in said["RepoTags"])
+    return is_alias or LABEL in (said["Config"]["Labels"] or {})
+
+
+def call(program: Path, *arguments: str) -> None:
+    done = subprocess.run([str(program), *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ComposeError(f"{program.name} {' '.join(arguments)}: {done.stderr[-800:]}")
+
+
+def make_bases(program: Path) -> None:
+    """Give every base image that is not here a stand-in."""
+    if not is_here(PYTHON):
+        call(program, "alias", "python", PYTHON)
+    for image, (kind, changes) in BASES.items():
+        if is_here(image):
+            continue
+        call(program, "alias", kind, image)
+        docker(
+            *("build", "--quiet", "--tag", image, "--label", f"{LABEL}=true", "-"),
+            stdin=f"FROM {image}\n{changes}\n",
+            seconds=1800,
+        )
 
 
 TRANSFER = {"kv_connector": "HoldfastConnector", "kv_role": "kv_producer"}
@@ -369,8 +419,9 @@ def check_images(project: Project) -> None:
     base = json.loads(docker("image", "inspect", PYTHON))[0]["Size"]
     for image in [PYTHON, *project.images()]:
         size = json.loads(docker("image", "inspect", image))[0]["Size"]
+        label = " (stand-in)" if is_stand_in(image) else ""
         own = f", of which {(size - base) / 1e6:,.0f} MB are ours" if "holdfast" in image else ""
-        say(f"    {image}: {size / 1e6:,.0f} MB{own}")
+        say(f"    {image}{label}: {size / 1e6:,.0f} MB{own}")
         for module in ABSENT.get(image.partition(":")[0], ()):
             code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is not None)"
             docker("run", "--rm", "--network", "none", "--read-only", image, "python", "-c", code)
@@ -478,18 +529,31 @@ def check_project(project: Project) -> None:
         timed("down, volumes too", project.down)
 
 
-def main(arguments: list[str]) -> int:
+def parse(arguments: list[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
     about = "default, scale (both without any); attach needs vLLM (VLLM_PYTHON, install_vllm_cpu)"
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help=about)
-    given = parser.parse_args(arguments)
+    about = """where no image can be pulled: starts an engine (`up`), names base images made of
+        Debian's packages (`alias KIND IMAGE`) and stops it (`down`); default HOLDFAST_STAND_INS"""
+    stand_ins = os.environ.get("HOLDFAST_STAND_INS")
+    parser.add_argument("--stand-ins", type=Path, default=stand_ins, metavar="PROGRAM", help=about)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    given = parse(arguments)
     # Told to end, it still takes down what it brought up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    is_ours = False
     started = time.monotonic()
     try:
-        if not is_running():
-            raise ComposeError("there is no Docker engine here; start one")
-        if not is_here(PYTHON):
+        if given.stand_ins is not None:
+            is_ours = not is_running()
+            call(given.stand_ins, "up")
+            make_bases(given.stand_ins)
+        elif not is_running():
+            raise ComposeError("there is no Docker engine here; start one, or see --stand-ins")
+        elif not is_here(PYTHON):
             docker("pull", "--quiet", PYTHON)
         with tempfile.TemporaryDirectory() as folder:
             for profile in given.profiles or PROFILES:
@@ -497,6 +561,9 @@ def main(arguments: list[str]) -> int:
     except StartError as error:
         print(f"compose_check: {error}", file=sys.stderr)
         return 1
+    finally:
+        if is_ours:
+            call(given.stand_ins, "down")
     say(f"==> all as it must be, in {(time.monotonic() - started) / 60:.1f} min")
     return 0
 
