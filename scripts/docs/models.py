@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,7 +38,7 @@ transformers {version}. A checkpoint that also sees or hears is served by its te
 was leased at a mark (at multiples of 32, where no other number stands) and read behind others;
 else vLLM's own error, or ours.
 
-| architecture | native engine | on vLLM |
+| architectures | native engine | on vLLM |
 |---|---|---|"""
 _SMALL: dict[str, Any] = {
     "vocab_size": 199,
@@ -229,19 +229,30 @@ def try_inside(folder: str) -> str:
     return "served" if size == 32 else f"served, at multiples of {size}"
 
 
+def rows_of(found: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """A row for each outcome, natively and on vLLM, with the architectures that have it."""
+    outcomes: dict[tuple[str, str], list[str]] = {}
+    for name, outcome in found.items():
+        outcomes.setdefault(outcome, []).append(f"`{name}`")
+    for (native, vllm), names in sorted(outcomes.items(), key=lambda each: -len(each[1])):
+        yield f"| {', '.join(names)} | {native} | {vllm} |"
+
+
 def main() -> int:
     if sys.argv[1:]:
         try_each([Path(folder) for folder in sys.argv[1:]])
         return 0
     python = os.environ.get("VLLM_PYTHON")
-    print(_HEAD.format(version=version), flush=True)
+    found: dict[str, tuple[str, str]] = {}
     with TemporaryDirectory() as home:
         folders = [Path(home, name) for name in ARCHITECTURES]
         for folder in folders if python else ():
             tiny_model(folder.name).save_pretrained(folder)
         vllm = on_vllm(folders, python) if python else repeat("not tried")
         for name, told in zip(ARCHITECTURES, vllm, strict=False):
-            print(f"| `{name}` | {natively(tiny_model(name), 'sdpa')} | {told} |", flush=True)
+            found[name] = natively(tiny_model(name), "sdpa"), told
+            print(name, *found[name], sep=": ", file=sys.stderr, flush=True)
+    print(_HEAD.format(version=version), *rows_of(found), sep="\n")
     return 0
 
 

@@ -344,14 +344,14 @@ def test_a_prompt_that_can_not_fit_is_refused_without_the_engine(counted: Stack)
     assert answer("/v1/messages", max_tokens=1, messages=blank).status_code == 200
 
 
-def test_a_silent_engine_is_not_followed_by_the_next(tmp_path: Path) -> None:
-    """What an engine can't cope with must not visit all of them."""
-    engines = [ScriptedEngine(is_mute=True), ScriptedEngine(is_mute=True)]
+def test_a_silent_engine_is_followed_by_one_other(tmp_path: Path) -> None:
+    """One may hang; what an engine can't cope with must not visit all of them."""
+    engines = [ScriptedEngine(is_mute=True) for _ in range(3)]
     with stacked(tmp_path, *engines) as stack:
         answer = stack.post("/v1/messages", json=body())
         assert answer.status_code == 529, answer.text
         assert int(answer.headers["retry-after"]) > 0
-        assert sum(len(engine.requests) for engine in engines) == 1
+        assert sum(len(engine.requests) for engine in engines) == 2
 
 
 MEBIBYTE = 1 << 20
