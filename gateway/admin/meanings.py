@@ -105,7 +105,7 @@ workspaces | Workspaces | workspaces | those that are not archived
 active_workspaces | With traffic | workspaces | those that had a turn in the range
 month_cost | This month | dollars | cost of the turns since the first of the calendar month (UTC),
     those without a price 0
-missed_tokens | Tokens behind the difference | tokens | of the earlier prompt, from the first
+missed_tokens | Behind the difference | tokens | of the earlier prompt, from the first
     difference on; estimated by bytes
 missed_nano | Cost of the miss | dollars | missed_tokens x (input price - read price), at most those
     of this prompt

@@ -356,13 +356,15 @@ def test_advice_stands_by_gain_and_names_keys(site: Site, admin: Visit) -> None:
     lines = page.get_by_text(re.compile(r" Worth \$")).all_inner_texts()
     worth = [float(line.rpartition("Worth $")[2].rstrip(".").replace(",", "")) for line in lines]
     assert len(worth) > 2 and worth == sorted(worth, reverse=True)
-    assert any("key of nonces" in line for line in lines)
     page = admin.open("/advice?range=7d")
     eventually(lambda: grid(page, "Would save ($)"))
     rows = grid(page, "Would save ($)")
     gains = [int(row["Would save (input tokens)"].replace(",", "")) for row in rows]
     assert len(gains) > 2 and gains == sorted(gains, reverse=True)
-    assert "key of nonces" in {row["Key"] for row in rows}
+    keys = {row["Key"] for row in rows}
+    assert "key of nonces" in keys
+    # The overview has the first of them, whatever other tests have added.
+    assert all(any(key in line for key in keys if key) for line in lines)
 
 
 def test_prefixes_are_told_by_what_they_are_and_their_rest_is_within_their_ttl(

@@ -133,8 +133,11 @@ async def test_a_prompt_that_takes_too_much_is_given_up_and_its_worker_replaced(
     bounds: dict[str, Any], why: str
 ) -> None:
     async with backend(**bounds) as engine:
+        # Where others take the processor, time says nothing of a prompt: it is to come again.
         with pytest.raises(TooCostly, match=why):
-            await engine.open(request(WORDS * 400_000))
+            for _ in range(20):
+                with suppress(Overloaded):
+                    await engine.open(request(WORDS * 400_000))
         await finish(engine, request())
 
 
