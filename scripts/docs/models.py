@@ -35,8 +35,7 @@ transformers {version}. A checkpoint that also sees or hears is served by its te
 
 *Native engine*: checked as at every start. *State*: entries have a recurrent state
 ([hybrids](README.md#computation)). *On vLLM*: its CPU build with the plugin's connector, an entry
-was leased at a mark (at multiples of 32, where no other number stands) and read behind others;
-else vLLM's own error, or ours.
+was leased at a mark (a multiple of 32 where no number stands) and read behind others; else an error.
 
 | architectures | native engine | on vLLM |
 |---|---|---|"""
