@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 367
+MAX_MODULES = 368
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -46,8 +46,8 @@ BUDGETS: dict[str, int] = {
     "gateway/advice": 1829,
     "gateway/base": 1476,
     "gateway/cli": 1125,
-    "gateway/dialects": 6659,
-    "gateway/http": 3354,
+    "gateway/dialects": 6655,
+    "gateway/http": 3355,
     "gateway/journal": 1083,
     "gateway/ledger": 3561,
     "gateway/planner": 2011,
@@ -58,16 +58,16 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1586,
     "migrations": 250,
     "scripts": 398,
-    "scripts/bench": 2875,
-    "scripts/compose": 505,
+    "scripts/bench": 2981,
+    "scripts/compose": 572,
     "scripts/demo_model": 496,
-    "scripts/docs": 812,
+    "scripts/docs": 827,
     "scripts/gpu": 550,
     "scripts/runner": 1151,
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 58766,
+    "tests": 58777,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
