@@ -382,10 +382,8 @@ class ConversationsController(Controller):
 
 async def _kept(request: KeyRequest, what: str, kept_id: str) -> Kept:
     """Raise NotFound for one that is not kept, or another workspace's."""
-    services, workspace = services_of(request), request.user.workspace
     ids = [kept_id] if kept_id.startswith("conv_" if what == "Conversation" else "resp_") else []
-    async with services.reads["store"].taken(workspace):
-        found = (await services.responses.find(workspace, ids)).get(kept_id)
+    found = (await _found(request, ids)).get(kept_id)
     if found is None:
         raise NotFound(f"{what} with id '{kept_id[:64]}' not found: none is kept of this id.")
     return found
@@ -393,11 +391,16 @@ async def _kept(request: KeyRequest, what: str, kept_id: str) -> Kept:
 
 async def _chain(request: KeyRequest, chain: Sequence[Link], path: str) -> list[Kept]:
     """What is kept of a chain. Its bytes count as if the request had sent them."""
-    services, workspace = services_of(request), request.user.workspace
     await brought_in(request.scope, check_chain(chain, path))
-    async with services.reads["store"].taken(workspace):
-        found = await services.responses.find(workspace, [link.id for link in chain])
+    found = await _found(request, [link.id for link in chain])
     return [found[link.id] for link in chain if link.id in found]
+
+
+async def _found(request: KeyRequest, ids: Sequence[str]) -> dict[str, Kept]:
+    """Those of these that are kept, in one of the workspace's places for reads."""
+    services, workspace = services_of(request), request.user.workspace
+    async with services.reads["store"].taken(workspace):
+        return await services.responses.find(workspace, ids)
 
 
 def _items_in(found: Sequence[Kept]) -> list[Raw]:
@@ -423,15 +426,15 @@ class _Behind:
         path = "previous_response_id" if previous else "conversation"
         if head is not None:
             try:
-                found = await _kept(self._request, "Response" if previous else "Conversation", head)
+                kept = await _kept(self._request, "Response" if previous else "Conversation", head)
             except NotFound as error:
                 raise (
                     ResponseNotKept(head[:64]) if previous else InvalidRequest(str(error), path)
                 ) from None
-            self._chain = found.chain
+            self._chain = kept.chain
             if previous:
-                num_bytes = sum(map(len, [found.response, *found.items, *found.output]))
-                self._chain = [*found.chain, Link(previous, num_bytes)]
+                num_bytes = sum(map(len, [kept.response, *kept.items, *kept.output]))
+                self._chain = [*kept.chain, Link(previous, num_bytes)]
         earlier = await _chain(self._request, self._chain, path)
         if len(earlier) < len(self._chain):
             lost = len(self._chain) - len(earlier)
@@ -439,8 +442,8 @@ class _Behind:
         # One after the other: how long they are is known when they are there.
         others, links = list[Raw](), list[Link]()
         for stem in dict.fromkeys(one.partition("_")[2][:-2] for one in given.references):
-            found_one = (await self._states.find(workspace, [f"resp_{stem}"])).get(f"resp_{stem}")
-            output = [] if found_one is None else found_one.output
+            found = await _found(self._request, [f"resp_{stem}"])
+            output = [item for one in found.values() for item in one.output]
             links.append(Link(stem, sum(map(len, output))))
             check_chain(links, "input")
             others += output
