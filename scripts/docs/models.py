@@ -34,8 +34,9 @@ Made by `python -m scripts.docs.models`: tiny random models of each architecture
 transformers {version}. A checkpoint that also sees or hears is served by its text decoder.
 
 *Native engine*: checked as at every start. *State*: entries have a recurrent state
-([hybrids](README.md#computation)). *On vLLM*: its CPU build with the plugin's connector, an entry
-was leased at a mark (a multiple of 32 where no number stands) and read behind others; else an error.
+([hybrids](README.md#computation)). *On vLLM*: its CPU build with the plugin's connector, an
+entry was leased at a mark (a multiple of 32 where no number stands) and read behind others; else
+an error.
 
 | architectures | native engine | on vLLM |
 |---|---|---|"""
