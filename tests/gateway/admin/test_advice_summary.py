@@ -74,16 +74,6 @@ def test_a_line_says_what_its_page_says(gateway: Admin) -> None:
     assert {name: line[name] for name in ("multiples", "nano")}.items() <= stream["saves"].items()
 
 
-def test_where_there_is_nothing_to_advise_that_is_said(gateway: Admin) -> None:
-    for workspace, said in (
-        ("sound", f"Nothing to advise. {NUM} requests were looked at."),
-        ("few", "1 group of key and model with fewer than 20 requests gave no line."),
-        ("nobody", "there is nothing to advise on"),
-    ):
-        found = gateway.get(f"{SUMMARY}?workspace={workspace}")
-        assert found["lines"] == [] and said in found["text"]
-
-
 def test_a_key_of_a_workspace_sees_its_own_lines(gateway: Admin) -> None:
     gateway.workspace("unread")
     own = Admin(gateway.url, gateway.make_key("unread", scope="read_only")[1])

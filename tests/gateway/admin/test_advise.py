@@ -18,7 +18,6 @@ from gateway.ledger.database import with_ledger
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.faulty import FAULTY_BODIES
 from tests.gateway.advice.shapes import Author
-from tests.gateway.advice.sound import SOUND_BODIES
 from tests.gateway.advice.weeks import RULES as RULES
 from tests.gateway.advice.weeks import turn
 from tests.gateway.serving import make_settings, serve_gateway
@@ -162,14 +161,6 @@ def test_a_fault_of_pasted_requests_is_named_as_its_dialect_names_the_block(
         else:
             block = block[int(step) if step.isdigit() else step]
     assert block
-
-
-def test_sound_pasted_requests_have_no_finding(gateway: Admin) -> None:
-    for shape, make in SOUND_BODIES.items():
-        bodies = make(Author(random.Random(shape)))
-        (stream,) = gateway.post("advise", {"requests": bodies, "min_tokens": 64})["streams"]
-        # `moving_markers` marks; the others leave nothing to say about markers either.
-        assert (shape, stream["findings"]) == (shape, [])
 
 
 def test_the_command_says_the_same(

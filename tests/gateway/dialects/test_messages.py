@@ -95,11 +95,6 @@ def test_a_bad_body_is_answered_with_where_and_why(raw: str | bytes, message: st
     assert str(caught.value).startswith(message)
 
 
-def test_of_duplicate_keys_the_last_one_counts() -> None:
-    raw = b'{"model":"a","model":"b","max_tokens":1,"messages":[]}'
-    assert decode_messages(raw).model == "b"
-
-
 def plan(**changes: Any) -> Plan:
     return plan_of(decode_messages(msgspec.json.encode(body(**changes))), ASKED)
 
@@ -527,27 +522,6 @@ def test_what_only_asks_for_better_is_told_by_name(stack: Stack, field: str, val
     reply = stack.post("/v1/messages", json=body(max_tokens=2048, **asked))
     assert reply.status_code == 200, reply.text
     assert [one["path"] for one in reply.json()["holdfast"]["ignored"]] == [field]
-
-
-def test_what_a_coding_agent_sends_is_answered(stack: Stack) -> None:
-    """The fields of such agents, through the SDK's beta call (which adds `?beta=true`)."""
-    line = "x-anthropic-billing-header: cc_version=2.1.1.abc; cc_entrypoint=cli;"
-    message = ask(
-        stack,
-        max_tokens=2000,
-        betas=["context-management-2025-06-27", "interleaved-thinking-2025-05-14", "unknown-1"],
-        context_management={"edits": [{**CLEARED, "keep": "all"}]},
-        metadata={"user_id": "user_1_account__session_2"},
-        service_tier="auto",
-        thinking={"type": "adaptive"},
-        output_config={"effort": "medium"},
-        system=[text(line), text("You are an agent.", SHORT)],
-        tools=[{**tool("Bash"), "description": "Run", "eager_input_streaming": True}],
-        messages=[USER, {"role": "system", "content": "Be brief.", "clear_at": "never"}],
-    )
-    assert message.stop_reason == "end_turn"
-    (sent,) = stack.engine.requests
-    assert sent.prompt.messages[-1].role == "system"
 
 
 @pytest.mark.parametrize(

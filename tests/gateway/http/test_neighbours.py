@@ -16,15 +16,9 @@ import pytest
 
 from engine.asgi import raise_descriptor_limit
 from gateway.admission import rates
-from gateway.admission.rates import BodyBytes, Counting
-from gateway.base.bounds import Tuning
-from gateway.base.errors import Overloaded, RateLimited
 from gateway.http.batch_runner import BATCH_BYTES, ROW_BYTES
 from gateway.http.connections import (
     Connections,
-    backlog_for,
-    group_of,
-    most_connections,
 )
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
@@ -173,27 +167,6 @@ def test_600_connections_without_a_key_cost_a_keyed_client_no_turn_and_a_probe_n
                 assert shared.get("/readyz").status_code == 200
 
 
-def test_the_same_on_three_gateways_behind_one_address(tmp_path: Path) -> None:
-    head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
-    raise_descriptor_limit()
-    with ExitStack() as stack:
-        gateways = [stack.enter_context(stacked(tmp_path / name)) for name in "abc"]
-        for gateway in gateways:
-            for one in stack.enter_context(sockets(gateway.url, 600, "127.0.0.1")):
-                with suppress(ConnectionError):
-                    one.sendall(head)
-        for _ in range(16):
-            for gateway in gateways:
-                assert gateway.post("/v1/messages", json=body()).status_code == 200
-                assert gateway.get("/readyz").status_code == 200
-
-
-def test_descriptors_are_left_for_everything_else() -> None:
-    assert most_connections(10_000, 1024) == 768 and most_connections(100, 1024) == 100
-    assert backlog_for(1024) == 128, "as many are accepted before the first is refused"
-    assert group_of("10.0.0.1") == "10.0.0.1"
-
-
 def test_unknown_keys_of_one_address_are_looked_up_at_a_rate(small: Stack) -> None:
 
     def answer(key: str = API_KEY) -> httpx.Response:
@@ -221,24 +194,6 @@ def test_blanks_around_a_key_are_no_part_of_it(small: Stack, key: str) -> None:
     with sockets(small.url, 1, "127.0.0.1") as (one,):
         one.sendall(head)
         assert one.recv(4096).startswith(b"HTTP/1.1 200")
-
-
-def test_a_workspace_holds_as_many_bytes_as_are_left() -> None:
-    bodies = BodyBytes(100)
-    bodies.take("a", 40)
-    with pytest.raises(RateLimited, match="60 bytes of requests held"):
-        bodies.take("a", 30)
-    bodies.take("b", 30)
-    with pytest.raises(RateLimited):
-        bodies.take("b", 10)
-    bodies.take("c", 30)
-    with pytest.raises(Overloaded):
-        bodies.take("d", 1)
-    bodies.give_back("a", 40)
-    bodies.take("d", 10)
-    for workspace, held in (("b", 30), ("c", 30), ("d", 10)):
-        bodies.give_back(workspace, held)
-    assert bodies.total == 0
 
 
 def test_bodies_beyond_the_total_are_refused_before_they_are_read(small: Stack) -> None:
@@ -302,22 +257,6 @@ def test_a_workspace_counts_a_few_at_one_time_and_a_client_that_leaves_ends_its_
     eventually(lambda: counted.engine.num_counting == 0)
     counted.engine.count_seconds = 0.0
     assert counted.post(path, json=COUNTED).status_code == 200
-
-
-def test_bytes_are_limited_by_workspace_and_come_back_with_time() -> None:
-    now = [0.0]
-    counting = Counting(Tuning(count_bytes_per_minute=6000), lambda: now[0])
-    with counting.admitted("a", 6000):
-        pass
-    with pytest.raises(RateLimited, match="6000 bytes in count_tokens per minute") as refused:
-        with counting.admitted("a", 100):
-            raise AssertionError
-    assert refused.value.retry_after == 1
-    with counting.admitted("b", 1_000_000):  # longer than the bucket: when that is full
-        pass
-    now[0] += 1.0
-    with counting.admitted("a", 100):
-        pass
 
 
 def test_a_prompt_that_can_not_fit_is_refused_without_the_engine(counted: Stack) -> None:

@@ -1,16 +1,13 @@
 """A request's id, as an SDK prints it, leads to the turn's row, its errors and its log lines."""
 
 import io
-import json
 import logging
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 import structlog
@@ -22,8 +19,7 @@ from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
 from tests.gateway.gemini_bodies import generate, user
 from tests.gateway.openai_bodies import MESSAGES, MODEL, chat
-from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import eventually
 
 _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
 
@@ -105,27 +101,3 @@ def logs() -> Iterator[io.StringIO]:
     yield written
     structlog.reset_defaults()
     logging.basicConfig(force=True)
-
-
-def test_the_log_lines_of_a_turn_have_the_id_and_none_has_a_key(
-    logs: io.StringIO, tmp_path: Path
-) -> None:
-    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-    engines = [ScriptedEngine(breaks_early=True), ScriptedEngine(breaks_early=True)]
-    with (
-        serve(engines[0]) as one,
-        serve(engines[1]) as other,
-        serve_gateway(tmp_path, one, other, access_log=True) as url,
-        httpx.Client(base_url=url, timeout=120) as http,
-    ):
-        reply = http.post("/v1/messages", json=body(), headers=headers)
-        http.get("/v1beta/models?key=a-key-in-the-query")
-    assert reply.status_code == 529
-    lines = [json.loads(line) for line in logs.getvalue().splitlines()]
-    failed = [line for line in lines if line["event"] == "attempt_failed"]
-    made = reply.headers["request-id"]
-    assert {line["request_id"] for line in failed} == {made}
-    assert len({line["turn"] for line in failed}) == 1
-    answer, refused = [line for line in lines if line["event"] == "response"]
-    assert (answer["request_id"], answer["route"]) == (made, "/v1/messages")
-    assert refused["status"] == 401 and "a-key" not in logs.getvalue()

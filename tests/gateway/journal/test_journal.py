@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol import FinalCounts, InputUsage
-from gateway.base.errors import EngineTimeout, LedgerUnavailable
+from gateway.base.errors import EngineTimeout
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal import store
@@ -103,35 +103,6 @@ def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path) ->
     writer.stdout.close()
 
 
-async def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(
-    tmp_path: Path,
-) -> None:
-    journal = Journal(tmp_path).start()
-    for number in range(3):
-        await journal.open(record(journal, number))
-    await journal.stop()
-
-    journal, now = Journal(tmp_path).start(), [0.0]
-    usage = InputUsage(input_tokens=10, cache_write_5m_tokens=90, computed_tokens=100)
-    known = counts_of(record(journal, 1).id, reason="cancelled", usage=usage, output_tokens=7)
-    witness = Witness(known)
-    reconciler = settling(journal, witness, now=lambda: now[0])
-    assert await reconciler.recover() == 3
-    await reconciler.step()
-    (closed,) = await journal.closed_turns(10)
-    assert (closed.id, closed.outcome) == (known.request_id, "gateway_killed")
-    assert (closed.input_tokens, closed.output_tokens) == (10, 7)
-    assert closed.cost == 10 * 1000 + 90 * 1250 + 7 * 5000
-
-    witness.is_ready, now[0] = False, 30.0
-    await reconciler.step()
-    assert reconciler.num_pending == 2
-    witness.is_ready = True
-    await reconciler.step()
-    assert reconciler.num_pending == 0 and len(await journal.closed_turns(10)) == 3
-    await journal.stop()
-
-
 async def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,44 +170,6 @@ async def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(
     await reconciler.step()
     (turn,) = await journal.closed_turns(10)
     assert turn.stop_reason == "stop" and reconciler.num_pending == 0
-
-
-async def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left_alone(
-    journal: Journal,
-) -> None:
-    mine, open_one = record(journal, 1).id, record(journal, 2)
-    await journal.open(open_one)
-    witness = Witness(*map(counts_of, (mine, open_one.id, "msg_ffffffff0001")))
-    await settling(journal, witness).step(is_sweep=True)
-    assert witness.acked == [mine]
-
-
-async def test_a_turn_is_forgotten_only_after_the_ledger_has_it(journal: Journal) -> None:
-    ledger: dict[str, TurnRecord] = {}
-    is_down = [True]
-    acked: list[str] = []
-
-    async def insert(turns: Sequence[TurnRecord]) -> None:
-        for turn in turns:
-            ledger.setdefault(turn.id, turn)
-        if is_down[0]:
-            raise LedgerUnavailable
-
-    async def acknowledge(_engine: str, turn_ids: list[str]) -> None:
-        acked.extend(turn_ids)
-
-    drain = Drain(journal, insert, acknowledge, Metrics())
-    for number in range(5):
-        turn = record(journal, number)
-        await journal.open(turn)
-        await journal.close(turn)
-    with pytest.raises(LedgerUnavailable):
-        await drain.step()
-    assert journal.backlog == 5 and not acked
-    is_down[0] = False
-    assert await drain.step() == 5
-    assert await drain.step() == 0
-    assert journal.backlog == 0 and len(ledger) == len(acked) == 5
 
 
 async def test_an_idle_drain_leaves_the_journal_alone_and_its_last_look_waits_for_closes(

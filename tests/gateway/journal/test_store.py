@@ -7,19 +7,19 @@ import random
 import shutil
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.base.errors import JournalFull, JournalUnavailable, LedgerRefused
+from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal import store
 from gateway.journal.drain import Drain
-from gateway.journal.store import ASIDE, BROKEN, LOST, Journal, Row, has_journal, rows_in
+from gateway.journal.store import ASIDE, BROKEN, LOST, Journal, Row, rows_in
 from gateway.ledger.database import Ledger
 from tests.gateway.journal.test_journal import nobody, record
 from tests.gateway.process import gateway_process
@@ -258,19 +258,6 @@ def test_a_full_journal_refuses_new_turns_closes_the_open_ones_and_recovers(tmp_
     on(tmp_path, work, max_bytes=MIB)
 
 
-def test_turns_that_went_leave_their_room(tmp_path: Path) -> None:
-    async def work(journal: Journal) -> None:
-        for number in range(300):
-            turn = record(journal, number)
-            await journal.open(turn)
-            await close(journal, turn)
-            await journal.forget([turn.id])
-        assert journal.num_bytes < MIB // 8
-
-    on(tmp_path, work)
-    assert sum((tmp_path / name).stat().st_size for name in os.listdir(tmp_path)) < MIB // 4
-
-
 def test_a_journal_has_one_owner_and_a_folder_that_can_be_written(tmp_path: Path) -> None:
     async def work(_: Journal) -> None:
         with pytest.raises(JournalUnavailable, match="used by another process"):
@@ -356,20 +343,6 @@ def test_a_damaged_file_is_kept_whole_and_the_journal_goes_on_with_what_can_be_r
         assert read[turn_id] in (("closed", "open")[ids.index(turn_id) % 2], ASIDE)
     if damage is flip_a_page:
         assert len(read) > 5
-
-
-def test_the_instances_are_known_though_the_file_or_their_list_is_gone(tmp_path: Path) -> None:
-    old = on(tmp_path, nothing).instance
-    (tmp_path / "journal.db").unlink()
-    with capture_logs() as logged:
-        journal = on(tmp_path, nothing)
-    told = [line["error"] for line in logged if line["event"] == "journal_damaged"]
-    assert told == ["it is gone"]
-    assert journal.instances[0] == old != journal.instance
-    turn_id, *_ = killed(tmp_path / "journal", 2)
-    (tmp_path / "journal" / "instances").write_text("nonsense\n")
-    journal = on(tmp_path / "journal", nothing)
-    assert journal.instances == (turn_id[4:12], journal.instance) and journal.backlog == 2
 
 
 def test_a_start_that_is_killed_while_it_reads_a_kept_file_reads_it_again(
@@ -474,45 +447,3 @@ def test_a_gateway_starts_with_a_damaged_file_and_a_record_that_nobody_can_read(
         assert "journal_set_aside 1.0" in metrics and "journal_damaged 1.0" in metrics
         assert len(httpx.get(f"{url}/readyz", timeout=120).json()["journal"]["damaged"]) == 1
     assert "Traceback" not in log.read_text("utf-8")
-
-
-def test_records_of_an_earlier_version_are_read(tmp_path: Path) -> None:
-    old = (
-        b'{"id":"msg_00000000a","instance":"00000000","workspace":"default","key_id":"key",'
-        b'"model":"m","stream":false,"opened_at":"2026-11-21T12:00:00Z","outcome":"stop",'
-        b'"input_tokens":7,"output_tokens":3,"gone":1}'
-    )
-    assert not has_journal(tmp_path)
-    on(tmp_path, nothing)
-    row: Row = store._row("msg_00000000a", "closed", old)
-    with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db, db:
-        db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
-
-    async def work(journal: Journal) -> None:
-        (turn,) = await journal.closed_turns(10)
-        assert (turn.input_tokens, turn.prefix, turn.dialect) == (7, None, None)
-
-    on(tmp_path, work)
-
-
-def test_a_loss_by_the_ledgers_refusal_is_told_once(tmp_path: Path) -> None:
-    """A turn that the ledger refuses is set aside, also over the next starts."""
-
-    async def refuse(_: Sequence[TurnRecord]) -> None:
-        raise LedgerRefused
-
-    async def none(_: Sequence[str]) -> set[str]:
-        return set()
-
-    async def work(journal: Journal) -> None:
-        if not journal.num_set_aside:
-            turn = record(journal, 1)
-            await journal.open(turn)
-            await journal.close(turn)
-        await Drain(journal, refuse, nobody, Metrics(), none).step()
-        assert (journal.num_set_aside, journal.backlog) == (1, 0)
-
-    with capture_logs() as logged:
-        for _ in range(3):
-            on(tmp_path, work)
-    assert [line["event"] for line in logged if line["log_level"] == "error"] == ["turn_set_aside"]

@@ -6,9 +6,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from gateway.base.errors import RateLimited
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
 from gateway.ledger.stored import Batch, Batches, BatchItem
@@ -94,18 +91,3 @@ def test_a_batch_that_is_to_end_does_not_wait_for_the_others_of_its_workspace(
         assert await claimed(store, "one", ["a0", "a1", "a4"], 18) == ["a0", "a1", "a2", "a4"]
 
     run(tmp_path, shared_database, work)
-
-
-def test_a_workspace_has_a_number_of_batches_that_have_not_ended(
-    tmp_path: Path, shared_database: str
-) -> None:
-    async def work(store: Batches) -> None:
-        await made(store, "a0", "a")
-        await made(store, "a1", "a")
-        with pytest.raises(RateLimited, match="limit of 2 batches that have not ended"):
-            await made(store, "a2", "a")
-        await made(store, "b0", "b")
-        await store.end("a0", "succeeded", b"", NOW)
-        await made(store, "a2", "a")
-
-    run(tmp_path, shared_database, work, most_running=2)

@@ -10,7 +10,6 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, select
 
-from engine.protocol import Done, Prompt, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
 from gateway.base.errors import NotFound
 from gateway.cli.migrate import migrate
 from gateway.ledger.access import Workspaces
@@ -18,7 +17,6 @@ from gateway.ledger.contents import DAY_MS, Contents
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import KeptResponseRow, TurnContentRow
 from gateway.ledger.upkeep import retain
-from gateway.turn.contents import packed, parts_of, unpacked
 from tests.gateway.serving import make_settings
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
@@ -116,20 +114,6 @@ def test_responses_are_kept_as_long_as_workspace_or_installation_says(run: Any) 
     run(work)
 
 
-def test_a_workspace_that_keeps_no_more_has_nothing(run: Any) -> None:
-    async def work(kept: Kept) -> None:
-        for number in range(450):  # more than are deleted at once
-            await kept.put("a", f"msg_{number}", number)
-        await kept.contents.remove("msg_7")
-        assert await kept.read("a", "msg_7") is None and await kept.count() == 449
-        await kept.workspaces.change("a", {"keep_days": None})
-        assert await kept.read("a", "msg_1") is None
-        await kept.contents.forget(NOW_MS)
-        assert await kept.count() == 0
-
-    run(work)
-
-
 def test_retention_of_turns_deletes_what_was_kept_of_them(run: Any) -> None:
     async def work(kept: Kept) -> None:
         await kept.put("a", "msg_new", 0)
@@ -152,26 +136,3 @@ def test_a_body_is_read_in_its_own_place_alone(
     assert Contents(ledger, MASTER).opened("a", "msg_1", body) == PLAIN
     with pytest.raises(NotFound):
         Contents(ledger, master).opened(workspace, turn_id, body)
-
-
-def test_an_answers_parts_are_in_order_by_choice() -> None:
-    frames = [
-        ThinkingDelta("hm"),
-        TextDelta("a", 0),
-        TextDelta("x", 1),
-        TextDelta("b", 0),
-        ToolUseStart("id", "ask", 0),
-        ToolInputDelta('{"q":', 0),
-        ToolInputDelta("1}", 0),
-        ToolUseStart("id2", "ask", 0),
-        Done(request_id="r", output_tokens=1),
-    ]
-    found = parts_of(frames)
-    assert [(each.choice, each.kind, each.text, each.name) for each in found] == [
-        (0, "thinking", "hm", None),
-        (0, "text", "ab", None),
-        (1, "text", "x", None),
-        (0, "call", '{"q":1}', "ask"),
-        (0, "call", "", "ask"),
-    ]
-    assert unpacked(packed(Prompt(messages=[]), found)).answer == found

@@ -15,13 +15,10 @@ from gateway.cli.migrate import ROOT, migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range
-from scripts.stack import python, start
-from tests.faults.sizes import number
 from tests.postgres import new_database
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ALL = Range(since_ms=0, until_ms=2**45)
-NUM_MIGRATORS = number(3, 10)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -85,21 +82,3 @@ def test_a_second_migration_leaves_rows_and_sums(settings: DatabaseSettings) -> 
         migrate(settings)
         run(settings, lambda ledger, count=count: put(ledger, count))
         assert run(settings, counted) == (count, count * 100, count)
-
-
-def test_migrators_that_start_together_do_not_race(settings: DatabaseSettings) -> None:
-    logs = [settings.data / f"{one}.log" for one in range(NUM_MIGRATORS)]
-    started = [
-        start(
-            [*python("gateway"), "migrate"],
-            {
-                # A directory each, as on several machines: the file's lock is not what saves them.
-                "HOLDFAST_DATA": str(settings.data / str(one if settings.database_url else 0)),
-                "HOLDFAST_DATABASE_URL": settings.database_url,
-            },
-            log,
-        )
-        for one, log in enumerate(logs)
-    ]
-    ends = [process.wait() for process in started]
-    assert ends == [0] * NUM_MIGRATORS, [log.read_text("utf-8") for log in logs]

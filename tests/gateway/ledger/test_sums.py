@@ -14,14 +14,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, select
 
-from gateway.admission.accounts import month_of
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
-from gateway.ledger.access import Workspaces
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range, latency
-from gateway.ledger.rollups import dimensions, gap_changes
+from gateway.ledger.rollups import dimensions
 from gateway.ledger.schema import (
     HorizonRow,
     LatencyRollupRow,
@@ -302,19 +300,6 @@ async def test_two_writers_of_the_same_prefixes_lose_nothing(
     await other.close()
 
 
-@pytest.mark.anyio
-async def test_retention_keeps_the_sums_that_the_months_spend_limits_are_counted_from(
-    ledger: Ledger,
-) -> None:
-    month = month_of(START + timedelta(days=19))
-    await ledger.insert_turns([at(number, number, cost=10**9) for number in range(20)])
-    workspaces = Workspaces(ledger)
-    before = await workspaces.spent(["a"], month)
-    assert before["a"] == 9 * 10**9
-    await retain(ledger, ms(19), ms(18), int(month.timestamp() * 1000))
-    assert await workspaces.spent(["a"], month) == before
-
-
 @pytest.mark.parametrize("hours", [1, 24, 47])
 @pytest.mark.anyio
 async def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
@@ -327,26 +312,3 @@ async def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
     # The range begins at 22:30 and is widened to the days that it touches.
     assert found.misses.requests == 10 * (1 + (22.5 + hours > 24) + (22.5 + hours > 48))
     assert found.misses.p50 is not None and found.series and found.cells
-
-
-@pytest.mark.anyio
-async def test_neighbours_are_found_by_their_prefix_whatever_index_was_made_last(
-    tmp_path: Path,
-) -> None:
-    """SQLite without statistics prefers the newest of the indexes that could serve."""
-    made = DatabaseSettings(data=tmp_path, database_url="")
-    await asyncio.to_thread(migrate, made)
-    ledger = Ledger(made.ledger_url)
-    async with ledger.transaction() as connection:
-        await connection.exec_driver_sql("DROP INDEX ix_turns_workspace_opened")
-        await connection.exec_driver_sql(
-            "CREATE INDEX ix_turns_workspace_opened ON turns (workspace_id, opened_ms, id)"
-        )
-        query = select(gap_changes(on_postgres=False)).compile(dialect=connection.dialect)
-        names = query.positiontup or ()
-        values = tuple('["a"]' if n == "turn_ids" else query.params[n] for n in names)
-        rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
-        found = [str(row[3]) for row in rows]
-    await ledger.close()
-    near = [line for line in found if "SEARCH turns_1" in line]
-    assert near and all("ix_turns_prefix (prefix=? AND opened_ms" in line for line in near), found

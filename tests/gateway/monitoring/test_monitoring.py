@@ -8,7 +8,6 @@ import contextlib
 import json
 import re
 import sqlite3
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.metrics import render
 from engine.protocol.reports import (
-    SECONDS_PER_TOKEN,
-    TOKENS_PER_REQUEST,
     BlockStats,
     Description,
 )
@@ -323,32 +320,6 @@ def test_every_panel_asks_what_is_exposed_and_lets_choose_an_engine_or_a_model(
                     assert able <= chosen, f"{panel['title']}: {target['expr']}"
 
 
-def test_prometheus_is_told_of_rules_and_jobs_that_there_are() -> None:
-    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text("utf-8"))
-    assert config["rule_files"] == ["alerts.yml"]
-    jobs = {job["job_name"] for job in config["scrape_configs"]}
-    told = {rule["expr"] for rule in rules()}
-    asked = set(re.findall(r'job="([\w-]+)"', " ".join(told)))
-    assert asked == jobs == {"holdfast-gateway", "holdfast-engine"}
-
-
-def test_the_dashboard_has_a_row_of_figures_and_its_variables_choose(exposed: Exposed) -> None:
-    panels = board()["panels"]
-    figures = [panel for panel in panels if panel["type"] == "stat"]
-    assert len(figures) >= 5 and {panel["gridPos"]["y"] for panel in figures} == {0}
-    variables = {one["name"]: one for one in board()["templating"]["list"]}
-    assert {"engine", "model", "workspace"} <= set(variables)
-    asked = " ".join(target["expr"] for panel in panels for target in panel["targets"])
-    for name in ("engine", "model", "workspace"):
-        query = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables[name]["definition"])
-        assert query is not None and query[2] == name
-        assert name in documented()[query[1]].labels
-        assert f'{name}=~"${name}"' in asked
-        # Prometheus takes a label that is not there for an empty one.
-        assert re.fullmatch(variables[name]["allValue"], "")
-    assert set(re.findall(r"\$(?!__)(\w+)", asked)) <= set(variables)
-
-
 def test_alerts_and_panels_ask_for_every_path_that_runs_turns() -> None:
     routes = set(re.findall(r'route=~"([^"]+)"', json.dumps(rules()).replace("\\", "")))
     routes |= set(re.findall(r'route=~"([^"]+)"', json.dumps(board()).replace("\\", "")))
@@ -517,37 +488,3 @@ def test_models_are_those_of_engines_and_there_are_not_many() -> None:
     models = set(re.findall(r'model="([^"]*)"', text))
     assert models == {"unknown", *(f"model {number}" for number in range(MAX_MODELS))}
     assert 'first_token_seconds_count{cache="cold",model="unknown"} 2.0' in text
-
-
-def test_buckets_have_those_of_the_conventions_for_generative_ai() -> None:
-    """https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/"""
-    tokens = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304]
-    assert list(TOKENS_PER_REQUEST) == [*tokens, 16777216, 67108864]
-    seconds = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
-    begins = bisect_left(SECONDS_PER_TOKEN, 0.01)
-    assert list(SECONDS_PER_TOKEN[begins : begins + len(seconds)]) == seconds
-    assert list(SECONDS_PER_TOKEN) == sorted(set(SECONDS_PER_TOKEN))
-
-
-def test_names_and_helps_are_as_prometheus_asks(served: Served) -> None:
-    """The rules of `promtool check metrics`, and those of prometheus.io/docs/practices/naming."""
-    for program, page in (("gateway", served.gateway), ("engine", served.engine)):
-        for name, kind in page.types.items():
-            if name.startswith(("vllm:", "gen_ai_")):
-                continue  # what others call it
-            assert name.startswith((f"holdfast_{program}_", "process_")), name
-            assert kind != "histogram" or name.endswith(("_seconds", "_tokens")), name
-            assert re.fullmatch(r"[a-z][a-z0-9_]*", name) and "__" not in name, name
-            assert page.helps[name].strip(), name
-            assert kind in ("counter", "gauge", "histogram"), name
-            words = name.split("_")
-            assert not {"counter", "gauge", "histogram", "info"} & set(words), name
-            assert not {"ms", "milliseconds", "minutes", "kb", "mb", "percent"} & set(words), name
-            # The parser takes `_total` off a counter's name.
-            assert words[-1] not in ("total", "bucket", "count", "sum", "created"), name
-        names = {name for name, _ in page.values}
-        assert not [name for name in names if name.endswith("_created")]
-        for name, labels in page.values:
-            assert "le" not in dict(labels) or name.endswith("_bucket"), name
-            # A label that repeats the name's own word says nothing.
-            assert not {label for label, _ in labels} & {"name", "type", "value"}, name

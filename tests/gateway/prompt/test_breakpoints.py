@@ -17,7 +17,7 @@ from engine.protocol import (
 from gateway.admin.structs.fleet import AutoCacheMode
 from gateway.base.grants import AutoCache
 from gateway.prompt.plan import Slot, add_automatic, find_breakpoints, find_target
-from tests.gateway.bodies import LONG, SHORT, body, lowered, text, tool
+from tests.gateway.bodies import LONG, SHORT, body, text, tool
 
 ORDER = (
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
@@ -123,11 +123,6 @@ BROKEN = [
     ),
     broken("V56-count-before-order", FOUND_5, system=[S] * 4, messages=user(L)),
 ]
-
-
-def test_long_before_short_is_fine() -> None:
-    found = lowered(body(system=[L, L, S], messages=user(S))).plan.breakpoints
-    assert [b.ttl for b in found] == ["1h", "1h", "5m", "5m"]
 
 
 def test_no_eligible_slot_means_no_breakpoint_and_no_error_v58() -> None:

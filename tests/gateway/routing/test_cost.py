@@ -102,23 +102,6 @@ def test_unknown_prefixes_spread_and_every_gateway_chooses_the_same() -> None:
     assert len(chosen) == 4 and max(chosen.values()) < 100
 
 
-def test_what_an_engine_said_too_long_ago_does_not_count() -> None:
-    engines = [engine(0, 4), engine(1, 1)]
-    engines[1].heard_at = NOW + 100
-    assert place(prompt(), engines, WEIGHTS, NOW + 100).coverage.held == SIZES[0]
-
-
-def test_of_equal_engines_one_that_was_given_nothing_yet_gets_the_turn() -> None:
-    engines = [engine(number) for number in range(8)]
-    for number, one in enumerate(engines[:-1]):
-        one.load.assign(f"t{number}", 1000, NOW)
-    for number in range(20):
-        assert place(prompt(f"p{number}"), engines, WEIGHTS, NOW).engine is engines[-1]
-    engines[-1].load.assign("t", 1000, NOW)
-    chosen = {place(prompt(f"p{n}"), engines, WEIGHTS, NOW).engine.seed for n in range(20)}
-    assert len(chosen) > 3
-
-
 ACTS = st.sampled_from(["assign", "started", "ended", "returned"])
 
 
@@ -143,15 +126,6 @@ def test_whatever_way_turns_end_no_load_is_left_over(steps: list[tuple[str, int,
     for number in range(6):
         load.ended(f"t{number}")
     assert load.num_running == load.num_waiting_tokens == 0
-
-
-def test_recent_load_fades_and_a_refused_turn_leaves_none() -> None:
-    load = Load(600.0)
-    load.assign("t", 1000, 0.0)
-    load.assign("u", 5000, 0.0)
-    load.returned("u", 0.0)
-    assert load.recent(0.0) == pytest.approx(1000)
-    assert load.recent(600.0) == pytest.approx(1000 / 2.718281828)
 
 
 def test_what_others_sent_counts_once_however_late_our_own_is_known() -> None:

@@ -38,7 +38,6 @@ from gateway.routing.held import (
 LEASE_SECONDS = 300.0
 CHAINS = 3
 DEPTH = 5
-NAMES = [f"{chain}.{depth}" for chain in range(CHAINS) for depth in range(DEPTH)]
 
 
 def chain_of(chain: int, depth: int, seq: int = 0, **changes: Any) -> ChainHeld:
@@ -262,22 +261,6 @@ def test_leased_deep_and_shared_names_are_forgotten_last() -> None:
         assert one.coverage(Ends([name], [16]), 0.0).held == 16, name
     last = [one.coverage(Ends([f"plain {n}"], [16]), 0.0).held for n in range(1000)]
     assert not any(last[:900]) and all(last[-32:]), "of equals those that were told first"
-
-
-def test_a_new_epoch_has_nothing_of_the_old_one_and_its_names_make_room() -> None:
-    index = PrefixIndex()
-    one, two = begun(Holdings(index), chain_of(0, 5), chain_of(1, 5)), Holdings(index)
-    begun(two, chain_of(0, 5))
-    one.forget()
-    assert one.coverage(ends_of(0), 0.0) == NOTHING and two.coverage(ends_of(0), 0.0).held == 80
-    assert len(one) == 0 and len(two) == 5
-    for seq in range(2000):
-        two.apply(Heartbeat(seq=seq), 0.0)
-    assert len(index) == 5
-    for epoch in range(2000):
-        assert one.apply(Snapshot(seq=1, epoch=str(epoch), chains=[chain_of(2, 5)]), 0.0)
-        assert one.coverage(ends_of(2), 0.0).held == 80
-        assert len(one) == 5
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from engine.protocol.reports import BlockStats, Stats
-from gateway.routing.history import MAX_MINUTES, MAX_POINTS, LoadHistory
+from gateway.routing.history import LoadHistory
 from tests.dashboard.live_answers import made, stats
 
 START = datetime(2026, 11, 26, 12, tzinfo=UTC)
@@ -57,23 +57,3 @@ def test_a_minute_has_the_mean_of_memory_and_the_most_that_waited() -> None:
 
 def made_blocks(**values: int) -> Any:
     return made(BlockStats, **values)
-
-
-def test_what_does_not_answer_is_no_zero() -> None:
-    seen = Seen()
-    for engine in seen.engines:
-        engine.is_ready = False
-    seen.look()
-    (point,) = seen.told()
-    assert point.in_use is None and point.leased is None
-
-
-def test_a_day_is_kept_and_shown_in_few_points() -> None:
-    seen = Seen()
-    for _ in range(MAX_MINUTES + 60):
-        seen.look(60)
-    assert len(seen.told(hours=48)) <= MAX_POINTS + 1
-    shown = seen.told(hours=2)
-    assert len(shown) >= MAX_POINTS and all(each.in_use == 0.5 for each in shown)
-    hours = (shown[-1].start_ms - seen.told(hours=48)[0].start_ms) / 3_600_000
-    assert 23 < hours < 24.5, "a day, in steps of 24 minutes"

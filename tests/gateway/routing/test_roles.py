@@ -11,7 +11,6 @@ from gateway.routing.router import (
     Route,
     Router,
     Weights,
-    marked_tokens,
     prefill_elsewhere,
 )
 from tests.gateway.routing.test_routing import INDEX, NOW, Candidate, ask, candidate
@@ -42,15 +41,6 @@ def asked(text: str = LONG, *, is_marked: bool = True) -> Ask:
 def first_leg(one: Ask, engines: list[Candidate]) -> Route[Candidate] | None:
     route = Router().choose(one, engines, NOW)
     return prefill_elsewhere(one, route, engines, Weights(), NOW)
-
-
-def test_a_long_new_prompt_is_prefilled_where_no_answers_run() -> None:
-    engines = [engine(0, "prefill"), engine(1, "decode", running=4)]
-    one = asked()
-    assert Router().choose(one, engines, NOW).engine is engines[1]
-    leg = first_leg(one, engines)
-    assert leg is not None and leg.engine is engines[0]
-    assert leg.to_prefill == leg.tokens >= marked_tokens(one, leg.prompt.ends) > MIN_TOKENS
 
 
 @pytest.mark.parametrize(

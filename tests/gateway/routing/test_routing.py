@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from engine.protocol import Capability, ChainHeld, HeldName, InputUsage, Receipt, Snapshot, Started
+from engine.protocol import Capability, ChainHeld, HeldName, Snapshot
 from engine.protocol.reports import Description
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest, NoEngineReady
 from gateway.dialects.lowering import Asked
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
-from gateway.prompt.ask import Ask, Principal, TurnId
+from gateway.prompt.ask import Ask, Principal
 from gateway.routing.breaker import FAILURES, Breaker
 from gateway.routing.held import Holdings, PrefixIndex
 from gateway.routing.router import Load, Router, TokenRates, kind_of
@@ -82,12 +82,6 @@ def test_a_key_or_else_the_first_segment_decides_and_a_key_counts_within_its_wor
     assert len({choose(ask("p", key="k", scope=f"scope {i}"), ENGINES).url for i in many}) > 1
 
 
-def test_a_key_changes_neither_names_nor_scope() -> None:
-    plain, keyed = ask("p"), ask("p", key="k")
-    assert keyed.plan.names == plain.plan.names
-    assert keyed.generate_request(TurnId("id"), 0.0, ()).scope == "scope"
-
-
 def test_what_few_engines_can_is_asked_of_those_alone() -> None:
     with pytest.raises(InvalidRequest, match=r"^n: "):
         choose(ask("p", n=2), ENGINES)
@@ -136,22 +130,3 @@ def test_token_rates_follow_what_long_prompts_had() -> None:
         rates.learn("m", 100_000, 20_000)
     assert rates.of("m") == pytest.approx(0.2, rel=0.01)
     assert rates.of("other") == 0.25
-
-
-def test_estimates_become_the_engines_counts_at_names() -> None:
-    prompt = ask("word " * 4000)
-    engine = candidate(0)
-    digests = [name.digest for name in prompt.plan.names]
-    assert len(digests) >= 3
-    engine.hold(*digests[:2])
-    choice = Router().choose(prompt, [engine], NOW)
-    offsets = [100 * (index + 1) for index in range(len(digests))]
-    started = Started(
-        request_id="r",
-        epoch="e",
-        usage=InputUsage(input_tokens=offsets[-1]),
-        breakpoints=[],
-        receipt=Receipt(name_tokens=offsets, num_held=0),
-    )
-    assert choice.exact(choice.captured, started) == 200
-    assert choice.exact(0, started) == 0

@@ -6,7 +6,7 @@ import pytest
 
 from engine.protocol import FinalCounts, InputUsage
 from gateway.base.metrics import Metrics
-from gateway.base.record import TurnRecord, turn_of
+from gateway.base.record import TurnRecord
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
@@ -26,12 +26,6 @@ NOTHING = InputUsage(input_tokens=0)
 def counts(request_id: str, output_tokens: int) -> FinalCounts:
     usage = InputUsage(input_tokens=10, computed_tokens=10)
     return counts_of(request_id, reason="cancelled", usage=usage, output_tokens=output_tokens)
-
-
-def test_a_request_id_tells_its_turn_and_attempt() -> None:
-    assert turn_of("msg_0123") == ("msg_0123", 1)
-    assert turn_of("msg_0123.3") == ("msg_0123", 3)
-    assert turn_of("else.where") == ("else", 1)
 
 
 async def test_after_a_kill_the_last_attempts_counts_are_the_turns(tmp_path: Path) -> None:

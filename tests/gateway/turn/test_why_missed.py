@@ -28,25 +28,6 @@ def learn(
     known.learn(engine, started, [Name(name, segment)], 0.0)
 
 
-def test_a_new_epoch_is_a_restart_until_the_entry_would_have_expired() -> None:
-    for state in ("leased", "best_effort"):
-        known = holders({})
-        learn(known, "one", state)
-        assert known.explain("one", "e2", [A], 299.0) == "engine_restart"
-        assert known.explain("one", "e2", [A], 300.0) == "ttl_expired"
-
-
-def test_the_deepest_known_prefix_decides() -> None:
-    epochs = {"one": "e1"}
-    known = holders(epochs)
-    learn(known, "one")
-    learn(known, "two", name=B, segment=1)
-    assert known.explain("two", "e1", [B, A], 1.0) is None
-    assert known.explain("two", "e1", ["c" * 16, A], 1.0) == "routed_elsewhere"
-    epochs["one"] = "e2"
-    assert known.explain("two", "e1", [A], 1.0) == "engine_restart", "there too"
-
-
 def test_where_no_entry_stands_nothing_is_remembered_and_the_memory_is_bounded() -> None:
     known = holders({}, max_names=2)
     learn(known, "one", "none")
