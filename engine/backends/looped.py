@@ -43,6 +43,7 @@ from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
     MAX_CELLS,
+    NEUTRAL,
     TTLS,
     ChainHeld,
     CountReply,
@@ -588,24 +589,18 @@ def query_of(
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:
     """One a choice. Their seeds differ; without a seed they follow from the request's id."""
-    sampling = request.sampling
+    sampling, default = request.sampling, description.default_sampling
+    drawn_by: dict[str, Any] = {}
+    for name, neutral in NEUTRAL.items():
+        said = (getattr(sampling, name), getattr(default, name), neutral)
+        drawn_by[name] = next(value for value in said if value is not None)
     seed = crc32(request.request_id.encode()) if sampling.seed is None else sampling.seed
     return [
         SampleParams(
-            temperature=_given(sampling.temperature, description.default_temperature),
-            top_p=_given(sampling.top_p, description.default_top_p),
-            top_k=_given(sampling.top_k, description.default_top_k),
+            **drawn_by,
             seed=seed + choice,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            min_p=sampling.min_p,
             min_tokens=sampling.min_tokens,
             bias=sampling.logit_bias,
         )
         for choice in range(sampling.num_choices)
     ]
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value

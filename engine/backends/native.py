@@ -13,6 +13,7 @@ from engine.compute.speculate import NgramDrafter
 from engine.protocol import SAMPLING_CAPABILITIES, Capability
 from engine.protocol.reports import Description
 from engine.settings import Settings
+from engine.text.files import read_json, recommended
 from engine.text.tokens.detokenize import longest_token_bytes
 
 log = structlog.get_logger()
@@ -101,9 +102,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             ),
             attention=loaded.attention,
             device=loaded.device_name,
-            default_temperature=loaded.sampling.temperature,
-            default_top_p=loaded.sampling.top_p,
-            default_top_k=loaded.sampling.top_k,
+            default_sampling=recommended(read_json(settings.model, "generation_config.json")),
             ttl_scale=settings.ttl_scale,
             max_running=settings.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),

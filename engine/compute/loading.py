@@ -91,19 +91,6 @@ class LoadedModel:
             return torch.cuda.mem_get_info(self.device)[0]
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
-    @property
-    def sampling(self) -> SampleParams:
-        """The sampling defaults of the model's generation_config.json, which may be greedy."""
-        config = self.model.generation_config
-        if config is None or config.do_sample is False:
-            return SampleParams(temperature=0.0 if config else 1.0, top_p=1.0, top_k=0, seed=0)
-        return SampleParams(
-            temperature=1.0 if config.temperature is None else config.temperature,
-            top_p=1.0 if config.top_p is None else config.top_p,
-            top_k=config.top_k or 0,
-            seed=0,
-        )
-
     def runner(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> TorchRunner:
         """Allocate the device's pool and the host's. The cache decides about their blocks."""
         pool = KvPool(self.layout, num_blocks, block_size, self.device)
@@ -192,7 +179,6 @@ def text_decoder(model: PreTrainedModel) -> PreTrainedModel:
         raise ModelRefused(f"{name} has no text decoder that stands alone")
     setattr(decoder, decoder.base_model_prefix, inner)
     decoder.set_output_embeddings(whole.get_output_embeddings())
-    decoder.generation_config = whole.generation_config
     text: PreTrainedModel = decoder
     return text
 

@@ -5,7 +5,7 @@ that the gateway's turns import. It knows nothing but msgspec. All counts are to
 are seconds, all digests are lower-case hex.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -216,9 +216,9 @@ class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`max_tokens` 0 pre-warms: nothing is generated; None is what is left of the context.
 
-    `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; None is the model's own default.
-    `seed` makes sampling repeatable on one engine build. `ignore_eos` goes on past the tokens that
-    end a turn.
+    `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off. A field of NEUTRAL that is None is
+    what the model's makers recommend. `seed` makes sampling repeatable on one engine build.
+    `ignore_eos` goes on past the tokens that end a turn.
 
     `stop_token_ids` end a turn too, and before `min_tokens` no token does. A token less likely than
     the most likely one times `min_p` is not drawn.
@@ -238,12 +238,12 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     seed: int | None = None
     num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     ignore_eos: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_PENALTY)] = 1.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_PENALTY)] | None = None
     logit_bias: dict[int, float] = {}
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] = []
     min_tokens: NotNegative = 0
 
@@ -253,11 +253,21 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return [
             (name, capability)
             for name, capability in _NEEDS.items()
-            if getattr(self, name) != getattr(_NEUTRAL, name)
+            if getattr(self, name) not in (None, NEUTRAL.get(name), getattr(_UNSET, name))
         ]
 
 
-_NEUTRAL = Sampling(max_tokens=None)
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""How a token is drawn where neither the request nor the model's makers say."""
+_UNSET = Sampling(max_tokens=None)
 _NEEDS: dict[str, Capability] = {
     "num_choices": "multiple_choices",
     "logit_bias": "penalties",

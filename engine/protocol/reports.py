@@ -11,6 +11,7 @@ from engine.protocol import (
     EntryState,
     GuaranteeName,
     InputUsage,
+    Sampling,
     Tier,
     Ttl,
 )
@@ -65,9 +66,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = ""
     attention: str = ""
     device: str = ""
-    default_temperature: float = 1.0
-    default_top_p: float = 1.0
-    default_top_k: int = 0
+    default_sampling: Sampling = Sampling(max_tokens=None)
     ttl_scale: float = 1.0
     max_running: int = 0
     longest_token_bytes: int = 0

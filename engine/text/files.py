@@ -1,13 +1,17 @@
 """What a Hugging Face directory or hub id says about prompts: tokenizer, template, end tokens."""
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
+from engine.protocol import NEUTRAL, Sampling
 from engine.text.rendered import TemplateRefused
 
 _TEKKEN = "tekken.json"
@@ -55,6 +59,21 @@ def read_prompt_files(model: str) -> PromptFiles:
         special_tokens=special_tokens,
         end_token_ids=frozenset(token_id for token_id in ends if token_id is not None),
     )
+
+
+def recommended(declared: Mapping[str, Any]) -> Sampling:
+    """How a model's makers would sample, by its generation_config.json: greedy without `do_sample`.
+
+    What a request could not say is left out, such as the -1 that switches `top_k` off.
+    """
+    found: dict[str, Any] = {"max_tokens": None}
+    if declared.get("do_sample") is False:
+        declared = {**declared, "temperature": 0.0}
+    for name in NEUTRAL:
+        with suppress(msgspec.ValidationError):
+            msgspec.convert({"max_tokens": None, name: declared.get(name)}, Sampling)
+            found[name] = declared.get(name)
+    return Sampling(**found)
 
 
 def _converted(model: str) -> Tokenizer:

@@ -210,8 +210,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         """The request for an engine with these capabilities, at `now` on the monotonic clock."""
         sampling, can_wait = self.sampling, "service_class" in capabilities
         if sampling.logprobs is not None and "logprobs" not in capabilities:
-            # Where that is an error, routing has refused the turn.
+            # Where that is an error, routing has refused the turn. So it is with the next.
             sampling = msgspec.structs.replace(sampling, logprobs=None)
+        if "own_template" not in capabilities:
+            sampling = msgspec.structs.replace(sampling, top_k=None)
         return GenerateRequest(
             request_id=request_id,
             scope=self.principal.scope,

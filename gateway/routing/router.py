@@ -467,6 +467,8 @@ def check_capabilities(ask: Ask, description: Description) -> None:
                 f"{turns}: going on with a last message of the assistant is",
             ),
             (ask.sampling.ignore_eos, "ignore_eos:"),
+            # In Gemini's API it is a wish: its clients send it by themselves.
+            (bool(ask.sampling.top_k) and ask.dialect != "gemini", "top_k:"),
         )
         for is_asked, what in checks:
             if is_asked:

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import jsonschema
@@ -12,13 +13,22 @@ import pytest
 from tokenizers import Tokenizer
 
 import engine as package
-from engine.protocol import Done, DrawnToken, Message, TextDelta, TextPart, Tool, ToolChoice
-from tests.conformance.engines import Answer, Engine, Refused
+from engine.protocol import (
+    Done,
+    DrawnToken,
+    Message,
+    Sampling,
+    TextDelta,
+    TextPart,
+    Tool,
+    ToolChoice,
+)
+from tests.conformance.conftest import settings_of
+from tests.conformance.engines import Answer, Engine, Refused, running_engine
 from tests.conformance.test_demands import SCHEMA, answer, calls, demand, need, with_tools
 
-TOKENIZER = Tokenizer.from_file(
-    str(Path(str(package.__file__)).parent / "holdfast-demo" / "tokenizer.json")
-)
+MODEL = Path(str(package.__file__)).parent / "holdfast-demo"
+TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 CALL = TOKENIZER.token_to_id("<tool_call>")
 STRICT = Tool("get_weather", SCHEMA, "The weather.", strict=True)
 UNHELD = Tool("odd", {"type": "object", "properties": {"a": {"not": {}}}}, strict=True)
@@ -122,6 +132,28 @@ def test_what_was_there_before_is_less_likely_under_a_repetition_penalty(engine:
     assert len(set(plain)) < len(plain)
     assert len(set(varied)) == len(varied), "no token comes twice"
     assert varied != plain and text(repetition_penalty=1.0) == text()
+
+
+def test_a_model_is_drawn_from_as_its_makers_recommend_where_the_client_says_nothing(
+    backend: str, tmp_path: Path
+) -> None:
+    """As in vLLM's own server. What the client says goes before it, neutral values too."""
+    if backend == "synthetic":
+        pytest.skip("declares backend synthetic: no model's files")
+    model = tmp_path / "model"
+    copytree(MODEL, model)
+    said = {"temperature": 2.0, "top_k": 1, "min_p": 0.5, "repetition_penalty": 50.0, "top_p": None}
+    (model / "generation_config.json").write_text(json.dumps(said))
+    with running_engine(backend, {**settings_of(backend, "fast"), "MODEL": str(model)}) as engine:
+        assert engine.description.default_sampling == Sampling(
+            max_tokens=None, temperature=2.0, top_k=1, min_p=0.5, repetition_penalty=50.0
+        )
+        plain, neutral = (
+            ask(engine, [], max_tokens=40, ignore_eos=True, **sampling).text()
+            for sampling in ({"temperature": None}, {"repetition_penalty": 1.0})
+        )
+        [drawn, again] = [tokens_of(text) for text in (plain, neutral)]
+        assert len(set(drawn)) == len(drawn) and len(set(again)) < len(again)
 
 
 def test_the_likeliest_tokens_alone_are_left_by_a_high_min_p(engine: Engine) -> None:

@@ -92,6 +92,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
                 "messages: a last message of the assistant, to be continued,",
             ),
             (sampling.ignore_eos, "ignore_eos"),
+            (bool(sampling.top_k), "top_k"),
         ):
             if is_asked:
                 raise Unsupported(

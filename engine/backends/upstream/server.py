@@ -14,11 +14,11 @@ import msgspec
 
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import TokenId
-from engine.protocol import Capability, ErrorCode
+from engine.protocol import Capability, ErrorCode, Sampling
 from engine.protocol.reports import Guarantee
 from engine.refusal import StartRefused
 from engine.supervisor import Expected
-from engine.text.files import read_json
+from engine.text.files import read_json, recommended
 from engine.text.renderer import ChatRenderer
 from engine.text.template.boundaries import common_length
 
@@ -237,32 +237,26 @@ PROBE_TEXTS = (
 class ModelFacts:
     """From the model's own files: what a server does not tell.
 
-    `temperature` 0 is greedy. `max_context_tokens` is what the model was trained for. `probes` are
+    `max_context_tokens` is what the model was trained for. `probes` are
     our tokens of PROBE_TEXTS.
     """
 
     vocabulary_size: int
     max_context_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
+    sampling: Sampling
     probes: Mapping[str, list[TokenId]]
 
     @classmethod
     def of(cls, model: str, renderer: ChatRenderer) -> "ModelFacts":
         """Of a Hugging Face directory or hub id. Raises TemplateRefused for a broken file."""
         config = read_json(model, "config.json")
-        sampling = read_json(model, "generation_config.json")
         text, encode = config.get("text_config"), renderer.tokenizer.encode
         inner: Mapping[str, Any] = text if isinstance(text, dict) else config
         own = renderer.tokenizer.get_vocab_size(with_added_tokens=True)
-        is_greedy = sampling.get("do_sample") is False
         return cls(
             vocabulary_size=max(own, _whole(inner.get("vocab_size")) or 0),
             max_context_tokens=_whole(inner.get("max_position_embeddings")),
-            temperature=0.0 if is_greedy else _number(sampling.get("temperature")),
-            top_p=_number(sampling.get("top_p")),
-            top_k=_whole(sampling.get("top_k")) or 0,
+            sampling=recommended(read_json(model, "generation_config.json")),
             probes={text: encode(text, add_special_tokens=False).ids for text in PROBE_TEXTS},
         )
 
@@ -285,10 +279,6 @@ class ModelFacts:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and value >= 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -374,7 +374,7 @@ class ChatServer(Server):
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
         body = self._body(order, place) | {"max_tokens": 1, "stream": False, "seed": None}
-        body |= {"stream_options": None, "structured_outputs": None}
+        body |= {"stream_options": None, "structured_outputs": None, "min_tokens": None}
         body = {name: value for name, value in body.items() if value is not None}
         answer = await self._wire.ask(self.PATH, _Answer, body, is_long=True)
         return self._usage(answer.usage, order)

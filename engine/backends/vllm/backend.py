@@ -26,6 +26,7 @@ from engine.schedule.accounting import Accounting
 from engine.settings import Settings
 from engine.sizing import DTYPE_BYTES, NotSizable, kv_size
 from engine.supervisor import Supervisor
+from engine.text.files import recommended
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.detokenize import longest_token_bytes
 
@@ -198,7 +199,9 @@ def _description(
     config: Any, renderer: ChatRenderer, settings: Settings, model_name: str
 ) -> Description:
     model, cache = config.model_config, config.cache_config
-    sampling = _default_sampling(model)
+    sampling: dict[str, Any] = model.get_diff_sampling_param()
+    if model.try_get_generation_config().get("do_sample") is False:
+        sampling |= {"temperature": 0.0, **model.override_generation_config}
     return Description(
         backend="vllm",
         model=model_name,
@@ -227,21 +230,11 @@ def _description(
             cache.cache_dtype,
         ),
         device=str(config.device_config.device_type),
-        default_temperature=float(sampling.get("temperature", 1.0)),
-        default_top_p=float(sampling.get("top_p", 1.0)),
-        default_top_k=max(int(sampling.get("top_k", 0)), 0),
+        default_sampling=recommended(sampling),
         ttl_scale=settings.ttl_scale,
         max_running=config.scheduler_config.max_num_seqs,
         longest_token_bytes=longest_token_bytes(renderer.tokenizer),
     )
-
-
-def _default_sampling(model: Any) -> dict[str, Any]:
-    """How the model's makers sample (its generation_config.json); greedy where they say so."""
-    sampling: dict[str, Any] = model.get_diff_sampling_param()
-    if model.try_get_generation_config().get("do_sample") is False:
-        return {"temperature": 0.0, **model.override_generation_config}
-    return sampling
 
 
 def kv_bytes(config: Mapping[str, Any], model_dtype: str, cache_dtype: str) -> int:

@@ -97,7 +97,7 @@ def ask_of(
     return lowering.ask(
         "gemini",
         plan,
-        _sampling(config),
+        _sampling(config, notepad),
         _thinks_by(thoughts, notepad),
         tool_choice=choice,
         output_schema=_output_schema(config),
@@ -107,13 +107,16 @@ def ask_of(
     )
 
 
-def _sampling(config: wire.GenerationConfig) -> Sampling:
+def _sampling(config: wire.GenerationConfig, notepad: Notepad) -> Sampling:
     if not all(config.stop_sequences):
         raise InvalidRequest("generationConfig.stopSequences: must not contain an empty string")
     if config.max_output_tokens == 0 and config.candidate_count > 1:
         raise InvalidRequest("generationConfig.candidateCount: must be 1 without output tokens")
     if config.logprobs and not config.response_logprobs:
         raise InvalidRequest("generationConfig.logprobs: only allowed with responseLogprobs")
+    if config.top_k:
+        why = "the model's server can't be told it"
+        notepad.wish("generationConfig.topK", why, "own_template")
     return sampling_of(
         config,
         "gemini",

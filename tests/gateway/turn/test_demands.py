@@ -218,6 +218,8 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
             (chats, {**asked, "response_format": RESPONSE_FORMAT}, "response_format"),
             (completions, {"model": MODEL, "prompt": "Once upon"}, "prompt: "),
             (chats, {**asked, "ignore_eos": True}, "ignore_eos: "),
+            (chats, {**asked, "top_k": 5}, "top_k: "),
+            (messages, body(top_k=5), "top_k: "),
             (chats, {**asked, "messages": [*MESSAGES, begun]}, "messages: "),
         ):
             assert error(url, path, request)["message"].startswith(said)
@@ -227,7 +229,12 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
         reply = httpx.post(gemini, json={"contents": contents}, headers=key, timeout=120)
         assert reply.status_code == 400
         assert reply.json()["error"]["message"].startswith("contents: ")
-    assert not engine.requests
+        assert not engine.requests
+        wished = {"contents": turns, "generationConfig": {"topK": 5}}
+        reply = httpx.post(gemini, json=wished, headers=key, timeout=120)
+        [ignored] = reply.json()["holdfast"]["ignored"]
+        assert ignored["path"] == "generationConfig.topK"
+        assert engine.requests[0].sampling.top_k is None
 
 
 def test_more_tokens_than_the_context_has_are_told_and_never_an_error(stack: Stack) -> None:

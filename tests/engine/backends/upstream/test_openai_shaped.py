@@ -121,6 +121,7 @@ def test_a_wrong_answer_is_no_right_one(engine: Engine, script: Script, fault: F
     [
         (Prompt(messages=[], text="Once upon"), {}, "prompt.text"),
         (prompt("Once upon"), {"ignore_eos": True}, "ignore_eos"),
+        (prompt("Once upon"), {"top_k": 5}, "top_k"),
         (
             Prompt(
                 [Message("user", [TextPart("Begin.")]), Message("assistant", [TextPart("Once")])]
