@@ -195,9 +195,11 @@ async def _start(
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     keeper = Keeper(Contents(ledgers.store, settings.master_secret), background, clock)
     run_beside("contents", keeper.run)
-    days, store = tuning.response_days or None, ledgers.store
-    kept = Contents(store, settings.master_secret, KeptResponseRow, days)
-    responses = KeptResponses(kept, clock, keeps_all=days is not None)
+    days = tuning.response_days if tuning.keep_responses else None
+    kept = Contents(ledgers.store, settings.master_secret, KeptResponseRow, days)
+    responses = KeptResponses(
+        kept, clock, keeps_all=days is not None, most_bytes=tuning.response_bytes
+    )
     run_beside("responses", responses.run)
     turns = TurnService(
         dispatcher=Dispatcher(

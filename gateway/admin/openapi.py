@@ -212,13 +212,18 @@ createChatCompletion    post   /v1/chat/completions       Answer a conversation 
 createCompletion        post   /v1/completions            Continue a text as OpenAI does.
 createResponse          post   /v1/responses              Answer as OpenAI's Responses API does.
 countInputTokens        post   /v1/responses/input_tokens Count a request's tokens, exactly.
+compactResponses        post   /v1/responses/compact      Refused: nothing is compacted here.
 getResponse             get    /v1/responses/{response_id} A response that is kept.
 deleteResponse          delete /v1/responses/{response_id} Forget a response.
 listInputItems          get    /v1/responses/{response_id}/input_items A response's own input.
 createConversation      post   /v1/conversations          Begin a conversation that is kept.
 getKeptConversation     get    /v1/conversations/{conversation_id} A conversation that is kept.
+updateConversation      post   /v1/conversations/{conversation_id} Change its metadata.
 deleteConversation      delete /v1/conversations/{conversation_id} Forget a conversation.
 listConversationItems   get    /v1/conversations/{conversation_id}/items What was said in it.
+addConversationItems    post   /v1/conversations/{conversation_id}/items Add to what was said.
+getConversationItem     get    /v1/conversations/{conversation_id}/items/{item_id} One item.
+deleteConversationItem  delete /v1/conversations/{conversation_id}/items/{item_id} Forget one item.
 listModels              get    /v1/models                 The models that may be asked for.
 getModel                get    /v1/models/{model_id}      One model.
 callGeminiModel         post   /v1beta/models/{model_id}  Answer as Google does, or count tokens.
@@ -285,13 +290,18 @@ _KINDS: dict[str, dict[str, Any]] = {
     "createCompletion": _is(openai.Completion, body=CompletionRequest, other=EVENT_STREAM),
     "createResponse": _is(responses.Response, body=ResponsesRequest, other=EVENT_STREAM),
     "countInputTokens": _is(responses.InputTokens, body=ResponsesRequest, errors=_ASKING),
+    "compactResponses": _is(),
     "getResponse": _is(responses.Response),
     "deleteResponse": _is(responses.Deleted),
     "listInputItems": _is(responses.ItemList, parameters=_ITEMS),
     "createConversation": _is(responses.ConversationShown, body=ConversationRequest),
     "getKeptConversation": _is(responses.ConversationShown),
+    "updateConversation": _is(responses.ConversationShown, body=ConversationRequest),
     "deleteConversation": _is(responses.Deleted),
     "listConversationItems": _is(responses.ItemList, parameters=_ITEMS),
+    "addConversationItems": _is(responses.ItemList, body=ConversationRequest),
+    "getConversationItem": _is(other="application/json"),
+    "deleteConversationItem": _is(responses.ConversationShown),
     "listModels": _is(
         ModelList,
         openai.ModelList,

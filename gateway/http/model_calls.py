@@ -5,7 +5,7 @@ Each reads its body, lowers it to an Ask, runs the turn and writes the answer in
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -44,9 +44,11 @@ from gateway.dialects.responses.lower import Prepared, prepare, seal
 from gateway.dialects.responses.request import (
     REASONING,
     Conversation,
+    ConversationRequest,
     Given,
     decode_conversation,
     decode_responses,
+    id_of,
     items_of,
 )
 from gateway.http.auth import KeyAuth
@@ -273,10 +275,13 @@ class ResponsesController(Controller):
         ask, failed_id = made.ask, request_id(request.scope)
         asked = made.given.request
         keeps = services.responses.keeps(request.user) and asked.store is not False
+        keeps = keeps and not asked.is_prewarm
+        if keeps:
+            await services.responses.check_room(request.user.workspace)
         try:
             turn_id, items, findings = await begun(request, ask)
             writer = _response_writer(services, made, turn_id, findings)
-            if keeps and not asked.is_prewarm:
+            if keeps:
                 writer.response = replace(writer.response, store=True)
 
             async def settle(events: list[Event]) -> None:
@@ -316,6 +321,14 @@ class ResponsesController(Controller):
                 raise in_responses_names(error, made.ask.plan.paths) from None
         return answered(responses.InputTokens(tokens))
 
+    @post("/compact", status_code=200)
+    async def compact(self, request: KeyRequest) -> None:
+        """Raise InvalidRequest: what the vendor makes is sealed, for its own models alone."""
+        raise InvalidRequest(
+            "compact: this server makes no compaction items, which models here could not read;"
+            " ask for a summary with a request of its own, and go on with that"
+        )
+
     @get("/{response_id:str}")
     async def retrieve(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
         kept = await _kept(request, "Response", response_id)
@@ -324,7 +337,7 @@ class ResponsesController(Controller):
     @delete("/{response_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
         await _kept(request, "Response", response_id)
-        await services_of(request).responses.remove(response_id)
+        await services_of(request).responses.remove([response_id])
         return answered(responses.Deleted(response_id, "response"))
 
     @get("/{response_id:str}/input_items", before_request=check_query)
@@ -345,39 +358,135 @@ class ConversationsController(Controller):
         services, workspace = services_of(request), request.user.workspace
         if not services.responses.keeps(request.user):
             raise InvalidRequest("conversations are not kept by this server")
-        run = services.workers.run
-        given = await run(workspace, len(body), decode_conversation, body, services.bounds)
-        stem, now = secrets.token_hex(16), int(services.clock.wall().timestamp())
-        first = await services.responses.put(
-            workspace, f"items_{stem}", lambda: Kept(items=items_of(given.raw, stem, {}))
-        )
-        kept = Kept(chain=[first] if first else [], metadata=given.metadata, created_at=now)
-        made = first and await services.responses.put(workspace, f"conv_{stem}", lambda: kept)
-        if not made:
+        given = await _conversation_request(request, body)
+        first, _ = await _put_items(request, given)
+        made_id = f"conv_{first.id.removeprefix(_ITEMS)}"
+        now = int(services.clock.wall().timestamp())
+        kept = Kept(chain=[first], metadata=given.metadata or {}, created_at=now)
+        if not await services.responses.put(workspace, made_id, lambda: kept):
             raise InvalidRequest("items: can't be kept", "items")
-        return answered(responses.ConversationShown(f"conv_{stem}", now, given.metadata))
+        return answered(_shown(made_id, kept))
 
     @get("/{conversation_id:str}")
     async def retrieve(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
-        kept = await _kept(request, "Conversation", conversation_id)
         return answered(
-            responses.ConversationShown(conversation_id, kept.created_at, kept.metadata)
+            _shown(conversation_id, await _kept(request, "Conversation", conversation_id))
         )
+
+    @post("/{conversation_id:str}", status_code=200)
+    async def update(
+        self, request: KeyRequest, conversation_id: FromPath[str], body: RawBody
+    ) -> ASGIResponse:
+        kept = await _kept(request, "Conversation", conversation_id)
+        given = await _conversation_request(request, body)
+        if given.items is not None:
+            raise InvalidRequest("items: are added at /items", "items")
+        kept.metadata = given.metadata or {}
+
+        def edit(changed: Kept) -> None:
+            changed.metadata = kept.metadata
+
+        change = services_of(request).responses.change
+        await change(request.user.workspace, conversation_id, edit)
+        return answered(_shown(conversation_id, kept))
 
     @delete("/{conversation_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
         """Its responses are kept still, each by itself."""
-        await _kept(request, "Conversation", conversation_id)
-        stem = conversation_id.removeprefix("conv_")
-        for kept_id in (conversation_id, f"items_{stem}"):
-            await services_of(request).responses.remove(kept_id)
+        kept = await _kept(request, "Conversation", conversation_id)
+        own = [link.id for link in kept.chain if link.id.startswith(_ITEMS)]
+        await services_of(request).responses.remove([conversation_id, *own])
         return answered(responses.Deleted(conversation_id, "conversation.deleted"))
 
     @get("/{conversation_id:str}/items", before_request=check_query)
     async def items(self, request: KeyRequest, conversation_id: FromPath[str]) -> ASGIResponse:
         kept = await _kept(request, "Conversation", conversation_id)
-        found = await _chain(request, kept.chain, "conversation")
-        return answered(responses.page_of(_items_in(found), request.query_params))
+        found = _items_in(await _chain(request, kept.chain, "conversation"))
+        return answered(responses.page_of(found, request.query_params))
+
+    @post("/{conversation_id:str}/items", status_code=200)
+    async def add(
+        self, request: KeyRequest, conversation_id: FromPath[str], body: RawBody
+    ) -> ASGIResponse:
+        kept = await _kept(request, "Conversation", conversation_id)
+        given = await _conversation_request(request, body)
+        if not given.items or given.metadata is not None:
+            raise InvalidRequest("items: is required, and nothing else is changed", "items")
+        before = sum(link.num_bytes for link in kept.chain)
+        check_chain(len(kept.chain) + 1, before + len(body), "conversation")
+        link, items = await _put_items(request, given)
+
+        def edit(changed: Kept) -> None:
+            changed.chain.append(link)
+
+        change = services_of(request).responses.change
+        await change(request.user.workspace, conversation_id, edit)
+        whole = {"order": "asc", "limit": str(len(items))}
+        return answered(responses.page_of(items, whole))
+
+    @get("/{conversation_id:str}/items/{item_id:str}")
+    async def item(
+        self, request: KeyRequest, conversation_id: FromPath[str], item_id: FromPath[str]
+    ) -> ASGIResponse:
+        _, _, item = await _item(request, conversation_id, item_id)
+        return ASGIResponse(body=bytes(item), media_type="application/json")
+
+    @delete("/{conversation_id:str}/items/{item_id:str}", status_code=200)
+    async def remove_item(
+        self, request: KeyRequest, conversation_id: FromPath[str], item_id: FromPath[str]
+    ) -> ASGIResponse:
+        """It is gone from its response too, but for the answer as that was given."""
+        kept, holder, _ = await _item(request, conversation_id, item_id)
+
+        def edit(changed: Kept) -> None:
+            changed.items = [one for one in changed.items if id_of(one) != item_id]
+            changed.output = [one for one in changed.output if id_of(one) != item_id]
+
+        change = services_of(request).responses.change
+        await change(request.user.workspace, holder, edit, renews=False)
+        return answered(_shown(conversation_id, kept))
+
+
+_ITEMS = "items_"
+"""What the id of items that a client added to a conversation begins with."""
+
+
+def _shown(conversation_id: str, kept: Kept) -> responses.ConversationShown:
+    return responses.ConversationShown(conversation_id, kept.created_at, kept.metadata)
+
+
+async def _conversation_request(request: KeyRequest, body: bytes) -> ConversationRequest:
+    services, workspace = services_of(request), request.user.workspace
+    await services.responses.check_room(workspace)
+    run, bounds = services.workers.run, services.bounds
+    return await run(workspace, len(body), decode_conversation, body, bounds)
+
+
+async def _put_items(request: KeyRequest, given: ConversationRequest) -> tuple[Link, list[Raw]]:
+    """Keep the items. Raise InvalidRequest where they can't be kept."""
+    services, workspace, raw = services_of(request), request.user.workspace, given.raw
+    stem = secrets.token_hex(16)
+    items = await services.workers.run(workspace, len(raw), items_of, raw, stem, {})
+    link = await services.responses.put(workspace, f"{_ITEMS}{stem}", lambda: Kept(items=items))
+    if link is None:
+        raise InvalidRequest("items: can't be kept", "items")
+    return link, items
+
+
+async def _item(request: KeyRequest, conversation_id: str, item_id: str) -> tuple[Kept, str, Raw]:
+    """A conversation, what of its chain has the item, and the item. Raise NotFound."""
+    kept = await _kept(request, "Conversation", conversation_id)
+    found = await _chain(request, kept.chain, "conversation")
+
+    def places() -> tuple[str, Raw] | None:
+        each = ((where, item) for where, one in found.items() for item in (*one.items, *one.output))
+        return next(((where, item) for where, item in each if id_of(item) == item_id), None)
+
+    num_bytes = sum(link.num_bytes for link in kept.chain)
+    place = await services_of(request).workers.run(request.user.workspace, num_bytes, places)
+    if place is None:
+        raise NotFound(f"Item with id '{item_id[:64]}' not found in the conversation.")
+    return kept, *place
 
 
 async def _kept(request: KeyRequest, what: str, kept_id: str) -> Kept:
@@ -389,11 +498,13 @@ async def _kept(request: KeyRequest, what: str, kept_id: str) -> Kept:
     return found
 
 
-async def _chain(request: KeyRequest, chain: Sequence[Link], path: str) -> list[Kept]:
-    """What is kept of a chain. Its bytes count as if the request had sent them."""
-    await brought_in(request.scope, check_chain(chain, path))
+async def _chain(request: KeyRequest, chain: Sequence[Link], path: str) -> dict[str, Kept]:
+    """What is kept of a chain, in its order. Its bytes count as if the request had sent them."""
+    num_bytes = sum(link.num_bytes for link in chain)
+    check_chain(len(chain), num_bytes, path)
+    await brought_in(request.scope, num_bytes)
     found = await _found(request, [link.id for link in chain])
-    return [found[link.id] for link in chain if link.id in found]
+    return {link.id: found[link.id] for link in chain if link.id in found}
 
 
 async def _found(request: KeyRequest, ids: Sequence[str]) -> dict[str, Kept]:
@@ -403,8 +514,8 @@ async def _found(request: KeyRequest, ids: Sequence[str]) -> dict[str, Kept]:
         return await services.responses.find(workspace, ids)
 
 
-def _items_in(found: Sequence[Kept]) -> list[Raw]:
-    return [item for kept in found for item in (*kept.items, *kept.output)]
+def _items_in(found: Mapping[str, Kept]) -> list[Raw]:
+    return [item for kept in found.values() for item in (*kept.items, *kept.output)]
 
 
 class _Behind:
@@ -440,15 +551,16 @@ class _Behind:
             lost = len(self._chain) - len(earlier)
             given.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
         # One after the other: how long they are is known when they are there.
-        others, links = list[Raw](), list[Link]()
-        for stem in dict.fromkeys(one.partition("_")[2][:-2] for one in given.references):
+        others, num_bytes = list[Raw](), 0
+        stems = dict.fromkeys(one.partition("_")[2][:-2] for one in given.references)
+        for number, stem in enumerate(stems, 1):
             found = await _found(self._request, [f"resp_{stem}"])
             output = [item for one in found.values() for item in one.output]
-            links.append(Link(stem, sum(map(len, output))))
-            check_chain(links, "input")
+            num_bytes += sum(map(len, output))
+            check_chain(number, num_bytes, "input")
             others += output
         items, run = _items_in(earlier), services_of(self._request).workers.run
-        num_bytes = sum(map(len, [*items, *others]))
+        num_bytes += sum(map(len, items))
         behind = partial(given.behind, items, others, services_of(self._request).bounds)
         return await run(workspace, num_bytes, behind), num_bytes
 
@@ -467,7 +579,11 @@ class _Behind:
         link = await self._states.put(workspace, response.id, make)
         conversation = given.request.conversation_id
         if link is not None and conversation is not None:
-            await self._states.extend(workspace, conversation, link)
+
+            def edit(kept: Kept) -> None:
+                kept.chain.append(link)
+
+            await self._states.change(workspace, conversation, edit)
         return link is not None
 
 

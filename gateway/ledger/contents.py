@@ -6,6 +6,7 @@ place it can't be read. What counts is how many days the workspace says now, not
 the turn came; one that says none has nothing.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Collection
 
@@ -87,21 +88,31 @@ class Contents:
         rows = await self._ledger.rows(query)
         return {row[0]: (row.body, int(row.until_ms)) for row in rows}
 
-    async def change(
-        self, workspace: str, turn_id: str, now_ms: int, make: Callable[[bytes], bytes]
-    ) -> None:
-        """Put another sealed body in its place, whose time begins anew; nothing where none is."""
+    async def num_bytes(self, workspace: str) -> int:
+        """What is kept of a workspace."""
         table = self._table
+        total = func.coalesce(func.sum(func.length(table.body)), 0)
+        [row] = await self._ledger.rows(select(total).where(table.workspace_id == workspace))
+        return int(row[0])
+
+    async def change(
+        self, workspace: str, turn_id: str, now_ms: int | None, make: Callable[[bytes], bytes]
+    ) -> None:
+        """Put another sealed body in its place; nothing where none is. Its time begins anew at
+        `now_ms`, or goes on."""
+        table = self._table
+        at_ms = table.at_ms if now_ms is None else now_ms
         one = table.turn_id == turn_id, table.workspace_id == workspace
         async with self._ledger.transaction() as connection:
             # The first statement takes the lock, so that no two change the same one.
-            await connection.execute(update(table).where(*one).values(at_ms=now_ms))
+            await connection.execute(update(table).where(*one).values(at_ms=at_ms))
             body = (await connection.execute(select(table.body).where(*one))).scalar_one_or_none()
             if body is not None:
-                await connection.execute(update(table).where(*one).values(body=make(body)))
+                made = await asyncio.to_thread(make, body)
+                await connection.execute(update(table).where(*one).values(body=made))
 
-    async def remove(self, turn_id: str) -> None:
-        await self._ledger.run(delete(self._table).where(self._table.turn_id == turn_id))
+    async def remove(self, ids: Collection[str]) -> None:
+        await self._ledger.run(delete(self._table).where(self._table.turn_id.in_(ids)))
 
     async def forget(self, now_ms: int) -> None:
         """Delete all whose time is over. Each workspace's oldest is looked up in the index."""

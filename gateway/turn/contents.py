@@ -10,6 +10,9 @@ deleted, or forgotten, by itself, and a long conversation costs no more than its
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 
 import msgspec
 from msgspec import Raw
@@ -25,7 +28,7 @@ from engine.protocol import (
 from gateway.admin.structs.usage import AnswerPart, KeptContent
 from gateway.base.background import Background, pause
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, InvalidRequest
+from gateway.base.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.base.logs import get_logger
 from gateway.ledger.contents import Contents
 from gateway.prompt.ask import Principal
@@ -84,7 +87,7 @@ class Keeper:
         return await asyncio.to_thread(opened), until_ms
 
     async def remove(self, turn_id: str) -> None:
-        await self._contents.remove(turn_id)
+        await self._contents.remove([turn_id])
 
     async def forget(self) -> None:
         """Delete what is kept no longer."""
@@ -126,6 +129,15 @@ class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
     created_at: int = 0
 
 
+@dataclass(slots=True)
+class _Size:
+    """The bytes that are kept of a workspace, and when the database was asked for them."""
+
+    num_bytes: int = 0
+    asked_at: float = -inf
+
+
+_FULL_SECONDS = 2.0
 _kept = msgspec.json.Decoder(Kept)
 _encode = msgspec.json.Encoder().encode
 
@@ -133,14 +145,34 @@ _encode = msgspec.json.Encoder().encode
 class KeptResponses:
     """Responses and conversations of the Responses API, by id."""
 
-    def __init__(self, contents: Contents, clock: Clock, *, keeps_all: bool) -> None:
-        """`keeps_all`: those of workspaces that say no days too."""
+    def __init__(
+        self, contents: Contents, clock: Clock, *, keeps_all: bool, most_bytes: int
+    ) -> None:
+        """`keeps_all`: those of workspaces that say no days too. Each may have `most_bytes`."""
         self._contents = contents
         self._clock = clock
         self._keeps_all = keeps_all
+        self._most_bytes = most_bytes
+        self._sizes: dict[str, _Size] = {}
 
     def keeps(self, principal: Principal) -> bool:
         return self._keeps_all or principal.keeps_contents
+
+    async def check_room(self, workspace: str) -> None:
+        """Raise RateLimited where as much of a workspace is kept as may be.
+
+        What other gateways keep, and what is deleted, is known after a while. Where the database
+        can't be asked nothing is kept either, which the answer tells.
+        """
+        size, now = self._sizes.setdefault(workspace, _Size()), self._clock.monotonic()
+        is_full = size.num_bytes >= self._most_bytes
+        if now - size.asked_at >= (_FULL_SECONDS if is_full else _FORGET_SECONDS):
+            size.asked_at = now
+            with suppress(GatewayError):
+                size.num_bytes = await self._contents.num_bytes(workspace)
+        if size.num_bytes >= self._most_bytes:
+            what = "bytes of kept responses; delete some, or say `store: false`"
+            raise RateLimited(what, self._most_bytes)
 
     async def find(self, workspace: str, ids: Collection[str]) -> dict[str, Kept]:
         """Those of these that are kept."""
@@ -168,6 +200,7 @@ class KeptResponses:
             body, num_bytes = await asyncio.to_thread(sealed)
             if body is not None:
                 await self._contents.put(workspace, kept_id, self._now_ms(), body)
+                self._sizes.setdefault(workspace, _Size()).num_bytes += len(body)
                 return Link(kept_id, num_bytes)
             error = f"longer than {MAX_BYTES} bytes"
         except GatewayError as failure:
@@ -175,19 +208,21 @@ class KeptResponses:
         get_logger("contents").warning("response_not_kept", id=kept_id, error=error)
         return None
 
-    async def extend(self, workspace: str, conversation: str, link: Link) -> None:
-        """Add a response to a conversation."""
+    async def change(
+        self, workspace: str, kept_id: str, edit: Callable[[Kept], None], *, renews: bool = True
+    ) -> None:
+        """Change what is kept, off the loop. Its time begins anew where that `renews` it."""
 
-        def longer(body: bytes) -> bytes:
-            opened = self._contents.opened(workspace, conversation, body)
-            kept = _kept.decode(zlib.decompress(opened))
-            kept.chain.append(link)
-            return self._contents.sealed(workspace, conversation, zlib.compress(_encode(kept), 1))
+        def changed(body: bytes) -> bytes:
+            kept = _kept.decode(zlib.decompress(self._contents.opened(workspace, kept_id, body)))
+            edit(kept)
+            return self._contents.sealed(workspace, kept_id, zlib.compress(_encode(kept), 1))
 
-        await self._contents.change(workspace, conversation, self._now_ms(), longer)
+        now_ms = self._now_ms() if renews else None
+        await self._contents.change(workspace, kept_id, now_ms, changed)
 
-    async def remove(self, kept_id: str) -> None:
-        await self._contents.remove(kept_id)
+    async def remove(self, ids: Collection[str]) -> None:
+        await self._contents.remove(ids)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Delete what is kept no longer."""
@@ -197,16 +232,14 @@ class KeptResponses:
         return int(self._clock.wall().timestamp() * 1000)
 
 
-def check_chain(chain: Collection[Link], path: str) -> int:
-    """The bytes of a chain. Raise InvalidRequest for one that is too long to go on with."""
-    num_bytes = sum(link.num_bytes for link in chain)
-    if len(chain) > MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
+def check_chain(number: int, num_bytes: int, path: str) -> None:
+    """Raise InvalidRequest for so many responses, of so many bytes, that none can go on with."""
+    if number > MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
         raise InvalidRequest(
-            f"{path}: has {len(chain)} responses before, of {num_bytes} bytes; the most are"
+            f"{path}: has {number} responses before, of {num_bytes} bytes; the most are"
             f" {MAX_CHAIN}, of {MAX_CHAIN_BYTES} bytes",
             path,
         )
-    return num_bytes
 
 
 def _length(frame: Frame) -> int:

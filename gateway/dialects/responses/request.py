@@ -377,21 +377,24 @@ class Given(NamedTuple):
 
 
 class ConversationRequest(Strict):
-    """A conversation to begin, with these items in it."""
+    """A conversation to begin or to change: items to add, or its metadata."""
 
-    items: list[Raw] = msgspec.field(default_factory=list)
-    metadata: Metadata = msgspec.field(default_factory=dict)
+    items: list[Raw] | None = None
+    metadata: Metadata | None = None
 
     @property
     def raw(self) -> Raw:
-        return Raw(msgspec.json.encode(self.items))
+        return Raw(msgspec.json.encode(self.items or []))
 
 
 def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationRequest:
     check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
     made = read(lambda: _conversation.decode(body or b"{}"), explained)
     typed = _typed_list(made.raw, "items", _typed_item, Notepad())
-    read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
+    items = read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
+    for index, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            raise InvalidRequest(f"items[{index}]: send the item itself", f"items[{index}]")
     return made
 
 

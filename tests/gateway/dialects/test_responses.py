@@ -1,6 +1,7 @@
 """POST /v1/responses through the official SDK, over a scripted engine; caching in OpenAI's APIs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -30,7 +31,7 @@ from tests.gateway.admin_client import Admin
 from tests.gateway.conftest import Stack, stacked
 from tests.gateway.openai_bodies import LONG_TEXT, MODEL, chat, frames
 from tests.gateway.responses_bodies import EVERYTHING, LOOK, PATCH, asked, refused, streamed, user
-from tests.gateway.serving import ADMIN_KEY
+from tests.gateway.serving import ADMIN_KEY, eventually
 
 CALL = (
     ToolUseStart(id="call_1", name="look"),
@@ -346,7 +347,7 @@ def test_no_response_is_kept(stack: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stacked(tmp_path_factory.mktemp("keeping"), response_days=30) as stack:
+    with stacked(tmp_path_factory.mktemp("keeping"), keep_responses=True) as stack:
         yield stack
 
 
@@ -425,6 +426,80 @@ def test_a_conversation_grows_with_its_responses(keeping: Stack) -> None:
     with pytest.raises(openai.BadRequestError, match="not found"):
         client.responses.create(model=MODEL, input="Three", conversation=talk.id)
     assert client.responses.retrieve(answer.id).id == answer.id
+
+
+def test_a_conversations_items_are_added_and_deleted_and_its_metadata_changed(
+    keeping: Stack,
+) -> None:
+    client = keeping.openai()
+    talk = client.conversations.create(metadata={"topic": "x"})
+    told: Any = [{"type": "message", "role": "user", "content": word} for word in ("One", "Two")]
+    added = client.conversations.items.create(talk.id, items=told)
+    assert added.object == "list" and len(added.data) == 2 and not added.has_more
+    first, second = (item.id or "" for item in added.data)
+    assert client.conversations.items.retrieve(first, conversation_id=talk.id) == added.data[0]
+    answer = client.responses.create(model=MODEL, input="Three", conversation=talk.id)
+    client.conversations.items.create(talk.id, items=[{"role": "user", "content": "Four"}])
+    left = client.conversations.items.delete(first, conversation_id=talk.id)
+    assert (left.id, left.metadata) == (talk.id, {"topic": "x"})
+    client.conversations.items.delete(answer.output[0].id or "", conversation_id=talk.id)
+    client.responses.create(model=MODEL, input="Five", conversation=talk.id)
+    said = [text for _, text in texts_of(keeping.engine.requests[-1])]
+    assert said == ["Two", "Three", "Four", "Five"]
+    for call in (client.conversations.items.retrieve, client.conversations.items.delete):
+        with pytest.raises(openai.NotFoundError, match=first):
+            call(first, conversation_id=talk.id)
+    assert client.conversations.update(talk.id, metadata={"topic": "y"}).metadata == {"topic": "y"}
+    assert client.conversations.retrieve(talk.id).metadata == {"topic": "y"}
+    client.conversations.delete(talk.id)
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.create(talk.id, items=told)
+    assert client.responses.retrieve(answer.id).output_text == "Hello there"
+    assert second not in str(client.responses.retrieve(answer.id).to_dict())
+
+
+def test_what_no_conversation_can_be_given_is_named(keeping: Stack) -> None:
+    client = keeping.openai()
+    talk = client.conversations.create().id
+    refer: Any = {"type": "item_reference", "id": "msg_1"}
+    wrong: list[tuple[Any, str]] = [
+        (lambda: client.conversations.items.create(talk, items=[]), "items"),
+        (lambda: client.conversations.items.create(talk, items=[refer]), r"items\[0\]"),
+        (lambda: client.conversations.create(items=[refer]), r"items\[0\]"),
+        (
+            lambda: client.post(f"/conversations/{talk}", body={"items": []}, cast_to=object),
+            "items",
+        ),
+        (lambda: client.responses.compact(model=MODEL, input="Hi"), "compact: .* a summary"),
+    ]
+    for call, words in wrong:
+        with pytest.raises(openai.BadRequestError, match=words):
+            call()
+
+
+def test_a_workspace_that_has_kept_all_it_may_is_told_its_bound_and_nothing_is_dropped(
+    tmp_path: Path,
+) -> None:
+    with stacked(tmp_path, keep_responses=True, response_bytes=2000) as stack:
+        client = stack.openai()
+        kept: list[str] = []
+        with pytest.raises(openai.RateLimitError, match="limit of 2000 bytes of kept responses"):
+            for _ in range(50):
+                kept.append(client.responses.create(model=MODEL, input="Hi").id)
+        with pytest.raises(openai.RateLimitError, match="2000 bytes"):
+            client.conversations.create()
+        assert client.responses.create(model=MODEL, input="Hi", store=False).output_text
+        for one in kept:
+            client.responses.retrieve(one)
+            client.responses.delete(one)
+
+        def has_room() -> bool:
+            try:
+                return bool(client.responses.create(model=MODEL, input="Hi").id)
+            except openai.RateLimitError:
+                return False
+
+        eventually(has_room)
 
 
 def test_an_item_of_a_kept_response_is_named_by_its_id(keeping: Stack) -> None:
