@@ -41,8 +41,6 @@ leases num_leases Entries under a lease
 unacknowledged unacknowledged Final counts not yet acknowledged
 leased_blocks leases.blocks KV blocks that leases hold, each counted once
 max_leased_blocks leases.max_blocks The bound of those
-idle_leased_blocks leases.idle_blocks KV blocks that idle leases alone hold
-max_idle_leased_blocks leases.max_idle_blocks The bound of those
 store_up store.is_up 1 where the store can be written
 store_blocks store.blocks KV blocks that the store has room for
 store_blocks_used store.used_blocks Those with a file
@@ -64,7 +62,6 @@ evicted_blocks counters.evicted_blocks Blocks with content reused
 evicted_entries counters.evicted_entries Entries that lost content for room
 demoted_blocks counters.demoted_blocks Blocks copied to the host
 promoted_blocks counters.promoted_blocks Blocks copied back
-idle_leases_yielded counters.leases_yielded_idle Leases that ended since idle ones held too much
 leases_lowered counters.leases_lowered Leases that moved from the device to the store
 preempted_requests counters.preempted_requests Sequences preempted
 prefill_seconds prefill_seconds Time spent before first tokens

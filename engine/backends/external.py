@@ -289,7 +289,7 @@ class ExternalLoop:
         if self._event_loop.is_running():
             asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._event_loop).result()
 
-    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]":
+    def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function between two outputs; what it ended is told. None waits for a step."""
 
         async def run() -> T:

@@ -93,7 +93,7 @@ class Loop(Protocol):
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None: ...
     def stop(self) -> None: ...
-    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]": ...
+    def call(self, function: Callable[[], T]) -> "Future[T]": ...
     def submit(self, request: RequestState, samples: list[SampleParams]) -> None: ...
     def cancel(self, request_id: str) -> bool: ...
 
@@ -350,9 +350,7 @@ class EngineBackend:
             if not submitted.cancelled() and submitted.exception() is None:
                 self._cancel_soon(loaded, state.request_id)
 
-        is_urgent = state.request.service_class == "interactive"
-        submit = partial(loaded.loop.submit, state, samples)
-        future = loaded.loop.call(submit, is_urgent=is_urgent)
+        future = loaded.loop.call(partial(loaded.loop.submit, state, samples))
         try:
             await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -478,7 +476,6 @@ class LoopedBackend(EngineBackend):
         counters = {
             "copied_blocks": pool.num_copied,
             "evicted_blocks": pool.num_evicted,
-            "leases_yielded_idle": leases.num_idle_yielded,
             "leases_lowered": leases.num_lowered,
             "preempted_requests": scheduler.num_preempted,
             "demoted_blocks": host.num_demoted if host is not None else 0,
@@ -490,12 +487,7 @@ class LoopedBackend(EngineBackend):
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             blocks=pool_stats(pool),
-            leases=LeaseStats(
-                blocks=pool.num_leased,
-                max_blocks=leases.max_blocks,
-                idle_blocks=pool.num_idle,
-                max_idle_blocks=leases.max_idle_blocks,
-            ),
+            leases=LeaseStats(blocks=pool.num_leased, max_blocks=leases.max_blocks),
             num_leases=cache.entries.num_leases,
             host_blocks=host.pool.num_blocks if host is not None else 0,
             host_blocks_used=host.num_used if host is not None else 0,

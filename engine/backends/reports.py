@@ -281,7 +281,7 @@ def cell_state_of(block: Block) -> str:
     """The field of `BlockStats` that counts the block."""
     if block.ref_count:
         return state_of(block, None)
-    if any(not entry.is_idle for entry in block.dependents):
+    if block.dependents:
         return "best_effort"
     return "cached" if block.has_content else "free"
 

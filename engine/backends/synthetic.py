@@ -15,7 +15,7 @@ from engine.backends.synthetic_renderer import BYTES_PER_TOKEN, SyntheticRendere
 from engine.cache.ids import BlockId, TokenId
 from engine.cache.store_tier import Payload
 from engine.protocol.reports import Description
-from engine.schedule.runner import Stop, Work
+from engine.schedule.runner import Work
 from engine.settings import Settings
 
 STEP_TOKENS = 512
@@ -23,10 +23,6 @@ DEFAULT_NUM_BLOCKS = 65_536
 KV_BYTES_PER_TOKEN = 131_072
 """Llama-3-8B's in 16 bits: the bytes that a copy between device and host is taken to move."""
 COPY_BYTES_PER_SECOND = 10e9
-NUM_LAYERS = 32
-"""Llama-3-8B's too. A step that may be stopped ends at its next layer, as a model's does."""
-LEAST_PIECE_SECONDS = 0.0005
-"""The shortest sleep of a thread that is not mostly late."""
 
 
 def load_synthetic(
@@ -89,18 +85,10 @@ class SyntheticRunner:
         self._decode_seconds = decode_seconds
         self._sleep = sleep
 
-    def execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         prefilled = sum(len(work.token_ids) for work in works if len(work.token_ids) > 1)
         decodes = any(len(work.token_ids) == 1 for work in works)
         seconds = prefilled * self._prefill_seconds + decodes * self._decode_seconds
-        piece = max(seconds / NUM_LAYERS, LEAST_PIECE_SECONDS)
-        while stop is not None and seconds > piece:
-            if stop():
-                return None
-            self._sleep(piece)
-            seconds -= piece
         if seconds:
             self._sleep(seconds)
         return [None if work.sample is None else _next_token(work) for work in works]

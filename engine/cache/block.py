@@ -24,8 +24,8 @@ class Block:
 
     `tokens` (4 bytes each) only grows until the block is allocated anew, so content in use is never
     overwritten. `digest` is set once the block is full and indexed. `lease_count` of the
-    `ref_count` references are leases; `idle_count` of the leases are idle. `last_use` is the number
-    of the last release by a sequence that computed with the block.
+    `ref_count` references are leases. `last_use` is the number of the last release by a sequence
+    that computed with the block.
 
     `dependents` are the best-effort entries that end with the block's content. `names` are the
     gateway's names that are anchored here. `home` is the block's pool. `index` is its place in the
@@ -39,7 +39,6 @@ class Block:
     owner: Digest = NOBODY
     ref_count: int = 0
     lease_count: int = 0
-    idle_count: int = 0
     last_use: int = 0
     digest: Digest | None = None
     tokens: bytearray = field(default_factory=bytearray)
@@ -47,11 +46,6 @@ class Block:
     names: dict[str, int] = field(default_factory=dict)
     share: "ScopeShare | None" = None
     queue: "BlockQueue | None" = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether idle leases, and no others, hold the block."""
-        return 0 < self.lease_count == self.idle_count
 
     @property
     def tier(self) -> Tier:
@@ -66,11 +60,6 @@ class Block:
     def is_promised(self) -> bool:
         """Whether a lease holds the block, or the store's copy of it."""
         return self.lease_count > 0 or any(entry.is_leased for entry in self.dependents)
-
-    @property
-    def is_spared(self) -> bool:
-        """Whether an entry that is not idle ends with the block: it is reused after others."""
-        return any(not entry.is_idle for entry in self.dependents)
 
     @property
     def has_content(self) -> bool:
@@ -139,13 +128,10 @@ class Entry:
 
     `ready_at`: the beginning of its writer's response. `expires_at`: the first moment at which it
     is expired. `kept_until`: the expiry without the refreshes of requests that have not begun to
-    answer; those are in `refreshed_until`. `used_at`: the last write, read or refresh. `is_idle`:
-    the last use is so long ago that the entry is no longer spared, and its lease counts as idle.
+    answer; those are in `refreshed_until`. `used_at`: the last write, read or refresh.
 
     `seconds` is a lifetime of its own, in place of the TTL's; None is the TTL's.
 
-    `is_tail`: it was written at its prompt's end, which moves with each turn of a conversation.
-    `uses` are the later requests that read it or had a breakpoint at it.
 
     `stored` are the blocks of a whole copy in the store, which the store holds for the entry; None
     without one. `recorded` is what the store's journal tells of it on the disk. `lease_tier` says
@@ -167,7 +153,6 @@ class Entry:
     kept_until: float = 0.0
     refreshed_until: list[float] = field(default_factory=list)
     used_at: float = 0.0
-    is_idle: bool = False
     is_leased: bool = False
     is_broken: bool = False
     is_lapsed: bool = False
@@ -179,8 +164,6 @@ class Entry:
     recorded: Recorded | None = None
     lease_tier: Tier = "device"
     seconds: float | None = None
-    is_tail: bool = False
-    uses: int = 0
 
     @property
     def why_broken(self) -> MissReason:
@@ -211,12 +194,6 @@ class Entry:
         """Whether content must be brought to the device before it is read."""
         return any(block.is_away for block in self.blocks)
 
-    @property
-    def rank(self) -> int:
-        """Who gets a lease where not all can: 2 static prefixes and what was used more than once,
-        1 tails that were used once, 0 tails that nobody used."""
-        return min(self.uses, 2) if self.is_tail else 2
-
     def begins_with(self, packed: bytes) -> bool:
         """Compare all token ids. A digest alone never makes a hit."""
         return b"".join([block.tokens for block in self.blocks]).startswith(packed)
@@ -233,11 +210,6 @@ class Entry:
             if self in block.dependents:
                 block.dependents.remove(self)
                 block.home.requeue(block)
-
-    def requeue(self) -> None:
-        """It became idle, or is used again: its blocks' place in the order of reuse changes."""
-        for block in reversed(self.blocks):
-            block.home.requeue(block)
 
 
 class Refresh(NamedTuple):

@@ -3,7 +3,7 @@
 An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
 expires. A leased entry holds a reference on each of its blocks. An entry without a lease is
 best-effort: it was over the budget (`leases.py`), was sacrificed, or yielded to another. It holds
-no reference, and it ends when the first of its blocks is reused. While it is not idle its blocks
+no reference, and it ends when the first of its blocks is reused. Its blocks
 are reused after all plain content. Time is handed in as a number: this module reads no clock.
 
 A request may be looked up some time after it arrived, and it reads entries that were readable at
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from engine.cache.block import Block, Entry, Recorded, Refresh
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
 from engine.cache.ids import Digest
-from engine.cache.leases import RANK_SHARES, EndReason, Leases
+from engine.cache.leases import EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
 from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool
@@ -29,7 +29,6 @@ from engine.protocol import TTLS, MissReason, Ttl
 MAX_TOMBSTONES = 65_536
 ARRIVAL_GRACE_SECONDS = 60.0
 """For how long engines keep an expired entry for turns that arrived before."""
-SHORTEST_TTL: Ttl = "5m"
 
 
 class Entries:
@@ -39,18 +38,16 @@ class Entries:
         *,
         lease_share: float,
         scope_lease_share: float = 0.5,
-        idle_lease_share: float = 0.25,
         ttl_scale: float = 1.0,
         grace_seconds: float = 0.0,
         host: BlockPool | None = None,
         store: StoreTier | None = None,
-        rank_shares: Sequence[float] = RANK_SHARES,
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
         `scope_lease_share`: the part of the budget that a scope may claim from scopes that have
-        more; `set_share` overrides it for a scope. `idle_lease_share`: the part of the budget that
-        idle leases may hold. `grace_seconds`: how long a lapsed entry is kept.
+        more; `set_share` overrides it for a scope. `grace_seconds`: how long a lapsed
+        entry is kept.
         """
         self._pool = pool
         self._host = host
@@ -59,9 +56,6 @@ class Entries:
             pool,
             lease_share=lease_share,
             scope_lease_share=scope_lease_share,
-            idle_lease_share=idle_lease_share,
-            rank_shares=rank_shares,
-            demand_seconds=TTLS[SHORTEST_TTL].seconds * ttl_scale,
             changed=self._note,
         )
         if store is not None:
@@ -73,7 +67,6 @@ class Entries:
         self._tombstones: dict[Digest, MissReason] = {}
         self._by_expiry = Order(self._expiry_of)
         self._by_removal = Order(self._removal_of)
-        self._by_rest = Order(self._rest_of)
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
@@ -112,9 +105,8 @@ class Entries:
         """
         until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
         entry.refreshed_until.append(until)
-        entry.uses += 1
         self._set_expiry(entry)
-        self._use(entry, now)
+        entry.used_at = max(entry.used_at, now)
         if not entry.is_lapsed and not entry.holds_device:
             self._try_lease(entry)
         self._want_copy(entry)
@@ -159,12 +151,11 @@ class Entries:
         arrived_at: float,
         now: float,
         seconds: float | None = None,
-        is_tail: bool = False,
     ) -> Entry | None:
         """Write a breakpoint's entry, or extend an equal one.
 
         The TTL, or `seconds` in its place, counts from `arrived_at`. The entry is readable from
-        `now` on. `is_tail`: it stands at the prompt's end. None if the TTL is over.
+        `now` on. None if the TTL is over.
         """
         expires_at = arrived_at + self.seconds(ttl, seconds)
         entry = self._by_key.get(key)
@@ -174,7 +165,7 @@ class Entries:
                 self._extend(entry, expires_at)
             else:
                 self._extend(entry, arrived_at + self.seconds(entry.ttl))
-            self._use(entry, now)
+            entry.used_at = max(entry.used_at, now)
             self.bring_back(entry, blocks)
         else:
             if entry is not None:
@@ -183,7 +174,7 @@ class Entries:
                 return None
             times = now, expires_at, expires_at
             entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now)
-            entry.seconds, entry.is_tail = seconds, is_tail
+            entry.seconds = seconds
             self.take_in(entry)
         self._want_copy(entry)
         return entry
@@ -205,7 +196,6 @@ class Entries:
         self._by_key[entry.key] = entry
         self._tombstones.pop(entry.key, None)
         self._by_expiry.push(entry)
-        self._by_rest.push(entry)
         if not entry.is_leased and not self._try_lease(entry):
             self._depend(entry)
 
@@ -231,10 +221,7 @@ class Entries:
         return first.expires_at if first is not None else None
 
     def expire(self, now: float) -> None:
-        """End all entries whose time is over, exactly at their expiry, and all evicted ones.
-
-        Entries that are idle by now are marked so.
-        """
+        """End all entries whose time is over, exactly at their expiry, and all evicted ones."""
         for entry in self._pool.take_broken() + (self._host.take_broken() if self._host else []):
             if self._by_key.get(entry.key) is entry:
                 self._evict(entry, now)
@@ -246,13 +233,6 @@ class Entries:
                 self.end(due, "ttl_expired", "expired")
         while (lapsed := self._by_removal.first(until=now)) is not None:
             self.end(lapsed, "ttl_expired")
-        while (unused := self._by_rest.first(until=now)) is not None:
-            unused.is_idle = True
-            if unused.holds_device:
-                self.leases.rest(unused)
-            unused.requeue()
-        # While the pool has empty blocks, idle leases keep nothing from anybody.
-        self.leases.trim(may_end=not self._pool.num_empty)
 
     def drop(self, scope: str, key: Digest | None = None) -> int:
         """End a scope's entry, or all of them, for an operator. Return their number.
@@ -325,15 +305,6 @@ class Entries:
             entry.is_lapsed = False
             self._by_expiry.push(entry)
 
-    def _use(self, entry: Entry, now: float) -> None:
-        """Note a read, refresh or second write. Requests need not arrive here in order."""
-        entry.used_at = max(entry.used_at, now)
-        if entry.is_idle:
-            entry.is_idle = False
-            self.leases.wake(entry)
-            self._by_rest.push(entry)
-            entry.requeue()
-
     def _expiry_of(self, entry: Entry) -> Key | None:
         is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
         return (entry.expires_at, 0.0) if is_here else None
@@ -342,13 +313,6 @@ class Entries:
         """When a lapsed entry ends, unless it is refreshed before."""
         is_here = self._by_key.get(entry.key) is entry and entry.is_lapsed
         return (entry.expires_at + self._grace_seconds, 0.0) if is_here else None
-
-    def _rest_of(self, entry: Entry) -> Key | None:
-        """When an entry with a longer TTL becomes idle, unless it is used before."""
-        is_here = self._by_key.get(entry.key) is entry and not entry.is_broken
-        if not is_here or entry.is_idle or entry.ttl == SHORTEST_TTL:
-            return None
-        return (entry.used_at + self.seconds(SHORTEST_TTL), 0.0)
 
     def _lapse(self, entry: Entry) -> None:
         """The entry's time is over. From now on only requests that arrived before can read it."""

@@ -5,7 +5,7 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
   that holds the most (`ScopeShares`): of that cached content by least recent use, then content of
-  best-effort entries that are not idle, by least recent use.
+  best-effort entries, by least recent use.
 It knows no torch, no clock and no I/O.
 """
 
@@ -115,8 +115,8 @@ class BlockPool:
         digest. `demote`, if set, may take over a block's content before it is reused. `forgotten`,
         if set, is called with every block that has just lost its content, or never had any.
 
-        `num_reclaimable` blocks could be allocated now. `num_leased` are held by leases, `num_idle`
-        of them by idle ones alone, and `num_shared` have more than one reference.
+        `num_reclaimable` blocks could be allocated now. `num_leased` are held by leases, and
+        `num_shared` have more than one reference.
         """
         self.tier = tier
         self.forgotten: Callable[[Block], None] | None = None
@@ -131,7 +131,7 @@ class BlockPool:
         self._index: dict[Digest, Block] = {}
         self._broken: list[Entry] = []
         self.num_reclaimable = num_blocks
-        self.num_leased = self.num_idle = self.num_shared = 0
+        self.num_leased = self.num_shared = 0
         self.num_evicted = self.num_copied = 0
         self._num_uses = self._num_lease_only = 0
         self._with_state: set[BlockId] = set()
@@ -217,9 +217,8 @@ class BlockPool:
                 queue.append(block)
 
     def lease(self, blocks: Sequence[Block]) -> None:
-        """Add a lease's reference to each block. The lease is not idle."""
+        """Add a lease's reference to each block."""
         for block in blocks:
-            self.num_idle -= block.is_idle
             if block.queue is not None:
                 self._dequeue(block)
                 self._num_lease_only += 1
@@ -229,15 +228,11 @@ class BlockPool:
             self.num_shared += block.ref_count == 2
 
     def end_lease(self, blocks: Sequence[Block]) -> list[str]:
-        """Drop a lease's references. Return the names that no lease holds any more.
-
-        The lease must not be idle: call `count_idle` before.
-        """
+        """Drop a lease's references. Return the names that no lease holds any more."""
         names: list[str] = []
         for block in reversed(blocks):
             assert block.lease_count > 0, "no lease to end"
             block.lease_count -= 1
-            self.num_idle += block.is_idle
             block.ref_count -= 1
             self.num_shared -= block.ref_count == 1
             if block.lease_count == 0:
@@ -247,13 +242,6 @@ class BlockPool:
                 self._num_lease_only -= 1
                 self._enqueue(block)
         return names
-
-    def count_idle(self, blocks: Iterable[Block], change: int) -> None:
-        """Note that one lease on each of these blocks became idle (1) or is used again (-1)."""
-        for block in blocks:
-            self.num_idle -= block.is_idle
-            block.idle_count += change
-            self.num_idle += block.is_idle
 
     def requeue(self, block: Block) -> None:
         """Move an unreferenced block to the right queue after its dependents changed."""
@@ -356,7 +344,7 @@ class BlockPool:
         share = block.share
         assert share is not None
         if block.has_content:
-            (share.best_effort if block.is_spared else share.cached).append(block)
+            (share.best_effort if block.dependents else share.cached).append(block)
             self._shares.largest.push(share)
             return
         self._unname(block)

@@ -385,7 +385,6 @@ class PrefixCache:
             seconds=mark.seconds,
             arrived_at=query.arrived_at,
             now=now,
-            is_tail=mark.segment == len(query.segments) - 1,
         )
         if entry is None:
             return BreakpointReport(

@@ -109,7 +109,7 @@ def build_batch(
             slots[begin:end] = table[span // block_size] * block_size + span % block_size
             runs.append(Run(begin, count, work.start, table))
         if work.sample is not None:
-            sampled.extend(range(end - 1 - len(work.drafts), end))
+            sampled.extend(range(end - 1 - len(work.draft), end))
     packed = Batch(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.from_numpy(positions).to(device),

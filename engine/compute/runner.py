@@ -10,11 +10,10 @@ from engine.cache.ids import TokenId
 from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep, LatentCache
 from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
-from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
 from engine.compute.linear import PackedCache, StepStates
 from engine.compute.sampler import biased, is_greedy, penalized, sample, sample_rows, tell_probs
-from engine.schedule.runner import DraftDraw, SampleParams, Stop, Work
+from engine.schedule.runner import SampleParams, Work
 
 
 class Kernel(Protocol):
@@ -54,13 +53,8 @@ class TorchRunner:
         self.demote, self.promote = host.demote, host.promote
         self.save, self.load = pool.save, pool.load
 
-    def execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
-        try:
-            logits = self.visit(works, stop)[0]
-        except StepStopped:
-            return None
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+        logits = self.visit(works)[0]
         if all(work.sample is None for work in works):
             # A draw waits for the device. Nothing else here does, and the caller times the step.
             self.pool.wait()
@@ -74,12 +68,12 @@ class TorchRunner:
             token = rows.draw(index, work.sample, position, work)
             tokens.append(token)
             # Behind the proposed ones that were drawn.
-            for behind, draft in enumerate(work.drafts, 1):
-                if token != work.proposed[behind - 1]:
+            for place, proposed in enumerate(work.draft, 1):
+                if token != proposed:
                     break
-                token = rows.draw(index + behind, work.sample, position + behind, draft)
-                draft.token = token
-            index += 1 + len(work.drafts)
+                token = rows.draw(index + place, work.sample, position + place, work)
+                work.behind.append(token)
+            index += 1 + len(work.draft)
         return tokens
 
     def logits(self, works: Sequence[Work]) -> torch.Tensor:
@@ -87,13 +81,8 @@ class TorchRunner:
         return self.visit(works)[0]
 
     @torch.inference_mode()
-    def visit(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> tuple[torch.Tensor, list[int]]:
-        """Compute a step; its logits, and the layers whose attention ran, in order.
-
-        Raises StepStopped, before a layer, where `stop` says so.
-        """
+    def visit(self, works: Sequence[Work]) -> tuple[torch.Tensor, list[int]]:
+        """Compute a step; its logits, and the layers whose attention ran, in order."""
         batch = build_batch(
             works,
             self.pool.block_size,
@@ -104,9 +93,7 @@ class TorchRunner:
         attend = None
         if self._kernel is not None and batch.tiles is not None:
             attend = self._kernel.step(batch.tiles, batch.positions)
-        step = AttentionStep(
-            pool=self.pool, batch=batch, windows=self._windows, stop=stop, attend=attend
-        )
+        step = AttentionStep(pool=self.pool, batch=batch, windows=self._windows, attend=attend)
         states, cache = None, None
         if self.pool.layout.state_parts:
             states = StepStates(works, self.pool, self._model.config.num_hidden_layers)
@@ -141,9 +128,7 @@ class _Rows:
         self._best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
         self._drawn = _draw_first(logits, works)
 
-    def draw(
-        self, index: int, params: SampleParams, position: int, how: Work | DraftDraw
-    ) -> TokenId:
+    def draw(self, index: int, params: SampleParams, position: int, how: Work) -> TokenId:
         """Draw the token at `position` from a row, and tell its probabilities where wanted."""
         row = self._logits[index]
         if is_greedy(params) and how.allowed is None and not how.bias:
@@ -170,7 +155,7 @@ def _draw_first(logits: torch.Tensor, works: Sequence[Work]) -> dict[int, TokenI
             rows.append(index)
             params.append(work.sample)
             positions.append(_first_position(work))
-        index += 1 + len(work.drafts)
+        index += 1 + len(work.draft)
     if not rows:
         return {}
     chosen = logits if len(rows) == len(logits) else logits[rows]
@@ -178,7 +163,7 @@ def _draw_first(logits: torch.Tensor, works: Sequence[Work]) -> dict[int, TokenI
 
 
 def _penalized(logits: torch.Tensor, works: Sequence[Work]) -> torch.Tensor:
-    """The logits with the repetition penalties; a work that has one has no drafts."""
+    """The logits with the repetition penalties; a work that has one has no draft."""
     seen: dict[int, bytearray] = {}
     penalties: dict[int, float] = {}
     index = 0
@@ -186,9 +171,9 @@ def _penalized(logits: torch.Tensor, works: Sequence[Work]) -> torch.Tensor:
         if work.sample is not None:
             if work.seen is not None:
                 seen[index], penalties[index] = work.seen, work.sample.repetition_penalty
-            index += 1 + len(work.drafts)
+            index += 1 + len(work.draft)
     return penalized(logits, seen, penalties)
 
 
 def _first_position(work: Work) -> int:
-    return work.start + len(work.token_ids) - len(work.drafts)
+    return work.start + len(work.token_ids) - len(work.draft)

@@ -81,7 +81,7 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks by what holds them; the five add up to `total`.
 
     `active` blocks are referenced by a sequence, `leased` ones by leases alone. `best_effort` ones
-    have no reference and belong to a best-effort entry that was used lately. `cached` ones have no
+    have no reference and belong to a best-effort entry. `cached` ones have no
     reference and reusable content, `free` ones nothing of use. `shared` blocks have more than one
     reference, in whatever class. `foreign` ones are active for requests of other protocols.
     """
@@ -102,8 +102,7 @@ class Counters(InputUsage, kw_only=True):
     `computed_tokens` count the others too: `prefilled_tokens` are those of requests that ended
     before they started. `evicted_entries` were best-effort and lost a block for room.
     `evicted_blocks` with content were reused on the device; `demoted_blocks` were copied to the
-    host, `promoted_blocks` back. `leases_yielded_idle` of `leases_yielded` ended because idle
-    leases held more than their bound. `leases_lowered` left the device for the store.
+    host, `promoted_blocks` back. `leases_lowered` left the device for the store.
 
     `sampling_steps` count a step once for each choice that it drew tokens of. With speculation
     `draft_tokens` were proposed there, of which `accepted_draft_tokens` were drawn.
@@ -124,22 +123,16 @@ class Counters(InputUsage, kw_only=True):
     leases_expired: int = 0
     leases_sacrificed: int = 0
     leases_yielded: int = 0
-    leases_yielded_idle: int = 0
     leases_lowered: int = 0
     leases_dropped: int = 0
     leases_damaged: int = 0
 
 
 class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What leases hold, and may hold, in blocks; one that several hold counts once.
-
-    `idle_blocks` are held by idle leases alone; both are None where those have no bound.
-    """
+    """What leases hold, and may hold, in blocks; one that several hold counts once."""
 
     blocks: int
     max_blocks: int
-    idle_blocks: int | None = None
-    max_idle_blocks: int | None = None
 
 
 TOKENS_PER_REQUEST = tuple(4.0**power for power in range(14))

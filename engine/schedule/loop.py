@@ -13,11 +13,10 @@ from typing import Protocol, TypeVar
 from engine.cache.ids import TokenId
 from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
-from engine.schedule.masks import Drawn, MaskPool, SampledTokens
+from engine.schedule.masks import MaskPool, SampledTokens
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
 from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.speculation import draws_behind
 
 T = TypeVar("T")
 
@@ -64,7 +63,6 @@ class EngineLoop:
         self._is_idle = False
         self._sampled = SampledTokens(accounting.clock, accounting.token)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._urgent = threading.Event()
         self._thread: threading.Thread | None = None
 
     def step(self) -> None:
@@ -95,18 +93,15 @@ class EngineLoop:
         self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
         begun = self._clock.now()
         works = [self._work(chunk) for chunk in chunks]
-        stop = self._urgent.is_set if self.scheduler.may_stop else None
-        tokens = self._runner.execute(works, stop) if works else []
-        if tokens is None:
-            # An interactive request came. Nothing was computed, so there is nothing to take back.
-            return
+        tokens = self._runner.execute(works) if works else []
         self.scheduler.computed(chunks, self._clock.now() - begun)
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
-        is_shared = self.scheduler.is_shared
-        self._foresee(self._sampled.take_late(self._masks.is_busy, is_shared=is_shared))
-        self._foresee(chunk.sequence for chunk in chunks if chunk.sequence.parser.mask is None)
-        self._masks.begin(chunk.sequence for chunk in chunks)
+        is_shared, stepped = self.scheduler.is_shared, [chunk.sequence for chunk in chunks]
+        taken = self._sampled.take_late(self._masks.is_busy, is_shared=is_shared)
+        self._masks.begin([*taken, *stepped])
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.propose(stepped)
         for sequence in [one for one in self.scheduler.running if one.finish is not None]:
             self._let_go(sequence.ending)
             self.accounting.ended(sequence)
@@ -114,13 +109,6 @@ class EngineLoop:
             self._store.after_step(self._clock.now())
         self._is_idle = not chunks and not self._num_arrived
         self.accounting.publish()
-
-    def _foresee(self, sequences: Iterable[SequenceState]) -> None:
-        """Propose what comes next, and begin to find out what may."""
-        for sequence in sequences:
-            if self.scheduler.speculation is not None:
-                self.scheduler.speculation.propose(sequence)
-            self._masks.begin([sequence])
 
     def _advance(self, chunk: PrefillChunk, work: Work, token: TokenId | None) -> None:
         """Account for a computed chunk: its KV, perhaps the response's beginning, its tokens."""
@@ -140,12 +128,10 @@ class EngineLoop:
         if chunk.is_last:
             self.accounting.started(sequence)
             if token is not None:
-                drawn = [Drawn(token, work.probs)]
-                drawn += [Drawn(d.token, d.probs) for d in work.drafts if d.token is not None]
-                self.accounting.totals.drew(len(chunk.draft), len(drawn) - 1)
+                self.accounting.totals.drew(len(chunk.draft), len(work.behind))
                 if chunk.draft and sequence.drafter is not None:
-                    sequence.drafter.verified(len(chunk.draft), len(drawn) - 1)
-                self._sampled.add(sequence, drawn)
+                    sequence.drafter.verified(len(chunk.draft), len(work.behind))
+                self._sampled.add(sequence, [token, *work.behind])
 
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""
@@ -166,7 +152,7 @@ class EngineLoop:
             bias=sequence.bias if samples else None,
             seen=sequence.seen if samples else None,
             probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
-            drafts=draws_behind(sequence, chunk.draft) if chunk.draft else (),
+            draft=chunk.draft,
             state=sequence.table.state.move() if sequence.table.state else None,
         )
 
@@ -204,11 +190,8 @@ class EngineLoop:
             self._thread = None
         self._masks.close()
 
-    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]":
-        """Run a function on the engine's thread between two steps.
-
-        An urgent one stops a step of batch sequences alone.
-        """
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function on the engine's thread between two steps."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -220,9 +203,6 @@ class EngineLoop:
                 future.set_exception(error)
 
         self._inbox.put(run)
-        if is_urgent:
-            # Behind the call itself: whoever sees the event finds the call.
-            self._urgent.set()
         return future
 
     def _run(self, on_crash: Callable[[BaseException], None]) -> None:
@@ -235,7 +215,6 @@ class EngineLoop:
 
     def _take_calls(self) -> bool:
         """Run the waiting calls; wait if there is nothing to do. False when the loop must stop."""
-        self._urgent.clear()
         now = self._clock.now()
         is_waiting = not self.scheduler.has_work
         timeout = min(self.accounting.seconds_to_expiry(now), MAX_IDLE_SECONDS)

@@ -12,15 +12,13 @@ masks of one request are one job of a thread, and its grammar takes no token mea
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
 
 from engine.cache.ids import TokenId
 from engine.clock import Clock, MonotonicClock
 from engine.schedule.output import Mask
 from engine.schedule.request import RequestState, SequenceState
-from engine.schedule.runner import DrawnProbs
 
 MASK_SECONDS = 10.0
 """By the clock on the wall. The library's own limits end a mask within a second of processor."""
@@ -119,71 +117,55 @@ def step_back() -> None:
         os.nice(NICENESS)
 
 
-class Drawn(NamedTuple):
-    """A drawn token, and its log-probabilities where they are wanted."""
-
-    token: TokenId
-    probs: DrawnProbs | None = None
-
-
 class SampledTokens:
     """Sampled tokens on their way into their parsers. Used from the engine's thread alone.
 
     A grammar takes a token in microseconds, or in milliseconds if it is large, and holds the
     interpreter's lock for that. All others of the step wait. So while scopes share the engine, a
     step gives tokens to grammars for TAKE_SECONDS; the other choices get theirs in the next steps.
-    A grammar that a thread works on gets its tokens when the thread is done.
-
-    A step may have drawn several tokens of a choice (`speculation.py`). They are taken one by one,
-    and no further than to the one that ends the choice.
+    A grammar that a thread works on gets its token when the thread is done.
     """
 
     def __init__(self, clock: Clock, take: Callable[[SequenceState, TokenId], None]) -> None:
         self._clock = clock
         self._take = take
-        self._late: deque[tuple[SequenceState, deque[Drawn]]] = deque()
+        self._late: deque[tuple[SequenceState, TokenId]] = deque()
 
-    def add(self, sequence: SequenceState, drawn: Iterable[Drawn]) -> None:
-        """One step's tokens. Those without a grammar are taken at once."""
-        tokens = deque(drawn)
+    def add(self, sequence: SequenceState, tokens: Sequence[TokenId]) -> None:
+        """One step's tokens, one where a grammar binds the choice: that takes it later.
+
+        Others are taken at once, no further than to the one that ends the choice.
+        """
         if sequence.parser.mask is not None:
-            self._late.append((sequence, tokens))
+            self._late.append((sequence, tokens[0]))
             return
-        while self._take_one(sequence, tokens):
-            pass
+        for index, token in enumerate(tokens):
+            # A token that others follow was proposed: its keys and values are there.
+            if index and (sequence.finish is not None or not sequence.commit_draft()):
+                return
+            self._take(sequence, token)
 
     def take_late(
         self, is_busy: Callable[[SequenceState], bool], *, is_shared: bool
     ) -> list[SequenceState]:
         """Let grammars take their tokens, in the order in which they were sampled.
 
-        Return the sequences that have taken all of theirs.
+        Return the sequences that have taken theirs.
         """
         begun = self._clock.now()
         taken: list[SequenceState] = []
-        busy: list[tuple[SequenceState, deque[Drawn]]] = []
+        busy: list[tuple[SequenceState, TokenId]] = []
         while self._late:
-            sequence, tokens = self._late.popleft()
+            sequence, token = self._late.popleft()
             # One that has ended needs it no more. One that was preempted samples it again.
             if sequence.finish is not None or sequence.num_pending:
                 continue
             if is_busy(sequence):
-                busy.append((sequence, tokens))
+                busy.append((sequence, token))
                 continue
-            if self._take_one(sequence, tokens):
-                self._late.appendleft((sequence, tokens))
-            else:
-                taken.append(sequence)
+            self._take(sequence, token)
+            taken.append(sequence)
             if is_shared and self._clock.now() - begun > TAKE_SECONDS:
                 break
         self._late.extendleft(reversed(busy))
         return taken
-
-    def _take_one(self, sequence: SequenceState, tokens: deque[Drawn]) -> bool:
-        """Take the first token. Return whether the next may be taken."""
-        token, probs = tokens.popleft()
-        if probs is not None and sequence.logprobs is not None:
-            sequence.logprobs.probs = probs
-        self._take(sequence, token)
-        # Behind a token that others follow, its keys and values are there: it was proposed.
-        return bool(tokens) and sequence.finish is None and sequence.commit_draft()

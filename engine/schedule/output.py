@@ -11,20 +11,12 @@ from engine.schedule.runner import DrawnProbs
 
 
 class Mask(Protocol):
-    """The allowed next tokens. `compute` finds them, on any thread.
-
-    `ahead` are the tokens allowed behind the first, the second and so on of those that `foresee`
-    named, as far as they are allowed and `compute` has got.
-    """
+    """The allowed next tokens. `compute` finds them, on any thread."""
 
     @property
     def is_ready(self) -> bool: ...
     @property
     def is_failed(self) -> bool: ...
-    @property
-    def ahead(self) -> Sequence[bytes]: ...
-
-    def foresee(self, draft: Sequence[TokenId]) -> None: ...
     def compute(self) -> None: ...
 
 

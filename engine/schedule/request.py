@@ -101,23 +101,18 @@ class SequenceState:
     def append(self, token: TokenId) -> None:
         """Add a sampled token, and change the logits for the next ones."""
         if self.bias is not None:
-            self._lower(self.bias, self.sampled, token, self.num_output + 1)
+            if self.num_output + 1 == self.sample.min_tokens:
+                ends = self.parser.end_token_ids
+                self.bias |= {end: self.sample.bias.get(end, 0.0) for end in ends}
+            is_new = token not in self.sampled
+            lowered = self.sample.frequency_penalty + self.sample.presence_penalty * is_new
+            self.bias[token] = self.bias.get(token, 0.0) - lowered
+            self.sampled.add(token)
         if self.seen is not None:
             self.seen.extend(bytes(max(token + 1 - len(self.seen), 0)))
             self.seen[token] = 1
         self.tokens.append(token)
         self.draft = []
-
-    def biases_behind(self, draft: Sequence[TokenId]) -> list[dict[TokenId, float] | None]:
-        """`bias` as it will be behind each of these tokens."""
-        if self.bias is None:
-            return [None for _ in draft]
-        bias, sampled = dict(self.bias), set(self.sampled)
-        biases: list[dict[TokenId, float] | None] = []
-        for number, token in enumerate(draft, self.num_output + 1):
-            self._lower(bias, sampled, token, number)
-            biases.append(dict(bias))
-        return biases
 
     def commit_draft(self) -> bool:
         """Record the last token, whose keys and values were computed while it was only proposed.
@@ -129,17 +124,6 @@ class SequenceState:
             return False
         self.table.commit(self.tokens[-1:])
         return True
-
-    def _lower(
-        self, bias: dict[TokenId, float], sampled: set[TokenId], token: TokenId, number: int
-    ) -> None:
-        """Note in `bias` and `sampled` that the choice's token of this number, from 1, is this."""
-        if number == self.sample.min_tokens:
-            bias |= {end: self.sample.bias.get(end, 0.0) for end in self.parser.end_token_ids}
-        is_new = token not in sampled
-        lowered = self.sample.frequency_penalty + self.sample.presence_penalty * is_new
-        bias[token] = bias.get(token, 0.0) - lowered
-        sampled.add(token)
 
     @property
     def scope(self) -> str:

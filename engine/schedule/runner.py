@@ -1,6 +1,6 @@
 """The interface between the scheduler and the model: the work of one step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,19 +47,6 @@ class DrawnProbs:
     top: list[tuple[TokenId, float]] = field(default_factory=list)
 
 
-@dataclass(slots=True, kw_only=True)
-class DraftDraw:
-    """How to draw behind a proposed token, as `Work` has it, and what was drawn there.
-
-    `token` None: the proposed token was not drawn, so nothing is drawn behind it.
-    """
-
-    allowed: bytes | None = None
-    bias: Mapping[TokenId, float] | None = None
-    probs: DrawnProbs | None = None
-    token: TokenId | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One sequence's share of a step.
@@ -71,11 +58,12 @@ class Work:
     `bias` is added to the logits of its tokens. Where there are `probs`, the runner fills them.
     `seen` has a byte for each token id, 1 where the repetition penalty counts it.
 
-    The last `len(drafts)` of `token_ids` are only proposed. The runner draws behind the token
-    before them. As long as it drew what was proposed, it draws behind that too, and fills `drafts`.
+    The last of `token_ids` may be only proposed, as `draft` has them. The runner draws behind the
+    token before them. As long as it drew what was proposed it draws behind that too, into `behind`.
+    A work with a draft has no `allowed`, `bias`, `seen` or `probs`.
 
     `state` says where the recurrent state behind [0, start) is, and where the new one is written,
-    for models with linear layers. Where a step is stopped, nothing is written.
+    for models with linear layers.
     """
 
     token_ids: Sequence[TokenId]
@@ -86,17 +74,9 @@ class Work:
     bias: Mapping[TokenId, float] | None = None
     seen: bytearray | None = None
     probs: DrawnProbs | None = None
-    drafts: Sequence[DraftDraw] = ()
+    draft: Sequence[TokenId] = ()
+    behind: list[TokenId] = field(default_factory=list)
     state: StateMove | None = None
-
-    @property
-    def proposed(self) -> Sequence[TokenId]:
-        """The proposed tokens, one for each of `drafts`."""
-        return self.token_ids[len(self.token_ids) - len(self.drafts) :]
-
-
-Stop = Callable[[], bool]
-"""Whether the step in progress is to be stopped. It may be asked at any time, from any thread."""
 
 
 class Runner(Protocol):
@@ -105,13 +85,10 @@ class Runner(Protocol):
     It is called from one thread.
     """
 
-    def execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         """Compute one step; the next token of each work that samples, None for the others.
 
-        Behind proposed tokens it draws as `Work` says. None where `stop` ended it. Then nothing was
-        sampled, and the keys and values at the works' positions are undefined.
+        Behind proposed tokens it draws as `Work` says.
         """
         ...
 

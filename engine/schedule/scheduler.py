@@ -71,7 +71,6 @@ class Scheduler:
         self._reuse_order = ReuseOrder(cache, max_step_tokens)
         self._max_running = max_running
         self._batch_share = BatchShare()
-        self.may_stop = False
         self.waiting = WaitingClasses()
         self.running: list[SequenceState] = []
         self.copies: list[BlockCopy] = []
@@ -129,7 +128,6 @@ class Scheduler:
                 is_overdue = self._batch_share.is_overdue(now)
                 room = self._pace.new_room(0) if is_overdue else self._pace.new_part()
             chunks += self._prefills(room, now, is_batch=True)
-        self.may_stop = not num_interactive and not self._batch_share.is_overdue(now)
         if self.speculation is not None:
             chunks = self.speculation.extended(chunks, self._cache.pool, self.copies)
         for is_batch, own in ((False, chunks[:num_interactive]), (True, chunks[num_interactive:])):

@@ -11,14 +11,13 @@ of the sequence only when their tokens have been taken. So no block is found, sh
 stored by a token that was not drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from engine.cache.ids import TokenId
 from engine.cache.pool import BlockPool
 from engine.cache.table import BlockCopy
 from engine.schedule.request import Drafter, PrefillChunk, SequenceState
-from engine.schedule.runner import DraftDraw, DrawnProbs
 
 MAX_STEP_SHARE = 4
 """A quarter of a step's tokens may be proposed ones."""
@@ -38,20 +37,18 @@ class Speculation:
         self._max_step_tokens = max_step_tokens // MAX_STEP_SHARE
         self._max_context_tokens = max_context_tokens
 
-    def propose(self, sequence: SequenceState) -> None:
-        """Note what may follow the sequence's tokens. Called before its mask is computed."""
-        parser = sequence.parser
-        if sequence.finish is not None or sequence.num_pending != 1:
-            return
-        if parser.mask is None and parser.allowed is not None:
-            return  # bound by something that can't be asked ahead
-        if sequence.seen is not None:
-            return  # what it counts behind a proposed token is not kept
-        if sequence.drafter is None:
-            sequence.drafter = self._new_drafter()
-        sequence.draft = sequence.drafter.propose(sequence.tokens)
-        if parser.mask is not None:
-            parser.mask.foresee(sequence.draft)
+    def propose(self, sequences: Iterable[SequenceState]) -> None:
+        """Note what may follow the sequences' tokens, where nothing but these tells what is drawn.
+
+        A grammar, biases, penalties and log-probabilities would have to be known ahead.
+        """
+        for one in sequences:
+            if one.finish is not None or one.num_pending != 1 or one.parser.mask is not None:
+                continue
+            told_by = (one.parser.allowed, one.bias, one.seen, one.logprobs)
+            if all(each is None for each in told_by):
+                one.drafter = one.drafter or self._new_drafter()
+                one.draft = one.drafter.propose(one.tokens)
 
     def extended(
         self, chunks: Sequence[PrefillChunk], pool: BlockPool, copies: list[BlockCopy]
@@ -75,30 +72,13 @@ class Speculation:
         return extended
 
 
-def draws_behind(sequence: SequenceState, draft: Sequence[TokenId]) -> list[DraftDraw]:
-    """How the token behind each proposed one is drawn: as if the proposed ones had been taken."""
-    mask = sequence.parser.mask
-    num_top = None if sequence.logprobs is None else sequence.logprobs.probs.num_top
-    return [
-        DraftDraw(
-            allowed=None if mask is None else mask.ahead[index],
-            bias=bias,
-            probs=None if num_top is None else DrawnProbs(num_top),
-        )
-        for index, bias in enumerate(sequence.biases_behind(draft))
-    ]
-
-
 def _usable(sequence: SequenceState, max_context_tokens: int) -> Sequence[TokenId]:
     """The part of its draft that may be computed now.
 
     One token more than proposed is drawn, so neither the output's limit nor the context is passed.
-    What the grammar refuses is cut, and what it was not yet asked about.
     """
     room = max_context_tokens - len(sequence.tokens) - 1
     max_tokens = sequence.request.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - sequence.num_output - 1)
-    if sequence.parser.mask is not None:
-        room = min(room, len(sequence.parser.mask.ahead))
     return sequence.draft[: max(room, 0)]

@@ -7,10 +7,8 @@ away. A preempted sequence comes before all others.
 
 Rows of batches are computed behind the interactive requests. Batch sequences take no part in a step
 while an interactive one waits to begin or for its first tokens. They keep their blocks meanwhile.
-While interactive ones only decode, every second step computes batch sequences too. A step of batch
-sequences alone may be stopped by an interactive request that comes; what it computed is computed
-again. Batch sequences have a floor: where none was computed for FLOOR_SECONDS, the next step
-computes them whatever waits, and it is not stopped.
+While interactive ones only decode, every second step computes batch sequences too. They have
+a floor: where none was computed for FLOOR_SECONDS, the next step computes them whatever waits.
 """
 
 from collections import deque
@@ -162,7 +160,7 @@ class BatchShare:
         return self._held_since is not None and now - self._held_since >= FLOOR_SECONDS
 
     def computed(self) -> None:
-        """A step computed batch sequences to its end."""
+        """A step computed batch sequences."""
         self._held_since = None
 
 

@@ -8,7 +8,6 @@ no JSON get rules of their own, argument by argument.
 
 import json
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -40,8 +39,6 @@ _MAY_HAVE_KEYS = ("additionalProperties", "patternProperties", "propertyNames", 
                   "allOf", "anyOf", "oneOf", "minProperties", "unevaluatedProperties")  # fmt: skip
 _MAX_REASON = 200
 _ANY = "/(.|\\n)*/"
-AHEAD_SECONDS = 0.005
-"""How long a grammar is asked about proposed tokens, and one token longer at most."""
 _TRIED_TOKENS = 64
 """Tokens of text that are tried of a pattern. The library's limits are met early or never."""
 _TRIED_PATTERNS = 64
@@ -56,9 +53,6 @@ class Constraint:
     `is_complete`: nothing but the end may come. `is_failed`: the library gave up (its limits on
     time and memory), and nothing is known to be allowed. `compute` finds out what is allowed: it
     may take long, and does it without the interpreter's lock. `is_ready` says whether it is known.
-
-    `foresee` names tokens that may be taken next. `compute` then also finds what is allowed behind
-    each of them (`ahead`), on a copy and for AHEAD_SECONDS, once `is_ready`.
     """
 
     def __init__(self, matcher: LLMatcher, grammar: str) -> None:
@@ -67,8 +61,6 @@ class Constraint:
         self.is_failed = False
         self._matcher = matcher
         self._allowed: bytes | None = None
-        self._draft: list[TokenId] = []
-        self._ahead: tuple[list[TokenId], list[bytes]] = ([], [])
         self._settle()
 
     @property
@@ -81,18 +73,9 @@ class Constraint:
         assert self._allowed is not None
         return self._allowed
 
-    @property
-    def ahead(self) -> list[bytes]:
-        draft, masks = self._ahead
-        return masks if draft is self._draft else []
-
-    def foresee(self, draft: Sequence[TokenId]) -> None:
-        self._draft = list(draft)
-
     def take(self, token_id: TokenId) -> None:
         is_taken = self._matcher.consume_token(token_id)
         self._allowed = None
-        self._draft = []
         self._settle()
         self.is_failed = self.is_failed or not is_taken
 
@@ -101,12 +84,8 @@ class Constraint:
         if self._allowed is None:
             mask: bytes = self._matcher.compute_bitmask()
             self.is_failed = self._matcher.is_error()
-            draft = self._draft
-            copy = self._matcher.deep_copy() if draft and not self.is_failed else None
             # From here on the engine's thread may take a token.
             self._allowed = b"" if self.is_failed else mask
-            if copy is not None:
-                self._ahead = draft, list(_masks_behind(copy, draft))
 
     def copy(self) -> "Constraint":
         """The same for another choice; what was compiled is shared."""
@@ -120,20 +99,6 @@ class Constraint:
         if self.is_failed or self._matcher.is_stopped():
             self.is_complete = not self.is_failed
             self._allowed = b""
-
-
-def _masks_behind(matcher: LLMatcher, draft: Sequence[TokenId]) -> Iterator[bytes]:
-    """What is allowed behind each of these tokens, up to the first that is not allowed itself."""
-    begun = time.monotonic()
-    for token_id in draft:
-        if not matcher.validate_tokens([token_id]) or not matcher.consume_token(token_id):
-            return
-        if matcher.is_error() or matcher.is_stopped():
-            return
-        mask: bytes = matcher.compute_bitmask()
-        if matcher.is_error() or time.monotonic() - begun > AHEAD_SECONDS:
-            return
-        yield mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ it has a whole unit more, and the steps between are counted and not made.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -38,7 +38,7 @@ from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import MaskPool
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
-from engine.schedule.runner import SampleParams, Stop, Work
+from engine.schedule.runner import SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
 from gateway.planner.requests import ANSWERS, TAILS, PlannedRequest
@@ -180,7 +180,7 @@ class Ahead(Speculation):
         self.next_expiry: Callable[[], float | None] = lambda: None
         self.waiting: Sized = ()
 
-    def propose(self, sequence: SequenceState) -> None:
+    def propose(self, sequences: Iterable[SequenceState]) -> None:
         """Nothing is known before all chunks of a step are."""
 
     def extended(
@@ -232,20 +232,17 @@ class TimedRunner:
         self._ids = count(ANSWERS)
         self.has_worked = False
 
-    def execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         costs, decoding = self._costs, self._decoding
         tokens = num_steps = 0
         for work in works:
-            drafts, ids = work.drafts, work.token_ids
+            ids = work.token_ids
             has_tail = TAILS <= ids[-1] < ANSWERS
             # An engine takes one token alone for a decode.
-            is_decode = len(ids) == 1 + len(drafts) and not has_tail
+            is_decode = len(ids) == 1 + len(work.draft) and not has_tail
             if is_decode and (self._unit == 1 or ids[0] >= ANSWERS):
                 num_steps = len(ids)
-                for draft in drafts:
-                    draft.token = next(self._ids)
+                work.behind.extend(next(self._ids) for _ in work.draft)
             else:
                 tokens += (len(ids) - has_tail) * self._unit
         if self._unit > 1:

@@ -78,7 +78,6 @@ def test_what_leases_hold_and_may_hold_is_told(tiny_engine: Engine) -> None:
     full = tiny_engine.stats().leases
     assert full is not None
     assert (full.blocks, full.max_blocks) == (entry.blocks, empty.max_blocks)
-    assert (full.idle_blocks is None) == (full.max_idle_blocks is None)
     tiny_engine.drop(scope)
     assert tiny_engine.stats().leases == empty
 

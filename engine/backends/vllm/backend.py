@@ -100,7 +100,6 @@ class VllmBackend(EngineBackend):
             blocks=BlockStats(
                 **{name: getattr(core, name) for name in BlockStats.__struct_fields__}
             ),
-            # Idle leases have no bound here.
             leases=LeaseStats(blocks=core.leased_blocks, max_blocks=core.max_leased_blocks),
             num_leases=len(loaded.cache.entries.leases),
         )

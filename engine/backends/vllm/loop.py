@@ -68,9 +68,7 @@ class HeldEntries(Entries):
         super().__init__(
             pool,
             lease_share=1.0,
-            scope_lease_share=1.0,
-            idle_lease_share=1.0,
-            rank_shares=(1.0, 1.0, 1.0),  # the connector decides
+            scope_lease_share=1.0,  # the connector decides
             ttl_scale=ttl_scale,
             grace_seconds=grace_seconds,
         )

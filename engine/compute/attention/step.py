@@ -25,10 +25,9 @@ from engine.compute.attention.arithmetic import (
     visible,
 )
 from engine.compute.batch import Batch, TokenRun
-from engine.compute.errors import ModelRefused, StepStopped
+from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvPool
 from engine.compute.linear import PackedCache, StepStates
-from engine.schedule.runner import Stop
 
 Attend = Callable[[torch.Tensor, KvPool, Layer], torch.Tensor]
 """Attends all rows of a step (heads, rows, head_dim), whose keys and values are in the pool."""
@@ -54,8 +53,8 @@ class AttentionStep:
 
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
     counts the layers whose attention ran, for the check at load. `written` are the places of layers
-    whose keys and values are in the pool. `stop` is asked at each layer; the forward ends with
-    StepStopped where it says so. `attend` is the paged kernel, where it is used.
+    whose keys and values are in the pool. `attend` is the paged kernel, where it is
+    used.
     """
 
     pool: KvPool
@@ -63,7 +62,6 @@ class AttentionStep:
     windows: Sequence[int | None]
     visited: list[int] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
-    stop: Stop | None = None
     attend: Attend | None = None
 
 
@@ -87,8 +85,6 @@ def paged_attention(
     if not isinstance(step, AttentionStep):
         raise ModelRefused("the model does not hand its forward arguments to its attention")
     layer = _layer_of(module, step, attention_mask, arguments, query.shape[-1])
-    if step.stop is not None and step.stop():
-        raise StepStopped
     pool, layout = step.pool, step.pool.layout
     if layout.latent_rank is not None:
         # Its keys and values are in the pool, as latents (`LatentCache`).

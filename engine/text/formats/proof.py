@@ -22,7 +22,6 @@ from engine.protocol import (
     Message,
     Part,
     Prompt,
-    Sampling,
     TextDelta,
     TextPart,
     ThinkingDelta,
@@ -341,7 +340,7 @@ def find_formats(
     no_ends |= frozenset() if messages is None else frozenset(messages.ends) - ends
     if calls is not None and calls.shown:
         ends |= proof.ends_behind(calls)
-    formats = ModelFormats(
+    return ModelFormats(
         tool_format=tool_format,
         reasoning_format=thinking.name,
         traits=thinking.traits,
@@ -350,28 +349,6 @@ def find_formats(
         ends=ends - no_ends,
         no_ends=no_ends,
     )
-    _tell_unread_answer(probe, formats)
-    return formats
-
-
-def _tell_unread_answer(probe: TemplateProbe, formats: ModelFormats) -> None:
-    """Log what the template writes before an answer, where a client would get it as text."""
-    asked = probe.text(Prompt([_USER]), formats.traits)
-    answered = probe.text(Prompt([_USER, _ANSWERED, _USER]), formats.traits)
-    if asked is None or answered is None:
-        return
-    before = answered[turn_begin(asked, answered) :].partition(_ANSWER)[0]
-    request = GenerateRequest(
-        request_id="", scope="", prompt=Prompt([_USER]), sampling=Sampling(max_tokens=1)
-    )
-    parser = formats.new_parser(request, is_open=False)
-    deltas = [*parser.feed(before + _ANSWER), *parser.close()]
-    if "".join(d.text for d in deltas if isinstance(d, TextDelta)).strip() != _ANSWER:
-        log.warning(
-            "no known format reads what the chat template writes before an answer: a client gets "
-            "it as text",
-            written=before[:_MAX_SHOWN],
-        )
 
 
 def turn_begin(asked: str, answered: str) -> int:

@@ -163,7 +163,7 @@ def check_pool(pool: BlockPool) -> None:
             assert not block.has_content and not block.names
         elif block.queue is not None:
             assert block.has_content
-            assert block.queue is (share.best_effort if block.is_spared else share.cached)
+            assert block.queue is (share.best_effort if block.dependents else share.cached)
         else:
             assert share.owner == block.owner
         if block.digest is not None:
@@ -175,7 +175,6 @@ def check_pool(pool: BlockPool) -> None:
     held = Counter(block.share.owner for block in pool.blocks if block.share is not None)
     assert held == {share.owner: share.held for share in shares}
     assert pool.num_leased == sum(b.lease_count > 0 for b in pool.blocks)
-    assert pool.num_idle == sum(block.is_idle for block in pool.blocks)
     assert pool.num_shared == sum(b.ref_count > 1 for b in pool.blocks)
     assert pool.counts().leased == sum(0 < b.lease_count == b.ref_count for b in pool.blocks)
 
@@ -208,24 +207,18 @@ def check_entries(entries: Entries) -> None:
 def check_leases(leases: Leases) -> None:
     """Leases, references and budgets agree."""
     references: Counter[int] = Counter()
-    resting: Counter[int] = Counter()
     for name, scope in leases._scopes.items():
-        awake: set[int] = set()
-        idle: set[int] = set()
+        held: set[int] = set()
         for entry in scope.entries:
             assert entry.is_leased and entry.scope == name
-            assert entry.is_idle == (entry in scope.idle)
             ids = [block.block_id for block in entry.blocks]
-            (idle if entry.is_idle else awake).update(ids)
+            held.update(ids)
             references.update(ids)
-            resting.update(ids if entry.is_idle else [])
-        assert scope.idle.keys() <= scope.entries.keys()
         check_order(scope.by_use, scope.entries)
         check_order(scope.by_end, scope.entries)
-        assert scope.num_blocks == len(awake | idle) and scope.num_idle == len(idle - awake)
+        assert scope.num_blocks == len(held)
     for block in leases._pool.blocks:
         assert block.lease_count == references[block.block_id]
-        assert block.idle_count == resting[block.block_id]
     assert leases._pool.num_leased <= leases.max_blocks
 
 

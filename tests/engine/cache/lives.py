@@ -6,10 +6,9 @@ Whose lease may end for whose is counted from the entries alone.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.cache.block import Block
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.protocol import TTLS, Ttl
+from engine.protocol import Ttl
 
 if TYPE_CHECKING:
     from tests.engine.cache.world import World
@@ -65,49 +64,10 @@ def note_yielded(world: "World", scope: str, before: dict[str, int]) -> None:
     kept = [e for e in world.entries.live() if e.is_leased and e.lease_tier == "device"]
     for entry in ended:
         assert entry.stored is None, "it could have moved down"
-        known = world.expected[world.meaning[entry.key]]
-        if _is_idle(world, known) and world.idle_lease_share < 1:
-            known.is_promised = False
-            continue
         assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
         assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
         world.expected[world.meaning[entry.key]].is_promised = False
     assert not ended or any(entry.scope == scope for entry in kept), "yielded in vain"
-
-
-def note_rested(world: "World") -> None:
-    """Idle leases alone yield, no more than their budget asks for; it is kept in a full pool."""
-    budget = int(int(world.num_blocks * world.lease_share) * world.idle_lease_share)
-    world.ended = world.entries.leases.take_ended()
-    ended = [end.entry for end in world.ended if end.reason == "yielded"]
-    for entry in ended:
-        known = world.expected[world.meaning[entry.key]]
-        assert _is_idle(world, known), "a lease in use yielded"
-        assert not world.pool.num_empty, "nobody needs the room"
-        known.is_promised = False
-    awake: set[Block] = set()
-    idle: set[Block] = set()
-    for entry in world.entries.live():
-        if not entry.is_leased or entry.lease_tier != "device":
-            continue
-        known = world.expected[world.meaning[entry.key]]
-        (idle if _is_idle(world, known) else awake).update(entry.blocks)
-        if not _is_idle(world, known):
-            continue
-        for other in ended:
-            gone = world.meaning[other.key]
-            if gone[0] == entry.scope and gone in world.expected:
-                assert world.expected[gone].used_at <= known.used_at, "used later, yielded first"
-    assert len(idle - awake) <= budget or world.pool.num_empty
-    is_lowered = world.entries.leases.num_lowered > world.num_lowered
-    world.num_lowered = world.entries.leases.num_lowered
-    assert not ended or is_lowered or len((idle | set(ended[-1].blocks)) - awake) > budget, (
-        "in vain"
-    )
-
-
-def _is_idle(world: "World", known: Expected) -> bool:
-    return known.ttl == "1h" and known.used_at + TTLS["5m"].seconds <= world.now
 
 
 def note_new_leases(world: "World") -> None:

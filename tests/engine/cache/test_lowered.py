@@ -6,8 +6,17 @@ from engine.cache.block import Entry
 from tests.engine.cache.checks import check_entries
 from tests.engine.cache.disk import damage, restart, save, work
 from tests.engine.cache.test_entries import finished
-from tests.engine.cache.test_idle import eight, plain
 from tests.engine.cache.world import World
+
+
+def eight(start: int) -> tuple[int, ...]:
+    """Two full blocks."""
+    return tuple(range(start, start + 8))
+
+
+def plain(world: World, *segments: tuple[int, ...]) -> None:
+    """A request without markers, and over."""
+    world.end(world.run("red", segments, {}))
 
 
 def stored(world: World) -> None:
@@ -34,14 +43,14 @@ def place(world: World, start: int, scope: str = "red") -> tuple[str, str]:
     return found.state, found.lease_tier
 
 
-def test_an_idle_lease_moves_down_and_is_still_leased() -> None:
-    world = World(num_blocks=20, store_blocks=40, idle_lease_share=0.0)
+def test_a_lease_moves_down_and_is_still_leased() -> None:
+    world = World(num_blocks=20, store_blocks=40)
     finished(world, "red", eight(10), ttl="1h")
     stored(world)
     assert place(world, 10) == ("leased", "device")
-    world.wait(301)
+    assert world.sacrifice()
     assert place(world, 10) == ("leased", "disk") and world.pool.num_leased == 0
-    assert not world.ended and world.entries.leases.num_lowered == 1
+    assert not world.entries.leases.take_ended() and world.entries.leases.num_lowered == 1
     flood(world)
     assert [block.tier for block in entry(world, 10).blocks] == ["disk", "disk"]
     world.check()
@@ -86,10 +95,11 @@ def test_a_request_that_needs_the_room_moves_leases_down_before_any_ends() -> No
 
 def test_a_lease_whose_copy_is_damaged_is_held_on_the_device_or_ends_and_says_so() -> None:
     for lease_share, state in ((0.5, "leased"), (0.0, "best_effort")):
-        world = World(num_blocks=20, lease_share=lease_share, store_blocks=40, idle_lease_share=0.0)
+        world = World(num_blocks=20, lease_share=lease_share, store_blocks=40)
         finished(world, "red", eight(10), ttl="1h")
         stored(world)
-        world.wait(301)
+        if lease_share:
+            world.sacrifice()
         assert place(world, 10) == ("leased", "disk")
         damage(world, 0, is_torn=False)
         copy = entry(world, 10).stored

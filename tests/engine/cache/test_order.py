@@ -18,9 +18,7 @@ def test_room_for_a_lease_costs_as_much_among_many_leases_as_among_few() -> None
 def seconds_a_lease(count: int) -> float:
     """CPU seconds to lease an entry where all room is leased, and to end the lease of another."""
     pool = BlockPool(2 * count, 4)
-    leases = Leases(
-        pool, lease_share=0.5, scope_lease_share=1.0, idle_lease_share=0.1, demand_seconds=300.0
-    )
+    leases = Leases(pool, lease_share=0.5, scope_lease_share=1.0)
 
     def lease(index: int) -> None:
         entry = new_entry(index)
@@ -44,5 +42,4 @@ def seconds_a_lease(count: int) -> float:
 
 def new_entry(index: int) -> Entry:
     key = Digest(index.to_bytes(16, "big"))
-    # Uses that lie far apart, so that the demand of one moment stays small.
-    return Entry("s", key, 4, "1h", [], 0.0, 1e9 + index, used_at=1000.0 * index, uses=2)
+    return Entry("s", key, 4, "1h", [], 0.0, 1e9 + index, used_at=1000.0 * index)

@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.cache.leases import RANK_SHARES
 from tests.engine.cache.disk import damage, queue_notes, restart, save, work
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
@@ -39,11 +38,9 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         lease_share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
         scope_lease_share=st.sampled_from([0.0, 0.4, 0.5, 1.0]),
-        idle_lease_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         host_blocks=st.sampled_from([0, 3, 8, 20]),
         store_blocks=st.sampled_from([0, 4, 12, 40]),
         max_copies=st.sampled_from([1, 100]),
-        rank_shares=st.sampled_from([RANK_SHARES, (0.0, 0.5, 1.0), (1.0, 1.0, 1.0)]),
         lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
     )
     def begin_with(self, **settings) -> None:

@@ -31,8 +31,7 @@ class WatchedPool(BlockPool):
             else:
                 num_empty += 1
             if block.has_content and not block.ref_count:
-                is_spared = any(not entry.is_idle for entry in block.dependents)
-                (best_effort if is_spared else cached).add(block.block_id)
+                (best_effort if block.dependents else cached).add(block.block_id)
         reclaimable = cached | best_effort
         givers = {self.owners[block_id] for block_id in reclaimable}
         before = {block_id: self.owners[block_id] for block_id in reclaimable}

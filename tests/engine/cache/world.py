@@ -18,7 +18,6 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest
-from engine.cache.leases import EndedLease
 from engine.cache.lookup import Segment
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
@@ -33,7 +32,6 @@ from tests.engine.cache.lives import (
     Prefix,
     leased_blocks,
     note_new_leases,
-    note_rested,
     note_yielded,
 )
 from tests.engine.cache.watched import WatchedPool
@@ -45,18 +43,14 @@ class World:
     block_size: int = 4
     lease_share: float = 0.5
     scope_lease_share: float = 0.5
-    idle_lease_share: float = 1.0
     grace_seconds: float = 0.0
     host_blocks: int = 0
     store_blocks: int = 0
     max_copies: int = 100
-    rank_shares: tuple[float, ...] = (1.0, 1.0, 1.0)
     lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     lives: list[Life] = field(default_factory=list)
     expected: dict[Prefix, Expected] = field(default_factory=dict)
-    ended: list[EndedLease] = field(default_factory=list)
-    """The leases that ended while it last waited."""
 
     def __post_init__(self) -> None:
         self.hasher = ChainHasher(b"k" * 32, self.block_size)
@@ -72,7 +66,7 @@ class World:
         self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
         if not self.host_blocks:
             self.pool.demote = None
-        self.store, self.num_lowered = None, 0
+        self.store = None
         if self.store_blocks:
             above = [self.pool, self.host.pool]
             self.store = StoreTier(
@@ -82,9 +76,7 @@ class World:
             self.pool,
             lease_share=self.lease_share,
             scope_lease_share=self.scope_lease_share,
-            idle_lease_share=self.idle_lease_share,
             grace_seconds=self.grace_seconds,
-            rank_shares=self.rank_shares,
             host=self.host.pool,
             store=self.store,
         )
@@ -297,7 +289,6 @@ class World:
         for prefix, known in list(self.expected.items()):
             if known.expires_at <= self.now:
                 del self.expected[prefix]
-        note_rested(self)
 
     def drop(self, scope: str, key: Digest | None = None) -> None:
         self.entries.drop(scope, key)

@@ -80,26 +80,6 @@ def test_a_batch_equals_its_sequences_one_by_one(tiny_models: Models, family: st
         assert_same(row, model.plain_logits(prompt))
 
 
-@pytest.mark.parametrize("num_layers", [0, 1])
-def test_a_stopped_step_is_computed_again_with_the_same_result(
-    tiny_models: Models, num_layers: int
-) -> None:
-    model = tiny_models("llama")
-    runner = model.runner()
-    prompt = random_prompt(random.Random(8), 30, 30)
-    head, tail = new_works(prompt, [20], range(4))
-    runner.logits([head])
-    asked: list[int] = []
-
-    def stop() -> bool:
-        asked.append(len(asked))
-        return len(asked) > num_layers
-
-    assert runner.execute([tail], stop) is None
-    assert len(asked) == num_layers + 1
-    assert_same(runner.logits([tail])[0], model.plain_logits(prompt))
-
-
 @pytest.mark.parametrize(
     ("family", "settings"),
     [

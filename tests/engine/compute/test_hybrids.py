@@ -176,18 +176,6 @@ def test_a_kept_state_is_the_same_wherever_it_was(tiny: TinyModel) -> None:
         assert torch.equal(runner.logits([again])[0], read)
 
 
-def test_a_stopped_step_leaves_the_state_as_it_was(tiny: TinyModel) -> None:
-    prompt = random_prompt(random.Random(6), 40, 40)
-    runner, played = new_runner(tiny.loaded), Played(tiny.loaded, prompt, [20, 39])
-    runner.logits([played.next()])
-    state = played.state
-    assert state is not None
-    middle, last = (replace(work, state=StateMove(state, state)) for work in played.works)
-    assert runner.execute([middle], lambda: True) is None
-    runner.logits([middle])
-    assert_plain(tiny, runner.logits([last])[0], prompt)
-
-
 def test_the_sizing_knows_what_a_state_takes(tiny: TinyModel) -> None:
     size = kv_size(tiny.plain.config.to_dict(), "float32")
     layout = tiny.loaded.layout

@@ -33,11 +33,9 @@ from engine.protocol import (
 )
 from engine.protocol.reports import Counters
 from engine.settings import Settings
-from engine.text import grammar
-from engine.text.grammar import Constraint
-from engine.text.renderer import ChatRenderer
 
-KINDS = ("text", "stop", "logprobs", "logprobs", "penalties", "choices", "call", "schema")
+# What a grammar, biases or log-probabilities bind is decoded token by token, beside the others.
+KINDS = ("text", "text", "stop", "choices", "choices", "logprobs", "penalties", "call", "schema")
 BATCH = 8
 NUM_REQUESTS = 3 * BATCH
 CITY = {
@@ -150,33 +148,6 @@ def new_request(rng: random.Random, name: str) -> GenerateRequest:
     )
 
 
-def test_a_draft_is_cut_where_the_grammar_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar, "AHEAD_SECONDS", 60.0)  # a busy machine cuts a draft too
-    settings = Settings(secret="x" * 16, num_blocks=8)  # type: ignore[arg-type]
-    renderer = load_native(settings, lambda _stage, _fraction: None).renderer
-    assert isinstance(renderer, ChatRenderer)
-    asked = GenerateRequest(
-        request_id="r",
-        scope="s",
-        prompt=Prompt([Message("user", [TextPart("?")])]),
-        sampling=Sampling(max_tokens=5),
-        output_schema=CITY,
-    )
-    first, *rest = renderer.tokenizer.encode('{"city": "Paris", "days"').ids
-    wrong = renderer.tokenizer.encode("]").ids
-    for draft, num_right in ((rest, len(rest)), ([*rest[:2], *wrong], 2), (wrong, 0)):
-        mask = renderer.parser(asked).mask
-        assert isinstance(mask, Constraint)
-        mask.take(first)
-        mask.foresee(draft)
-        mask.compute()
-        assert len(mask.ahead) == num_right
-        for token, allowed in zip(draft, list(mask.ahead), strict=False):
-            mask.take(token)
-            assert mask.ahead == [], "of tokens that were not foreseen nothing is known"
-            assert mask.allowed == allowed
-
-
 async def answers(**settings: object) -> tuple[list[Answered], Counters]:
     """The answers to the same requests, BATCH at a time, and what was counted."""
     rng, given = random.Random(1), list[Answered]()
@@ -192,7 +163,7 @@ def both() -> tuple[list[Answered], list[Answered]]:
     plain, without = anyio.run(answers)
     speculated, counted = anyio.run(lambda: answers(speculation="ngram"))
     assert without.draft_tokens == 0 and without.sampling_steps == without.output_tokens
-    assert counted.accepted_draft_tokens > 40, "nothing was tried"
+    assert counted.accepted_draft_tokens > 20, "nothing was tried"
     assert counted.output_tokens == without.output_tokens
     assert counted.sampling_steps + counted.accepted_draft_tokens >= counted.output_tokens
     return plain, speculated

@@ -14,7 +14,7 @@ import torch
 from engine.cache.digests import pack
 from engine.cache.ids import TokenId
 from engine.protocol import Done, InputUsage
-from engine.schedule.runner import Stop, Work
+from engine.schedule.runner import Work
 from tests.engine.compute.tiny import TinyModel, relative_difference
 from tests.engine.schedule.harness import Harness, Sent
 
@@ -45,9 +45,7 @@ class RealEngine(Harness):
             host_blocks=host_blocks,
         )
 
-    def _execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
+    def _execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         rows = iter(self.real.logits(works))
         return [None if work.sample is None else self._compare(work, next(rows)) for work in works]
 

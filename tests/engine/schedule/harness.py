@@ -46,7 +46,7 @@ from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop, StoreWork
 from engine.schedule.output import Mask
 from engine.schedule.request import Drafter, RequestState
-from engine.schedule.runner import Runner, SampleParams, Stop, Work
+from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
 from engine.schedule.waiting import WaitingClasses
@@ -87,8 +87,6 @@ class FakeRunner:
         self.host = [[-1] * block_size for _ in range(host_blocks)]
         self.memory = [[-1] * block_size for _ in range(num_blocks)]
         self.steps: list[list[Work]] = []
-        self.stops: Callable[[], bool] = lambda: False
-        self.num_stopped = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """In any order, as on a device: so no block may be the destination of two."""
@@ -118,12 +116,7 @@ class FakeRunner:
         for payload, target in loads:
             self.memory[target] = list(struct.unpack(f"{self._size}q", payload))
 
-    def execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
-        if stop is not None and self.stops():
-            self._spoil(works)
-            return None
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         self.steps.append(list(works))
         written: set[tuple[int, int]] = set()
         for work in works:
@@ -149,25 +142,18 @@ class FakeRunner:
             state = state_of(seen[: work.start + len(work.token_ids)]) + number
             self.memory[block] = [state] * self._size
 
-    def _spoil(self, works: Sequence[Work]) -> None:
-        """What a stopped step leaves: anything at the positions that it was to compute."""
-        self.num_stopped += 1
-        for work in works:
-            for position in range(work.start, work.start + len(work.token_ids)):
-                block = work.block_table[position // self._size]
-                self.memory[block][position % self._size] = -2
-
     def _answer(self, work: Work) -> TokenId | None:
         if work.sample is None:
             return None
-        end = work.start + len(work.token_ids) - len(work.drafts)
+        end = work.start + len(work.token_ids) - len(work.draft)
         memory = [slot for block in work.block_table for slot in self.memory[block]]
         first = token = next_token(memory[:end], work.sample.seed)
-        for proposed, draft in zip(work.proposed, work.drafts, strict=True):
+        for proposed in work.draft:
             end += 1
             if token != proposed:
                 break
-            token = draft.token = next_token(memory[:end], work.sample.seed)
+            token = next_token(memory[:end], work.sample.seed)
+            work.behind.append(token)
         return first
 
 

@@ -4,12 +4,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 
 import pytest
 from llguidance import LLParserLimits
 
-from engine.cache.ids import TokenId
 from engine.clock import MonotonicClock
 from engine.protocol import Finished
 from engine.schedule.loop import EngineLoop
@@ -26,13 +24,9 @@ class SlowMask:
     def __init__(self, *, is_early: bool = False) -> None:
         self.is_ready = self.is_failed = False
         self.is_begun, self.is_free = threading.Event(), threading.Event()
-        self.ahead: list[bytes] = []
         self.num_computed = 0
         self.niceness: int | None = None
         self._is_early = is_early
-
-    def foresee(self, draft: Sequence[TokenId]) -> None:
-        """Nothing is asked ahead here."""
 
     def compute(self) -> None:
         self.num_computed += 1

@@ -7,7 +7,7 @@ from engine.clock import ManualClock
 from engine.protocol import Delta
 from engine.schedule.pace import SHARED_SECONDS
 from engine.schedule.request import SequenceState
-from engine.schedule.runner import Stop, Work
+from engine.schedule.runner import Work
 from tests.engine.schedule.harness import FakeRunner, Harness, words
 
 STEP_TOKENS = 256
@@ -26,15 +26,13 @@ class TimedRunner(FakeRunner):
         self._clock = clock
         self.seconds: list[float] = []
 
-    def execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         seconds = FIXED + sum(
             len(work.token_ids) * (PER_TOKEN + PER_KEY * work.start) for work in works
         )
         self._clock.advance(seconds)
         self.seconds.append(seconds)
-        return super().execute(works, stop)
+        return super().execute(works)
 
 
 class Timed(Harness):

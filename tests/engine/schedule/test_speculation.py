@@ -119,17 +119,3 @@ def test_proposed_tokens_preempt_nobody() -> None:
     sents = [engine.send([index] * 7, max_tokens=8) for index in range(2)]
     engine.finish(*sents)
     assert engine.scheduler.num_preempted == 0
-
-
-def test_a_stopped_step_draws_the_same_again() -> None:
-    engine = speculating(random.Random(5))
-    sent = engine.send([1, 2, 3], max_tokens=30, service_class="batch")
-    engine.step(2)
-    rng = random.Random(9)
-    engine.runner.stops = lambda: rng.random() < 0.4
-    for _ in range(200):
-        if sent.is_over:
-            break
-        engine.loop.step()
-    assert engine.runner.num_stopped > 3
-    engine.finish(sent)

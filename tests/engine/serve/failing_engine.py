@@ -9,7 +9,7 @@ from engine import __main__ as program
 from engine.backends import synthetic
 from engine.backends.base import Parts, Progress
 from engine.cache.ids import TokenId
-from engine.schedule.runner import Stop, Work
+from engine.schedule.runner import Work
 from engine.settings import Settings
 
 PANIC_TOKENS = 60
@@ -21,9 +21,7 @@ class Panic(BaseException):
 
 
 class FailingRunner(synthetic.SyntheticRunner):
-    def execute(
-        self, works: Sequence[Work], stop: Stop | None = None
-    ) -> list[TokenId | None] | None:
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         if any(len(work.token_ids) > PANIC_TOKENS for work in works):
             raise Panic(f"panicked at {SECRET_WORD}")
         raise KeyError(f"{SECRET_WORD} {works[0].token_ids}")

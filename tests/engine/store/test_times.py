@@ -46,13 +46,13 @@ def test_the_time_between_two_epochs_counts(
     assert seconds_left(third) == pytest.approx(3600.0), "a read begins its time again"
 
 
-def test_an_idle_lease_is_idle_after_a_restart_and_one_whose_time_ended_is_not_there(
+def test_an_entry_whose_time_ended_is_not_there_after_a_restart(
     engine: StoredEngine, wall: MovedWall
 ) -> None:
     wall.go_on(400.0)
     again = engine.restart(is_killed=True)
     again.step()
-    assert only_entry(again).is_idle and only_entry(again).is_leased
+    assert only_entry(again).is_leased
     wall.go_on(3200.0)
     again = again.restart(is_killed=True)
     assert not again.entries.live() and not again.stats.restored_entries

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -217,19 +216,6 @@ def test_what_closes_an_answer_is_no_text_and_ends_no_turn() -> None:
         for text in (f"It is.{closing}", "It is.", f"<|open|>response<|sep|>It is.{closing}"):
             for cuts in ((), range(len(text))):
                 assert read(model, text, asked, cuts) == ([], "", "It is.")
-
-
-def test_markup_before_answers_that_nothing_reads_is_told() -> None:
-    template = """\
-{%- for m in messages %}{{- '<|start|>' ~ m.role ~ (' to=user' if m.role == 'assistant' else '') }}
-{{- '<|message|>' ~ m.content ~ '<|im_end|>' }}{% endfor %}
-{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
-    with structlog.testing.capture_logs() as logs:
-        renderer_for(template)
-    assert [entry["written"] for entry in logs] == [" to=user<|message|>"]
-    with structlog.testing.capture_logs() as logs:
-        renderer_for(template.replace(">assistant'", ">assistant to=user<|message|>'"))
-    assert not logs
 
 
 def test_a_turn_that_begins_with_the_end_of_thinking_has_none() -> None:
