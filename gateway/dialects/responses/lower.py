@@ -3,8 +3,8 @@
 Tools come first, then `instructions` and the system and developer messages at the beginning, then
 everything else in order; later system messages stay where they are. The request's tools become
 functions of the prompt: those in a namespace get its name in front, a custom tool has one string,
-`input`, and the vendor's tools are left out. Where two names would be equal, the later one gets a
-number.
+`input`, and what only the vendor runs is left out. Where two names would be equal, the later one
+gets a number.
 
 Reasoning comes back from a client in `encrypted_content`. Its text is signed with the workspace's
 scope, so that only what this installation wrote for this workspace is read as the model's own.
@@ -36,6 +36,7 @@ from gateway.dialects.lowering import (
 )
 from gateway.dialects.openai.request import JsonObjectFormat, Refusal
 from gateway.dialects.responses import request as wire
+from gateway.dialects.responses.client_tools import arguments_in, described
 from gateway.dialects.responses.response import INPUT, MAX_ECHO_BYTES, Origin, unechoed
 from gateway.prompt.ask import Ask, Compared, name_of
 from gateway.prompt.ignored import Notepad
@@ -48,6 +49,7 @@ _SEALED = "hf1."
 _DIGEST_BYTES = 16
 KindT = TypeVar("KindT", wire.AllowedTools, wire.NamedTool)
 _SEPARATOR = "__"
+_KINDS: dict[type, str] = {wire.FunctionTool: "function", wire.CustomTool: "custom"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
     if choice.get("type") != "allowed_tools":
         wanted = _converted(choice, wire.NamedTool)
         found = lowering.find(wanted)
-        if wanted.type not in ("function", "custom") or not found:
+        if not found:
             shown = (wanted.name or wanted.type)[:64]
             raise InvalidRequest(f"tool_choice: '{shown}' is not in tools", "tool_choice")
         return ToolChoice("tool", found[0], parallel=parallel)
@@ -193,45 +195,44 @@ class _ResponsesLowering(Lowering):
         self.functions: list[tuple[str, Tool]] = []
         self.origins: dict[str, Origin] = {}
         self._names: dict[Origin, str] = {}
-        self._by_name: dict[tuple[str, bool], list[str]] = {}
+        self._by_name: dict[tuple[str, str], list[str]] = {}
 
     def add_tools(self, path: str, tools: Sequence[wire.Tool]) -> None:
         """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
         be sent to an engine."""
         # Functions without a namespace keep their names, whatever comes before them.
         for where, tool, namespace in _each(path, tools):
-            if namespace is None:
+            if namespace is None and not isinstance(tool, wire.ClientTool):
                 self._reserve(where, tool, None)
         for where, tool, namespace in _each(path, tools):
-            name = self._reserve(where, tool, namespace) if namespace else tool.name
+            is_own = namespace is None and not isinstance(tool, wire.ClientTool)
+            name = tool.name if is_own else self._reserve(where, tool, namespace)
             self.functions.append((where, self._function(where, name, tool, namespace)))
 
     def find(self, wanted: wire.NamedTool) -> list[str]:
         """The prompt's names of the functions that a choice names, in the order of the tools."""
-        name, namespace = wanted.name, wanted.namespace
-        if name is None:
-            return []
+        name, namespace = wanted.name or wanted.type, wanted.namespace
         return [
             made
-            for made in self._by_name.get((name, wanted.type == "custom"), ())
+            for made in self._by_name.get((name, wanted.type), ())
             if namespace is None or self.origins[made][:2] == (name, namespace)
         ]
 
     def _reserve(self, path: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> str:
         if not tool.name:
             raise InvalidRequest(f"{path}.name: must not be empty", f"{path}.name")
-        origin = Origin(
-            tool.name, namespace.name if namespace else None, isinstance(tool, wire.CustomTool)
-        )
+        kind = _KINDS.get(type(tool), tool.name)
+        origin = Origin(tool.name, namespace.name if namespace else None, kind)
         made = _joined(namespace.name, tool.name) if namespace else tool.name
-        if origin in self._names or (namespace is None and made in self.origins):
+        is_free = namespace is not None or isinstance(tool, wire.ClientTool)
+        if origin in self._names or (not is_free and made in self.origins):
             raise InvalidRequest(f"{path}.name: tool names must be unique", f"{path}.name")
         first, number = made, 1
         while made in self.origins:
             number += 1
             made = f"{first}_{number}"
         for name in {origin.name, made}:
-            self._by_name.setdefault((name, origin.is_custom), []).append(made)
+            self._by_name.setdefault((name, kind), []).append(made)
         self.origins[made] = origin
         self._names[origin] = made
         return made
@@ -248,6 +249,9 @@ class _ResponsesLowering(Lowering):
             description = "\n\n".join(filter(None, (namespace.description, description)))
         if isinstance(tool, wire.FunctionTool):
             return self.tool(path, name, tool.parameters, description, strict=tool.strict)
+        if isinstance(tool, wire.ClientTool):
+            about, schema = described(tool.name)
+            return Tool(name, schema, about)
         what: dict[str, Any] = {"type": "string"}
         if isinstance(tool, wire.CustomTool) and isinstance(tool.format, wire.GrammarInput):
             self.notepad.ignore(f"{path}.format", "the model is told the grammar, not held to it")
@@ -280,13 +284,14 @@ class _ResponsesLowering(Lowering):
                 self._add_reasoning(path, item)
             case wire.FunctionCall():
                 given = arguments_of(f"{path}.arguments", item.arguments)
-                self._add_call(path, item, given, is_custom=False)
+                self._add_call(path, item, given, "function")
             case wire.CustomToolCall():
-                self._add_call(path, item, {INPUT: item.input}, is_custom=True)
+                self._add_call(path, item, {INPUT: item.input}, "custom")
             case wire.ClientCall(call_id=call_id, kind=kind, input=asked):
                 check_json(asked, path)
+                name = self._names.get(Origin(kind, None, kind), kind)
                 self.mark(path)
-                self.add("assistant", [ToolUsePart(call_id, kind, asked)])
+                self.add("assistant", [ToolUsePart(call_id, name, arguments_in(kind, asked))])
             case wire.CustomToolCallOutput():
                 self._add_output(path, item.call_id, item.output)
             case wire.ClientCallOutput(call_id=call_id, text=text):
@@ -303,11 +308,10 @@ class _ResponsesLowering(Lowering):
         path: str,
         call: wire.OwnCall,
         given: dict[str, Any],
-        *,
-        is_custom: bool,
+        kind: str,
     ) -> None:
         """The tool may be one of the prompt no longer."""
-        name = self._names.get(Origin(call.name, call.namespace, is_custom))
+        name = self._names.get(Origin(call.name, call.namespace, kind))
         if name is None:
             name = call.name if call.namespace is None else _joined(call.namespace, call.name)
         self.mark(path)

@@ -19,6 +19,7 @@ from gateway.dialects.bodies import bound_output, check_values, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_SHORTER, HOSTED
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
+from gateway.dialects.responses.client_tools import runs_at_client
 from gateway.prompt.ignored import Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -185,13 +186,17 @@ class CustomTool(OwnTool, tag="custom"):
     format: TextFormat | GrammarInput | None = None
 
 
+class ClientTool(OwnTool, tag="client"):
+    """A tool that OpenAI defines and the client runs; its name is its type."""
+
+
 class NamespaceTool(Strict, tag="namespace"):
     name: fields.Name
     tools: Annotated[list[FunctionTool | CustomTool], fields.tools]
     description: str = ""
 
 
-Tool = FunctionTool | CustomTool | NamespaceTool | Hosted
+Tool = FunctionTool | CustomTool | ClientTool | NamespaceTool | Hosted
 
 
 class AdditionalTools(Strict, tag="additional_tools"):
@@ -572,6 +577,12 @@ def _typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
         raise InvalidRequest(f"Missing required parameter: '{path}.type'.", f"{path}.type")
     if kind in _TOOLS:
         return raw
+    if kind.startswith("computer"):
+        raise InvalidRequest(f"{path}.type: this model reads no screenshots", f"{path}.type")
+    tool = _open.decode(raw)
+    if runs_at_client(kind, tool):
+        callers = tool.get("allowed_callers")
+        return {"type": "client", "name": kind, "allowed_callers": callers}
     notepad.ignore(path, HOSTED)
     return {"type": "hosted", "kind": kind[:_MAX_SHOWN]}
 

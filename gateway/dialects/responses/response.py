@@ -20,6 +20,7 @@ from gateway.dialects.collector import Event, Holdfast, Writer, partial_json
 from gateway.dialects.errors import openai_detail
 from gateway.dialects.openai.response import CompletionDetails, TokenLogprob, logprobs_of
 from gateway.dialects.openai.response import usage_of as chat_usage_of
+from gateway.dialects.responses.client_tools import action_of
 from gateway.dialects.responses.request import (
     Conversation,
     ReasoningText,
@@ -94,7 +95,24 @@ class CustomCallItem(_CallItem, frozen=True, kw_only=True, tag="custom_tool_call
     input: str = ""
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+class _ClientCallItem(_Item, frozen=True, kw_only=True):
+    call_id: str
+
+
+class ShellCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="shell_call"):
+    action: dict[str, Any]
+
+
+class LocalShellCallItem(ShellCallItem, frozen=True, kw_only=True, tag="local_shell_call"):
+    pass
+
+
+class PatchCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="apply_patch_call"):
+    operation: dict[str, Any]
+
+
+ClientCallItem = ShellCallItem | LocalShellCallItem | PatchCallItem
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | ClientCallItem
 
 
 class WriteDetails(msgspec.Struct, frozen=True):
@@ -285,26 +303,29 @@ INPUT = "input"
 
 
 class Origin(NamedTuple):
-    """The tool that a function of the prompt stands for."""
+    """The tool that a function of the prompt stands for; `kind` is its type."""
 
     name: str
     namespace: str | None
-    is_custom: bool
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """A kind of item: its id's prefix, and the names of its events.
 
-    `part` is what its text is made into, `index` the field that counts such parts.
+    `part` is what its text is made into, `index` the field that counts such parts. A call of the
+    client's own `tool` has an `action`.
     """
 
     item: type[OutputItem]
     prefix: str
-    text_events: str
+    text_events: str = ""
     part_events: str = ""
     index: str = ""
     part: type[OutputText] | type[ReasoningText] | type[SummaryText] = OutputText
+    tool: str = ""
+    action: str = "action"
 
 
 _MESSAGE = _Kind(MessageItem, "msg", "output_text", "content_part", "content_index")
@@ -317,6 +338,12 @@ _SUMMARY = _Kind(
 )
 _CALL = _Kind(FunctionCallItem, "fc", "function_call_arguments")
 _CUSTOM_CALL = _Kind(CustomCallItem, "ctc", "custom_tool_call_input")
+_CLIENT_CALLS = {
+    "shell": _Kind(ShellCallItem, "sh", tool="shell"),
+    "local_shell": _Kind(LocalShellCallItem, "lsh", tool="local_shell"),
+    "apply_patch": _Kind(PatchCallItem, "apc", tool="apply_patch", action="operation"),
+}
+_CALLS = (_CALL, _CUSTOM_CALL, *_CLIENT_CALLS.values())
 
 
 @dataclass(slots=True)
@@ -383,13 +410,16 @@ class ResponseWriter(Writer[Event, Response]):
                     yield from self._begin(_THOUGHT, content=[])
                 yield from self._add(text)
             case protocol.ToolUseStart(id=call_id, name=name):
-                own, namespace, is_custom = self.origins.get(name, (name, None, False))
-                kind = _CUSTOM_CALL if is_custom else _CALL
+                own, namespace, what = self.origins.get(name, (name, None, "function"))
                 yield from self._end("completed")
-                called = {"call_id": call_id, "name": own, "namespace": namespace or UNSET}
-                yield from self._begin(kind, **called)
+                if (kind := _CLIENT_CALLS.get(what)) is not None:
+                    called: dict[str, Any] = {kind.action: action_of(what, "")}
+                else:
+                    kind = _CUSTOM_CALL if what == "custom" else _CALL
+                    called = {"name": own, "namespace": namespace or UNSET}
+                yield from self._begin(kind, call_id=call_id, **called)
             case protocol.ToolInputDelta(partial_json=partial):
-                if self._open is None or self._open.kind not in (_CALL, _CUSTOM_CALL):
+                if self._open is None or self._open.kind not in _CALLS:
                     raise EngineFailed
                 yield from self._add(partial)
             case protocol.Finished():
@@ -443,11 +473,11 @@ class ResponseWriter(Writer[Event, Response]):
             yield self._within(f"{kind.part_events}.added", part=kind.part(""))
 
     def _add(self, text: str, **more: list[TokenLogprob]) -> Iterator[Event]:
-        """Add to the open item. The text of a custom tool's call goes out when it is whole."""
+        """Add to the open item. Calls but those of functions go out when they are whole."""
         if self._open is not None:
             self._open.pieces.append(text)
             self._open.logprobs += more.get("logprobs", [])
-            if self._open.kind is not _CUSTOM_CALL:
+            if self._open.kind not in _CALLS[1:]:
                 yield self._within(f"{self._open.kind.text_events}.delta", delta=text, **more)
 
     def _end(self, status: Status) -> Iterator[Event]:
@@ -462,6 +492,10 @@ class ResponseWriter(Writer[Event, Response]):
             made = {"input": text}
             yield self._within(f"{kind.text_events}.delta", delta=text)
             yield self._within(done, **made)
+        elif kind.tool:
+            made = {kind.action: action_of(kind.tool, text)}
+            if kind.tool == "apply_patch" and status == "incomplete":
+                status = "in_progress"  # the API has no other word for it
         else:
             more: Any = {"logprobs": opened.logprobs} if kind is _MESSAGE else {}
             part = kind.part(text, **more)

@@ -1,9 +1,11 @@
 """POST /v1/responses through the official SDK, over a scripted engine; caching in OpenAI's APIs."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from msgspec import structs
@@ -166,6 +168,82 @@ def test_a_custom_tool_is_called_with_a_text(stack: Stack) -> None:
     sent = stack.engine.requests[-1].prompt
     assert sent.tools[0].input_schema["required"] == ["input"]
     assert sent.messages[1].parts == [ToolUsePart("call_1", "patch", {"input": "line 1\nline 2"})]
+
+
+@pytest.mark.parametrize(
+    ("tool", "written", "action"),
+    [
+        (
+            {"type": "shell", "environment": {"type": "local"}},
+            *({"timeout_ms": 9, "commands": ["ls -l", "pwd"]},) * 2,
+        ),
+        (
+            {"type": "local_shell"},
+            {"command": ["ls", "-l"], "working_directory": "/tmp"},
+            {"type": "exec", "command": ["ls", "-l"], "working_directory": "/tmp", "env": {}},
+        ),
+        (
+            {"type": "apply_patch"},
+            *({"type": "update_file", "path": "a.py", "diff": "@@\n-a\n+b"},) * 2,
+        ),
+        ({"type": "apply_patch"}, *({"type": "delete_file", "path": "a.py"},) * 2),
+    ],
+)
+def test_openais_tools_that_run_at_the_client_are_called_in_their_own_shapes(
+    stack: Stack, tool: Any, written: dict[str, Any], action: dict[str, Any]
+) -> None:
+    name, text = tool["type"], json.dumps(written)
+    stack.engine.script = frames(
+        ToolUseStart(id="call_1", name=name),
+        *(ToolInputDelta(text[:7]), ToolInputDelta(text[7:])),
+        Finished(reason="tool_use", output_tokens=9),
+    )
+    # The SDK knows no such choice of a local shell.
+    choice = "required" if name == "local_shell" else {"type": name}
+    events = streamed(stack, tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+    [shown] = stack.engine.requests[-1].prompt.tools
+    assert shown.name == name and set(written) <= set(shown.input_schema["properties"])
+    forced = ToolChoice("any") if name == "local_shell" else ToolChoice("tool", name)
+    assert stack.engine.requests[-1].tool_choice == structs.replace(forced, parallel=False)
+    jsonschema.validate(written, shown.input_schema)
+    assert kinds(events)[2:-1] == ["output_item.added", "output_item.done"]
+    (call,) = events[-1]["response"]["output"]
+    field = "operation" if name == "apply_patch" else "action"
+    assert (call["type"], call["call_id"], call[field]) == (f"{name}_call", "call_1", action)
+    output = {"type": f"{name}_call_output", "call_id": "call_1", "output": "done"}
+    if name == "shell":
+        output["output"] = [{"stdout": "done", "stderr": "", "outcome": {"type": "timeout"}}]
+    asked(stack, input=[user("x"), {**call, "caller": None}, output], tools=[tool])
+    spoke, gave = stack.engine.requests[-1].prompt.messages[1:]
+    assert spoke.parts == [ToolUsePart("call_1", name, written)], "as the model wrote it"
+    assert isinstance(gave.parts[0], ToolResultPart) and "done" in gave.parts[0].text
+
+
+def test_a_clients_call_that_is_cut_off_or_wrong_has_its_fields(stack: Stack) -> None:
+    tools = [{"type": name} for name in ("shell", "local_shell", "apply_patch")]
+    for name, written, action in (
+        ("shell", '{"commands": ["ls", "pw', {"commands": ["ls", "pw"]}),
+        ("local_shell", '{"command": "ls"}', {"type": "exec", "command": [], "env": {}}),
+        ("apply_patch", "{", {"type": "update_file", "path": "", "diff": ""}),
+    ):
+        stack.engine.script = frames(
+            ToolUseStart(id="call_1", name=name),
+            ToolInputDelta(written),
+            Finished(reason="length", output_tokens=9),
+        )
+        [call] = asked(stack, tools=tools)["output"]
+        assert action == (call.get("action") or call["operation"])
+        assert call["status"] == ("in_progress" if name == "apply_patch" else "incomplete")
+
+
+def test_a_shell_in_the_vendors_container_is_left_out_and_a_computer_refused(stack: Stack) -> None:
+    hosted = {"type": "shell", "environment": {"type": "container_auto"}}
+    answer = asked(stack, tools=[hosted, {**LOOK, "name": "shell"}, {"type": "shell"}])
+    assert [told["path"] for told in answer["holdfast"]["ignored"]] == ["tools[0]"]
+    assert [tool.name for tool in stack.engine.requests[-1].prompt.tools] == ["shell", "shell_2"]
+    error = refused(stack, tools=[{"type": "computer_use_preview"}])
+    assert error["param"] == "tools[0].type" and "screenshots" in error["message"]
+    assert "not in tools" in refused(stack, tools=[hosted], tool_choice=hosted)["message"]
 
 
 def test_tools_of_a_namespace_have_names_of_their_own_and_map_back(stack: Stack) -> None:

@@ -239,8 +239,14 @@ def test_every_type_of_item_and_tool_of_responses_is_taken_left_out_or_refused_b
             assert "Invalid value" not in str(error), kind
     for kind in types_in(tools):
         inner = {} if kind in ("function", "custom") else {"tools": []}
-        given = decoded(tools=[{"type": kind, "name": "x", **inner}])
-        is_ours = kind in ("function", "custom", "namespace")
+        asked = [{"type": kind, "name": "x", **inner}]
+        if kind.startswith("computer"):
+            with pytest.raises(InvalidRequest, match="screenshots"):
+                decoded(tools=asked)
+            continue
+        given = decoded(tools=asked)
+        at_client = ("shell", "local_shell", "apply_patch")
+        is_ours = kind in ("function", "custom", "namespace", *at_client)
         assert isinstance(given.request.tools[0], responses.Hosted) is not is_ours
 
 

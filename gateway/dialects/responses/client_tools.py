@@ -1,0 +1,90 @@
+"""The tools that OpenAI defines and the client runs: what a model is told of them, and their calls.
+
+Their schemas are known to OpenAI's models alone, so here they are functions of the prompt.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gateway.dialects.collector import partial_json
+
+ClientKind = Literal["shell", "local_shell", "apply_patch"]
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
+_NUMBER = {"type": "integer", "minimum": 1}
+_WORKS = ("create_file", "update_file", "delete_file")
+_DIFF = (
+    "for create_file: the file, each line behind a +; for update_file: for each place a line @@,"
+    " then its lines behind a blank where they stay, a - where they go, a + where they are new"
+)
+_TOOLS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "shell": (
+        "Runs commands in a shell, and returns what each prints and how it ends.",
+        {"commands": _TEXTS, "timeout_ms": _NUMBER, "max_output_length": _NUMBER},
+        ["commands"],
+    ),
+    "local_shell": (
+        "Runs a program, given as its name and arguments, and returns what it prints.",
+        {
+            "command": _TEXTS,
+            "env": {"type": "object", "additionalProperties": _TEXT},
+            "timeout_ms": _NUMBER,
+            "user": _TEXT,
+            "working_directory": _TEXT,
+        },
+        ["command"],
+    ),
+    "apply_patch": (
+        "Creates, changes or deletes a file.",
+        {"type": {"enum": [*_WORKS]}, "path": _TEXT, "diff": {**_TEXT, "description": _DIFF}},
+        ["type", "path"],
+    ),
+}
+
+
+def runs_at_client(kind: str, tool: Mapping[str, Any]) -> bool:
+    """Whether the client runs a tool of this type; a shell's containers are the vendor's."""
+    place = tool.get("environment")
+    return kind in _TOOLS and (not isinstance(place, dict) or place.get("type") == "local")
+
+
+def described(kind: str) -> tuple[str, dict[str, Any]]:
+    """Description and schema of a tool that `runs_at_client`."""
+    about, properties, required = _TOOLS[kind]
+    schema = {"type": "object", "properties": properties, "required": required}
+    return about, {**schema, "additionalProperties": False}
+
+
+def action_of(kind: str, written: str) -> dict[str, Any]:
+    """A call's action or operation of what the model wrote, which may be cut off. What is not as
+    the schema says is left out, or empty where the API has it always."""
+    value, known = partial_json(written), _TOOLS[kind][1]
+    given = {
+        name: one
+        for name, one in (value.items() if isinstance(value, dict) else ())
+        if name in known and isinstance(one, _TYPES[known[name].get("type", "string")])
+    }
+    match kind:
+        case "shell":
+            return given | {"commands": _texts(given)}
+        case "local_shell":
+            env = {name: str(one) for name, one in given.get("env", {}).items()}
+            return {"type": "exec", **given, "command": _texts(given), "env": env}
+        case _:
+            work = given.get("type")
+            given |= {"type": work if work in _WORKS else "update_file"}
+            whole = {"path": "", **({} if work == "delete_file" else {"diff": ""}), **given}
+            return whole
+
+
+def arguments_in(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model wrote, of the action that came of it."""
+    own = {"type": "exec", "env": {}} if kind == "local_shell" else {}
+    return {n: one for n, one in action.items() if one is not None and own.get(n, own) != one}
+
+
+_TYPES = {"string": str, "integer": int, "array": list, "object": dict}
+
+
+def _texts(given: Mapping[str, Any]) -> list[str]:
+    return [str(one) for one in given.get("commands", given.get("command", []))]
