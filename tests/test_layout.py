@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 368
+MAX_MODULES = 369
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -46,7 +46,7 @@ BUDGETS: dict[str, int] = {
     "gateway/advice": 1829,
     "gateway/base": 1480,
     "gateway/cli": 1125,
-    "gateway/dialects": 6661,
+    "gateway/dialects": 6800,
     "gateway/http": 3474,
     "gateway/journal": 1083,
     "gateway/ledger": 3572,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 57280,
+    "tests": 57364,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
