@@ -123,8 +123,9 @@ class WorkspaceLimits:
         self._monotonic = monotonic
         self._wall = wall
         self._month = month_of(wall())
-        self.changed: Callable[[str], None] = lambda workspace: None
-        """Called with each workspace whose turns in flight, tokens or cost have changed."""
+        self.changed: Callable[[str, bool], None] = lambda workspace, is_earlier: None
+        """Called with each workspace whose turns in flight, tokens or cost have changed, and
+        whether it is by a turn of an earlier run."""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._reservations: dict[str, _Reservation] = {}
 
@@ -179,18 +180,19 @@ class WorkspaceLimits:
         self.account(workspace).in_flight -= 1
         if not is_open:
             self._put_right(turn_id, 0)
-        self.changed(workspace)
+        self.changed(workspace, False)
 
     def count_used(self, record: TurnRecord) -> None:
         """Count the use and the cost of a closed turn, also of an earlier run's turn."""
         used = record.input_tokens + record.written_tokens + record.output_tokens
+        is_earlier = record.id not in self._reservations
         self._put_right(record.id, used)
         if record.cost:
             account = self.this_months(self.account(record.workspace))
             if account.month == month_of(record.opened_at):
                 account.spent += record.cost
                 account.untold.spent += record.cost
-        self.changed(record.workspace)
+        self.changed(record.workspace, is_earlier)
 
     def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
         """Take in the ledger's costs of this month, all gateways', by workspace, in nano-dollars.

@@ -36,6 +36,9 @@ from gateway.ledger.access import Exchange
 
 _TICK_SECONDS = 5.0
 _STALE_SECONDS = 20.0
+_GONE_SECONDS = 3600.0
+"""So long the money of turns counts whose gateway was killed: what they cost is told when it is
+back."""
 _RETRY_SECONDS = 1.0
 _LEAVING_SECONDS = 0.1
 """A turn that failed elsewhere may not have told yet that it gave its place back."""
@@ -199,8 +202,9 @@ class SharedLimits:
             self._say_shared(False, "the gateway stops, or this loop failed")
             self._answer([], [])
 
-    def _note(self, workspace: str) -> None:
-        if workspace in self._known:
+    def _note(self, workspace: str, is_earlier: bool) -> None:
+        # Others hold money for a turn of an earlier run until its cost is told.
+        if is_earlier or workspace in self._known:
             self._changed.add(workspace)
             self._wake.set()
 
@@ -258,7 +262,7 @@ class SharedLimits:
         return {
             gateway: held
             for gateway, held in state.held.items()
-            if gateway != self._gateway and now - held.seen_at < _STALE_SECONDS
+            if gateway != self._gateway and now - held.seen_at < _GONE_SECONDS
         }
 
     def _load(self, workspace: str, page: Exchange) -> None:
@@ -272,7 +276,8 @@ class SharedLimits:
             account.spent = max(account.spent, state.spent + untold.spent)
         others = self._others(state, page.now).values()
         account.elsewhere = Elsewhere(
-            sum(held.in_flight for held in others), sum(held.reserved for held in others)
+            sum(one.in_flight for one in others if page.now - one.seen_at < _STALE_SECONDS),
+            sum(one.reserved for one in others),
         )
 
     def _write(self, workspace: str, page: Exchange) -> Untold:

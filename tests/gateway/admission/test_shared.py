@@ -196,6 +196,20 @@ async def test_a_killed_gateway_gives_its_places_back(
         await b.take(limits)
 
 
+async def test_a_killed_gateways_money_counts_until_it_tells_what_its_turns_cost(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(monthly_spend=100)
+    async with gateways(url, 1) as (a,):
+        turn_id = await a.take(limits, most_cost=60)
+    monkeypatch.setattr(module, "_STALE_SECONDS", 0.0)
+    async with gateways(url, 2) as (again, b):
+        with pytest.raises(SpendLimitReached):
+            await b.take(limits, most_cost=60)
+        again.limits.count_used(turn_record(turn_id, opened_at=CLOCK.wall(), cost=5))
+        await eventually_takes(b, limits, most_cost=60)
+
+
 async def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) -> None:
     async with gateways(url) as (a, b):
         limits, chance = Limits(max_concurrency=50), random.Random(1)
