@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "engine/text": 6202,
     "gateway": 273,
     "gateway/admin": 3841,
-    "gateway/admission": 1939,
+    "gateway/admission": 1946,
     "gateway/advice": 1829,
     "gateway/base": 1480,
     "gateway/cli": 1125,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 57364,
+    "tests": 57674,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
