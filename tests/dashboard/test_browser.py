@@ -233,16 +233,26 @@ def grid(page: Any, column: str) -> list[dict[str, str]]:
 def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> None:
     asked = {"model": "synthetic", "max_tokens": 4}
     said = [{"role": "user", "content": "What is a lease?"}]
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {**asked, "messages": said},
         "/v1/responses": {"model": "synthetic", "max_output_tokens": 16, "input": "Why?"},
+        "/v1beta/models/synthetic:generateContent": {
+            "contents": [{"role": "user", "parts": [{"text": "What is a lease?"}]}],
+            "generationConfig": {"maxOutputTokens": 4},
+        },
     }
-    ids = []
-    with httpx.Client(base_url=site.gateway, headers={"x-api-key": API_KEY}, timeout=120) as http:
+    ids, batch = [], {"requests": [{"custom_id": "a", "params": {**asked, "messages": said}}]}
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+    with httpx.Client(base_url=site.gateway, headers=headers, timeout=120) as http:
         for path, body in bodies.items():
             reply = http.post(path, json=body).raise_for_status()
-            ids += [reply.json()["id"], reply.headers["x-request-id"]]
-    assert [each.partition("-")[0].partition("_")[0] for each in ids[::2]] == ["chatcmpl", "resp"]
+            answer = reply.json()
+            ids += [answer.get("id") or answer["responseId"], reply.headers["x-request-id"]]
+        made = http.post("/v1/messages/batches", json=batch).raise_for_status().json()
+        results = f"/v1/messages/batches/{made['id']}/results"
+        eventually(lambda: http.get(results).status_code == 200)
+        ids.append(http.get(results).json()["result"]["message"]["id"])
+    assert [each.partition("-")[0].partition("_")[0] for each in ids[:4:2]] == ["chatcmpl", "resp"]
     for each in ids:
         eventually(lambda found=each: site.is_recorded(found))
         page = admin.open(f"/requests?request={each}&range=1h")
