@@ -19,7 +19,7 @@ SECTIONS = {
     "": [PageEntry("overview", "Overview")],
     "Money": [
         PageEntry("savings", "Savings"),
-        PageEntry("workspaces", "Workspaces"),
+        PageEntry("workspaces", "Workspaces", EVERY_FILTER - {"engine"}),
     ],
     "Cache": [
         PageEntry("prefixes", "Prefixes and leases", frozenset({"workspace", "engine"})),

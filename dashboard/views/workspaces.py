@@ -37,7 +37,8 @@ class View(NamedTuple):
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
-    params = chosen.params()
+    # Sums by key are of all engines.
+    params = chosen.params("engine")
     now = datetime.now(UTC)
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     of_month = {

@@ -104,7 +104,7 @@ class UsageController(AdminController):
         now = now_ms(services.clock)
         own = request.user.workspace
         of = Range(since_ms=now - _CHOICES_MS, until_ms=now + HOUR_MS, workspace=own)
-        found = list(await services.queries.totals_by(of, ("workspace_id", "engine", "model")))
+        found = await services.queries.names(of)
         workspaces = {workspace for workspace, _, _ in found}
         workspaces |= {w.id for w in await services.workspaces.all() if request.user.sees(w.id)}
         engines = {engine for _, engine, _ in found if engine}

@@ -100,7 +100,7 @@ class Workspaces:
         query = (
             select(TurnRollupRow.workspace_id, func.sum(TurnRollupRow.cost_nano))
             .where(TurnRollupRow.workspace_id.in_(workspaces))
-            .where(TurnRollupRow.width_seconds == DAY_SECONDS)
+            .where(TurnRollupRow.by_engine == 0, TurnRollupRow.width_seconds == DAY_SECONDS)
             .where(TurnRollupRow.start_ms >= int(month.timestamp() * 1000))
             .group_by(TurnRollupRow.workspace_id)
         )

@@ -2,7 +2,8 @@
 
 The drain's transaction adds only turns that it really inserted, so a repeated batch adds nothing.
 Every definition is one SQL expression over the turns: for adding, for rebuilding, and for the parts
-of a range that no whole hour covers.
+of a range that no interval covers. Sums by engine know no keys, and the shortest no workspaces: so
+their number grows with the engines alone.
 """
 
 import json
@@ -44,6 +45,7 @@ from gateway.base.record import TurnRecord
 from gateway.ledger import identity
 from gateway.ledger.schema import (
     Base,
+    EpochRow,
     HorizonRow,
     LatencyRollupRow,
     PrefixRow,
@@ -55,15 +57,17 @@ from gateway.prices.price import PROMPT_BANDS
 
 FIVE_MINUTES_MS = 300_000
 HOUR_MS = 3_600_000
+MINUTE_SECONDS = 60
+FIVE_MINUTES_SECONDS = 300
 HOUR_SECONDS = 3600
 DAY_SECONDS = 86_400
-WIDTHS_SECONDS = (HOUR_SECONDS, DAY_SECONDS)
 # Upper edges of prompt-length buckets, in tokens; the last bucket has none.
 PROMPT_EDGES = (1_000, 4_000, 16_000, 64_000, 200_000)
 # The histogram's bins are 2 % wide, so a percentile is known to within 1 % of itself.
 _BIN_WIDTH = log(1.02)
 _BIN_OF_ONE_SECOND = 1_000
 _SHORTEST_SECONDS = 1e-6
+_MOMENTS = ("first_ms", "last_ms")
 
 _TOKENS = (*InputUsage.__struct_fields__, "output_tokens", "thinking_tokens")
 
@@ -150,18 +154,23 @@ def seconds_of(number: int) -> float:
 
 def _per_interval(
     seconds: int,
+    by_engine: int,
     keys: dict[str, Any],
     sums: dict[str, Any],
     *where: ColumnElement[bool],
-    **constants: Any,
 ) -> Select[Any]:
-    """Sums of turns by interval and keys, with constants beside them."""
+    """Sums of turns by interval and keys."""
     step = seconds * 1000
-    columns = {"start_ms": TurnRow.opened_ms // step * step, **keys}
+    start = TurnRow.opened_ms // step * step
+    columns: dict[str, ColumnElement[Any]] = {
+        "by_engine": literal(by_engine),
+        "width_seconds": literal(seconds),
+        "start_ms": start,
+        **keys,
+    }
     labelled = [column.label(name) for name, column in (columns | sums).items()]
-    # `GROUP BY 1, 2, …`: a label could be taken for a column of the same name.
-    ordinals = (text(str(number + 1)) for number in range(len(columns)))
-    labelled += [literal(value).label(name) for name, value in constants.items()]
+    # `GROUP BY 3, 4, …`: a label could be taken for a column of the same name.
+    ordinals = (text(str(number + 1)) for number in range(2, len(columns)))
     return select(*labelled).where(*where).group_by(*ordinals)
 
 
@@ -187,6 +196,15 @@ def _prefixes(where: ColumnElement[bool]) -> Any:
     )
 
 
+def _epochs(where: ColumnElement[bool]) -> Any:
+    """Turns without an engine have no epoch."""
+    keys = TurnRow.engine, TurnRow.epoch, TurnRow.model
+    moments = func.min(TurnRow.opened_ms), func.max(TurnRow.opened_ms)
+    first, last = (moment.label(name) for moment, name in zip(moments, _MOMENTS, strict=True))
+    there = TurnRow.engine.is_not(None), TurnRow.epoch.is_not(None)
+    return select(*keys, first, last).where(*there, where).group_by(*keys)
+
+
 def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
     """Add `source` to the table. All writers use one order, so that no two deadlock."""
     insert = postgresql.insert if on_postgres else sqlite.insert
@@ -203,34 +221,69 @@ def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
         changes[name] = old + new[name]
         if name in ("model", "ttl", "price"):
             changes[name] = case((new[name] > func.coalesce(old, ""), new[name]), else_=old)
-        elif name in ("first_ms", "last_ms"):
+        elif name in _MOMENTS:
             is_beyond = new[name] < old if name == "first_ms" else new[name] > old
             changes[name] = case((is_beyond, new[name]), else_=old)
     return statement.on_conflict_do_update(index_elements=keys, set_=changes)
 
 
 IntervalTable = type[TurnRollupRow] | type[ReasonRollupRow] | type[LatencyRollupRow]
+WIDTHS_SECONDS: dict[IntervalTable, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    TurnRollupRow: (
+        (DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS),
+        (DAY_SECONDS, HOUR_SECONDS, FIVE_MINUTES_SECONDS),
+    ),
+    ReasonRollupRow: ((DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS), (DAY_SECONDS, HOUR_SECONDS)),
+    LatencyRollupRow: ((DAY_SECONDS, HOUR_SECONDS, FIVE_MINUTES_SECONDS), (DAY_SECONDS,)),
+}
+"""The intervals' lengths, the longest first: of sums over all engines, and of those by engine. What
+is shorter than an hour goes with its turns."""
 
 
 def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
     """By table, the select of its rows over the turns that `where` leaves."""
     count = {"requests": func.count()}
-    keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
     bins = {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
-    turns, reasons = [], []
-    for width in WIDTHS_SECONDS:
-        turns.append(_per_interval(width, dimensions(), measures(), where, width_seconds=width))
-        for kind, reason in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
-            own, is_there = {**keys, "value": reason.expression}, reason.is_not(None)
-            reasons.append(
-                _per_interval(width, own, count, is_there, where, width_seconds=width, kind=kind)
-            )
     timed = TurnRow.first_token_seconds.is_not(None)
-    return {
-        TurnRollupRow: union_all(*turns),
-        ReasonRollupRow: union_all(*reasons),
-        LatencyRollupRow: _per_interval(DAY_SECONDS, keys | bins, count, timed, where),
-    }
+    found: dict[IntervalTable, list[Any]] = {table: [] for table in WIDTHS_SECONDS}
+    for table, widths in WIDTHS_SECONDS.items():
+        for by_engine, width in [(n, width) for n, each in enumerate(widths) for width in each]:
+            blank = {"engine"}
+            if by_engine:
+                is_short = width < HOUR_SECONDS
+                blank = {"key_id", "workspace_id"} if is_short else {"key_id"}
+            keys = {
+                name: literal("", Text) if name in blank else column
+                for name, column in dimensions().items()
+            }
+            own = {name: keys[name] for name in ("workspace_id", "engine", "model")}
+            kinds: list[tuple[Any, ...]] = [(keys, measures())]
+            if table is LatencyRollupRow:
+                kinds = [(own | bins, count, timed)]
+            elif table is ReasonRollupRow:
+                kinds = [
+                    ({**own, "kind": literal(kind), "value": column}, count, column.is_not(None))
+                    for kind, column in reasons().items()
+                ]
+            for kind in kinds:
+                found[table].append(_per_interval(width, by_engine, *kind, where))
+    return {table: union_all(*selects) for table, selects in found.items()}
+
+
+def intervals(
+    table: IntervalTable, since_ms: int, until_ms: int, *, is_short: bool | None = None
+) -> ColumnElement[bool]:
+    """The rows of the intervals that begin in [since, until): all, those that are shorter than an
+    hour, or the others. The key's columns up to the start are named, so that its index serves."""
+    widths = {width for each in WIDTHS_SECONDS[table] for width in each}
+    wanted = [width for width in widths if is_short in (None, width < HOUR_SECONDS)]
+    is_within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)
+    return table.by_engine.in_((0, 1)) & table.width_seconds.in_(wanted) & is_within
+
+
+def reasons() -> dict[str, ColumnElement[Any]]:
+    """By the kind of reason, a turn's own."""
+    return {"miss": TurnRow.miss_reason.expression, "outcome": TurnRow.outcome.expression}
 
 
 def _additions(on_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
@@ -320,30 +373,31 @@ def _adding(on_postgres: bool) -> list[Any]:
         )
     )
     prefixes = _upsert(on_postgres, PrefixRow, _prefixes(where))
-    return [*_additions(on_postgres, where), prefixes, gaps]
+    epochs = _upsert(on_postgres, EpochRow, _epochs(where))
+    return [*_additions(on_postgres, where), epochs, prefixes, gaps]
 
 
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
     """Replace the sums of whole days by those of the turns that are there. Writers wait meanwhile,
     and then add turns that they have inserted already."""
-    await _lock(connection, TurnRollupRow, ReasonRollupRow, LatencyRollupRow)
-    for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
-        within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)
-        await connection.execute(delete(table).where(within))
+    await _lock(connection, *WIDTHS_SECONDS)
+    for table in WIDTHS_SECONDS:
+        await connection.execute(delete(table).where(intervals(table, since_ms, until_ms)))
     where = (TurnRow.opened_ms >= since_ms) & (TurnRow.opened_ms < until_ms)
     for statement in _additions(is_postgres(connection), where):
         await connection.execute(statement)
 
 
-async def rebuild_prefixes(connection: AsyncConnection) -> None:
-    """Replace the sums of all prefixes by those of the turns that are there."""
-    await _lock(connection, PrefixRow)
-    await connection.execute(delete(PrefixRow))
-    await connection.execute(_upsert(is_postgres(connection), PrefixRow, prefix_sums()))
+async def rebuild_whole(connection: AsyncConnection) -> None:
+    """Replace the sums of all prefixes and epochs by those of the turns that are there."""
+    for table, sums in whole_sums().items():
+        await _lock(connection, table)
+        await connection.execute(delete(table))
+        await connection.execute(_upsert(is_postgres(connection), table, sums))
 
 
-def prefix_sums() -> Any:
-    """The select of the prefixes' rows over all turns."""
+def whole_sums() -> dict[type[PrefixRow] | type[EpochRow], Any]:
+    """By table that has no intervals, the select of its rows over all turns."""
     counts = gap_counts()
     rest = _prefixes(literal(1) == 1).subquery()
     is_own = (rest.c.workspace_id == counts.c.workspace_id) & (rest.c.prefix == counts.c.prefix)
@@ -354,7 +408,7 @@ def prefix_sums() -> Any:
         for column in rest.c
     ]
     joined = select(*columns).select_from(rest.outerjoin(counts, is_own))
-    return select(joined.subquery())
+    return {PrefixRow: select(joined.subquery()), EpochRow: _epochs(literal(1) == 1)}
 
 
 def gap_counts() -> Any:

@@ -145,7 +145,7 @@ class TurnRow(CacheColumns, Base):
         Index("ix_turns_outcome", "outcome", "opened_ms", "id"),
         Index("ix_turns_miss_reason", "miss_reason", "opened_ms", "id"),
         Index("ix_turns_http_request_id", "http_request_id"),
-        Index("ix_turns_engine", "engine", "epoch", "opened_ms"),
+        Index("ix_turns_engine", "engine", "opened_ms", "id"),
         # Few turns end in an error, and the explorer asks for the newest.
         Index(
             "ix_turns_errors",
@@ -199,11 +199,13 @@ class TurnRow(CacheColumns, Base):
 
 class TurnRollupRow(CacheColumns, Base):
     """Sums of turns that began in one interval, by dimension. `rollups.py` defines them and says
-    how they are kept. `engine` is empty for turns without one, `price` for turns without a
-    price."""
+    how they are kept. Where `by_engine` is 0 they are of all engines, and `engine` is empty; where
+    it is 1 they are of all keys, and an empty `engine` is that of turns without one. `price` is
+    empty for turns without a price."""
 
     __tablename__ = "turn_rollups"
 
+    by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -229,10 +231,12 @@ class TurnRollupRow(CacheColumns, Base):
 
 
 class ReasonRollupRow(Base):
-    """How many turns of one interval had each miss reason, and each outcome (`kind`)."""
+    """How many turns of one interval had each miss reason, and each outcome (`kind`). `by_engine`
+    is that of `TurnRollupRow`."""
 
     __tablename__ = "reason_rollups"
 
+    by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -244,13 +248,16 @@ class ReasonRollupRow(Base):
 
 
 class LatencyRollupRow(Base):
-    """A histogram of one day's times to first token; `bin` is that of `rollups.ttft_bin`.
+    """A histogram of one interval's times to first token; `bin` is that of `rollups.ttft_bin`,
+    `by_engine` that of `TurnRollupRow`.
 
     `prompt_bucket` counts `rollups.PROMPT_EDGES`; `has_read` is 1 for turns that read from a cache.
     """
 
     __tablename__ = "latency_rollups"
 
+    by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     engine: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -292,6 +299,18 @@ class PrefixRow(CacheColumns, Base):
     cost_without_cache_nano: Mapped[int]
     gaps_5m: Mapped[int]
     gaps_1h: Mapped[int]
+
+
+class EpochRow(Base):
+    """When an engine's first and last turn of one epoch began, for one model."""
+
+    __tablename__ = "engine_epochs"
+
+    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
+    epoch: Mapped[str] = mapped_column(String(64), primary_key=True)
+    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS), primary_key=True)
+    first_ms: Mapped[int]
+    last_ms: Mapped[int]
 
 
 class HorizonRow(Base):

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, insert, select, text, tuple_
@@ -38,20 +38,19 @@ from gateway.ledger.reads.sums import (
 from gateway.ledger.reads.turns import Cursor, TurnFilter, page_of
 from gateway.ledger.rollups import (
     DAY_SECONDS,
+    WIDTHS_SECONDS,
     days,
     horizon_ms,
     interval_sums,
-    prefix_sums,
+    intervals,
     rebuild_interval,
-    rebuild_prefixes,
+    rebuild_whole,
     row_of,
+    whole_sums,
 )
 from gateway.ledger.schema import (
     ApiKeyRow,
     HorizonRow,
-    LatencyRollupRow,
-    PrefixRow,
-    ReasonRollupRow,
     TurnContentRow,
     TurnRollupRow,
     TurnRow,
@@ -73,8 +72,8 @@ class Deleted(NamedTuple):
 
 async def rebuild(ledger: Ledger) -> int:
     """Make all sums again from the turns, day by day; return the number of days. Days before the
-    horizon, wholly or in part, stay as they are. Prefixes with deleted turns begin anew with the
-    remaining turns."""
+    horizon, wholly or in part, stay as they are. Prefixes and epochs with deleted turns begin anew
+    with the remaining turns."""
     async with ledger.transaction() as connection:
         found = await _whole_days(connection)
     for since, until in found:
@@ -82,7 +81,7 @@ async def rebuild(ledger: Ledger) -> int:
             await rebuild_interval(connection, since, until)
         await asyncio.sleep(_PAUSE_SECONDS)
     async with ledger.transaction() as connection:
-        await rebuild_prefixes(connection)
+        await rebuild_whole(connection)
     return len(found)
 
 
@@ -122,17 +121,20 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
         num_turns += deleted.rowcount
         await asyncio.sleep(_PAUSE_SECONDS)
     await ledger.run(delete(TurnContentRow).where(TurnContentRow.at_ms < turns_ms))
-    for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
-        ((first,),) = await ledger.rows(select(func.min(table.start_ms)))
-        is_old = first is not None and first < rollups_ms
-        for since, until in days(first, rollups_ms) if is_old else ():
-            within = (table.start_ms >= since) & (table.start_ms < until)
+    for table, is_short in product(WIDTHS_SECONDS, (True, False)):
+        # Those of less than an hour go with their turns.
+        before = turns_ms if is_short else rollups_ms
+        old = intervals(table, 0, before, is_short=is_short)
+        ((first,),) = await ledger.rows(select(func.min(table.start_ms)).where(old))
+        for since, until in days(first, before) if first is not None else ():
+            within = intervals(table, since, until, is_short=is_short)
             async with ledger.transaction() as connection:
                 num_rollups += (await connection.execute(delete(table).where(within))).rowcount
             await asyncio.sleep(_PAUSE_SECONDS)
-    async with ledger.transaction() as connection:
-        gone = delete(PrefixRow).where(PrefixRow.last_ms < rollups_ms)
-        num_rollups += (await connection.execute(gone)).rowcount
+    for whole in whole_sums():
+        async with ledger.transaction() as connection:
+            gone = delete(whole).where(whole.last_ms < rollups_ms)
+            num_rollups += (await connection.execute(gone)).rowcount
     return Deleted(num_turns, num_rollups)
 
 
@@ -153,20 +155,22 @@ async def problems(ledger: Ledger) -> list[str]:
         where = (TurnRow.opened_ms >= since) & (TurnRow.opened_ms < until)
         async with ledger.snapshot() as connection:
             for table, sums in interval_sums(where).items():
-                within = (table.start_ms >= since) & (table.start_ms < until)
+                within = intervals(table, since, until)
                 if await _differ(connection, table, sums.subquery(), within):
                     day = datetime.fromtimestamp(since / 1000, UTC).date()
                     name = table.__tablename__
                     found.append(f"table {name}: the sums of {day} are not those of its turns")
         await asyncio.sleep(0)
     async with ledger.snapshot() as connection:
-        # A prefix with deleted turns has sums that nothing can be compared with.
-        sums = prefix_sums().subquery()
-        known = PrefixRow.first_ms >= whole
-        old_ones = select(PrefixRow.workspace_id, PrefixRow.prefix).where(~known)
-        is_known = tuple_(sums.c.workspace_id, sums.c.prefix).not_in(old_ones)
-        if await _differ(connection, PrefixRow, sums, known, is_known):
-            found.append("table prefixes: its sums are not those of the turns")
+        for whole_table, made in whole_sums().items():
+            # A row with deleted turns has sums that nothing can be compared with.
+            rows, known = made.subquery(), whole_table.first_ms >= whole
+            keys = [column.name for column in whole_table.__table__.primary_key]
+            old_ones = select(*(whole_table.__table__.c[name] for name in keys)).where(~known)
+            is_known = tuple_(*(rows.c[name] for name in keys)).not_in(old_ones)
+            if await _differ(connection, whole_table, rows, known, is_known):
+                name = whole_table.__tablename__
+                found.append(f"table {name}: its sums are not those of the turns")
     return found
 
 
@@ -228,7 +232,7 @@ async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
     return total
 
 
-_KEYS = ("workspace_id", "key_id", "engine", "model", "price")
+_KEYS = ("workspace_id", "key_id", "model", "price")
 # What makes a cell a formula in some spreadsheet: at its beginning, and behind what begins another
 # cell where the list separator is not a comma. The full-width forms count as the others do.
 _FORMULA = re.compile("(^|[;\t\r\n])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
@@ -254,13 +258,13 @@ async def check_rows(ledger: Ledger, of: Range, step_seconds: int | None, most: 
     """Raise InvalidRequest for an export that reads more than `most` rows.
 
     `step_seconds` is the interval of the exported sums, None for single turns. No more rows than
-    the bound are counted.
+    the bound are counted. Sums of one engine are refused too: those by key are of all engines.
     """
     async with ledger.snapshot() as connection:
         parts = [Part(None, of.since_ms, of.until_ms)]
         if step_seconds is not None:
             of = await _with_turns(connection, await widen_to_days(connection, of))
-            parts = parts_of(of.since_ms, of.until_ms, widths_for(step_seconds))
+            parts = parts_of(of.since_ms, of.until_ms, widths_for(of, _KEYS, step_seconds))
         left = most
         for part in parts:
             read = rows_of(of, part).limit(left + 1).subquery()
@@ -275,11 +279,9 @@ async def check_rows(ledger: Ledger, of: Range, step_seconds: int | None, most: 
 async def usage_lines(
     ledger: Ledger, of: Range, step_seconds: int, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:
-    """One line for each interval, workspace, key, engine, model and price, the header first, all of
-    one moment. One week at a time is in memory. Raise LedgerUnavailable after `seconds`."""
-    yield line(
-        ("starting_at", "workspace", "key", "engine", "model", "price", *_SUMS, "saved_nano")
-    )
+    """One line for each interval, workspace, key, model and price, the header first, all of one
+    moment. One week at a time is in memory. Raise LedgerUnavailable after `seconds`."""
+    yield line(("starting_at", "workspace", "key", "model", "price", *_SUMS, "saved_nano"))
     async with ledger.snapshot(seconds) as connection:
         of = await _with_turns(connection, await widen_to_days(connection, of))
         for since in range(of.since_ms // _DAY_MS * _DAY_MS, of.until_ms, _WEEK_MS):
@@ -317,7 +319,7 @@ async def _with_turns(connection: AsyncConnection, of: Range) -> Range:
     """The part of the range in which there are days with turns."""
     table = TurnRollupRow
     query = select(func.min(table.start_ms), func.max(table.start_ms)).where(
-        table.width_seconds == DAY_SECONDS
+        table.by_engine == 0, table.width_seconds == DAY_SECONDS
     )
     first, last = tuple[Any, Any]((await connection.execute(query)).one())
     if first is None:

@@ -15,6 +15,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -48,6 +49,7 @@ _MAX_SHARDS = 1024
 _NAMES_A_SHARD = 64
 _MAX_SHARED = 1 << 16
 _MAX_SPLITS = 64
+_MAX_KNOWN = 1 << 13
 
 # A name's holders are one integer: a byte for its depth, then a field of bits for each thing that
 # can be said of an engine. Integers are not looked through by the garbage collector, and names with
@@ -207,7 +209,9 @@ class PrefixIndex:
             shard = shards[key & last]
             # What was told last stands last.
             before = shard.pop(key, 0)
-            depth = min(max(name.tokens, 0) // _DEPTH_TOKENS, _DEPTH)
+            depth = name.tokens // _DEPTH_TOKENS
+            if not 0 <= depth <= _DEPTH:
+                depth = _DEPTH if depth > 0 else 0
             found = before & kept | (leased if index < chain.num_leased else here) | depth
             shard[key] = shared.setdefault(found, found)
             if not before & _OF_SLOT << slot:
@@ -315,23 +319,30 @@ class PrefixIndex:
         return sorted(probed.items(), reverse=True)
 
     def _thin(self, shard: dict[int, int]) -> None:
-        """Forget an eighth of a full shard: of equals those that were told first."""
-
-        def worth(item: tuple[int, int]) -> int:
-            found = item[1]
-            holders = min((found >> 8).bit_count(), 8)
-            return (bool(found & _ANY_LEASE) << 16) + holders * (found & _DEPTH)
-
-        ordered = sorted(shard.items(), key=worth)
-        num = len(ordered) // 8 + 1
+        """Forget a third of a full shard: of equals those that were told first."""
+        items = list(shard.items())
+        known = [_known(found) for _, found in items]
+        worths = [worth for worth, _ in known]
+        order = sorted(range(len(items)), key=worths.__getitem__)
+        gone = order[: len(items) // 3 + 1]
+        # A dictionary of which much was deleted would keep its size.
         shard.clear()
-        shard.update(ordered[num:])
-        for _, found in ordered[:num]:
-            for slot in _slots_of((found >> _DEVICE | found >> _HOST | found >> _DISK) & _EVERY):
-                self.names[slot] -= 1
-                self.forgotten[slot] += 1
-        self.num_forgotten += num
-        self._forgot(num)
+        shard.update([items[place] for place in order[len(gone) :]])
+        names, forgotten = self.names, self.forgotten
+        for place in gone:
+            for slot in known[place][1]:
+                names[slot] -= 1
+                forgotten[slot] += 1
+        self.num_forgotten += len(gone)
+        self._forgot(len(gone))
+
+
+@lru_cache(_MAX_KNOWN)
+def _known(found: int) -> tuple[int, list[int]]:
+    """What a name with these holders is worth, and the slots of those."""
+    num_holders = min((found >> 8).bit_count(), 8)
+    worth = (bool(found & _ANY_LEASE) << 16) + num_holders * (found & _DEPTH)
+    return worth, _slots_of((found >> _DEVICE | found >> _HOST | found >> _DISK) & _EVERY)
 
 
 def _slots_of(bits: int) -> list[int]:

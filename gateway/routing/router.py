@@ -12,18 +12,18 @@ role `prefill` has no answers beside it: it writes what the prompt's breakpoints
 that the engines share, and the answering engine reads that (`prefill_elsewhere`).
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from math import exp, inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
 from engine.protocol import Started
 from engine.protocol.reports import Description, EngineRole
-from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NoEngineReady
+from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
 from gateway.routing.held import NOTHING, STALE_SECONDS, Coverage, Ends, Holdings
@@ -77,28 +77,23 @@ class Load:
         self._waiting: dict[str, int] = {}
         self.num_waiting_tokens = 0
         self._decoding: set[str] = set()
+        self.num_decoding = 0
         self._rows: set[str] = set()
         # Of turns that wait for their first token.
         self._workspace_of: dict[str, str] = {}
         self._unanswered: Counter[str] = Counter()
         self._had_turns = False
-        self._had_turns_at = -math.inf
+        self._had_turns_at = -inf
         self._others_computed: int | None = None
         self._own_computed = 0
 
     def recent(self, now: float) -> float:
-        elapsed = now - self._recent_at
-        if self._recent and elapsed > 0.0:
-            return self._recent * math.exp(-elapsed / self._fade_seconds)
-        return self._recent
+        recent, elapsed = self._recent, now - self._recent_at
+        return recent * exp(-elapsed / self._fade_seconds) if recent and elapsed > 0.0 else recent
 
     @property
     def num_running(self) -> int:
-        return len(self._waiting) + len(self._decoding)
-
-    @property
-    def num_decoding(self) -> int:
-        return len(self._decoding)
+        return len(self._waiting) + self.num_decoding
 
     @property
     def num_rows(self) -> int:
@@ -142,6 +137,7 @@ class Load:
         if assigned is not None:
             self.num_waiting_tokens -= assigned
             self._decoding.add(turn)
+            self.num_decoding = len(self._decoding)
             self._add(computed - assigned, now)
         self._own_computed += computed
 
@@ -150,6 +146,7 @@ class Load:
         self._answered(turn)
         self.num_waiting_tokens -= self._waiting.pop(turn, 0)
         self._decoding.discard(turn)
+        self.num_decoding = len(self._decoding)
         self._rows.discard(turn)
 
     def returned(self, turn: str, now: float) -> None:
@@ -246,12 +243,13 @@ def _place(
     if len(candidates) > 1:
         fair = mean + max(weights.load_band * mean, weights.band_tokens)
     costs, available = list[float](), 0
+    queue_weight, load_weight = weights.queue_weight, weights.load_weight
     credits, since = dict[int, float](), now - STALE_SECONDS
     for candidate, recent in zip(candidates, recents, strict=True):
         load, holdings = candidate.load, candidate.holdings
-        cost = weights.queue_weight * load.num_waiting_tokens + DECODE_TOKENS * load.num_decoding
+        cost = queue_weight * load.num_waiting_tokens + DECODE_TOKENS * load.num_decoding
         if recent > fair:
-            cost += weights.load_weight * (recent - fair)
+            cost += load_weight * (recent - fair)
         held = covered.get(holdings.slot)
         if held is not None and holdings.heard_at >= since:
             # Those that hold as much have the same coverage.
@@ -265,7 +263,8 @@ def _place(
     equal = [index for index, cost in enumerate(costs) if cost <= bound]
     if len(equal) > 1:
         # One that was given nothing yet shows by a turn what it can.
-        equal = [index for index in equal if recents[index] <= 0.0] or equal
+        if min(recents) <= 0.0:
+            equal = [index for index in equal if recents[index] <= 0.0] or equal
         key = prompt.key(available)
         # Highest random weight (Thaler and Ravishankar 1998).
         equal = [max(equal, key=lambda index: xxh3_64_intdigest(key, candidates[index].seed))]
@@ -363,32 +362,21 @@ class Router:
     rates: TokenRates = field(default_factory=TokenRates)
 
     def choose(
-        self, ask: Ask, ready: Iterable[EngineT], now: float, tried: Collection[str] = ()
+        self, ask: Ask, ready: Sequence[EngineT], now: float, tried: Collection[str] = ()
     ) -> Route[EngineT]:
         """Choose the cheapest engine that can serve the turn, without those with URLs in `tried`.
         Raise NoEngineReady if none is left, InvalidRequest if none can serve it at all."""
         # By kind: why such engines can't serve it, or None; engines of other models are not here.
         verdicts: dict[str, InvalidRequest | None] = {}
-        others = set[str]()
-        serving, able = list[EngineT](), list[EngineT]()
-        refusal: GatewayError = NoEngineReady()
-        for engine in ready:
-            if (kind := engine.kind) not in verdicts:
-                if kind in others:
-                    continue
-                if not (engine.description and ask.model.is_served_by(engine.description.model)):
-                    others.add(kind)
-                    continue
-                verdicts[kind] = _verdict(ask, engine.description)
-            serving.append(engine)
-            if engine.is_draining or engine.url in tried:
-                continue
-            if (problem := verdicts[kind]) is None:
-                able.append(engine)
-            else:
-                refusal = problem
+        for kind, one in {engine.kind: engine for engine in ready}.items():
+            if one.description and ask.model.is_served_by(one.description.model):
+                verdicts[kind] = _verdict(ask, one.description)
+        serving = [engine for engine in ready if engine.kind in verdicts]
+        left = [e for e in serving if not e.is_draining and e.url not in tried]
+        able = [engine for engine in left if verdicts[engine.kind] is None]
         if not able:
-            raise refusal
+            refusals = (verdicts[engine.kind] for engine in left)
+            raise next((each for each in refusals if each is not None), NoEngineReady())
         # If every breaker is open, trying is better than refusing.
         taking = [e for e in able if e.breaker.open_until is None or e.breaker.allows(now)] or able
         if len(verdicts) > 1:

@@ -67,6 +67,11 @@ def upgrade() -> None:
     op.create_index("ix_cached_contents_expires", "cached_contents", ["expires_at"])
     op.create_index("ix_cached_contents_workspace", "cached_contents", ["workspace_id", "id"])
     _create(
+        "engine_epochs",
+        "engine epoch model",
+        "engine:64 epoch:64 model:128 first_ms:int last_ms:int",
+    )
+    _create(
         "horizon",
         "id",
         """
@@ -75,10 +80,10 @@ def upgrade() -> None:
     )
     _create(
         "latency_rollups",
-        "start_ms workspace_id engine model prompt_bucket has_read bin",
+        "by_engine width_seconds start_ms workspace_id engine model prompt_bucket has_read bin",
         """
-        start_ms:int workspace_id:64 engine:64 model:128 prompt_bucket:int has_read:int bin:int
-        requests:int
+        by_engine:int width_seconds:int start_ms:int workspace_id:64 engine:64 model:128
+        prompt_bucket:int has_read:int bin:int requests:int
         """,
     )
     _create(
@@ -100,18 +105,18 @@ def upgrade() -> None:
     )
     _create(
         "reason_rollups",
-        "width_seconds start_ms workspace_id engine model kind value",
+        "by_engine width_seconds start_ms workspace_id engine model kind value",
         """
-        width_seconds:int start_ms:int workspace_id:64 engine:64 model:128 kind:8 value:32
-        requests:int
+        by_engine:int width_seconds:int start_ms:int workspace_id:64 engine:64 model:128 kind:8
+        value:32 requests:int
         """,
     )
     _create(
         "turn_rollups",
-        "width_seconds start_ms workspace_id key_id engine model price prompt_above",
+        "by_engine width_seconds start_ms workspace_id key_id engine model price prompt_above",
         """
-        width_seconds:int start_ms:int workspace_id:64 key_id:32 engine:64 model:128 price:96
-        prompt_above:int requests:int requests_with_read:int errors:int unpriced:int
+        by_engine:int width_seconds:int start_ms:int workspace_id:64 key_id:32 engine:64 model:128
+        price:96 prompt_above:int requests:int requests_with_read:int errors:int unpriced:int
         input_tokens:int cache_read_tokens:int cache_write_5m_tokens:int
         cache_write_30m_tokens:int=0 cache_write_1h_tokens:int
         automatic_tokens:int automatic_input_tokens:int=0 computed_tokens:int output_tokens:int
@@ -135,7 +140,7 @@ def upgrade() -> None:
         status:int? error:300?
         """,
     )
-    op.create_index("ix_turns_engine", "turns", ["engine", "epoch", "opened_ms"])
+    op.create_index("ix_turns_engine", "turns", ["engine", "opened_ms", "id"])
     is_error = sa.text("outcome LIKE '%error'")
     op.create_index(
         "ix_turns_errors",
@@ -202,6 +207,7 @@ def downgrade() -> None:
         "prefixes",
         "latency_rollups",
         "horizon",
+        "engine_epochs",
         "cached_contents",
         "batches",
         "batch_rows",

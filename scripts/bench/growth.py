@@ -9,7 +9,7 @@ names. The engines are stand-ins that hold what the product placed on them. Name
 are not asked for are random. *ledger*: every call of the dashboard's pages, by a real gateway over
 a ledger of made-up turns of the last hours, 200 a second or what `--rate` says, on SQLite or
 `--database-url`. *engines*: a gateway in front of real synthetic engines under load; one comes, one
-is stopped (SIGSTOP).
+is stopped (SIGSTOP); at the end the client's count and the ledger's are compared.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import psutil  # type: ignore[import-untyped]
+from sqlalchemy import text
 
 from engine.protocol import ChainHeld, HeldName, Name, Snapshot
 from engine.protocol.reports import Description
@@ -307,6 +308,10 @@ async def fill_ledger(ledger: Ledger, number: int, rate: float, num_engines: int
     key = {"id": "key_1_0", "workspace_id": "team-1", "name": "one", "digest": "0" * 64}
     await claim(ledger, now, workspaces, [{**key, "created_at": now}])
     await fill(ledger, made_turns(number, rate, num_engines))
+    tables = ("turn_rollups", "reason_rollups", "latency_rollups", "prefixes", "engine_epochs")
+    for table_name in tables:
+        ((rows,),) = await ledger.rows(text(f"SELECT count(*) FROM {table_name}"))
+        print(f"{rows:,} rows in {table_name}", flush=True)
 
 
 def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
@@ -339,6 +344,8 @@ def time_calls(http: httpx.Client) -> None:
         *("usage/groups?group_by=workspace", "usage/groups?group_by=key", "engines", "leases"),
         *("usage/groups?group_by=model", "prefixes", "turns/search", "turns/search?outcome=error"),
         *("turns/search?miss_reason=any", "engines/memory", "engines/load", "refusals"),
+        *("usage/groups?group_by=engine", "usage?engine=engine-0", "usage?workspace=default"),
+        *("savings?workspace=default", "latency?engine=engine-0", "export.csv?rows=hours"),
     ):
         cells = []
         for hours in (1, 24):
@@ -358,8 +365,9 @@ def time_calls(http: httpx.Client) -> None:
     print(table(("call: first, median of three, s", "1 hour", "24 hours"), rows), flush=True)
 
 
-def bench_engines(num_engines: int) -> None:
-    """Real engines: one comes late, one is stopped."""
+def bench_engines(num_engines: int, minutes: float) -> None:
+    """Real engines: one comes late, one is stopped, and then some minutes of turns."""
+    began_ms = int(time.time() * 1000)
     quiet = {"ENGINE_LOG_LEVEL": "error", "ENGINE_SYNTHETIC_PREFILL_US": "5"}
     late = free_port()
     with ExitStack() as stack:
@@ -380,7 +388,7 @@ def bench_engines(num_engines: int) -> None:
         seen = list[tuple[float, str, int]]()
 
         def send(number: int) -> None:
-            body = body_of("synthetic", f"Prefix {number} " * 300, "q", max_tokens=2)
+            body = body_of("synthetic", f"Prefix {number % 2000} " * 300, "q", max_tokens=2)
             reply = http.post("/v1/messages", json=body, timeout=120)
             name = reply.json()["holdfast"]["engine"] if reply.status_code == 200 else ""
             seen.append((time.monotonic(), name, reply.status_code))
@@ -398,15 +406,30 @@ def bench_engines(num_engines: int) -> None:
         first = next((at for at, name, _ in sorted(seen) if name == f"engine-{num_engines}"), None)
         told = "none came" if first is None else f"{first - ready:.2f} s"
         print(f"a new engine's first turn, after it was ready: {told} (1 wanted)", flush=True)
-        seen.clear()
+        before = len(seen)
         os.kill(engines[0].process.pid, signal.SIGSTOP)
         try:
             for each in [threads.submit(send, number) for number in range(600, 1100)]:
                 each.result()
         finally:
             os.kill(engines[0].process.pid, signal.SIGCONT)
-        failed = sum(status != 200 for _, _, status in seen)
-        print(f"a hung engine among {num_engines + 1}: {failed} of {len(seen)} turns failed")
+        failed = sum(status != 200 for _, _, status in seen[before:])
+        print(
+            f"a hung engine among {num_engines + 1}: {failed} of {len(seen) - before} turns failed"
+        )
+        until = time.monotonic() + 60 * minutes
+        while time.monotonic() < until:
+            for each in [
+                threads.submit(send, number) for number in range(len(seen), len(seen) + 400)
+            ]:
+                each.result()
+        while http.get("/readyz").json()["journal"]["backlog"]:
+            time.sleep(0.1)
+        asked = {"since_ms": began_ms, "until_ms": int(time.time() * 1000) + 1}
+        reply = http.get("/admin/v1/usage", params=asked, headers={"x-api-key": ADMIN_KEY})
+        totals, answered = reply.json()["totals"], sum(status == 200 for _, _, status in seen)
+        print(f"{len(seen):,} turns were sent, {answered:,} answered; in the ledger are", end=" ")
+        print(f"{totals['requests']:,}, {totals['requests'] - totals['errors']:,} without an error")
 
 
 def main() -> int:
@@ -419,6 +442,7 @@ def main() -> int:
         rate=(200.0, "turns a second of the ledger"),
         database_url=("", "of an empty PostgreSQL database, instead of SQLite"),
         real=(4, "engines that really run"),
+        minutes=(0.0, "of turns to them, at the end"),
         only=(list(PARTS), "parts", PARTS),
     )
     print(machine_line(), f"load {os.getloadavg()[0]:.1f}")
@@ -429,7 +453,7 @@ def main() -> int:
     if "ledger" in options.only:
         bench_ledger(options.turns, options.rate, options.engines, options.database_url)
     if "engines" in options.only:
-        bench_engines(options.real)
+        bench_engines(options.real, options.minutes)
     return 0
 
 

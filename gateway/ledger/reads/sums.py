@@ -1,7 +1,7 @@
 """Ranges of time with filters: totals, series, what caching saved, times to first token.
 
-Whole days and hours are read from the sums, the rest from the turns. Own prices and published ones
-are never mixed. The cost at a hosted model is only shown beside the cost here.
+Whole days, hours and minutes are read from the sums, the rest from the turns. Own prices and
+published ones are never mixed. The cost at a hosted model is only shown beside the cost here.
 """
 
 from collections import Counter
@@ -24,24 +24,30 @@ from gateway.admin.structs.usage import (
     Totals,
     Waterfall,
 )
+from gateway.base.errors import InvalidRequest
 from gateway.ledger.database import Ledger
 from gateway.ledger.rollups import (
     DAY_SECONDS,
+    FIVE_MINUTES_SECONDS,
     HOUR_SECONDS,
     MEASURES,
     PROMPT_EDGES,
+    WIDTHS_SECONDS,
+    IntervalTable,
     dimensions,
     has_read,
     horizon_ms,
     measures,
     prompt_bucket,
+    reasons,
     seconds_of,
     ttft_bin,
 )
 from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
 from gateway.prices.price import PriceSheets, TokenPrices, cost_at
 
-_HOUR_MS = HOUR_SECONDS * 1000
+_FINE_TURNS = 10_000
+"""A range with more turns has no intervals shorter than those of the sums."""
 _DAY_MS = DAY_SECONDS * 1000
 
 
@@ -100,13 +106,25 @@ def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
     ]
 
 
-def widths_for(step_seconds: int | None) -> list[int]:
-    """The widths of the sums that can make intervals of that length.
+def is_by_engine(of: Range, by: Sequence[str] = ()) -> bool:
+    """Whether the sums by engine are asked for. Raise InvalidRequest for engines and keys together:
+    no sums know both."""
+    if of.engine is None and "engine" not in by:
+        return False
+    if "key_id" in by:
+        raise InvalidRequest("engine: sums by key are of all engines; leave out one of the two")
+    return True
 
-    None asks for one number over all.
-    """
-    widths = (DAY_SECONDS, HOUR_SECONDS)
-    return [width for width in widths if step_seconds is None or step_seconds % width == 0]
+
+def widths_for(
+    of: Range, by: Sequence[str], step_seconds: int | None, table: IntervalTable = TurnRollupRow
+) -> list[int]:
+    """The widths of the sums that can make intervals of that length; None asks for one number over
+    all. The shortest of the sums by engine are of all workspaces."""
+    by_engine = is_by_engine(of, by)
+    is_apart = by_engine and (of.workspace is not None or "workspace_id" in by)
+    widths = [w for w in WIDTHS_SECONDS[table][by_engine] if not (step_seconds or w) % w]
+    return [width for width in widths if width >= HOUR_SECONDS or not is_apart]
 
 
 async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
@@ -120,24 +138,26 @@ async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
     return replace(wanted, since_ms=since, until_ms=until)
 
 
-async def _parts(connection: AsyncConnection, of: Range, step_seconds: int | None) -> list[Part]:
-    """The parts of a range. The sums of an hour, and of a day, that are not over have all its turns
-    so far. So a range that ends behind the last turn ends with its day."""
+async def _parts(connection: AsyncConnection, of: Range, widths: Sequence[int]) -> list[Part]:
+    """The parts of a range. The sums of an interval that is not over have all its turns so far. So
+    a range that ends behind the last turn ends with its day."""
     last = (await connection.execute(select(func.max(TurnRow.opened_ms)))).scalar_one_or_none()
     until = of.until_ms
     if until > (last or 0):
         until = -(-until // _DAY_MS) * _DAY_MS
-    return parts_of(of.since_ms, until, widths_for(step_seconds))
+    return parts_of(of.since_ms, until, widths)
 
 
-def within(of: Range, part: Part, rollups: Any) -> list[ColumnElement[bool]]:
-    """What a part's rows fulfil: of the table of sums `rollups`, or of turns where it has none."""
+def within(
+    of: Range, part: Part, table: IntervalTable, by: Sequence[str] = ()
+) -> list[ColumnElement[bool]]:
+    """What a part's rows fulfil: of the table of sums, or of turns where the part has no width."""
     if part.width_seconds is None:
         moment, where = TurnRow.opened_ms, of.filters(TurnRow)
     else:
-        moment, where = rollups.start_ms, of.filters(rollups)
-        if hasattr(rollups, "width_seconds"):
-            where.append(rollups.width_seconds == part.width_seconds)
+        moment, where = table.start_ms, of.filters(table)
+        where.append(table.by_engine == int(is_by_engine(of, by)))
+        where.append(table.width_seconds == part.width_seconds)
     return [moment >= part.since_ms, moment < part.until_ms, *where]
 
 
@@ -161,7 +181,7 @@ def _sums_of(of: Range, part: Part, by: Sequence[str], step_seconds: int | None)
         step = step_seconds * 1000
         keys = [(moment // step * step).label("start_ms"), *keys]
     columns = [column.label(name) for name, column in values.items()]
-    query = select(*keys, *columns).where(*within(of, part, table))
+    query = select(*keys, *columns).where(*within(of, part, table, by))
     return query.group_by(*(text(str(n + 1)) for n in range(len(keys)))) if keys else query
 
 
@@ -202,6 +222,14 @@ class Queries:
                 connection, await widen_to_days(connection, of), by, step_seconds
             )
 
+    async def names(self, of: Range) -> Sequence[Any]:
+        """Workspace, engine and model of each combination that had turns on the range's days."""
+        table = TurnRollupRow
+        whole = Part(DAY_SECONDS, of.since_ms // _DAY_MS * _DAY_MS, of.until_ms)
+        columns = table.workspace_id, table.engine, table.model
+        query = select(*columns).where(*within(of, whole, table, ["engine"]))
+        return await self.ledger.rows(query.distinct())
+
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
         """Equal intervals, aligned to the epoch.
 
@@ -210,6 +238,9 @@ class Queries:
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
             width = width_seconds or bucket_seconds(int(of.seconds))
+            shortest = widths_for(of, (), None)[-1]
+            if width_seconds is None and width < shortest and await _has_many(connection, of):
+                width = shortest
             found = await totals_by(connection, of, (), width)
         step = width * 1000
         buckets = [
@@ -225,16 +256,16 @@ class Queries:
 
     async def reasons(self, of: Range) -> Reasons:
         counts: dict[str, Counter[str]] = {"miss": Counter(), "outcome": Counter()}
-        table, turns = ReasonRollupRow, {"miss": TurnRow.miss_reason, "outcome": TurnRow.outcome}
+        table = ReasonRollupRow
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
-            for part in await _parts(connection, of, None):
+            for part in await _parts(connection, of, widths_for(of, (), None, table)):
                 where = within(of, part, table)
                 queries: list[Any] = [
                     select(literal(kind), column, func.count())
                     .where(column.is_not(None), *where)
                     .group_by(column)
-                    for kind, column in turns.items()
+                    for kind, column in reasons().items()
                 ]
                 if part.width_seconds is not None:
                     found = select(table.kind, table.value, func.sum(table.requests))
@@ -262,12 +293,17 @@ def bucket_seconds(seconds: int) -> int:
     return _BUCKETS_SECONDS[-1]
 
 
+async def _has_many(connection: AsyncConnection, of: Range) -> bool:
+    """Whether a range has too many turns to read each of them."""
+    return (await totals_by(connection, of, ())).get((), Totals()).requests > _FINE_TURNS
+
+
 async def totals_by(
     connection: AsyncConnection, of: Range, by: Sequence[str], step_seconds: int | None = None
 ) -> dict[tuple[Any, ...], Totals]:
     """Keys are the interval's start, where there are intervals, and the values of `by`."""
     names = [*(["start_ms"] if step_seconds else []), *by]
-    parts = await _parts(connection, of, step_seconds)
+    parts = await _parts(connection, of, widths_for(of, by, step_seconds))
     query = union_all(*(_sums_of(of, part, by, step_seconds) for part in parts))
     added: dict[tuple[Any, ...], Counter[str]] = {}
     for row in (await connection.execute(query)).mappings() if parts else ():
@@ -356,19 +392,26 @@ def costs_by_class(rates: TokenPrices, totals: Totals) -> dict[str, int]:
     }
 
 
-# Longer ranges have daily intervals, since the sums are kept by day.
-_MAX_RAW_SECONDS = 48 * 3600
+# Longer ranges have daily intervals.
+_MAX_HOURLY_SECONDS = 48 * 3600
+# Longer ranges with many turns have hourly intervals.
+_MAX_SHORT_SECONDS = 2 * 3600
 
 
 async def latency(ledger: Ledger, of: Range) -> Latency:
     async with ledger.snapshot() as connection:
         of = await widen_to_days(connection, of)
+        step, widths = DAY_SECONDS, widths_for(of, (), None, LatencyRollupRow)
         # Before the horizon there are no turns, so even a short range is read from the sums.
         has_turns = of.since_ms >= await horizon_ms(connection)
-        is_short = has_turns and of.seconds <= _MAX_RAW_SECONDS
-        step = (max(bucket_seconds(int(of.seconds)), 60) if is_short else DAY_SECONDS) * 1000
-        parts = parts_of(of.since_ms, of.until_ms, [] if is_short else [DAY_SECONDS])
-        selects = [_select(of, part, step) for part in parts]
+        if has_turns and of.seconds <= _MAX_HOURLY_SECONDS:
+            step, widths = max(bucket_seconds(int(of.seconds)), 60), []
+            if of.engine is None and await _has_many(connection, of):
+                is_short = of.seconds <= _MAX_SHORT_SECONDS
+                step = FIVE_MINUTES_SECONDS if is_short else HOUR_SECONDS
+                widths = widths_for(of, (), step, LatencyRollupRow)
+        parts = await _parts(connection, of, widths)
+        selects = [_select(of, part, step * 1000) for part in parts]
         rows = (await connection.execute(union_all(*selects))).all() if selects else []
     by_cell: dict[tuple[int, int], Counter[int]] = {}
     by_start: dict[tuple[int, int], Counter[int]] = {}
@@ -390,7 +433,7 @@ async def latency(ledger: Ledger, of: Range) -> Latency:
             )
             for (bucket, hit), counts in sorted(by_cell.items())
         ],
-        bucket_seconds=step // 1000,
+        bucket_seconds=step,
         series=[
             LatencyPoint(
                 start_ms=start,
@@ -424,7 +467,7 @@ def _select(of: Range, part: Part, step: int) -> Any:
         query = select(moment, prompt_bucket(), has_read(), ttft_bin(), func.count())
         query = query.where(TurnRow.first_token_seconds.is_not(None))
     else:
-        keys = table.start_ms, table.prompt_bucket, table.has_read, table.bin
+        keys = table.start_ms // step * step, table.prompt_bucket, table.has_read, table.bin
         query = select(*keys, func.sum(table.requests))
     query = query.where(*within(of, part, table))
     return query.group_by(*(text(str(number)) for number in range(1, 5)))

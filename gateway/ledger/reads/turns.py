@@ -15,7 +15,7 @@ from gateway.admin.structs.usage import Sample, Turn, TurnPage
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import prompt_tokens, written_tokens
-from gateway.ledger.schema import IS_ERROR, TurnRow
+from gateway.ledger.schema import IS_ERROR, EpochRow, TurnRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,24 +298,31 @@ def _sample(row: Any) -> Sample:
 
 
 async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
-    """The engines' restarts in the range, the newest first, at most `limit` of each engine."""
-    within = TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms
-    key = TurnRow.engine, TurnRow.epoch
-    times = func.min(TurnRow.opened_ms).label("first_ms"), func.max(TurnRow.opened_ms)
-    # The index has all of it. Turns without an engine have no epoch.
-    spans = select(*key, *times).where(*within, *of.filters(TurnRow), TurnRow.epoch.is_not(None))
-    spans = spans.group_by(*key).order_by(TurnRow.engine, text("first_ms"))
+    """The engines' restarts in the range, the newest first, at most `limit` of each engine. Those
+    of all workspaces count."""
+    key, first = (EpochRow.engine, EpochRow.epoch), func.min(EpochRow.first_ms)
+    spans = select(*key, first, func.max(EpochRow.last_ms)).group_by(*key)
+    spans = spans.order_by(EpochRow.engine, first).where(
+        EpochRow.last_ms >= of.since_ms, EpochRow.first_ms < of.until_ms, *of.filters(EpochRow)
+    )
     sums = func.count(), func.coalesce(func.sum(written_tokens(TurnRow)), 0)
-    missed = select(*key, *sums).where(TurnRow.miss_reason == "engine_restart", *within)
+    # Few turns missed so. By these keys no other index than the reason's looks better.
+    lost_by = func.coalesce(TurnRow.engine, ""), func.coalesce(TurnRow.epoch, "")
+    missed = select(*lost_by, *sums).where(
+        TurnRow.miss_reason == "engine_restart",
+        TurnRow.opened_ms >= of.since_ms,
+        TurnRow.opened_ms < of.until_ms,
+    )
     found: dict[str, list[Epoch]] = {}
     async with ledger.snapshot() as connection:
         rows: Sequence[Any] = (await connection.execute(spans)).all()
+        counted = await connection.execute(missed.group_by(*lost_by))
         lost = {
             (engine, epoch): Lost(requests=requests, written_tokens=int(tokens))
-            for engine, epoch, requests, tokens in await connection.execute(missed.group_by(*key))
+            for engine, epoch, requests, tokens in counted
         }
     for (before, _, _, last_ms), (engine, epoch, first_ms, _) in pairwise(rows):
-        if engine == before:
+        if engine == before and first_ms >= of.since_ms:
             found.setdefault(engine, []).append(
                 Epoch(
                     engine=engine,

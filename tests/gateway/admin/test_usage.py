@@ -228,7 +228,13 @@ def test_one_turn_is_shown_by_its_id(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     ("path", "names"),
-    [("usage?since_ms=5&until_ms=5", "since_ms"), ("turns/search?after=1.", "after")],
+    [
+        ("usage?since_ms=5&until_ms=5", "since_ms"),
+        ("turns/search?after=1.", "after"),
+        ("usage/groups?group_by=key&engine=engine-0", "engine"),
+        ("usage/groups?group_by=key&group_by=engine", "engine"),
+        ("export.csv?engine=engine-0", "engine"),
+    ],
 )
 def test_a_wrong_question_names_its_parameter(http: httpx.Client, path: str, names: str) -> None:
     reply = http.get(f"/admin/v1/{path}")

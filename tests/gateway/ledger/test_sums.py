@@ -14,13 +14,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, select
 
+from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range, latency
+from gateway.ledger.reads.turns import epochs
 from gateway.ledger.rollups import dimensions
 from gateway.ledger.schema import (
+    EpochRow,
     HorizonRow,
     LatencyRollupRow,
     PrefixRow,
@@ -33,7 +36,7 @@ from gateway.prices.price import PROMPT_BANDS
 from tests.postgres import new_database
 
 START = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)
-SUMS = (TurnRollupRow, ReasonRollupRow, LatencyRollupRow, PrefixRow)
+SUMS = (TurnRollupRow, ReasonRollupRow, LatencyRollupRow, PrefixRow, EpochRow)
 MAYBE_SECONDS = st.none() | st.floats(0.0001, 300)
 
 
@@ -66,7 +69,8 @@ def turns(draw: st.DrawFn) -> TurnRecord:
         workspace=draw(st.sampled_from(["a", "b"])),
         key_id=draw(st.sampled_from(["k", "l"])),
         model=draw(st.sampled_from(["m", "n"])),
-        engine=draw(st.sampled_from([None, "engine-0"])),
+        engine=draw(st.sampled_from([None, "engine-0", "engine-1"])),
+        epoch=draw(st.sampled_from([None, "e", "f"])),
         stream=False,
         opened_at=START + timedelta(seconds=draw(st.integers(0, 9000))),
         outcome=draw(st.sampled_from(["stop", "api_error", "client_disconnect"])),
@@ -111,7 +115,7 @@ def first_of_each(batches: list[list[TurnRecord]]) -> list[TurnRecord]:
 
 def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) -> None:
     """Against sums made here, without SQL."""
-    for width in (3600, 86_400):
+    for by_engine, width in ((0, 60), (0, 3600), (0, 86_400), (1, 300), (1, 3600), (1, 86_400)):
         sums: Counter[tuple[Any, ...]] = Counter()
         for turn in turns:
             start = int(turn.opened_at.timestamp()) // width * width * 1000
@@ -119,7 +123,10 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
             prompt += turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
             above = max((band for band in PROMPT_BANDS if prompt > band), default=0)
             price = turn.price if turn.price and turn.cost is not None else ""
-            own = (start, turn.workspace, turn.key_id, turn.engine or "", turn.model, price, above)
+            whose = (turn.workspace, turn.key_id, "")
+            if by_engine:
+                whose = ("" if width == 300 else turn.workspace, "", turn.engine or "")
+            own = (start, *whose, turn.model, price, above)
             values = {
                 "requests": 1,
                 "requests_with_read": int(turn.cache_read_tokens > 0),
@@ -134,7 +141,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
             }
             for name, value in values.items():
                 sums[(*own, name)] += value
-        found = [row for row in rows["turn_rollups"] if row["width_seconds"] == width]
+        found = of_kind(rows["turn_rollups"], by_engine, width)
         own_names = ("start_ms", *dimensions())
         kept = (
             {
@@ -147,8 +154,27 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
         )
         assert kept == dict(sums)
     assert_gaps(rows["prefixes"], turns)
-    day_bins = sum(row["requests"] for row in rows["latency_rollups"])
-    assert day_bins == sum(turn.first_token_seconds is not None for turn in turns)
+    num_timed = sum(turn.first_token_seconds is not None for turn in turns)
+    for by_engine, width in ((0, 300), (0, 3600), (0, 86_400), (1, 86_400)):
+        bins = of_kind(rows["latency_rollups"], by_engine, width)
+        assert sum(row["requests"] for row in bins) == num_timed
+    for by_engine, width in ((0, 60), (0, 3600), (0, 86_400), (1, 3600), (1, 86_400)):
+        told = of_kind(rows["reason_rollups"], by_engine, width)
+        outcomes = [row["requests"] for row in told if row["kind"] == "outcome"]
+        assert sum(outcomes) == len(turns)
+    lives: dict[tuple[Any, ...], list[int]] = {}
+    for turn in turns:
+        if turn.engine and turn.epoch:
+            opened_ms = int(turn.opened_at.timestamp() * 1000)
+            lives.setdefault((turn.engine, turn.epoch, turn.model), []).append(opened_ms)
+    assert {
+        (row["engine"], row["epoch"], row["model"]): (row["first_ms"], row["last_ms"])
+        for row in rows["engine_epochs"]
+    } == {key: (min(moments), max(moments)) for key, moments in lives.items()}
+
+
+def of_kind(rows: list[dict[str, Any]], by_engine: int, width: int) -> list[dict[str, Any]]:
+    return [r for r in rows if (r["by_engine"], r["width_seconds"]) == (by_engine, width)]
 
 
 def assert_gaps(rows: list[dict[str, Any]], turns: list[TurnRecord]) -> None:
@@ -205,6 +231,63 @@ def test_sums_are_those_of_the_turns_after_any_batches_in_any_order(
         assert await rows_of(ledger) == kept
         await rebuild(ledger)
         assert await rows_of(ledger) == kept
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+@settings(
+    max_examples=25,
+    phases=(Phase.explicit, Phase.generate),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    made=st.lists(turns(), min_size=1, max_size=40),
+    seconds=st.tuples(st.integers(-300, 9300), st.integers(-300, 9300)).filter(
+        lambda t: t[0] < t[1]
+    ),
+    workspace=st.sampled_from([None, "a"]),
+    engine=st.sampled_from([None, "engine-0"]),
+    by=st.sampled_from([(), ("engine", "model"), ("key_id",), ("workspace_id", "engine")]),
+)
+def test_a_range_has_exactly_its_turns_whatever_sums_it_is_read_from(
+    ledger_url: str,
+    loop: asyncio.Runner,
+    made: list[TurnRecord],
+    seconds: tuple[int, int],
+    workspace: str | None,
+    engine: str | None,
+    by: tuple[str, ...],
+) -> None:
+    since, until = (int((START.timestamp() + each) * 1000) for each in seconds)
+    of = Range(since_ms=since, until_ms=until, workspace=workspace, engine=engine)
+    there = [
+        turn
+        for turn in first_of_each([made])
+        if since <= turn.opened_at.timestamp() * 1000 < until
+        and workspace in (None, turn.workspace)
+        and engine in (None, turn.engine)
+    ]
+    names = {"workspace_id": "workspace"}
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for turn in there:
+        expected[tuple(getattr(turn, names.get(n, n)) or "" for n in by)] += turn.output_tokens
+
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns(made)
+        queries = Queries(ledger)
+        if engine is not None and "key_id" in by:
+            with pytest.raises(InvalidRequest, match=r"^engine: "):
+                await queries.totals_by(of, by)
+            return
+        found = await queries.totals_by(of, by)
+        assert {key: each.output_tokens for key, each in found.items()} == dict(expected)
+        series = (await queries.series(of)).buckets
+        assert sum(bucket.totals.requests for bucket in series) == len(there)
+        counted = await queries.reasons(of)
+        assert sum(counted.outcomes.values()) == len(there)
+        assert counted.misses == Counter(t.miss_reason for t in there if t.miss_reason)
 
     loop.run(with_ledger(ledger_url, check))
 
@@ -298,6 +381,56 @@ async def test_two_writers_of_the_same_prefixes_lose_nothing(
     await rebuild(ledger)
     assert await rows_of(ledger) == kept
     await other.close()
+
+
+@pytest.mark.anyio
+async def test_a_restart_is_where_an_engines_turns_have_another_epoch(ledger: Ledger) -> None:
+    lives = (("one", "a"), ("two", "a"), ("one", "b"), ("one", "c"), ("two", "a"))
+    await ledger.insert_turns(
+        [
+            at(n, n, engine=engine, epoch=epoch, miss_reason=reason, cache_write_5m_tokens=7)
+            for n, (engine, epoch) in enumerate(lives)
+            for reason in ["engine_restart" if epoch == "b" else "cold"]
+        ]
+    )
+    found = await epochs(ledger, Range(since_ms=ms(-1), until_ms=ms(9)))
+    assert [(e.engine, e.epoch, e.last_ms, e.first_ms) for e in found] == [
+        ("one", "c", ms(2), ms(3)),
+        ("one", "b", ms(0), ms(2)),
+    ]
+    assert [(e.lost.requests, e.lost.written_tokens) for e in found] == [(0, 0), (1, 7)]
+    assert [e.epoch for e in await epochs(ledger, Range(since_ms=ms(1), until_ms=ms(9)))] == ["c"]
+
+
+@pytest.mark.parametrize(("minutes", "step"), [(25, 300), (170, 3600)])
+@pytest.mark.anyio
+async def test_charts_of_many_turns_are_made_of_sums_and_lose_none(
+    ledger: Ledger, minutes: int, step: int
+) -> None:
+    """From 22:30:07 on, so that neither end is one of the sums'."""
+    for first in range(0, 10_200, 1700):
+        await ledger.insert_turns(
+            [
+                at(
+                    n,
+                    0,
+                    prefix=None,
+                    opened_at=START + timedelta(seconds=n * 60 * minutes / 10_200),
+                )
+                for n in range(first, first + 1700)
+            ]
+        )
+    since = ms(0) + 7000
+    of = Range(since_ms=since, until_ms=ms(0) + minutes * 60_000 - 3000)
+    inside = sum(
+        since <= ms(0) + n * 60_000 * minutes / 10_200 < of.until_ms for n in range(10_200)
+    )
+    assert inside > 10_000
+    found, series = await latency(ledger, of), await Queries(ledger).series(of)
+    assert found.bucket_seconds == step and series.bucket_seconds == (60 if step == 300 else 300)
+    assert found.misses.requests == inside
+    assert sum(point.misses.requests for point in found.series) == inside
+    assert sum(bucket.totals.requests for bucket in series.buckets) == inside
 
 
 @pytest.mark.parametrize("hours", [1, 24, 47])

@@ -4,10 +4,13 @@ import asyncio
 import socket
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.base.errors import EngineLost, EngineTimeout
 from gateway.routing.client import CannotConnect, EngineHttp, timeouts
 from gateway.routing.engine import Engine
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import serve
 
 pytestmark = pytest.mark.anyio
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -60,3 +63,20 @@ async def test_a_name_that_is_not_found_or_an_address_that_is_silent_makes_no_en
             assert not failed.value.is_refused
             await engine.poll()
             assert engine.status == "unsure"
+
+
+async def test_an_engine_that_was_down_is_told_to_be_back_once_though_a_poll_met_it_starting() -> (
+    None
+):
+    scripted = ScriptedEngine(is_ready=False)
+    with serve(scripted) as url, capture_logs() as logged:
+        async with EngineHttp() as http:
+            engine = Engine("one", url, scripted.secret, http)
+            engine.mark_down("it was gone")
+            await engine.poll()
+            assert engine.status == "starting"
+            scripted.is_ready = True
+            for _ in range(2):
+                await engine.poll()
+                assert engine.is_ready
+    assert [entry["event"] for entry in logged] == ["engine_down", "engine_back"]
