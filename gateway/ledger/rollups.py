@@ -390,14 +390,15 @@ async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms:
 
 async def rebuild_whole(connection: AsyncConnection) -> None:
     """Replace the sums of all prefixes and epochs by those of the turns that are there."""
+    await _lock(connection, *whole_sums())
     for table, sums in whole_sums().items():
-        await _lock(connection, table)
         await connection.execute(delete(table))
         await connection.execute(_upsert(is_postgres(connection), table, sums))
 
 
 def whole_sums() -> dict[type[PrefixRow] | type[EpochRow], Any]:
-    """By table that has no intervals, the select of its rows over all turns."""
+    """By table that has no intervals, the select of its rows over all turns; in the order in which
+    turns are added, so that no two writers deadlock."""
     counts = gap_counts()
     rest = _prefixes(literal(1) == 1).subquery()
     is_own = (rest.c.workspace_id == counts.c.workspace_id) & (rest.c.prefix == counts.c.prefix)
@@ -408,7 +409,7 @@ def whole_sums() -> dict[type[PrefixRow] | type[EpochRow], Any]:
         for column in rest.c
     ]
     joined = select(*columns).select_from(rest.outerjoin(counts, is_own))
-    return {PrefixRow: select(joined.subquery()), EpochRow: _epochs(literal(1) == 1)}
+    return {EpochRow: _epochs(literal(1) == 1), PrefixRow: select(joined.subquery())}
 
 
 def gap_counts() -> Any:
