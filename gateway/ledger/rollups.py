@@ -228,13 +228,11 @@ def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
 
 
 IntervalTable = type[TurnRollupRow] | type[ReasonRollupRow] | type[LatencyRollupRow]
+_LONG = (DAY_SECONDS, HOUR_SECONDS)
 WIDTHS_SECONDS: dict[IntervalTable, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    TurnRollupRow: (
-        (DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS),
-        (DAY_SECONDS, HOUR_SECONDS, FIVE_MINUTES_SECONDS),
-    ),
-    ReasonRollupRow: ((DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS), (DAY_SECONDS, HOUR_SECONDS)),
-    LatencyRollupRow: ((DAY_SECONDS, HOUR_SECONDS, FIVE_MINUTES_SECONDS), (DAY_SECONDS,)),
+    TurnRollupRow: ((*_LONG, MINUTE_SECONDS), (*_LONG, FIVE_MINUTES_SECONDS)),
+    ReasonRollupRow: ((*_LONG, MINUTE_SECONDS), _LONG),
+    LatencyRollupRow: ((*_LONG, FIVE_MINUTES_SECONDS), (DAY_SECONDS,)),
 }
 """The intervals' lengths, the longest first: of sums over all engines, and of those by engine. What
 is shorter than an hour goes with its turns."""
@@ -248,10 +246,8 @@ def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
     found: dict[IntervalTable, list[Any]] = {table: [] for table in WIDTHS_SECONDS}
     for table, widths in WIDTHS_SECONDS.items():
         for by_engine, width in [(n, width) for n, each in enumerate(widths) for width in each]:
-            blank = {"engine"}
-            if by_engine:
-                is_short = width < HOUR_SECONDS
-                blank = {"key_id", "workspace_id"} if is_short else {"key_id"}
+            blank = ["key_id", "workspace_id"][: 1 + (width < HOUR_SECONDS)]
+            blank = blank if by_engine else ["engine"]
             keys = {
                 name: literal("", Text) if name in blank else column
                 for name, column in dimensions().items()

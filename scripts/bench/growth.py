@@ -17,13 +17,14 @@ import gc
 import os
 import random
 import signal
+import sqlite3
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -33,7 +34,6 @@ from pathlib import Path
 import httpx
 import msgspec
 import psutil  # type: ignore[import-untyped]
-from sqlalchemy import text
 
 from engine.protocol import ChainHeld, HeldName, Name, Snapshot
 from engine.protocol.reports import Description
@@ -308,10 +308,6 @@ async def fill_ledger(ledger: Ledger, number: int, rate: float, num_engines: int
     key = {"id": "key_1_0", "workspace_id": "team-1", "name": "one", "digest": "0" * 64}
     await claim(ledger, now, workspaces, [{**key, "created_at": now}])
     await fill(ledger, made_turns(number, rate, num_engines))
-    tables = ("turn_rollups", "reason_rollups", "latency_rollups", "prefixes", "engine_epochs")
-    for table_name in tables:
-        ((rows,),) = await ledger.rows(text(f"SELECT count(*) FROM {table_name}"))
-        print(f"{rows:,} rows in {table_name}", flush=True)
 
 
 def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
@@ -327,7 +323,12 @@ def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
         print(
             f"{settings.ledger_url.partition(':')[0]}, made in {time.perf_counter() - begun:.0f} s"
         )
-        print(f"{size:,.0f} bytes a turn" if size else "", flush=True)
+        if settings.sqlite_path is not None:
+            print(f"{size:,.0f} bytes a turn; rows of sums:", end="")
+            with closing(sqlite3.connect(settings.sqlite_path)) as db:
+                for name_of in ("turn_rollups", "reason_rollups", "latency_rollups", "prefixes"):
+                    ((rows,),) = db.execute(f"SELECT count(*) FROM {name_of}")
+                    print(f" {name_of} {rows:,}", end="", flush=True)
         engine = [f"http://127.0.0.1:{free_port()}"]
         with serving_gateway(Path(name), engine, own, ready="/healthz") as server:
             gateway = server.wait().url
