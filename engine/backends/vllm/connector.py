@@ -29,7 +29,7 @@ from engine.backends.vllm import directive
 from engine.backends.vllm.arguments import lease_shares
 from engine.backends.vllm.internals import Block, CacheManager, check_layers, check_version
 from engine.backends.vllm.leases import LeaseManager, RequestTracker
-from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStats
+from engine.backends.vllm.metrics import HoldfastStats, NoMetrics
 from engine.backends.vllm.plugin import register
 from engine.backends.vllm.switch import Switch, guarded
 
@@ -53,7 +53,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        self._told: dict[str, int] | None = None
+        self._told: int | None = None
         self.switch = Switch()
         self.leases: LeaseManager | None = None
         self.tracker: RequestTracker | None = None
@@ -140,13 +140,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded(None)
     def get_kv_connector_stats(self) -> HoldfastStats | None:
         """What changed since the last step; None if nothing did, and in workers."""
-        if self.leases is None or self.tracker is None:
+        if self.tracker is None or self.tracker.num_running == self._told:
             return None
-        figures = {**self.leases.figures(), "tracked_running": self.tracker.num_running}
-        if figures == self._told:
-            return None
-        self._told = figures
-        return HoldfastStats(data=figures)
+        self._told = self.tracker.num_running
+        return HoldfastStats(data={"tracked_running": self._told})
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HoldfastStats:
@@ -159,9 +156,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         metric_types: Any,
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
-    ) -> HoldfastPromMetrics:
+    ) -> NoMetrics:
         register()
-        return HoldfastPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return NoMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # Inside.
 
@@ -259,7 +256,6 @@ def _core_stats(core: Any) -> Any:
         for request_id in tracker.request_ids
         for block in manager.req_to_blocks.get(request_id, ())
     }
-    figures = leases.figures()
     stats = directive.CoreStats(
         **leases.block_states(ours),
         running=len(scheduler.running),
@@ -267,8 +263,8 @@ def _core_stats(core: Any) -> Any:
         foreign_running=sum(
             request.request_id not in tracker.request_ids for request in scheduler.running
         ),
-        leased_blocks=figures["leased_blocks"],
-        max_leased_blocks=figures["max_leased_blocks"],
+        leased_blocks=leases.num_leased_blocks,
+        max_leased_blocks=leases.max_leased_blocks,
         evicted_blocks=leases.evicted_blocks,
     )
     return msgspec.to_builtins(stats)

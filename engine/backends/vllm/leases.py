@@ -97,8 +97,6 @@ class LeaseManager:
         self._dependents: dict[int, set[Hold]] = {}
         self._losses: deque[Loss] = deque(maxlen=MAX_UNTOLD_LOSSES)
         self._lost_watches: dict[str, None] = {}
-        self._totals: Counter[str] = Counter()
-        self.num_leases = self._num_watches = 0
         self.evicted_blocks = 0
 
     # What requests do.
@@ -142,7 +140,6 @@ class LeaseManager:
             return None
         hold.expires_at = max(hold.expires_at, want.expires_at)
         if not hold.is_leased and not self._try_lease(hold):
-            self._totals["denied"] += 1
             if found is None:
                 self._pool.touch(hold.blocks)
                 self._depend(hold)
@@ -166,7 +163,6 @@ class LeaseManager:
             hashes = tuple(block.block_hash for block in blocks)
             hold = Hold(watch.key, "", watch.tokens, 0.0, blocks, hashes, is_watch=True)
             self._holds[watch.key] = hold
-            self._num_watches += 1
             # A reference taken and given back: the way to be told of its reuse.
             self._pool.touch(blocks)
             self._depend(hold)
@@ -236,16 +232,9 @@ class LeaseManager:
         names = ("free", "active", "leased", "best_effort", "cached", "shared", "foreign")
         return {"total": self.total_blocks} | {name: count[name] for name in names}
 
-    def figures(self) -> dict[str, int]:
-        """What is held, and totals since the start: they change only by what happens here."""
-        return {
-            "leased_blocks": len(self._lease_refs),
-            "max_leased_blocks": self.max_leased_blocks,
-            "protected_blocks": len(self._protected),
-            "num_leases": self.num_leases,
-            "num_best_effort": len(self._holds) - self._num_watches - self.num_leases,
-            **self._totals,
-        }
+    @property
+    def num_leased_blocks(self) -> int:
+        return len(self._lease_refs)
 
     # What vLLM does.
 
@@ -364,7 +353,6 @@ class LeaseManager:
         if hold.scope not in self._by_end:
             self._by_end[hold.scope] = Order(lambda h: (h.expires_at, 0.0) if h.is_leased else None)
         self._by_end[hold.scope].push(hold)
-        self.num_leases += 1
         return True
 
     def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[Hold]]:
@@ -387,7 +375,6 @@ class LeaseManager:
     def _end_lease(self, hold: Hold) -> None:
         """The books only: the caller gives the references back."""
         hold.is_leased = False
-        self.num_leases -= 1
         _subtract(self._lease_refs, hold.blocks)
         _subtract(self._scope_refs[hold.scope], hold.blocks)
         del self._leases[hold.scope][hold]
@@ -413,12 +400,10 @@ class LeaseManager:
         if hold.is_watch:
             self._lost_watches[hold.key] = None
             return
-        self._totals[reason] += 1
         self._losses.append(Loss(key=hold.key, reason=reason))
 
     def _remove(self, hold: Hold) -> None:
         del self._holds[hold.key]
-        self._num_watches -= hold.is_watch
         if hold.is_leased:
             self._end_lease(hold)
             self._pool.free_blocks(reversed(hold.blocks))

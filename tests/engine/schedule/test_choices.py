@@ -28,13 +28,6 @@ def test_choices_share_the_prompts_blocks_and_copy_one_tail_each() -> None:
     engine.finish(sent)
 
 
-def test_the_prompt_is_computed_once() -> None:
-    engine = Harness(max_step_tokens=64)
-    engine.finish(engine.send(words(0, 30), choices=4, max_tokens=1))
-    computed = sum(len(work.token_ids) for step in engine.runner.steps for work in step)
-    assert computed == 30 + 4, "and the last token once per choice"
-
-
 @pytest.mark.parametrize("num_blocks", range(9, 16))
 @pytest.mark.parametrize("steps_ahead", range(4))
 def test_choices_survive_preemption_at_any_point(num_blocks: int, steps_ahead: int) -> None:

@@ -201,14 +201,6 @@ def test_a_directory_that_is_full_at_the_start_is_tried_again(
     assert engine.stats.is_up and engine.stats.leases == 1
 
 
-def test_a_vanishing_directory_costs_no_request(written: StoredEngine) -> None:
-    os.rename(written.path, written.path.with_name("elsewhere"))
-    written.say(OTHER)
-    written.step_until(lambda: not written.stats.is_up)
-    assert written.stats.failed_writes
-    assert read_of(written.say(OTHER)) == 30
-
-
 def test_content_without_a_journal_is_reused_and_not_billed_as_a_read(
     written: StoredEngine,
 ) -> None:

@@ -58,11 +58,6 @@ UNUSUAL = """\
 {{ message.content }}TURNEND{% endfor %}"""
 
 
-UNUSUAL = """\
-{%- for message in messages %}<|shout|>{{ message.role }}
-{{ message.content }}TURNEND{% endfor %}"""
-
-
 @cache
 def unusual() -> tuple[ChatRenderer, dict[str, int]]:
     """Control tokens without brackets, normalized ones, one of a single character, one that the

@@ -4,13 +4,10 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-
-import pytest
+from contextlib import AsyncExitStack
 
 from engine.backends.upstream.server import Place, Slots
-from engine.cache.digests import TOKEN_BYTES, pack
-from engine.text.template.boundaries import common_length
+from engine.cache.digests import pack
 
 ONE, OTHER = [1, 2, 3, 4], [9, 8, 7]
 
@@ -58,19 +55,6 @@ def test_requests_get_places_in_their_order_and_leave_none_behind() -> None:
     on_loop(scenario)
 
 
-def test_while_all_are_busy_a_request_waits() -> None:
-    async def scenario() -> None:
-        slots = Slots(1)
-        async with slots.taken("a", pack(ONE)):
-            assert slots.num_taken == 1
-            with suppress(TimeoutError):
-                await asyncio.wait_for(used(slots, "a", ONE), 0.05)
-                pytest.fail("it got a place")
-        assert await used(slots, "a", ONE) == Place(0, True)
-
-    on_loop(scenario)
-
-
 def test_a_scope_goes_back_to_the_slot_that_has_most_of_its_prompt() -> None:
     async def scenario() -> None:
         slots = Slots(3)
@@ -78,15 +62,6 @@ def test_a_scope_goes_back_to_the_slot_that_has_most_of_its_prompt() -> None:
             assert first.slot != second.slot and not (first.may_reuse or second.may_reuse)
         assert await used(slots, "a", [*OTHER, 6]) == Place(second.slot, True)
         assert await used(slots, "a", [*ONE, 5]) == Place(first.slot, True)
-
-    on_loop(scenario)
-
-
-def test_what_another_scope_left_may_not_be_reused() -> None:
-    async def scenario() -> None:
-        slots = Slots(1)
-        await used(slots, "a", ONE)
-        assert await used(slots, "b", ONE) == Place(0, False)
 
     on_loop(scenario)
 
@@ -99,16 +74,6 @@ def test_the_slot_that_was_used_least_lately_is_given_away() -> None:
         assert await used(slots, "c", ONE) == Place(1, False)
 
     on_loop(scenario)
-
-
-def test_prompts_begin_alike_up_to_the_first_token_that_differs() -> None:
-    rng = random.Random(5)
-    for _ in range(300):
-        one = [rng.randrange(3) for _ in range(rng.randrange(12))]
-        other = [rng.randrange(3) for _ in range(rng.randrange(12))]
-        pairs = list(zip(one, other, strict=False))
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        assert common_length(pack(one), pack(other), TOKEN_BYTES) == same
 
 
 def test_long_prompts_in_many_slots_do_not_hold_the_loop() -> None:

@@ -233,9 +233,6 @@ class Simulator:
         assert report is not None
         return report
 
-    def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(**{"sacrificed": 0, "denied": 0, **self.leases.figures()})
-
     def states(self) -> dict[str, str]:
         return {key: self.leases.state(key) for key in list(self.leases._holds)}
 
@@ -256,8 +253,8 @@ class Simulator:
         """Idle: every reference in the pool is a lease's."""
         check_leases(self.leases)
         used = self.leases.total_blocks - self.pool.get_num_free_blocks()
-        assert used == self.stats().leased_blocks
-        assert self.stats().protected_blocks == 0
+        assert used == self.leases.num_leased_blocks
+        assert not self.leases._protected
 
     def _run(self, output: Any) -> ModelRunnerOutput:
         """One sampled token for each request whose prompt this step completes, or who decodes."""
@@ -311,7 +308,7 @@ def tokens_of(name: str, length: int) -> list[int]:
 def check_leases(leases: LeaseManager) -> None:
     """Prove that books, leases and dependents agree; raises AssertionError."""
     leased = [hold for hold in leases._holds.values() if hold.is_leased]
-    assert leases.num_leases == len(leased) == sum(map(len, leases._leases.values()))
+    assert len(leased) == sum(map(len, leases._leases.values()))
     assert leases._lease_refs == Counter(b.block_id for h in leased for b in h.blocks)
     assert len(leases._lease_refs) <= leases.max_leased_blocks
     for scope, refs in leases._scope_refs.items():

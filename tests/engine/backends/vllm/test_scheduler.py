@@ -30,7 +30,7 @@ def test_waiting_readers_give_up_before_leases_are_sacrificed(make: Make) -> Non
     sim.add("reader", [*tokens_of("m", 640), 1], read="loose")
     sim.drain()
     assert len(sim.tokens["huge"]) == len(sim.tokens["reader"]) == 2
-    assert sim.stats().sacrificed == 0
+    assert "sacrificed" not in sim.losses().values()
     assert sim.report("reader").hit_tokens < 640, "given up and evicted: it was not read"
     assert sim.states() == {"leased": "leased"}
 
@@ -98,7 +98,7 @@ def test_a_waiting_reader_that_is_aborted_gives_everything_back(make: Make) -> N
     sim.until_started("runs")
     sim.add("reader", [*PREFIX, 1], read="entry", wants=[("more", 640, 1.0)])
     sim.abort("reader")
-    assert sim.stats().protected_blocks == 0
+    assert not sim.leases._protected
     sim.drain()
     assert sim.states() == {"entry": "leased"}
 
@@ -190,7 +190,7 @@ def test_a_lease_holds_a_window_of_the_second_group(make: Make) -> None:
     sim = make(window=WINDOW)
     sim.run("writer", PREFIX, wants=[("inner", 320, 50.0), ("outer", 640, 50.0)])
     assert [held.state for held in sim.report("writer").held] == ["leased", "leased"]
-    assert sim.stats().leased_blocks == 640 // BLOCK + 2 * WINDOW // BLOCK
+    assert sim.leases.num_leased_blocks == 640 // BLOCK + 2 * WINDOW // BLOCK
     sim.flood(10)
     assert sim.run("inner", [*PREFIX[:320], 1], read="inner").hit_tokens == 320
     assert sim.run("outer", [*PREFIX, 1], read="outer").hit_tokens == 640
@@ -221,7 +221,7 @@ def test_a_state_is_kept_at_a_mark_and_read_in_front_of_another_tail(make: Make)
     sim = make(second="states")
     sim.run("writer", DEEP, wants=[("inner", 100, 50.0), ("outer", 336, 50.0)])
     assert [held.tokens for held in sim.report("writer").held] == [96, 336]
-    assert sim.stats().leased_blocks == 336 // BLOCK + 2, "a state is one block more"
+    assert sim.leases.num_leased_blocks == 336 // BLOCK + 2, "a state is one block more"
     sim.flood(10)
     assert sim.losses() == {}
     read = sim.run("outer", [*PREFIX[:336], *tokens_of("third", 200)], read="outer")
@@ -323,7 +323,7 @@ def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(make: 
     sim.run("writer", prefix, wants=[("entry", 320, 10.0)])
     sim.call(directive.UNLEASE, ["entry", "unknown"])
     assert sim.states() == {"entry": "best_effort"} and sim.losses() == {}
-    assert sim.stats().leased_blocks == 0
+    assert sim.leases.num_leased_blocks == 0
     late = [*prefix[:320], *tokens_of("late", 80)]
     assert sim.run("late", late, read="entry").hit_tokens == 320
     sim.flood(2)

@@ -64,7 +64,7 @@ def test_leases_and_counts_hold_while_tokens_are_proposed(llama: Path, drafter: 
         sim.step()
         sim.propose()
     assert sim.num_accepted > 10, "nothing was proposed"
-    assert sim.stats().num_leases == 1
+    assert list(sim.states().values()) == ["leased"]
     sim.flood(10)
     report = sim.run("reader", [*prefix, 1, 2], read="entry", max_tokens=40)
     assert report.hit_tokens == 640

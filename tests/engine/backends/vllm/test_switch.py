@@ -16,13 +16,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
-import prometheus_client
-
 from engine.backends.vllm import directive
 from engine.backends.vllm.connector import HoldfastConnector
 from engine.backends.vllm.leases import LeaseManager, RequestTracker
 from engine.backends.vllm.loop import StepCounts
-from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStatLogger
+from engine.backends.vllm.metrics import HoldfastStatLogger
 from engine.backends.vllm.switch import SwitchedOff
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 from tests.faults.forgery import forged
@@ -37,7 +35,7 @@ ASKED = {
 # Errors of these end vLLM's start, as its operator must see.
 AT_START = {
     *("__init__", "bind_kv_cache_manager", "build_kv_connector_stats", "build_prom_metrics"),
-    *("_make", "log_engine_initialized"),
+    "log_engine_initialized",
 }
 # These hold nothing that can fail: a constant, or what `guarded` hooks of the same class call.
 CONSTANT = {
@@ -45,7 +43,7 @@ CONSTANT = {
     "requires_kv_delivery",
 }
 INSIDE = {"_of_scheduler", "_tell"}
-CLASSES = (HoldfastConnector, HoldfastPromMetrics, HoldfastStatLogger)
+CLASSES = (HoldfastConnector, HoldfastStatLogger)
 
 
 def functions(owner: type) -> dict[str, Any]:
@@ -93,7 +91,7 @@ def test_vllm_goes_on_when_a_part_of_ours_fails(
 ) -> None:
     sim = Simulator(llama, window=window, num_blocks=65, max_len=1024)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0), ("other", 96, 20.0)])
-    assert sim.stats().leased_blocks
+    assert sim.leases.num_leased_blocks
     parts = {"tracker": sim.tracker, "leases": sim.leases}
     monkeypatch.setattr(parts[owner], name, _fail)
     sim.add("reader", PREFIX, read="entry", wants=[("more", 384, 30.0)])
@@ -110,7 +108,7 @@ def test_vllm_goes_on_when_a_part_of_ours_fails(
         pytest.skip("the hook was not called")
     monkeypatch.undo()
     assert sim.switch.reason == "RuntimeError"
-    assert sim.stats().leased_blocks == 0
+    assert sim.leases.num_leased_blocks == 0
     with pytest.raises(SwitchedOff, match="RuntimeError"):
         sim.call(directive.LOSSES)
     used = sim.leases.total_blocks - sim.pool.get_num_free_blocks()
@@ -153,29 +151,6 @@ def test_statistics_are_counted_and_those_that_fail_are_told_and_do_not_reach_vl
             logger.counts.check()
 
 
-def test_metrics_that_fail_do_not_reach_vllm() -> None:
-    class Metric:
-        def __init__(self, **_: Any) -> None:
-            self.value = 0.0
-
-        def labels(self, *_: Any) -> "Metric":
-            return self
-
-        def set(self, value: Any) -> None:
-            self.value = float(value)
-
-        inc = set
-
-    kinds = (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
-    config = SimpleNamespace(kv_transfer_config=None)
-    metrics = HoldfastPromMetrics(config, dict.fromkeys(kinds, Metric), ["engine"], {0: ["0"]})
-    metrics.observe({"num_leases": 4})
-    assert metrics._gauges["num_leases"][0].value == 4
-    metrics.observe({"num_leases": "planted"})
-    assert metrics.switch.reason == "ValueError"
-    metrics.observe({"num_leases": 5})
-
-
 def test_the_server_can_end_all_holds_for_good(llama: Path) -> None:
     sim = Simulator(llama)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0)])
@@ -190,11 +165,11 @@ def test_the_server_can_end_all_holds_for_good(llama: Path) -> None:
 def test_forged_directives_hold_nothing(llama: Path, seed: int) -> None:
     sim, draw, key = Simulator(llama), Random(seed), "ab" * 16
     sim.run("writer", PREFIX, wants=[(key, 320, 10.0)])
-    held = sim.stats().leased_blocks
+    held = sim.leases.num_leased_blocks
     for index in range(250):
         sim.run_foreign(f"forged-{index}", PREFIX[:340], transfer=forged(draw))
     assert sim.switch.is_on
-    assert sim.stats().leased_blocks == held
+    assert sim.leases.num_leased_blocks == held
     assert sim.states() == {key: "leased"}
     sim.check_refs()
 
