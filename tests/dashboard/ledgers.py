@@ -102,29 +102,6 @@ def refused() -> Iterator[Row]:
     )
 
 
-def one_bucket() -> Iterator[Row]:
-    """Everything within the same second."""
-    moment = datetime.now(UTC) - timedelta(hours=3)
-    for number in range(20):
-        yield turn(number, moment, input=10, read=3000, prefix="ab" * 8, prefix_ttl="5m")
-
-
-def negative() -> Iterator[Row]:
-    """Writes that nobody has read."""
-    start = datetime.now(UTC) - timedelta(hours=5)
-    for number in range(6):
-        moment = start + timedelta(minutes=11 * number)
-        yield turn(
-            number,
-            moment,
-            write_1h=9000,
-            prefix="cd" * 8,
-            prefix_ttl="1h",
-            miss_reason="ttl_expired",
-            prefill_seconds=None,
-        )
-
-
 def hostile() -> Iterator[Row]:
     start = datetime.now(UTC) - timedelta(hours=2)
     names = {"workspace_id": HOSTILE[:64], "model": HOSTILE, "engine": HOSTILE[:64]}
@@ -172,8 +149,6 @@ FILLS: dict[str, Callable[[], Iterator[Row]]] = {
     "managed": empty,
     "one_row": one_row,
     "refused": refused,
-    "one_bucket": one_bucket,
-    "negative": negative,
     "hostile": hostile,
     "many": many,
 }

@@ -23,7 +23,7 @@ START_MS = 1_767_322_800_000
 HOUR_MS = 3_600_000
 EDGES = [1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0]
 # How many of everything there are in each state.
-COUNTS = {"empty": 0, "one row": 1, "one bucket": 12, "negative savings": 12, "100k rows": 4000}
+COUNTS = {"empty": 0, "one row": 1, "one bucket": 12, "100k rows": 4000}
 
 Answers = dict[str, Any]
 
@@ -100,32 +100,24 @@ def engine_memory(num_cells: int) -> list[Answers]:
     return [made(fleet.EngineMemory, kv_bytes_per_token=1024, state_blocks=3, **names, **found)]
 
 
-def prefix(number: int, saved: int) -> Answers:
-    tokens = {"cache_read_tokens": 300, "cache_write_5m_tokens": 100}
-    counts = {"requests": 4, "requests_with_read": 3, "gaps_5m": 3, "reads_to_pay_back": 1}
-    names = {"workspace": "mine", "prefix": f"{number:016x}", "model": "m", "ttl": "5m"}
-    times = {"first_ms": START_MS, "last_ms": START_MS, "better_ttl": "5m"}
-    costs = {"nano_with_5m": 1, "nano_with_1h": 2, "better_ttl_saves_nano": 0}
-    worth = {"saved_nano": saved, "is_paid_back": saved > 0, **costs}
-    return made(usage.PrefixReport, **tokens, **counts, **names, **times, **worth)
+def prefix(number: int) -> Answers:
+    told = {"workspace": "mine", "prefix": f"{number:016x}", "ttl": "5m", "better_ttl": "5m"}
+    counts = {"requests": 4, "requests_with_read": 3, "cache_read_tokens": 300}
+    return made(usage.PrefixReport, **told, **counts, saved_nano=5_000_000_000)
 
 
-def lease(number: int, saved: int) -> Answers:
+def lease(number: int) -> Answers:
     entry = made(
         EntryInfo,
         entry=f"{number:032x}",
         tokens=2048,
-        own_tokens=2048,
-        blocks=128,
         ttl="5m",
         state="leased",
         expires_in_seconds=247.0,
-        reads=3,
         name=f"{number:016x}",
-        shared_by=1,
     )
     whose = {"engine": "engine-0", "workspace": "mine"}
-    return made(fleet.Lease, entry=entry, prefix=prefix(number, saved), **whose)
+    return made(fleet.Lease, entry=entry, prefix=prefix(number), **whose)
 
 
 def samples(count: int) -> Answers:
@@ -201,12 +193,11 @@ def engine_now(is_up: bool, name: str = "engine-0") -> Answers:
 def answers(state: str) -> Answers:
     """What the admin API says in one of these states; lists are as long as it ever makes them."""
     count = COUNTS[state]
-    saved = -5_000_000_000 if state == "negative savings" else 5_000_000_000
     points = 24 if state == "100k rows" else 1 if count else 0
     return {
         "/admin/v1/about": about(),
-        "/admin/v1/leases": [lease(number, saved) for number in range(min(count, 500))],
-        "/admin/v1/prefixes": [prefix(number, saved) for number in range(min(count, 100))],
+        "/admin/v1/leases": [lease(number) for number in range(min(count, 500))],
+        "/admin/v1/prefixes": [prefix(number) for number in range(min(count, 100))],
         "/admin/v1/engines/memory": engine_memory({12: 64, 4000: 2048}.get(count, count)),
         "/admin/v1/engines": [engine_now(count > 0)],
         "/admin/v1/engines/history": history(count),

@@ -95,11 +95,6 @@ def test_the_advised_policy_is_set_for_the_key(page: Page, gateway: str) -> None
     assert set(policies.values()) == {(None, None)}
 
 
-def test_a_range_without_requests_says_so(page: Page) -> None:
-    app = page(range="1h")
-    assert "No requests in this range" in said(app) and not app.dataframe
-
-
 def pasted(app: AppTest, *texts: str) -> AppTest:
     app.segmented_control(key="advice_mode").set_value("Pasted requests").run()
     for number, text in enumerate(texts):
@@ -113,18 +108,6 @@ def test_a_pasted_request_is_shown_with_its_markers(page: Page) -> None:
     assert "Nothing is marked" in said(app)
     marked = msgspec.json.decode(app.code[0].value)
     assert marked["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "5m"}
-
-
-def test_two_pasted_requests_are_compared(page: Page) -> None:
-    bodies = [{**BODIES["messages"], "system": f"id {n}\n{RULES}"} for n in (1, 2)]
-    app = pasted(page(), *map(json.dumps, bodies))
-    assert any(subheader.value == "Compared with each other" for subheader in app.subheader)
-
-
-def test_what_is_no_request_is_said(page: Page) -> None:
-    app = pasted(page(), "no json ![x](http://evil.test)")
-    assert not app.exception and app.error
-    assert "neither a JSON object" in said(app)
 
 
 def go(app: AppTest) -> AppTest:
@@ -149,59 +132,7 @@ def test_a_plans_figures_are_those_of_the_api(plan: Page, gateway: str) -> None:
     assert "80.0% of the prompt tokens would be read" in said(app)
 
 
-def test_a_target_is_answered_by_how_many_of_which_gpu(plan: Page, gateway: str) -> None:
-    app = plan()
-    app.segmented_control(key="plan_source").set_value("A trace").run()
-    trace = "\n".join(LINE % (n * 60_000) for n in range(5))
-    app.text_area(key="plan_trace").set_value(trace)
-    app.number_input(key="plan_target_first_token_p95").set_value(5.0)
-    app.number_input(key="plan_target_promise_kept").set_value(90.0)
-    app = go(app)
-    assert not app.error, said(app)
-    target = {"first_token_p95": 5.0, "promise_kept": 0.9}
-    told = post(gateway, "plan", {"trace": trace, "target": target})
-    assert told["answer_text"].startswith("1 engine of NVIDIA RTX 4090: first token p95")
-    assert told["answer_text"].replace("$", "\\$") in said(app)
-    shown = table(app, "Times are")
-    assert list(shown["GPU"]) == [each["title"] for each in told["answers"]]
-    assert list(shown["An hour ($)"]) == sorted(shown["An hour ($)"])
-    assert "Measured: the native engine on one H100" in " ".join(shown["Times are"])
-
-
 def test_times_of_another_model_are_warned_of(plan: Page) -> None:
     app = go(plan(workspace="team-a"))
     assert "The times were measured with" in app.warning[0].value
     assert "on a device that is not known" in app.warning[0].value
-
-
-def test_the_requests_of_the_range_are_planned(plan: Page) -> None:
-    app = go(plan(workspace="team-a"))
-    assert "Simulated: 12 requests" in said(app)
-
-
-def test_nothing_is_planned_before_somebody_asks(plan: Page) -> None:
-    app = plan()
-    assert "then Plan" in said(app)
-    assert [table.key for table in app.dataframe] == ["plan_gpus"], "what is asked, no answer"
-
-
-@pytest.mark.parametrize(
-    "config, named",
-    [
-        ("no json", "config: no JSON"),
-        ("[]", "config: paste the whole"),
-        (json.dumps({"num_hidden_layers": 2}), "config: hidden_size"),
-    ],
-)
-def test_a_config_that_is_none_is_named(plan: Page, config: str, named: str) -> None:
-    app = plan()
-    app.segmented_control(key="plan_source").set_value("Made-up conversations").run()
-    app.selectbox(key="plan_model").set_value("Another: its config.json")
-    app.text_area(key="plan_config").set_value(config)
-    app = go(app)
-    assert app.error and named in said(app), said(app)
-
-
-def test_nothing_is_planned_of_a_range_without_requests(plan: Page) -> None:
-    app = go(plan(range="1h"))
-    assert app.error and "no request of this range" in said(app)

@@ -41,7 +41,7 @@ def mine(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("state", ["empty", "100k rows"])
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_stands_in_every_state(page: Page, name: str, state: str) -> None:
-    """Those between are below: one row of each page, one bucket, a loss."""
+    """Those between are below: one row of each page, and one bucket."""
     app = page(name, answers(state))
     if state == "empty":
         assert app.info, "an empty page says that it is, and why"
@@ -58,41 +58,6 @@ def test_a_gateway_that_is_away_is_said(page: Page, admin: FakeAdmin, name: str)
     admin.status = 200
     app.run()
     assert not app.error and not app.warning
-
-
-def test_leases_have_time_left_size_and_net(page: Page) -> None:
-    app = page("prefixes", answers("one row"))
-    shown = metrics(app)
-    assert (shown["Leases"], shown["Ttl left"]) == ("1", "4:07")
-    row = app.dataframe[0].value.iloc[0]
-    assert (row["Ends in"], row["Tokens"], row["Shared by"], row["Reads"]) == ("4:07", 2048, 1, 3)
-    assert row["Net saved ($)"] == 5.0 and row["TTL left"] == pytest.approx(247 / 300)
-
-
-def test_a_loss_of_what_is_held_is_shown_as_one(page: Page) -> None:
-    shown = metrics(page("prefixes", answers("negative savings")))
-    assert shown["Lease saved nano"].startswith(":red[−$")
-
-
-def test_only_an_admin_is_offered_to_drop(page: Page) -> None:
-    app = page("prefixes", answers("one row"))
-    assert any("Pick a row" in each.value for each in app.caption)
-    app = page("prefixes", mine())
-    assert not any("Pick a row" in each.value for each in app.caption)
-
-
-def test_what_became_of_a_drop_is_said_by_a_run_of_the_whole_page(page: Page) -> None:
-    """A click may come with a run of the whole page, as after a lost connection."""
-    found = answers("one row")
-    app = page("prefixes", found)
-    lease = found["/admin/v1/leases"][0]
-    app.session_state["lease_to_drop"] = lease["entry"]["entry"], lease["engine"]
-    app.run()
-    button = next(one for one in app.button if one.label.startswith("Drop it"))
-    button.click().run()
-    assert not app.exception
-    # The gateway of this harness knows no DELETE.
-    assert "The gateway could not drop it. Nothing has changed." in [one.value for one in app.info]
 
 
 @pytest.mark.parametrize("name", ["memory", "fleet"])
@@ -157,18 +122,6 @@ def test_an_engine_without_a_map_says_so(page: Page) -> None:
     assert metrics(app)["Unused tokens"] == "–"
 
 
-def test_latency_compares_prompts_of_one_length(page: Page) -> None:
-    assert metrics(page("latency", answers("one bucket")))["Sooner with a read"] == "13×"
-    few = metrics(page("latency", answers("one row")))
-    assert few["Sooner with a read"] == "–", "one turn of each is no comparison"
-
-
-def test_fleet_counts_what_restarts_cost(page: Page) -> None:
-    shown = metrics(page("fleet", answers("one bucket")))
-    assert shown["Engines ready"] == "1 of 1" and shown["Restart lost"] == "144K"
-    assert shown["Held tokens delivered"] == "91.4%"
-
-
 def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     found = answers("one bucket")
     [own] = found["/admin/v1/engines"]
@@ -192,13 +145,6 @@ def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
         [*of_reads, "no", "not told: start it with --tell", "vllm, as it is", "engine-2"],
     ]
     assert len(rows) == 6 + 2
-
-
-def test_fleet_without_a_promise_says_so(page: Page) -> None:
-    found = answers("one bucket")
-    del found["/admin/v1/engines"][0]["description"]["guarantees"]
-    app = page("fleet", found)
-    assert any("what it promises" in info.value for info in app.info)
 
 
 @pytest.mark.parametrize(
@@ -231,23 +177,6 @@ def test_blocks_are_added_moved_and_taken_out(page: Page) -> None:
     assert handbook not in texts(app) and question in texts(app)
     code = " ".join(each.value for each in app.code)
     assert '"tools"' in code and "log_ship" in code and "HOLDFAST_API_KEY" in code
-
-
-def test_what_the_gateway_reads_in_a_paste_is_taken_apart_into_blocks(
-    page: Page, admin: FakeAdmin
-) -> None:
-    app = page("playground", mine())
-    app.segmented_control(key="playground_mode").set_value("JSON or curl").run()
-    body = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
-    read = {"dialect": "messages", "tokens": 9, "findings": [], "marked": None, "blocks": []}
-    report = {"text": "", "num_turns": 0, "is_cut": False, "streams": [], "num_without_sketch": 0}
-    report |= {"requests": [read | {"body": body, "as_messages": body}]}
-    admin.answers["/admin/v1/advise"] = report | {"since_ms": None, "until_ms": None}
-    app.text_area(key="playground_pasted").set_value("curl http://x/v1/messages …").run()
-    assert not app.error and any("Anthropic Messages" in each.value for each in app.caption)
-    app.button(key="take_apart").click().run()
-    assert texts(app) == ["Be brief.", "Hi"]
-    assert not app.exception
 
 
 def test_what_is_no_request_is_said_and_not_sent(page: Page, admin: FakeAdmin) -> None:

@@ -123,15 +123,3 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
         (row["Workspace"], row["Key"]): row["Leased"] for row in named.to_dict("records")
     } == dict(sent.blocks)
     assert by_key[by_key["Key"].isna()]["Leased"].sum() == 0
-
-
-def test_the_held_tokens_of_overlapping_prefixes_count_once(sent: Sent, show: Show) -> None:
-    app = show(sent.gateway, "memory", ADMIN_KEY)
-    app.segmented_control(key="memory_by").set_value("Prefix").run()
-    by_prefix = table(app, "Prefix id")
-    entries = Admin(sent.gateway, ADMIN_KEY).get("leases")
-    assert len(entries) == 5 and by_prefix["Prefix id"].notna().sum() == 5
-    own, whole = (sum(each["entry"][name] for each in entries) for name in ("own_tokens", "tokens"))
-    (pool,) = Admin(sent.gateway, ADMIN_KEY).get("engines/memory")
-    room = pool["stats"]["blocks"]["leased"] * BLOCK
-    assert room - 5 * BLOCK < own <= room < whole

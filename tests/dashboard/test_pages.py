@@ -54,25 +54,6 @@ def test_requests_without_a_token_draw_no_empty_chart(show: Show, gateways: Gate
         assert nothing in said(app) and not app.get("arrow_vega_lite_chart")
 
 
-def test_all_in_one_second(show: Show, gateways: Gateways) -> None:
-    url = gateways.url("one_bucket")
-    app = show(url, "overview", range="6h")
-    assert metrics(app)["Token hit rate"] == "99.7%"  # 3,000 of 3,010
-    app = show(url, "savings", range="30d")
-    assert table(app, "Cheaper TTL").loc[0, "Paid back"] == "yes"
-
-
-def test_negative_savings(show: Show, gateways: Gateways) -> None:
-    """54,000 tokens at twice the price: as much again."""
-    url, lost = gateways.url("negative"), ":red[−$0.0540]"
-    assert metrics(show(url, "overview"))["Net saved"] == lost
-    assert metrics(show(url, "workspaces"))["Worst net saved"] == lost
-    app = show(url, "savings")
-    assert metrics(app)["Net saved"] == lost
-    prefix = table(app, "Cheaper TTL").loc[0]
-    assert (prefix["Paid back"], prefix["Pays back after (reads)"]) == ("not yet", 2)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_many_rows(show: Show, gateways: Gateways, page: str) -> None:
     """The gateway sums them: no page gets more than it draws."""

@@ -12,13 +12,11 @@ from dashboard import prompt
 from dashboard.client import AdminClient, ClientError
 from dashboard.prompt import Block, NotBlocks
 from dashboard.ui import formats
-from dashboard.ui.charts import BLOCKS, HITS, MONEY, TOKENS, Theme
 from dashboard.ui.filters import RANGES, Selection, first_range
 from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
 from dashboard.views.overview import is_comparable
-from dashboard.views.requests import turn_table
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
@@ -108,13 +106,6 @@ def test_a_range_ends_after_now_at_a_time_that_all_share(chosen: str) -> None:
     assert selection.span(NOW + timedelta(seconds=1)) == (since, until)
 
 
-def test_a_custom_range_is_what_was_chosen_and_never_empty() -> None:
-    since = NOW - timedelta(hours=2)
-    assert Selection(range="custom", since=since, until=NOW).span(NOW) == (since, NOW)
-    turned = Selection(range="custom", since=NOW, until=since).span(NOW)
-    assert turned == (NOW, NOW + timedelta(minutes=1))
-
-
 def usage(*savings: int, **told: Any) -> Usage:
     """Buckets of an hour, the first and the last cut by the range."""
     ends = (0, len(savings) - 1)
@@ -149,13 +140,6 @@ def test_a_cell_that_begins_like_a_formula_is_text() -> None:
     told = as_csv([{"a": "=1+1", "b": -1, "c": "@x"}, {"a": 'say "no"', "b": None, "c": "\t"}])
     assert told == 'a,b,c\n\'=1+1,-1,\'@x\n"say ""no""",,\'\t\n'
     assert as_csv([]) == ""
-
-
-@pytest.mark.parametrize("palettes", [TOKENS, BLOCKS, HITS, MONEY])
-def test_a_colour_means_one_thing_in_both_themes(palettes: dict[Theme, dict[str, str]]) -> None:
-    assert list(palettes["light"]) == list(palettes["dark"])
-    for palette in palettes.values():
-        assert len(set(palette.values())) == len(palette)
 
 
 def test_every_reason_has_its_advice_and_every_page_its_address() -> None:
@@ -214,25 +198,6 @@ def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
     assert (said.difference is not None) is shows_difference
 
 
-def test_a_miss_that_reused_tokens_says_how_many() -> None:
-    reused = {"automatic_tokens": 3760}
-    for reason, compared in (
-        ("cold", None),
-        ("cold", differs("system_changed", 0)),
-        ("ttl_expired", None),
-    ):
-        said = verdict(a_turn(0, 3975, reason, **reused), compared).said.means
-        assert said.endswith("3,760 of its tokens were in memory all the same, and reused.")
-        assert "3,760" not in verdict(a_turn(0, 3975, reason), compared).said.means
-    (row,) = turn_table([a_turn(0, 3975, "cold", **reused)])
-    assert row["Missed because"] == "First time seen; 3,760 tokens reused"
-
-
-def test_a_new_conversation_is_not_told_to_change_its_prompt() -> None:
-    said = verdict(a_turn(100, 50), differs("messages_changed", 100)).said.change
-    assert "another conversation" in said and said != ADVICE["messages_changed"].change
-
-
 PARTS = {"input_tokens": 50, "cache_write_1h_tokens": 30}
 TOOL = '{"name": "t", "input_schema": {"type": "object"}}'
 
@@ -251,12 +216,6 @@ def test_blocks_make_a_body_and_the_body_makes_the_blocks() -> None:
     assert body["tools"][0]["cache_control"] == {"type": "ephemeral", "ttl": "5m"}
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
     assert prompt.body_of(prompt.blocks_of(body), "m", 8) == body
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "1"])
-def test_a_tool_that_is_no_object_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="tool"):
-        prompt.body_of([Block("tool", text)], "m", 8)
 
 
 @pytest.mark.parametrize(
@@ -316,20 +275,6 @@ def test_a_marker_elsewhere_would_have_held_what_is_before_it() -> None:
     assert [row["A second send reads"] for row in told] == [100, 150, 200]
     assert [row["Known"] for row in told] == ["exactly"] * 3
     assert told[-1]["Of the prompt"] == 1.0
-
-
-def test_an_answer_is_followed_to_its_end() -> None:
-    points = {"breakpoints": [{"path": "system.0", "tokens": 9}, {"path": "system.1"}]}
-    events = [
-        {"type": "message_start", "message": {"id": "msg_1", "holdfast": points}},
-        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Yes."}},
-        {"type": "error", "error": {"message": "the engine is gone"}},
-    ]
-    answer = prompt.Answer()
-    lines = ["event: x", *(f"data: {json.dumps(event)}" for event in events), ""]
-    assert len(list(prompt.follow(lines, answer))) == 3
-    assert (answer.id, answer.ends, answer.text) == ("msg_1", [9, None], "Yes.")
-    assert answer.problem == "the engine is gone"
 
 
 def sent(seconds: float | None, read: int = 0, cost: int | None = 5_000_000) -> Turn:

@@ -16,11 +16,8 @@ from dashboard.access import document
 from dashboard.access.login import inside
 from dashboard.access.sessions import (
     COOKIE,
-    MAX_ADDRESSES,
     MAX_FAILED,
     MAX_SESSIONS,
-    WINDOW_SECONDS,
-    Attempts,
     Sessions,
 )
 from dashboard.client import AdminClient
@@ -246,30 +243,6 @@ def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
     sessions.close_all()
 
 
-def test_a_cookie_of_another_process_is_none() -> None:
-    mine, other = Sessions(100.0), Sessions(100.0)
-    cookie = other.open(client_of("a"), ABOUT)
-    assert mine.find(cookie) is None and mine.find("") is None and mine.find("a.b.c") is None
-    tampered = ("B" if cookie[0] == "A" else "A") + cookie[1:]
-    assert other.find(cookie) is not None and other.find(tampered) is None
-    other.close_all()
-
-
-def test_attempts_are_counted_by_address_and_forgotten() -> None:
-    now = [0.0]
-    attempts = Attempts(lambda: now[0])
-    for _ in range(MAX_FAILED):
-        assert attempts.wait_seconds("one") == 0
-        attempts.failed("one")
-    assert attempts.wait_seconds("one") == WINDOW_SECONDS
-    assert attempts.wait_seconds("two") == 0
-    now[0] = WINDOW_SECONDS
-    assert attempts.wait_seconds("one") == 0
-    for number in range(MAX_ADDRESSES + 1):
-        attempts.failed(str(number))
-    assert len(attempts._failed) == MAX_ADDRESSES
-
-
 def test_the_document_names_the_scripts_that_pages_want_and_all_that_these_import() -> None:
     """Where a version of Streamlit names them otherwise, this fails and pages are only slower."""
     chunks = document.manifest()
@@ -285,13 +258,3 @@ def test_the_document_names_the_scripts_that_pages_want_and_all_that_these_impor
     for file in found:
         assert (document.FOLDER / file).is_file()
         assert f'<link rel="modulepreload" href="./{file}">' in head
-
-
-@pytest.mark.parametrize("text", [None, "no json", '{"a.js": {"file": "static/js/a.js"}}'])
-def test_a_streamlit_without_a_manifest_or_these_names_has_no_links(
-    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if text is not None:
-        (tmp_path / "manifest.json").write_text(text)
-    monkeypatch.setattr(document, "FOLDER", tmp_path)
-    assert document.scripts(document.manifest()) == []

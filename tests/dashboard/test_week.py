@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.ui import formats
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
-from tests.dashboard.conftest import Gateways, Show
+from tests.dashboard.conftest import Show
 from tests.dashboard.fake_admin import ADMIN_KEY as FAKE_KEY
 from tests.dashboard.fake_admin import serve_fake
 from tests.dashboard.live_answers import about
@@ -95,16 +95,6 @@ def test_a_chosen_workspace_has_its_own_advice(show: Show, gateway: str) -> None
     assert any(each.value.startswith("Nothing to advise.") for each in app.info)
     app.selectbox(key="workspace").set_value("nonces").run()
     assert "Workspace nonces" in said(has_come(app), "text")
-
-
-def test_a_week_without_requests_says_so(show: Show, gateways: Gateways) -> None:
-    app = has_come(show(gateways.url("empty"), "overview"))
-    assert "there is nothing to advise on" in said(app, "info")
-
-
-def test_hostile_names_stay_text(show: Show, gateways: Gateways) -> None:
-    app = has_come(show(gateways.url("hostile"), "overview"))
-    assert "evil.test" not in said(app, "caption", "info", "markdown")
 
 
 def test_the_page_stands_where_no_advice_comes(monkeypatch: pytest.MonkeyPatch) -> None:

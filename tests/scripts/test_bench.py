@@ -1,28 +1,13 @@
 """scripts/bench: the list has every benchmark, and routing's ceiling against a plain count."""
 
 import random
-import re
 from itertools import takewhile
 
 import pytest
 
-from scripts.bench.__main__ import BENCHMARKS, ELSEWHERE, NEEDS
-from scripts.bench.routing_load import BLOCK_TOKENS, Workload, ceiling_of
-from scripts.setup.install_needs import ROOT, read_project, requirements_of
+from scripts.bench.routing_load import BLOCK_TOKENS, ceiling_of
 
 SCAFFOLD = 4
-
-
-def test_every_benchmark_is_listed_and_what_it_needs_is_an_extra_or_a_group() -> None:
-    # Beside the list stand what the benchmarks themselves start.
-    servers = {"__main__", "gateway_engine", "gateway_floor", "openai_engine", "peers"}
-    programs = {
-        path.stem
-        for path in (ROOT / "scripts" / "bench").glob("*.py")
-        if re.search(r"^if __name__ ==", path.read_text("utf-8"), re.MULTILINE)
-    }
-    assert programs - servers == BENCHMARKS.keys() | ELSEWHERE.keys()
-    assert all(requirements_of(need, read_project()) for need in NEEDS)
 
 
 def words(draw: random.Random, num_tokens: int) -> str:
@@ -56,12 +41,3 @@ def test_the_ceiling_is_the_longest_earlier_prefix_of_each_prompt(seed: int) -> 
     ceiling = ceiling_of(prompts)
     assert ceiling.prompt == sum(map(len, texts))
     assert ceiling.reused == sum(one // BLOCK_TOKENS * BLOCK_TOKENS for one in exact)
-
-
-def test_a_workload_is_drawn_by_its_seed_and_shares_a_tenants_prompt() -> None:
-    workload = Workload(tenants=3, conversations=2, turns=4)
-    scripts = workload.scripts()
-    assert scripts == workload.scripts() != Workload(3, 2, 4, seed=2).scripts()
-    assert len({system for system, _ in scripts}) == 3
-    questions = {question for _, asked in scripts for question in asked}
-    assert len(questions) == 24

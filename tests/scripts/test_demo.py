@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.runner.supervisor import last_words
 from tests.scripts.runs import Run, ended, free_base, only_line, started
 
 LIGHT = ("--engine", "synthetic", "--no-dashboard", "--engine-arg", "num_blocks=2048")
@@ -64,19 +63,3 @@ def test_what_does_not_run_or_is_no_gateway_is_told(tmp_path: Path) -> None:
         told = said("--url", f"http://127.0.0.1:{server.server_port}", **keys)
         server.shutdown()
     assert "is no gateway that can tell the story" in told and "answered 501" in told
-
-
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        ('{"event": "ready"}\n{"error": "no\\nroom", "trace": "long"}\n', "no room"),
-        ("A_B: one\nA_C: two\n", "A_B: one; A_C: two"),
-        ("Traceback …\nImportError: no torch\n", "ImportError: no torch"),
-        ('{"event": "ready"}\n', ""),
-        ("x" * 999, "x" * 300 + " …"),
-    ],
-)
-def test_a_log_has_last_words_of_one_line(log: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("an earlier life\n" + log)
-    assert last_words(path, len("an earlier life\n")) == said

@@ -13,7 +13,6 @@ from scripts.stack import ROOT
 PROGRAM = "scripts/setup/install_needs.py"
 FILES = ("pyproject.toml", "requirements.lock")
 RECIPES = sorted(ROOT.glob("*/Dockerfile"))
-GPU_RECIPE = ROOT / "engine" / "Dockerfile.gpu"
 
 
 def stages(path: Path) -> dict[str, str]:
@@ -81,16 +80,3 @@ def test_packages_are_installed_from_what_is_needed_alone(path: Path, tree: Path
     assert show(tree, needs) == before, "shown again from what was shown it is the same"
     done = shown(tree, "nothing")
     assert done.returncode == 1 and "`nothing` is neither" in done.stderr
-
-
-def test_the_gpu_image_is_vllms_own_with_the_plugin_alone() -> None:
-    found = stages(GPU_RECIPE)
-    assert re.findall(r"^COPY (.*)$", found["wheel"], re.MULTILINE) == [
-        "pyproject.toml ./",
-        "engine engine",
-    ]
-    assert "--no-deps --wheel-dir /wheels ./engine/mount/distribution" in found["wheel"]
-    assert re.findall(r"^COPY (.*)$", found["packages"], re.MULTILINE) == [
-        "--from=wheel /wheels /wheels"
-    ]
-    assert "COPY engine" not in GPU_RECIPE.read_text("utf-8").rpartition("\nFROM ")[2]

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,13 +16,11 @@ from openai import PermissionDeniedError as OpenAIPermissionDeniedError
 from sqlalchemy import func, select
 
 from gateway.base.errors import InvalidRequest, SampleData
-from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.main import main
 from gateway.cli.migrate import migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.reads import turns as queries_samples
 from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.schema import ApiKeyRow, PrefixRow, TurnRow
 from gateway.ledger.upkeep import rebuild
@@ -31,6 +28,7 @@ from gateway.prices.files import PriceBook
 from scripts.sample.__main__ import fill_sample
 from scripts.sample.__main__ import main as make_sample
 from scripts.sample.month import APPS, MACHINES, Month
+from tests.gateway.records import turn_record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
 from tests.postgres import new_database
@@ -38,17 +36,7 @@ from tests.postgres import new_database
 UNTIL = datetime(2026, 11, 21, 18, tzinfo=UTC)
 NUM_TURNS = 2500
 ALL = Range(since_ms=0, until_ms=2**45)
-A_TURN = TurnRecord(
-    id="msg_real",
-    instance="i",
-    workspace="default",
-    key_id="k",
-    model="m",
-    stream=False,
-    opened_at=UNTIL,
-    outcome="stop",
-    input_tokens=10,
-)
+A_TURN = turn_record("msg_real", opened_at=UNTIL, outcome="stop", input_tokens=10)
 Filled = tuple[DatabaseSettings, int]
 
 
@@ -119,28 +107,6 @@ def test_a_filled_database_has_the_products_own_sums(filled: Filled) -> None:
     ask(database, rebuild)
     assert rows(database, prefixes) == before
     assert any(row.gaps_5m for row in before) and any(row.gaps_1h for row in before)
-
-
-def test_restarts_and_samples_are_found_among_all_turns(filled: Filled) -> None:
-    database, _ = filled
-    query = select(TurnRow.engine, TurnRow.epoch, TurnRow.opened_ms).order_by(TurnRow.opened_ms)
-    turns = rows(database, query.where(TurnRow.epoch.is_not(None)))
-    expected = {
-        (name, later.epoch, earlier.opened_ms, later.opened_ms)
-        for name in {turn.engine for turn in turns}
-        for earlier, later in pairwise(turn for turn in turns if turn.engine == name)
-        if earlier.epoch != later.epoch
-    }
-    of = Range(since_ms=turns[0].opened_ms, until_ms=turns[-1].opened_ms + 1)
-    found = ask(database, lambda ledger: queries_samples.epochs(ledger, of))
-    assert len(expected) == sum(len(machine.restarts) for machine in MACHINES)
-    assert {(each.engine, each.epoch, each.last_ms, each.first_ms) for each in found} == expected
-    lost = select(func.count()).where(TurnRow.miss_reason == "engine_restart")
-    assert rows(database, lost) == [(sum(each.lost.requests for each in found),)]
-    sampled = ask(database, lambda ledger: queries_samples.samples(ledger, of, 400))
-    assert 200 < len(sampled) <= 400 and len({each.id for each in sampled}) == len(sampled)
-    days = {each.opened_ms // 86_400_000 for each in sampled}
-    assert len(days) > 25, "of the whole range, not of its end"
 
 
 def test_nothing_comes_into_a_database_of_samples(filled: Filled) -> None:
