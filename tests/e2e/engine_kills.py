@@ -22,10 +22,10 @@ from tests.e2e.kills import (
     PROMPT_CLASSES,
     backlog,
     idle_stats,
-    ledger_rows,
     until,
 )
 from tests.e2e.sdk_clients import SdkClients, Told
+from tests.gateway.records import ledger_rows
 
 ENGINE_SETTINGS = {
     "ENGINE_MIN_CACHE_TOKENS": "64",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import sqlalchemy as sa
 
 from gateway.journal.store import OPEN, rows_in
 from scripts.stack import (
@@ -24,6 +23,7 @@ from scripts.stack import (
     wait_until_ready,
 )
 from tests.e2e.sdk_clients import SdkClients
+from tests.gateway.records import ledger_rows
 
 PROMPT_CLASSES = (
     "input_tokens",
@@ -199,14 +199,6 @@ def idle_stats(engine: str) -> dict[str, Any]:
         if is_idle or time.monotonic() > deadline:
             return stats
         time.sleep(0.2)
-
-
-def ledger_rows(url: str) -> list[dict[str, Any]]:
-    database = sa.create_engine(url.replace("sqlite+aiosqlite", "sqlite"))
-    with database.connect() as connection:
-        rows = [dict(row) for row in connection.execute(sa.text("SELECT * FROM turns")).mappings()]
-    database.dispose()
-    return rows
 
 
 def _compare(report: Report, clients: SdkClients, url: str) -> None:

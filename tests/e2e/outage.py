@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
-import sqlalchemy as sa
 
 from tests.postgres import find_programs, run
 
@@ -74,13 +73,3 @@ def locked_sqlite(path: Path) -> Iterator[None]:
         finally:
             holder.execute("ROLLBACK")
     holder.close()
-
-
-def rows_of(url: str) -> list[tuple[str, int, int]]:
-    """Every turn in the ledger: its id, its input tokens and its output tokens."""
-    database = sa.create_engine(url)
-    query = "SELECT id, input_tokens, output_tokens FROM turns"
-    with database.connect() as connection:
-        rows = [(row[0], row[1], row[2]) for row in connection.execute(sa.text(query))]
-    database.dispose()
-    return rows

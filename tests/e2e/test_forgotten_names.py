@@ -9,7 +9,7 @@ import httpx
 
 from gateway.routing.held import BYTES_PER_NAME, EXPECTED_SECONDS
 from tests.e2e.fleet import running_fleet
-from tests.e2e.test_routing import GATEWAY_SETTINGS, SETTINGS, all_ready, prompt
+from tests.e2e.test_routing import GATEWAY_SETTINGS, SETTINGS, prompt
 from tests.gateway.serving import eventually
 
 NUM_PROMPTS, NUM_OTHERS, NUM_NAMES = 8, 30, 16
@@ -19,7 +19,7 @@ def test_what_was_forgotten_is_asked_for_and_read(tmp_path: Path) -> None:
     bound = {"routing_index_bytes": NUM_NAMES * BYTES_PER_NAME}
     own = {**GATEWAY_SETTINGS, "HOLDFAST_TUNING": json.dumps(bound)}
     with running_fleet(tmp_path, 4, 1, SETTINGS, own) as fleet:
-        eventually(lambda: all_ready(fleet), 180.0)
+        eventually(fleet.all_ready)
         (gateway,) = fleet.gateways
         others = [f"engine-{number}" for number in range(3)]
         for name in others:

@@ -17,7 +17,8 @@ import pytest
 from scripts.bench.load import body_of
 from scripts.stack import API_HEADERS, API_KEY
 from tests.e2e.fleet import Fleet, running_fleet
-from tests.e2e.kills import CLASSES, backlog, ledger_rows
+from tests.e2e.kills import CLASSES, backlog
+from tests.gateway.records import ledger_rows
 from tests.gateway.serving import eventually
 
 QUICK = {

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -27,39 +26,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def fleet(shared: Fleet) -> Fleet:
-    """The module's, all of it in use, whatever became of the test before."""
-    for number, process in enumerate(shared.processes):
-        if process.poll() is not None:
-            shared.restart(number)
-        for gateway in shared.gateways:
-            gateway.admin(f"engines/engine-{number}/resume", "POST")
-    eventually(lambda: all_ready(shared), WAIT_SECONDS)
-    return shared
-
-
-def all_ready(fleet: Fleet) -> bool:
-    return all(
-        engine["status"] == "ready" and not engine["routing"]["is_stale"]
-        for gateway in fleet.gateways
-        for engine in gateway.admin("engines")
-    )
+    return shared.restored()
 
 
 def prompt(name: str, num_rules: int = 60) -> str:
     """The same for the same name; about 15 tokens a rule."""
     return " ".join(f"Rule {i} of {name}: file form {i * 7}." for i in range(num_rules))
-
-
-def recorded(gateway: Gateway, turn_id: str) -> dict[str, Any]:
-    """The turn's row; what was asked for last may not be in the ledger yet."""
-    rows: dict[str, dict[str, Any]] = {}
-
-    def is_there() -> bool:
-        rows.update((row["id"], row) for row in gateway.admin("turns?limit=1000"))
-        return turn_id in rows
-
-    eventually(is_there, WAIT_SECONDS)
-    return rows[turn_id]
 
 
 def place(gateway: Gateway, name: str, onto: str, away_from: str) -> None:
@@ -85,7 +57,7 @@ def test_what_one_gateway_placed_the_other_finds(fleet: Fleet, onto: str, away_f
         assert reply["holdfast"]["engine"] == onto
         assert reply["usage"]["cache_read_input_tokens"] > 0
         assert reply["usage"]["cache_creation_input_tokens"] == 0
-    row = recorded(there, reply["id"])
+    row = there.recorded(reply["id"])
     assert row["available_tokens"] == row["captured_tokens"]
     assert row["captured_tokens"] >= row["cache_read_tokens"] > 0
 
@@ -142,11 +114,11 @@ def test_the_holder_dies_while_it_prefills_and_the_other_answers(
         after = gateway.ask(prompt(f"{name} {number}"), "afterwards")
         assert after.json()["holdfast"]["engine"] == "engine-0"
         own.append(TURN_ID.search(after.text))
-    assert {recorded(gateway, found[0])["outcome"] for found in own if found} == {"length"}
+    assert {gateway.recorded(found[0])["outcome"] for found in own if found} == {"length"}
     assert all(own)
 
     fleet.restart(1)
-    eventually(lambda: all_ready(fleet), WAIT_SECONDS)
+    eventually(fleet.all_ready, WAIT_SECONDS)
     # Both gateways: the tests after this one count from what the other one knows.
     for each in fleet.gateways:
         eventually(lambda each=each: has_forgotten(each, "engine-1"), WAIT_SECONDS)

@@ -29,9 +29,9 @@ from tests.e2e.outage import (
     data_directory,
     frozen_postgres,
     locked_sqlite,
-    rows_of,
     stopped_postgres,
 )
+from tests.gateway.records import ledger_rows
 from tests.postgres import new_database, running_postgres
 
 ENGINE = {
@@ -73,7 +73,7 @@ def main() -> int:
             with running_stack(data, "synthetic", ENGINE, settings) as stack:
                 phases, drain = asyncio.run(measure(stack.gateway, options, faults))
             # The gateway has been stopped; the server goes with its context.
-            rows = rows_of(url or f"sqlite:///{data / 'ledger.db'}")
+            rows = ledger_rows(url or f"sqlite:///{data / 'ledger.db'}")
     return report(options, phases, drain, rows)
 
 
@@ -149,8 +149,8 @@ async def drained(http: httpx.AsyncClient, url: str) -> float:
     return time.monotonic()
 
 
-def differences(rows: list[tuple[str, int, int]], phases: list[Phase]) -> list[str]:
-    ledger = {turn_id: (given, made) for turn_id, given, made in rows}
+def differences(rows: list[dict[str, Any]], phases: list[Phase]) -> list[str]:
+    ledger = {row["id"]: (row["input_tokens"], row["output_tokens"]) for row in rows}
     problems = [f"{len(rows) - len(ledger)} duplicates"] if len(ledger) != len(rows) else []
     for phase in phases:
         missing = phase.usage.keys() - ledger.keys()
@@ -161,7 +161,7 @@ def differences(rows: list[tuple[str, int, int]], phases: list[Phase]) -> list[s
 
 
 def report(
-    options: argparse.Namespace, phases: list[Phase], drain: float, rows: list[tuple[str, int, int]]
+    options: argparse.Namespace, phases: list[Phase], drain: float, rows: list[dict[str, Any]]
 ) -> int:
     """Print the table; return the exit status."""
     problems, lines = differences(rows, phases), []

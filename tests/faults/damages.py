@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -42,6 +41,7 @@ from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
 from scripts.setup.options import parse
 from scripts.stack import ENGINE_SECRET, free_port, gateway_environment, python, start
+from tests.gateway.records import turn_record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import serve
 
@@ -49,7 +49,6 @@ OPEN, CLOSED, DRAINED = 6, 12, 12
 FILES = ("journal.db", "journal.db-wal", "journal.db-shm", "instances")
 FATES = ("exact", "named", "told", "unnamed")
 _ENGINE = "engine-0"
-_NOW = datetime(2026, 11, 22, tzinfo=UTC)
 _PAGE = 4096
 _STEPS = 40
 _STEADY_SECONDS = 3.0
@@ -167,15 +166,11 @@ async def prepare(data: Path) -> list[str]:
 
 
 def _turn(journal: Journal, number: int) -> TurnRecord:
-    return TurnRecord(
-        id=f"msg_{journal.instance}{number:06}",
+    return turn_record(
+        f"msg_{journal.instance}{number:06}",
         instance=journal.instance,
         workspace="default",
-        key_id="key",
-        model="m",
         engine=_ENGINE,
-        stream=False,
-        opened_at=_NOW,
         fingerprint=b"f" * (number * 97 % 5000),
     )
 

@@ -38,9 +38,10 @@ from scripts.stack import (
     wait_until_ready,
 )
 from tests.conformance.engines import CONNECTOR, MOUNT, VLLM_ON_CPU, mounted_vllm
-from tests.e2e.kills import Killed, backlog, ledger_rows
+from tests.e2e.kills import Killed, backlog
 from tests.e2e.sdk_clients import SdkClients
 from tests.faults.forgery import BODIES, Forgeries, untried, words
+from tests.gateway.records import ledger_rows
 
 MODEL = "holdfast-demo"
 NUM_BLOCKS, BLOCK_SIZE = 256, 32

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gateway.app import create_app
@@ -14,6 +13,7 @@ from gateway.base.clock import Clock
 from gateway.cli.migrate import migrate
 from tests.e2e.test_miss_reasons import House, Machine
 from tests.faults.sizes import number, told
+from tests.gateway import serving
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import make_settings, serve_app
 
@@ -134,10 +134,6 @@ def limited_key(url: str) -> str:
 
 
 def ask(url: str, key: str, step: int) -> int:
-    body = {
-        "model": "synthetic",
-        "max_tokens": 1,
-        "messages": [{"role": "user", "content": f"step {step}"}],
-    }
-    headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-    return httpx.post(f"{url}/v1/messages", json=body, headers=headers, timeout=120).status_code
+    said = [{"role": "user", "content": f"step {step}"}]
+    asked = {"model": "synthetic", "max_tokens": 1, "messages": said}
+    return serving.ask(url, key=key, **asked).status_code

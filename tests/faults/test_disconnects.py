@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import httpx
 import pytest
 
 from scripts.stack import API_KEY, Stack, running_stack
-from tests.e2e.kills import CLASSES, ENGINE_SETTINGS, idle_stats, ledger_rows
+from tests.e2e.kills import CLASSES, ENGINE_SETTINGS, backlog, idle_stats
 from tests.faults.sizes import number, told
+from tests.gateway.records import ledger_rows
 from tests.gateway.serving import eventually
 
 AT_ONCE = 20
@@ -95,7 +95,7 @@ def test_clients_that_leave_anywhere_leave_nothing_behind(tmp_path: Path) -> Non
     settings = {"HOLDFAST_LOG_LEVEL": "error"}
     with running_stack(tmp_path, "synthetic", ENGINE_SETTINGS, settings) as stack:
         places = asyncio.run(leave_over_and_over(stack, count))
-        eventually(lambda: open_turns(stack) == 0, 120)
+        eventually(lambda: backlog(stack.gateway) == 0, 120)
         stats = idle_stats(stack.engine)
         rows = ledger_rows(f"sqlite:///{tmp_path / 'ledger.db'}")
     blocks = stats["blocks"]
@@ -117,10 +117,6 @@ def test_clients_that_leave_anywhere_leave_nothing_behind(tmp_path: Path) -> Non
     assert sum(blocks[kind] for kind in kinds) == blocks["total"]
     assert ledger == counted, "the ledger and the engine count the same tokens"
     assert outcomes["client_disconnect"] > count / 10 and not outcomes["open"]
-
-
-def open_turns(stack: Stack) -> int:
-    return int(httpx.get(f"{stack.gateway}/readyz", timeout=120).json()["journal_backlog"])
 
 
 # A client of its own process, so that killing it closes the socket as the kernel does.

@@ -1,17 +1,17 @@
 """F2: a restarted engine holds nothing. The first use of a prefix is a write, and says why."""
 
-import sqlite3
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.kills import backlog
 from tests.faults.sizes import number, told
+from tests.gateway.records import ledger_rows
 from tests.gateway.serving import eventually
 
 ENGINE = {
@@ -68,8 +68,9 @@ def test_no_restart_of_an_engine_leads_to_a_read_of_what_is_gone(tmp_path: Path)
             askers.go_on()
         finally:
             askers.stop()
-        eventually(lambda: not backlog(fleet))
-    rows = turns(tmp_path / "gateway-0" / "ledger.db")
+        eventually(lambda: not backlog(fleet.gateways[0].url))
+    rows = ledger_rows(f"sqlite:///{tmp_path}/gateway-0/ledger.db")
+    rows.sort(key=lambda row: (row["opened_at"], row["id"]))
     firsts, reads = Counter[str](), 0
     seen: set[tuple[str, str]] = set()
     for row in rows:
@@ -94,16 +95,3 @@ def test_no_restart_of_an_engine_leads_to_a_read_of_what_is_gone(tmp_path: Path)
     )
     assert len(epochs) == restarts + 1 and reads > restarts * CLIENTS
     assert firsts["cold"] == CLIENTS and firsts["engine_restart"] >= restarts * CLIENTS * 0.9
-
-
-def backlog(fleet: Fleet) -> int:
-    return int(httpx.get(f"{fleet.gateways[0].url}/readyz", timeout=120).json()["journal_backlog"])
-
-
-def turns(path: Path) -> list[dict[str, Any]]:
-    """All rows in the order in which they were opened."""
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-        db.row_factory = sqlite3.Row
-        rows = [dict(row) for row in db.execute("SELECT * FROM turns ORDER BY opened_at, id")]
-    db.close()
-    return rows

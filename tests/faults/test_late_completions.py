@@ -34,9 +34,7 @@ from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
 from tests.gateway.journal.test_journal import Witness, record
 from tests.gateway.scripted_engine import ScriptedEngine, say
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
-
-HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+from tests.gateway.serving import HEADERS, eventually, serve, serve_gateway
 
 
 def final(request_id: str, tokens: int) -> FinalCounts:

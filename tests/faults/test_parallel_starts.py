@@ -4,15 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 import sqlalchemy as sa
 
 from scripts.stack import free_port, python, serving, start
 from tests.faults.sizes import number, told
-from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve
+from tests.gateway.serving import API_KEY, ask, eventually, serve
 
 
 @pytest.mark.timeout(1200)
@@ -39,10 +37,8 @@ def test_gateways_that_start_together_share_one_database(
 
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(run, ports))
-        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
         for port in ports:
-            url = f"http://127.0.0.1:{port}/v1/messages"
-            assert httpx.post(url, json=body(), headers=headers, timeout=120).status_code == 200
+            assert ask(f"http://127.0.0.1:{port}").status_code == 200
         eventually(lambda: rows(shared_database, "turns") == count)
         keys = rows(shared_database, "api_keys")
         told("F16", starts=count, database=shared_database.split(":")[0], keys=keys, rows=count)

@@ -17,7 +17,7 @@ from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
 from tests.gateway.process import gateway_process
 from tests.gateway.scripted_engine import ScriptedEngine, say
-from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve
+from tests.gateway.serving import ADMIN_KEY, API_KEY, ask, eventually, metric, serve
 
 MIB = 1 << 20
 STALL_SECONDS = 5
@@ -45,8 +45,7 @@ class Watched:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def ask(self) -> httpx.Response:
-        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-        return httpx.post(f"{self.url}/v1/messages", json=body(), headers=headers, timeout=120)
+        return ask(self.url)
 
 
 @contextmanager
@@ -113,7 +112,8 @@ def test_readers_that_stop_take_little_memory_and_are_cut_off(tmp_path: Path) ->
         eventually(lambda: not gateway.engine.running, 180)
         grown = gateway.peak() - before
         eventually(lambda: outcomes(gateway.url).count("client_disconnect") == readers)
-        cut = counted(gateway.url, 'refused_connections_total{reason="stalled_reader"}')
+        series = 'holdfast_gateway_refused_connections_total{reason="stalled_reader"}'
+        cut = metric(gateway.url, series)
         told(
             "F5",
             readers=readers,
@@ -129,11 +129,6 @@ def outcomes(url: str) -> list[str]:
     headers = {"x-api-key": ADMIN_KEY}
     rows = httpx.get(f"{url}/admin/v1/turns?limit=1000", headers=headers, timeout=120).json()
     return [row["outcome"] for row in rows]
-
-
-def counted(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=120).text.splitlines()
-    return sum(float(x.split()[-1]) for x in lines if x.startswith(f"holdfast_gateway_{name}"))
 
 
 def test_refused_bodies_take_no_more_than_three_times_the_limit(tmp_path: Path) -> None:

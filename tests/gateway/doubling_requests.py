@@ -163,11 +163,12 @@ def _calls(count: int, *, answered: int | None = None) -> Json:
     return _exchange(calls, results or "a")
 
 
-def _chat_calls(count: int, *, answered: int | None = None) -> Json:
+def _chat_calls(count: int) -> Json:
     function = {"name": "t", "arguments": '{"a": 1}'}
     calls = [{"id": f"c{n}", "type": "function", "function": function} for n in range(count)]
-    answers = range(count if answered is None else answered)
-    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "a"} for n in reversed(answers)]
+    results = [
+        {"role": "tool", "tool_call_id": f"c{n}", "content": "a"} for n in reversed(range(count))
+    ]
     return {"messages": [_HI, {"role": "assistant", "tool_calls": calls}, *results, _HI]}
 
 
@@ -186,10 +187,6 @@ def _nested(count: int, inner: Json) -> Json:
 
 def _document(count: int) -> Json:
     return {"type": "document", "source": {"type": "content", "content": [_text()] * count}}
-
-
-def _search(count: int) -> Json:
-    return {"type": "search_result", "source": "s", "title": "t", "content": [_text()] * count}
 
 
 def _thinking(count: int) -> Json:
@@ -211,10 +208,6 @@ def _edits(count: int) -> Json:
 def _form(count: int) -> Json:
     schema = {"name": "n", "schema": _schema(count)}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
-
-
-def _systems(count: int) -> Json:
-    return {"messages": [{"role": "system", "content": "a"}] * count + [_HI]}
 
 
 def _line(count: int) -> list[Json]:
@@ -303,7 +296,6 @@ _MESSAGES = {
     "messages": (_BLOCKS, _alternating),
     "bytes of one text": (_BYTES, lambda n: _content([_text("a b " * (n // 4))])),
     "bytes that are escaped": (_BYTES // 4, lambda n: _content([_text('",' * (n // 2))])),
-    "system blocks": (_BLOCKS, lambda n: {"system": [_text()] * n}),
     "system blocks with nonces": (_BLOCKS, lambda n: {"system": _line(n)}),
     "tools": (BOUNDS.max_tools, lambda n: {"tools": _tools(n)}),
     "properties": (
@@ -314,8 +306,6 @@ _MESSAGES = {
     "values of a tool's input": (BOUNDS.max_json_values // 2, _input),
     "blocks of a tool result": (_BLOCKS, lambda n: _nested(n, _text())),
     "documents in a tool result": (_BLOCKS // 5, lambda n: _nested(n, _document(4))),
-    "texts of a search result": (_BLOCKS, lambda n: _nested(1, _search(n))),
-    "thinking blocks": (_BLOCKS, _thinking),
     "thinking blocks and edits": (_BLOCKS, _edits),
     "stop sequences": (BOUNDS.max_stop_sequences, lambda n: {"stop_sequences": ["x" * 1024] * n}),
     "names (bytes of many texts)": (
@@ -324,7 +314,6 @@ _MESSAGES = {
     ),
     "markers": (_BLOCKS // 2, lambda n: _content([_text(cache_control=_MARKER)] * n)),
     "the last block is wrong": (_BLOCKS, lambda n: _content([_text()] * n + [{"type": "image"}])),
-    "the last text is empty": (_BLOCKS, lambda n: _content([_text()] * n + [_text("")])),
     "calls without results": (_BLOCKS, lambda n: _calls(n, answered=0)),
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
     "bytes of a wrong value": (_BYTES // 4, lambda n: {"service_tier": " - at `$[" * (n // 9)}),
@@ -333,23 +322,12 @@ _MESSAGES = {
         BOUNDS.max_schema_properties,
         lambda n: {"tools": [{**_tools(1)[0], "input_schema": _deep(n)}]},
     ),
-    "bytes of metadata": (
-        BOUNDS.max_metadata_bytes - 64,
-        lambda n: {"metadata": {"user_id": "u" * n}},
-    ),
-    "bytes of a tool's description": (
-        _BYTES,
-        lambda n: {"tools": [{**_tools(1)[0], "description": "a b " * (n // 4)}]},
-    ),
-    "bytes of a tool's result": (_BYTES, lambda n: _nested(1, _text("a b " * (n // 4)))),
     "blank bytes": (_BLANK_BYTES, lambda n: _content([_text(" " * n)])),
     "bytes of characters of four bytes": (_BYTES // 4, lambda n: _content([_text("𝔸" * (n // 4))])),
 }
 _CHAT = {
     "parts of one message": (_BLOCKS, lambda n: _content([_text()] * n)),
     "messages": (_BLOCKS, _alternating),
-    "bytes of one text": (_BYTES, lambda n: _content([_text("a b " * (n // 4))])),
-    "system messages": (_BLOCKS, _systems),
     "tools": (BOUNDS.max_tools, lambda n: {"tools": _functions(n)}),
     "properties": (BOUNDS.max_schema_properties, _form),
     "tool calls and results": (_BLOCKS // 2, _chat_calls),
@@ -361,11 +339,8 @@ _CHAT = {
         _BLOCKS,
         lambda n: _content([_text()] * n + [{"type": "image_url"}]),
     ),
-    "calls without results": (_BLOCKS, lambda n: _chat_calls(n, answered=0)),
-    "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
     "choices": (BOUNDS.max_choices, lambda n: {"n": n}),
     "bytes of a call's arguments": (_BYTES // 8, _arguments),
-    "bytes of a key": (1024, lambda n: {"prompt_cache_key": "k" * n}),
 }
 _BODIES = {
     "too many values": (

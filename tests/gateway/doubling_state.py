@@ -17,7 +17,6 @@ from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.admission.accounts import Wanted, WorkspaceLimits
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.base.grants import Limits
-from gateway.base.record import TurnRecord
 from gateway.http.connections import Connections
 from gateway.http.query import query_problems
 from gateway.journal import store
@@ -25,6 +24,7 @@ from gateway.journal.store import Journal
 from gateway.prompt.ask import Principal
 from gateway.routing.held import Ends, Holdings
 from tests.doubling import Dimension, Work
+from tests.gateway.records import turn_record
 from tests.gateway.serving import WAIT_SECONDS
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -77,23 +77,11 @@ def _admitted(size: int) -> Work:
         principal = Principal(workspace, "k", "s", limits=Limits(requests_per_minute=10**9))
         limits.take(Wanted("t", principal, 1))
         limits.leave("t", workspace, is_open=True)
-        limits.count_used(_record("t", workspace))
+        limits.count_used(turn_record("t", workspace=workspace))
 
     for number in range(size):
         turn(f"w{number}")
     return lambda: turn("w0")
-
-
-def _record(turn_id: str, workspace: str = "w") -> TurnRecord:
-    return TurnRecord(
-        id=turn_id,
-        instance="i",
-        workspace=workspace,
-        key_id="k",
-        model="m",
-        stream=False,
-        opened_at=NOW,
-    )
 
 
 class _Guest:
@@ -120,7 +108,7 @@ def _opened(size: int) -> Work:
 
     async def live(number: int) -> None:
         journal = Journal(folder).start()
-        await asyncio.gather(*(journal.open(_record(f"msg_{n:08}", "w")) for n in range(number)))
+        await asyncio.gather(*(journal.open(turn_record(f"msg_{n:08}")) for n in range(number)))
         await journal.stop()
 
     with patch.object(store, "_DEADLINE_SECONDS", WAIT_SECONDS):

@@ -2,24 +2,16 @@
 
 import asyncio
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.base.record import TurnRecord
 from gateway.journal.store import Journal
+from tests.gateway.records import turn_record
 
 
 async def write(journal: Journal, worker: int) -> None:
     for number in range(1_000_000):
-        record = TurnRecord(
-            id=f"msg_{journal.instance}{worker:02}{number:06}",
-            instance=journal.instance,
-            workspace="default",
-            key_id="key",
-            model="m",
-            stream=False,
-            opened_at=datetime.now(UTC),
-        )
+        name = f"msg_{journal.instance}{worker:02}{number:06}"
+        record = turn_record(name, instance=journal.instance)
         await journal.open(record)
         print("open", record.id, flush=True)
         record.outcome, record.output_tokens = "stop", number

@@ -62,7 +62,6 @@ class ScriptedEngine:
     refused: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     acked: list[str] = field(default_factory=list)
-    closed_streams: int = 0
     final: dict[str, protocol.FinalCounts] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     capabilities: tuple[protocol.Capability, ...] = get_args(protocol.Capability)
@@ -72,7 +71,6 @@ class ScriptedEngine:
     inexact: list[int] = field(default_factory=list)
     upstream: str | None = None
     backend: Literal["synthetic", "vllm"] = "synthetic"
-    keeps_records: bool = True
     is_mounted: bool = True
     records: dict[str, str] = field(default_factory=dict)
 
@@ -120,7 +118,7 @@ class ScriptedEngine:
                 max_running=self.max_running,
                 longest_token_bytes=self.longest_token_bytes,
                 upstream=self.upstream,
-                keeps_records=self.keeps_records,
+                keeps_records=True,
             ),
         )
 
@@ -176,7 +174,6 @@ class ScriptedEngine:
             await send({"type": "http.response.body", "body": b""})
         finally:
             watcher.cancel()
-            self.closed_streams += stop.is_set()
             del self.running[request.request_id]
             self.final[request.request_id] = protocol.FinalCounts(
                 request_id=request.request_id,

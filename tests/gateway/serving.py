@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 from litestar import Litestar
 from pydantic import SecretStr
@@ -17,9 +18,11 @@ from gateway.base.bounds import Tuning
 from gateway.base.settings import Settings
 from gateway.cli.migrate import migrate
 from gateway.http.server import Server
+from tests.gateway.bodies import body
 
 API_KEY = "hf-test-key"
 ADMIN_KEY = "hf-admin-key"
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 # For what happens at once on a machine that is free, and later on one that is busy.
 WAIT_SECONDS = 180.0
 # As engines have it: longer than a gateway keeps an idle connection.
@@ -91,6 +94,18 @@ def serve_gateway(data: Path, *engines: str, **changes: Any) -> Iterator[str]:
     migrate(settings)
     with serve_app(create_app(settings), settings) as url:
         yield url
+
+
+def ask(url: str, path: str = "/v1/messages", key: str = API_KEY, **changes: Any) -> httpx.Response:
+    """A turn of `body` with these changes, on a connection of its own."""
+    headers = {**HEADERS, "x-api-key": key}
+    return httpx.post(url + path, json=body(**changes), headers=headers, timeout=120)
+
+
+def metric(url: str, series: str) -> float:
+    """The sum of the samples whose lines begin so."""
+    lines = httpx.get(f"{url}/metrics", timeout=120, trust_env=False).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(series))
 
 
 def soon_after(call: Callable[[], object], seconds: float) -> datetime:

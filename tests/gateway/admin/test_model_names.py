@@ -7,9 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.admin_client import Admin
-from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import ask, eventually, serve, serve_gateway
 
 PATH = "/models/acme/Tiny-1B"
 TABLE = f"""default = "any"
@@ -36,11 +35,7 @@ def test_an_alias_a_path_and_the_table_s_id_are_one_model(
         serve_gateway(tmp_path, engine, claude_alias=True, **changes) as url,
     ):
         for each in asked:
-            headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-            reply = httpx.post(
-                f"{url}/v1/messages", json=body(model=each), headers=headers, timeout=60
-            )
-            assert reply.raise_for_status().json()["model"] == each
+            assert ask(url, model=each).raise_for_status().json()["model"] == each
         admin = Admin(url)
         eventually(lambda: len(admin.get("turns/search?since_ms=0")["turns"]) == len(asked))
         rows = admin.get("turns/search?since_ms=0")["turns"]

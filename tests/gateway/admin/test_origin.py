@@ -56,11 +56,9 @@ def test_a_request_id_of_anthropics_sdk_leads_to_its_turn(stack: Stack, admin: A
 
 
 def test_the_answer_that_no_model_is_served_is_found_by_its_request_id(tmp_path: Path) -> None:
-    body = {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
-    headers = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
     with serve_gateway(tmp_path, "http://127.0.0.1:9") as gateway:
         for path in ("/v1/messages", "/v1/chat/completions"):
-            reply = httpx.post(f"{gateway}{path}", json=body, headers=headers, timeout=60)
+            reply = serving.ask(gateway, path, model="m")
             request_id = reply.headers.get("request-id") or reply.headers["x-request-id"]
             (found,) = Admin(gateway).get(f"refusals?request_id={request_id}")
             assert reply.status_code == found["status"] == 404
@@ -133,12 +131,7 @@ def test_memory_and_queue_have_a_history(stack: Stack, admin: Admin) -> None:
 def test_what_a_limit_refused_is_counted_by_key(stack: Stack, admin: Admin) -> None:
     admin.workspace("slow", requests_per_minute=1)
     key_id, key = admin.make_key("slow", name="robot")
-    body = {"model": "synthetic", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
-    headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-    replies = [
-        httpx.post(f"{stack.gateway}/v1/messages", json=body, headers=headers, timeout=60)
-        for _ in range(3)
-    ]
+    replies = [serving.ask(stack.gateway, key=key, model="synthetic") for _ in range(3)]
     assert [each.status_code for each in replies] == [200, 429, 429]
     (own,) = Admin(stack.gateway, key).get("refusals/limits")
     assert own in admin.get("refusals/limits")

@@ -1,6 +1,5 @@
 """POST /admin/v1/plan and `python -m gateway plan`, of a ledger, a trace and made-up traffic."""
 
-import json
 import os
 import signal
 import threading
@@ -107,13 +106,6 @@ def test_what_is_wrong_is_named(gateway: str, path: str) -> None:
     ):
         refused = ask(gateway, body, status=400, path=path)
         assert named in refused["error"]["message"], refused
-
-
-def test_progress_comes_before_the_plan(gateway: str) -> None:
-    whole = ask(gateway, SMALL)
-    *before, last = map(json.loads, post(gateway, SMALL, "plan/progress").text.splitlines())
-    assert before and all(each["kind"] == "progress" for each in before)
-    assert last["kind"] == "plan" and last["plan"]["whole"] == whole["whole"]
 
 
 def test_a_key_has_one_plan_at_a_time_which_ends_with_its_client(gateway: str) -> None:

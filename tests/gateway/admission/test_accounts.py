@@ -112,36 +112,6 @@ def test_a_wall_clock_that_jumps_and_comes_back_keeps_the_spend_limit(jump: time
         gate.turn()
 
 
-def test_an_account_keeps_few_months() -> None:
-    """Of a clock that never stands still, and the ledger still tells what this month cost."""
-    gate = Gate(Limits(monthly_spend=100))
-    gate.turn(cost=60)
-    for month in range(1, 10):
-        gate.seconds = month * 31 * 86_400.0
-        gate.turn(cost=1)
-    gate.seconds = 0.0
-    gate.turn()
-    gate.limits_of.learn_spend(module.month_of(START), {"w": 100})
-    with pytest.raises(SpendLimitReached):
-        gate.turn()
-
-
-def test_the_ledgers_spend_and_ours_never_count_a_turn_twice() -> None:
-    gate = Gate(Limits(monthly_spend=100))
-    month = module.month_of(START)
-    gate.turn(cost=40)
-    gate.limits_of.learn_spend(month, {"w": 40})
-    gate.turn(cost=40)
-    gate.limits_of.learn_spend(month, {"w": 80})
-    gate.turn()
-    gate.limits_of.learn_spend(month, {"w": 130})
-    with pytest.raises(SpendLimitReached):
-        gate.turn()
-    gate.seconds += 3600
-    gate.limits_of.learn_spend(month, {"w": 130})
-    gate.turn()
-
-
 def test_the_gateways_own_bounds_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(Limits())
     with pytest.raises(Overloaded), gate.taken("t", 1, backlog=module.MAX_BACKLOG):

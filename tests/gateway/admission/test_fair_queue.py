@@ -46,24 +46,6 @@ def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
     assert len(queue) == SMALL.turns
 
 
-@given(
-    st.lists(st.integers(1, 500), min_size=60, max_size=60),
-    st.lists(st.integers(1, 500), min_size=60, max_size=60),
-)
-def test_two_that_always_wait_get_the_same_tokens(first: list[int], second: list[int]) -> None:
-    """The bound of start-time fair queueing: at every moment they differ by one turn of each."""
-    queue: FairQueue[int] = FairQueue()
-    for number, (a, b) in enumerate(zip(first, second, strict=True)):
-        queue.push(turn("a", number, a))
-        queue.push(turn("b", number, b))
-    served: Counter[str] = Counter()
-    while len(queue._lanes) == 2:
-        waiting = queue.pop(anything)
-        assert waiting is not None
-        served[waiting.workspace] += waiting.tokens
-        assert abs(served["a"] - served["b"]) <= max(first) + max(second)
-
-
 @given(st.data())
 def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.DataObject) -> None:
     queue: FairQueue[int] = FairQueue(SMALL)

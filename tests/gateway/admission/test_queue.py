@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admission.permit import Pace
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import API_KEY, eventually, metric, serve, serve_gateway
 
 # One that computes one turn at a time gets one more: it does not wait for the gateway.
 NUM_PLACES = 2
@@ -40,8 +39,7 @@ class Served:
         )
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", timeout=120, trust_env=False).text
-        return sum(float(row.split()[-1]) for row in text.splitlines() if row.startswith(name))
+        return metric(self.url, name)
 
     @property
     def num_waiting(self) -> float:
@@ -144,17 +142,3 @@ def test_a_workspaces_first_turn_does_not_wait_for_others_prefill(tmp_path: Path
         assert len(engine.requests) == 3, "its second turn waits for its first one"
         engine.holds = False
         assert all_answered(*flood, first, second)
-
-
-def test_the_pace_tells_how_long_more_will_take() -> None:
-    pace = Pace(10.0)
-    assert pace.seconds(1, 0.0) == float("inf")
-    for number in range(400):
-        pace.count(number / 4)
-    assert pace.seconds(20, 100.0) == pytest.approx(5.0, rel=0.1), "four a second"
-    assert pace.seconds(20, 110.0) > 10.0, "it has not moved for a while"
-    assert pace.seconds(1, 1000.0) == float("inf")
-    fresh = Pace(10.0)
-    for number in range(8):
-        fresh.count(500 + number / 4)
-    assert fresh.seconds(20, 502.0) == pytest.approx(5.0, rel=0.2), "also soon after it began"

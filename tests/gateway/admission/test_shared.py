@@ -252,16 +252,6 @@ async def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> N
         assert most[0] == 4 and sum(served) > 20
 
 
-async def test_a_limit_that_is_set_again_begins_with_no_debt(url: str) -> None:
-    async with gateways(url) as (a, b):
-        limits = Limits(tokens_per_minute=1000)
-        a.close(await a.take(limits, 10), input_tokens=10)
-        for _ in range(5):
-            a.close(await a.take(Limits()), input_tokens=1_000_000)
-        await a.take(limits, 10)
-        await b.take(limits, 10)
-
-
 async def test_a_turn_that_comes_while_its_workspace_is_told_idle_is_known_to_others(
     url: str,
 ) -> None:
@@ -281,21 +271,6 @@ async def test_a_turn_that_comes_while_its_workspace_is_told_idle_is_known_to_ot
         a.leave(turn_id)
         async with asyncio.timeout(module._STALE_SECONDS / 2):
             await eventually_takes(b, limits)
-
-
-async def test_a_turn_that_waits_when_the_gateway_stops_is_decided(url: str) -> None:
-    async with gateways(url, 1) as (a,):
-        a.store.is_slow = True
-        first = asyncio.create_task(a.take(Limits(max_concurrency=5)))
-        await until(lambda: a.store.is_within)
-        late = asyncio.create_task(a.take(Limits(max_concurrency=5)))
-        await asyncio.sleep(0)
-        a.stopping.set()
-        a.store.is_slow = False
-        async with asyncio.timeout(60):
-            await asyncio.gather(first, late)
-            await a.shared.told("w")
-        await a.take(Limits(max_concurrency=5))
 
 
 FROZEN = """

@@ -222,16 +222,6 @@ def blanks_that_come_and_go(author: Author) -> Bodies:
     return made
 
 
-@planted(FAULTY_BODIES, *_VARIES, path="messages.0")
-def id_above_a_raw_prompt(author: Author) -> Bodies:
-    """All in one text: an id, the rules and the question."""
-    rules, made = author.text(), []
-    for _ in range(NUM):
-        head = f"session {author.chance.getrandbits(64):x}"
-        made.append({"model": "m", "prompt": f"{head}\n{rules}\n{author.line()}"})
-    return made
-
-
 @planted(FAULTY_BODIES, "nonce", path="messages.0")
 def reminder_in_the_first_message(author: Author) -> Bodies:
     """A conversation through the Responses API whose first message tells the time of each turn."""

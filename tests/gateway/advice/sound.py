@@ -12,9 +12,7 @@ from tests.gateway.advice.bodies import (
     Body,
     block,
     chat_body,
-    content,
     functions_of,
-    gemini_body,
     image,
     messages_body,
     says,
@@ -90,18 +88,6 @@ def forked(author: Author) -> list[Sent]:
     return sent
 
 
-def examples(author: Author) -> list[Sent]:
-    shots = [
-        message
-        for _ in range(author.chance.randint(3, 8))
-        for message in (user(author.text(3)), assistant(author.line()))
-    ]
-    return [
-        Sent(at(number), Prompt([*shots, user(author.line())]))
-        for number in range(author.chance.randint(10, 40))
-    ]
-
-
 def split_test(author: Author) -> list[Sent]:
     """Two wordings of one prompt, chosen by chance."""
     text, tools = author.text(), author.tools()
@@ -165,57 +151,6 @@ def agent_of_functions(author: Author) -> Bodies:
     return made
 
 
-def agent_of_declarations(author: Author) -> Bodies:
-    """The same of Google's API, whose calls have no ids."""
-    tools, system, made = author.tools(), author.text(), []
-    declared = [
-        {"name": t.name, "description": t.description, "parameters": t.input_schema} for t in tools
-    ]
-    said = [content("user", author.line())]
-    for number in range(NUM):
-        made.append(
-            gemini_body(
-                *said,
-                tools=[{"functionDeclarations": declared}],
-                systemInstruction={"parts": [{"text": system}]},
-                generationConfig={"temperature": number / NUM},
-            )
-        )
-        call = {"functionCall": {"name": tools[0].name, "args": {"q": author.words(4)}}}
-        told = {"name": tools[0].name, "response": {"out": author.text(3)}}
-        said = [*said, content("model", call), content("user", {"functionResponse": told})]
-    return made
-
-
-def agent_of_items(author: Author) -> Bodies:
-    """The same of the Responses API, with reasoning effort that changes."""
-    declared: Bodies = [
-        {
-            "type": "function",
-            "name": t.name,
-            "description": t.description,
-            "parameters": t.input_schema,
-        }
-        for t in author.tools()
-    ]
-    fixed, made = {"model": "m", "instructions": author.text(), "tools": declared}, []
-    said: Bodies = [says("user", author.line())]
-    for number in range(NUM):
-        effort = "low" if number % 2 else "high"
-        made.append({**fixed, "input": said, "reasoning": {"effort": effort}})
-        call = {"call_id": f"call_{number}"}
-        arguments = json.dumps({"q": author.words(3)})
-        asked = {"type": "function_call", **call, "name": declared[0]["name"]}
-        told = {"type": "function_call_output", **call, "output": author.text(3)}
-        said = [*said, {**asked, "arguments": arguments}, told]
-    return made
-
-
-def raw_prompts(author: Author) -> Bodies:
-    rules = author.text()
-    return [{"model": "m", "prompt": f"{rules}\n{author.line()}"} for _ in range(NUM)]
-
-
 def a_tool_is_added_once(author: Author) -> Bodies:
     tools, system = tools_of(author), author.text()
     return [
@@ -233,15 +168,12 @@ def _named(*makes: Callable[[Author], Any]) -> dict[str, Callable[[Author], Any]
 
 
 SOUND = _named(conversations, documents, released, two_agents, compacted) | _named(
-    forked, examples, split_test
+    forked, split_test
 )
 SOUND_BODIES = _named(
     parameters_that_change,
     other_images_of_one_size,
     moving_markers,
     agent_of_functions,
-    agent_of_declarations,
-    agent_of_items,
-    raw_prompts,
     a_tool_is_added_once,
 )

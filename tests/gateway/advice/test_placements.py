@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from engine.protocol import Message, Prompt, TextPart
+from engine.protocol import TextPart
 from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
-from gateway.advice.placements import Place, Placement, placements_for
+from gateway.advice.placements import Place, Placement
 from gateway.base.grants import AutoCache
 from gateway.prompt.names import THINKING
 from gateway.prompt.plan import Slot, add_automatic
@@ -29,12 +29,3 @@ def test_a_policy_and_its_way_mark_the_same_blocks(mode: AutoCacheMode, ttl: Aut
         expected = add_automatic(prompt, slots, [], AutoCache(mode, ttl))
         (turn,) = turns_of([Sent(0, prompt)])
         assert [(p.segment, p.ttl) for p in expected] == way.marks(turn), seed
-
-
-def test_examples_in_front_of_the_question_are_a_shared_beginning() -> None:
-    shots = [TextPart(f"example {n} " * 50) for n in range(4)]
-    sent = [
-        Sent(n * 1000, Prompt([Message("user", [*shots, TextPart(f"question {n}")])]))
-        for n in range(6)
-    ]
-    assert Place("messages", 3) in {way.shared for way in placements_for(turns_of(sent))}

@@ -17,11 +17,8 @@ from engine.supervisor import CountEnds, Supervisor
 from gateway import app
 from tests.gateway.admin_client import Admin
 from tests.gateway.base.faults import FaultySupervisor
-from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
-
-HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+from tests.gateway.serving import ask, eventually, metric, serve, serve_gateway
 
 
 class Gateway:
@@ -35,12 +32,10 @@ class Gateway:
         return answer.status_code, answer.json()
 
     def restarts(self, kind: str) -> float:
-        sought = f'holdfast_gateway_loop_restarts_total{{loop="{kind}"}}'
-        lines = httpx.get(f"{self.url}/metrics", timeout=120).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(sought))
+        return metric(self.url, f'holdfast_gateway_loop_restarts_total{{loop="{kind}"}}')
 
     def ask(self) -> str:
-        answer = httpx.post(f"{self.url}/v1/messages", json=body(), headers=HEADERS, timeout=60)
+        answer = ask(self.url)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
 
@@ -75,9 +70,7 @@ def test_every_loop_that_is_killed_is_started_again_and_does_its_work(gateway: G
     eventually(lambda: turn in [t["id"] for t in admin.get("turns?limit=9")])
     admin.workspace("another")
     key_id, key = admin.make_key("another")
-    headers = {**HEADERS, "x-api-key": key}
-    answer = httpx.post(f"{gateway.url}/v1/messages", json=body(), headers=headers, timeout=60)
-    assert answer.status_code == 200
+    assert ask(gateway.url, key=key).status_code == 200
     admin.post(f"keys/{key_id}/revoke")
     gateway.engine.is_ready = False
     eventually(lambda: gateway.health()[0] == 503)

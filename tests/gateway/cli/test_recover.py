@@ -1,8 +1,6 @@
 """A gateway that will not come back is settled by another: with its journal, and without."""
 
 import asyncio
-import contextlib
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
 from gateway.prices.files import SHIPPED, PriceBook, load_prices
 from tests.gateway.journal.test_journal import record
-from tests.gateway.records import counts_of
+from tests.gateway.records import counts_of, ledger_rows
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import make_settings, serve
 
@@ -28,12 +26,6 @@ from tests.gateway.serving import make_settings, serve
 def counts(turn_id: str, scope: str = "") -> FinalCounts:
     usage = InputUsage(input_tokens=10, cache_read_tokens=90, computed_tokens=10)
     return counts_of(turn_id, reason="cancelled", usage=usage, output_tokens=7, scope=scope)
-
-
-def rows(settings: Settings) -> list[dict[str, Any]]:
-    with contextlib.closing(sqlite3.connect(settings.data / "ledger.db")) as db:
-        db.row_factory = sqlite3.Row
-        return [dict(row) for row in db.execute("SELECT * FROM turns ORDER BY id")]
 
 
 def settings_with_prices(folder: Path, url: str) -> Settings:
@@ -77,7 +69,7 @@ def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> N
             assert (await recover_journal(settings, directory)).turns == 0
 
         asyncio.run(check())
-    told = {row["id"][-1]: row for row in rows(settings)}
+    told = {row["id"][-1]: row for row in ledger_rows(settings.ledger_url)}
     assert [told[n]["outcome"] for n in "012"] == ["gateway_killed", "gateway_killed", "stop"]
     assert (told["0"]["cache_read_tokens"], told["0"]["output_tokens"]) == (90, 7)
     assert told["0"]["stop_reason"] == "cancelled"
@@ -108,7 +100,7 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             assert await recover_instance(settings, "deadbeef") in (0, 3)
 
         asyncio.run(check())
-    first, second = rows(settings)
+    first, second = ledger_rows(settings.ledger_url)
     assert (first["workspace_id"], second["workspace_id"]) == ("lost-and-found", "unknown")
     assert first["outcome"] == "gateway_lost" and first["cache_read_tokens"] == 90
     assert costs_what_own_prices_say(settings, first)

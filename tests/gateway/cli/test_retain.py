@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.base.record import TurnRecord
 from gateway.cli.main import main
 from gateway.ledger.access import Workspaces
 from gateway.ledger.database import Ledger
+from tests.gateway.records import turn_record
 from tests.gateway.serving import make_settings, migrate
 
 DOLLAR = 10**9
@@ -24,13 +24,9 @@ def test_the_months_spend_is_the_same_before_and_after_retention(
     now = datetime.now(UTC)
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     turns = [
-        TurnRecord(
-            id=f"msg_{number:04}",
-            instance="i",
+        turn_record(
+            f"msg_{number:04}",
             workspace="default",
-            key_id="k",
-            model="m",
-            stream=False,
             opened_at=now - timedelta(days=number / 2),
             outcome="stop",
             cost=DOLLAR,

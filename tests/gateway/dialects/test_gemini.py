@@ -85,19 +85,6 @@ def test_calls_come_whole_and_go_back_with_their_results(stack: Stack) -> None:
     ]
 
 
-def test_a_chat_of_the_sdk_keeps_its_history_over_streams(stack: Stack) -> None:
-    with client(stack) as sdk:
-        chat = sdk.chats.create(model=MODEL)
-        list(chat.send_message_stream("One"))
-        chat.send_message("Two")
-    messages = stack.engine.requests[-1].prompt.messages
-    assert [m.role for m in messages] == ["user", "assistant", "user"]
-    assert (
-        "".join(p.text for p in messages[1].parts if isinstance(p, protocol.TextPart))
-        == "Hello there"
-    )
-
-
 def test_thoughts_are_shown_only_where_they_are_asked_for(stack: Stack) -> None:
     stack.engine.script = frames(
         protocol.ThinkingDelta("Hm."),

@@ -116,11 +116,6 @@ def test_every_tool_and_block_is_one_segment_in_prompt_order() -> None:
     ]
 
 
-def test_consecutive_messages_of_one_role_are_merged_and_their_blocks_kept() -> None:
-    (message,) = plan(messages=[said(text("a")), said(text("b"), text("c"))]).prompt.messages
-    assert message.parts == [TextPart("a"), TextPart("b"), TextPart("c")]
-
-
 HI = {"role": "user", "content": "hi"}
 VENDORS = {"type": "web_search_20250305", "name": "web_search"}
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
@@ -279,16 +274,6 @@ def test_what_no_model_here_reads_has_a_placeholder(
     whole = shown if "\n" in shown else f"[{kind}: {shown}, not shown to this model]"
     assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart(whole)]
     assert len(told(message)) == 1
-
-
-def test_texts_in_base64_are_read(stack: Stack) -> None:
-    document: dict[str, Any] = {"type": "document", "source": encoded("text/csv", b"a,b")}
-    message = ask(stack, messages=[said(document)])
-    assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart("a,b")]
-    assert told(message) == []
-    document["source"]["data"] = "!"
-    with pytest.raises(anthropic.BadRequestError, match=r"document\.source\.data: Input should be"):
-        ask(stack, messages=[said(document)])
 
 
 def test_by_the_setting_an_image_is_refused_in_the_words_that_agents_look_for(

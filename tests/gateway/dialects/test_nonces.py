@@ -98,13 +98,6 @@ def test_of_a_longer_first_text_only_the_line_is_cut_off(read: Read, line: str) 
 
 
 @reads
-def test_a_system_prompt_that_is_nothing_else_is_none(read: Read) -> None:
-    for system in (LINES[0], [text(LINES[0])], LINES[0] + "\n"):
-        made, removed = read(system)
-        assert (removed, made.prompt.system) == (1, [])
-
-
-@reads
 @pytest.mark.parametrize("near", [*NEAR, *(f"rules\n{line}" for line in LINES[:2])])
 def test_what_only_looks_alike_stays(read: Read, near: str) -> None:
     for system in (near, [text(near), text("rules")]):
@@ -135,12 +128,6 @@ def test_nothing_that_a_user_wrote_is_changed(system: list[str], asks: str) -> N
     assert removed == 0
     assert [block.text for block in made.prompt.system] == system
     assert made.prompt.messages[0].parts == [TextPart(asks)]
-
-
-@given(rest=st.text(min_size=1), line=st.sampled_from(LINES), end=st.sampled_from(["\n", "\r\n"]))
-def test_what_follows_the_line_is_kept_to_the_letter(rest: str, line: str, end: str) -> None:
-    made, removed = plan(body(system=[text(line + end + rest)]))
-    assert removed == 1 and made.prompt.system[0].text == rest
 
 
 def test_a_marker_on_a_removed_block_stands_on_the_segment_before_it() -> None:

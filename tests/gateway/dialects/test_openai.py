@@ -231,20 +231,6 @@ def test_the_engines_refusals_have_openais_codes(stack: Stack) -> None:
     assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
 
 
-def test_a_completion_is_a_raw_prompt(stack: Stack) -> None:
-    create: Any = stack.openai().completions.create
-    answer = create(model=MODEL, prompt=["Once upon"], stop=None)
-    assert (answer.object, answer.choices[0].text) == ("text_completion", "Hello there")
-    assert answer.usage.completion_tokens == 2
-    request = stack.engine.requests[-1]
-    assert (request.prompt.text, request.prompt.messages) == ("Once upon", [])
-    assert request.sampling.max_tokens == 16
-    options = {"include_usage": True}
-    *chunks, last = create(model=MODEL, prompt="Once upon", stream=True, stream_options=options)
-    assert "".join(c.choices[0].text for c in chunks) == "Hello there"
-    assert (last.choices, last.usage) == ([], answer.usage)
-
-
 @pytest.mark.parametrize(
     "field, value",
     [("echo", True), ("logprobs", 1), ("suffix", "x"), ("best_of", 2), ("prompt", [[1, 2]])],
@@ -397,11 +383,6 @@ def test_what_is_advised_for_models_of_qwen_reaches_the_engine() -> None:
     for name, value in {**advised, **more, "stop_token_ids": [3]}.items():
         assert getattr(sampling, name) == value
     assert ask(min_tokens=9, ignore_eos=True).sampling.min_tokens == 0
-
-
-def test_no_probability_mass_is_greedy() -> None:
-    sampling = ask(top_p=0, temperature=1.5).sampling
-    assert (sampling.temperature, sampling.top_p) == (0.0, None)
 
 
 def test_values_are_not_echoed_at_length() -> None:

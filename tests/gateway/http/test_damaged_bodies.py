@@ -23,6 +23,7 @@ from tests.faults.sizes import number
 from tests.gateway.bodies import conversation
 from tests.gateway.damage import mutant
 from tests.gateway.process import gateway_process
+from tests.gateway.responses_bodies import EVERYTHING
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import API_KEY, eventually, serve
 
@@ -37,46 +38,6 @@ LOOK = {
     "cache_control": EPHEMERAL,
 }
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": [1]}'}}
-
-RESPONSES: dict[str, Any] = {
-    "model": "holdfast-demo",
-    "instructions": "Rules. " * 30,
-    "max_output_tokens": 5,
-    "input": [
-        {"role": "developer", "content": "More rules."},
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
-        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"a": [1]}'},
-        {"type": "function_call_output", "call_id": "c1", "output": "found"},
-        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"},
-        {
-            "type": "custom_tool_call_output",
-            "call_id": "c2",
-            "output": [
-                {
-                    "type": "input_text",
-                    "text": "ok",
-                    "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"},
-                }
-            ],
-        },
-        {"type": "local_shell_call", "call_id": "c3", "action": {"type": "exec"}},
-        {"type": "local_shell_call_output", "call_id": "c3", "output": "{}"},
-        {"type": "web_search_call", "id": "w1"},
-    ],
-    "tools": [
-        {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}},
-        {"type": "custom", "name": "patch", "format": {"type": "text"}},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "look"}]},
-        {"type": "web_search"},
-    ],
-    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]},
-    "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
-    "prompt_cache_options": {"mode": "implicit", "comparison_response_id": "resp_1"},
-    "reasoning": {"effort": "low", "summary": "auto"},
-    "metadata": {"a": "b"},
-    "include": ["reasoning.encrypted_content"],
-}
 
 
 GEMINI: dict[str, Any] = {
@@ -234,7 +195,7 @@ def endpoints() -> list[Endpoint]:
         Endpoint("/v1/messages/count_tokens", counted),
         Endpoint("/v1/chat/completions", chat, is_openai=True),
         Endpoint("/v1/completions", text, is_openai=True),
-        Endpoint("/v1/responses", RESPONSES, is_openai=True),
+        Endpoint("/v1/responses", EVERYTHING, is_openai=True),
         Endpoint("/v1/models/holdfast-demo:generateContent", GEMINI, is_google=True),
         Endpoint("/v1beta/cachedContents", CACHED, is_google=True),
         Endpoint("/v1/messages/batches", BATCH),

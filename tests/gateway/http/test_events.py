@@ -64,20 +64,3 @@ def test_a_missing_event_is_asked_for_again_from_the_last_one(tmp_path: Path) ->
         eventually(lambda: len(engine.asked) >= 3)
         assert engine.asked[:3] == ["", "epoch=epoch-1&after=4", "epoch=epoch-1&after=7"]
         assert names(admin) == 2
-
-
-def test_a_broken_frame_and_a_new_epoch_are_no_end(tmp_path: Path) -> None:
-    engine = TellingEngine(
-        tales=[
-            [Snapshot(seq=1, epoch="epoch-1", chains=[held(1, "a", "b")]), b"{nonsense}\n"],
-            [Snapshot(seq=0, epoch="epoch-2", chains=[])],
-            [held(1, "c")],
-            [],
-        ]
-    )
-    with followed(tmp_path, engine) as admin:
-        eventually(lambda: len(engine.asked) >= 4)
-        assert engine.asked[:4] == [
-            *("", "epoch=epoch-1&after=1", "epoch=epoch-2&after=0", "epoch=epoch-2&after=1")
-        ]
-        assert names(admin) == 1

@@ -1,6 +1,5 @@
 """Statuses, envelopes, keys and probes: everything around a turn."""
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +8,7 @@ import pytest
 from gateway.admin.structs.usage import Refusal
 from gateway.http.errors import MAX_OF_WORKSPACE, MAX_WORKSPACES, Refusals
 from tests.gateway.bodies import body
-from tests.gateway.conftest import Stack, stacked
+from tests.gateway.conftest import Stack
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually
 
 
@@ -132,13 +131,6 @@ def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -
     assert asked("/readyz")[1]["engines"][0]["detail"]["progress"] == 0.5
     assert asked("/healthz")[0] == 200
     check_envelope(stack.post("/v1/messages", json=body()), 529, "overloaded_error")
-
-
-def test_claude_ids_mean_the_default_model_where_that_is_switched_on(tmp_path: Path) -> None:
-    with stacked(tmp_path, claude_alias=True) as stack:
-        reply = stack.post("/v1/messages", json=body(model="claude-sonnet-5-5"))
-        assert reply.json()["model"] == "claude-sonnet-5-5"
-        assert stack.post("/v1/messages", json=body(model="gpt-5")).status_code == 404
 
 
 @pytest.mark.parametrize(

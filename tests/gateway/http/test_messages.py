@@ -56,14 +56,6 @@ def test_a_streamed_response_equals_an_unstreamed_one(stack: Stack) -> None:
     assert plain.usage.output_tokens_details.thinking_tokens == 3
 
 
-def test_the_sdk_keeps_the_extension_object(stack: Stack) -> None:
-    for message in (create(stack, system=SYSTEM), streamed(stack, system=SYSTEM)):
-        extension = message.model_extra["holdfast"]
-        assert extension["engine"] == "engine-0"
-        assert extension["breakpoints"][0]["path"] == "system.0"
-        assert extension["breakpoints"][0]["state"] == "leased"
-
-
 def test_stream_events_have_the_wires_frames_and_order(stack: Stack) -> None:
     stack.engine.script = rich
     asked = body(stream=True, tools=[tool()], thinking={"type": "adaptive"})

@@ -51,18 +51,6 @@ def sockets(url: str, count: int, source: str) -> Iterator[list[socket.socket]]:
         yield [stack.enter_context(one) for one in made]
 
 
-def test_idle_sockets_without_a_key_keep_nobody_out(small: Stack) -> None:
-    with small.http() as known:
-        assert known.post("/v1/messages", json=body()).status_code == 200
-        with sockets(small.url, MOST, "127.0.0.2"), sockets(small.url, MOST, "127.0.0.3"):
-            for _ in range(5):
-                assert small.post("/v1/messages", json=body()).status_code == 200
-            # The connection on which a key was shown was not the one that made way.
-            connection = known._transport._pool.connections[0]  # type: ignore[attr-defined]
-            assert known.post("/v1/messages", json=body()).status_code == 200
-            assert connection in known._transport._pool.connections  # type: ignore[attr-defined]
-
-
 def test_where_none_can_make_way_a_connection_is_refused_and_closed(small: Stack) -> None:
     head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n\r\n".encode()
     answer = b""

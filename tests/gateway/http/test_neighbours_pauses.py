@@ -19,10 +19,9 @@ from gateway.cli.migrate import migrate
 from gateway.http.server import Server
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, make_settings, running, serve
+from tests.gateway.serving import HEADERS, eventually, make_settings, running, serve
 from tests.longest_callback import LONGEST_SECONDS, Longest, longest_callback
 
-HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 BLOCKS = [{"type": "text", "text": letter} for letter in "abcdefgh"]
 
 

@@ -20,7 +20,7 @@ from tests.gateway.bodies import body, conversation
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import MESSAGES
 from tests.gateway.operations import APPLICATION, DOCUMENT, OPERATIONS
-from tests.gateway.serving import ADMIN_KEY, API_KEY
+from tests.gateway.serving import ADMIN_KEY, API_KEY, HEADERS
 
 # Of all operations together; SCHEMA_CASES raises it (scripts/long_tests schema).
 NUM_CASES = int(os.environ.get("SCHEMA_CASES", "300"))
@@ -126,9 +126,8 @@ def test_a_whole_answer_of_openais_conforms_too(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_whole_answer_conforms_too(stack: Stack, schema: Any, stream: bool) -> None:
     asked = {**conversation(), "diagnostics": {"previous_message_id": "msg_none"}}
-    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     case = schema["/v1/messages"]["POST"].Case(
-        body={**asked, "stream": stream}, headers=headers, media_type="application/json"
+        body={**asked, "stream": stream}, headers=HEADERS, media_type="application/json"
     )
     reply = case.call_and_validate(timeout=180)
     assert reply.status_code == 200

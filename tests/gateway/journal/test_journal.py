@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol import FinalCounts, InputUsage
+from engine.protocol import FinalCounts
 from gateway.base.errors import EngineTimeout
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
@@ -224,22 +224,3 @@ def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> N
 
     asyncio.run(close_and_stop())
     assert asyncio.run(open_and_closed()) == (0, 1)
-
-
-async def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(
-    journal: Journal,
-) -> None:
-    """At shutdown `finish` may come while `run` is in the middle of a step."""
-
-    class Slow(Witness):
-        async def ack(self, request_ids: list[str], /) -> None:
-            await asyncio.sleep(0.05)
-            await super().ack(request_ids)
-
-    gone = record(journal, 1).request_id
-    usage = InputUsage(input_tokens=1)
-    witness = Slow(counts_of(gone, usage=usage))
-    reconciler = settling(journal, witness)
-    reconciler.retire("engine-0", gone)
-    await asyncio.gather(reconciler.step(), reconciler.step())
-    assert witness.acked == [gone]

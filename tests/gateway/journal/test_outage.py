@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import httpx
 import pytest
-import sqlalchemy as sa
 
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.metrics import Metrics
@@ -22,11 +21,11 @@ from gateway.ledger.reads.sums import Queries, Range
 from tests.e2e.outage import data_directory, frozen_postgres, locked_sqlite, stopped_postgres
 from tests.gateway.bodies import body
 from tests.gateway.ledger.test_ledger import turn
+from tests.gateway.records import ledger_rows
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import HEADERS, ask, eventually, serve, serve_gateway
 from tests.postgres import new_database, running_postgres
 
-HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 KINDS = [
     "locked",
     pytest.param("frozen", marks=pytest.mark.postgres),
@@ -50,11 +49,9 @@ class Outage:
         return frozen_postgres(where) if self.kind == "frozen" else stopped_postgres(where)
 
     def rows(self) -> list[str]:
-        engine = sa.create_engine(self.url or f"sqlite:///{self.data / 'ledger.db'}")
-        with engine.connect() as connection:
-            found = [str(row[0]) for row in connection.execute(sa.text("SELECT id FROM turns"))]
-        engine.dispose()
-        return found
+        return [
+            row["id"] for row in ledger_rows(self.url or f"sqlite:///{self.data / 'ledger.db'}")
+        ]
 
 
 @pytest.fixture(params=KINDS)
@@ -109,21 +106,21 @@ def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
             assert health["ready"] and health["journal"]["has_room"]
             return int(health["journal"]["backlog"])
 
-        def ask() -> None:
+        def is_served() -> None:
             answer = http.post("/v1/messages", json=body())
             assert answer.status_code == 200
             told.append(answer.json()["id"])
 
-        ask()
+        is_served()
         eventually(lambda: backlog() == 0)
         with outage():
             for _ in range(10):
-                ask()
+                is_served()
             stranger = http.post("/v1/messages", json=body(), headers={"x-api-key": "hf-unknown"})
             # Reading is not blocked by SQLite's lock, so the stranger is known to be one.
             assert stranger.status_code == (401 if outage.kind == "locked" else 529)
             assert backlog() == 10
-        ask()
+        is_served()
         eventually(lambda: backlog() == 0)
     assert sorted(outage.rows()) == sorted(told)
 
@@ -138,7 +135,7 @@ def test_a_frozen_database_does_not_hold_up_the_stop_and_the_next_start_drains(
         with ExitStack() as frozen:
             with serve_gateway(tmp_path, engine_url, database_url=outage.url) as url:
                 frozen.enter_context(outage())
-                answer = httpx.post(f"{url}/v1/messages", json=body(), headers=HEADERS, timeout=120)
+                answer = ask(url)
             # Leaving the block stopped it: `serve` fails where that takes more than 20 s.
         assert answer.status_code == 200
         with serve_gateway(tmp_path, engine_url, database_url=outage.url):
@@ -154,10 +151,7 @@ def test_a_locked_file_does_not_hold_up_the_stop_and_the_next_start_drains(
             with serve_gateway(tmp_path, engine_url) as url:
                 locked.enter_context(outage())
                 for _ in range(3):
-                    answer = httpx.post(
-                        f"{url}/v1/messages", json=body(), headers=HEADERS, timeout=120
-                    )
-                    told.append(answer.json()["id"])
+                    told.append(ask(url).json()["id"])
                 time.sleep(1)  # the drain has begun to wait for the lock
                 began = time.monotonic()
             # Leaving the block stopped it: `serve` fails where that takes very long.

@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from engine.protocol import InputUsage
 from gateway.base.metrics import Metrics
@@ -14,20 +13,12 @@ from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
 from tests.gateway.journal.test_journal import Witness, nobody, record, settling
-from tests.gateway.records import counts_of
+from tests.gateway.records import counts_of, ledger_rows
 
 pytestmark = pytest.mark.anyio
 
 REPLAYS = 400
 TURNS = 20
-
-
-def rows(path: Path) -> list[tuple[object, ...]]:
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        found = [tuple(row) for row in connection.execute(sa.text("SELECT * FROM turns"))]
-    engine.dispose()
-    return sorted(found, key=str)
 
 
 async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
@@ -44,7 +35,7 @@ async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
         charge(turn)
         await journal.close(turn)
     assert await drain.step() == TURNS
-    once = rows(tmp_path / "ledger.db")
+    once = ledger_rows(ledger_url)
     assert len(once) == TURNS
     for replay in range(REPLAYS):
         turn = rng.choice(turns)
@@ -64,7 +55,7 @@ async def test_replayed_drains_and_late_or_unknown_counts_change_no_row(
                 await drain.step()
             case _:
                 await reconciler.step(is_sweep=True)
-    assert rows(tmp_path / "ledger.db") == once
+    assert ledger_rows(ledger_url) == once
     assert journal.backlog == 0 and not await journal.open_turns()
     assert set(witness.acked) <= {turn.id for turn in turns} and witness.acked
     await ledger.close()

@@ -1,19 +1,16 @@
 """Final counts that an engine keeps for turns that the journal does not have."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gateway.base.errors import LedgerUnavailable
 from gateway.base.metrics import Metrics
 from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from tests.gateway.journal.test_journal import Witness, nobody, record, settling
 from tests.gateway.records import counts_of
-from tests.gateway.serving import WAIT_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -77,41 +74,3 @@ async def test_a_turn_that_the_drain_inserts_between_the_two_questions_is_not_na
     await drain.step()
     await reconciler.step(is_sweep=True)
     assert witness.acked == [turn.id] and await journal.set_aside_turns() == []
-
-
-async def test_while_the_ledger_is_away_nothing_is_acknowledged_and_nothing_is_named(
-    journal: Journal,
-) -> None:
-    turn = record(journal, 1)
-    witness, is_away = Witness(counts_of(turn.id)), True
-
-    async def known(turn_ids: Sequence[str]) -> set[str]:
-        if is_away:
-            raise LedgerUnavailable
-        return set(turn_ids)
-
-    reconciler = settling(journal, witness, known=known)
-    await reconciler.step(is_sweep=True)
-    assert not witness.acked and not await journal.set_aside_turns()
-    is_away = False
-    await reconciler.step(is_sweep=True)
-    assert witness.acked == [turn.id] and not await journal.set_aside_turns()
-
-
-async def test_an_engine_is_swept_when_it_first_answers(journal: Journal) -> None:
-    witness, stopping = Witness(counts_of(record(journal, 1).id)), asyncio.Event()
-    witness.is_ready = False
-
-    async def known(turn_ids: Sequence[str]) -> set[str]:
-        return set(turn_ids)
-
-    # The clock stands, so that no interval goes by.
-    running = asyncio.create_task(settling(journal, witness, known=known).run(stopping))
-    await asyncio.sleep(0.3)
-    assert not witness.acked
-    witness.is_ready = True
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not witness.acked:
-            await asyncio.sleep(0.05)
-    stopping.set()
-    await running

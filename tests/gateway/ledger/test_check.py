@@ -14,17 +14,15 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
 from gateway.ledger.upkeep import problems, rebuild, retain
+from tests.gateway.records import turn_record
 
 NOW = datetime(2026, 11, 22, 11, 30, 0, 123456, tzinfo=UTC)
 
 
 def turn(number: int) -> TurnRecord:
-    return TurnRecord(
-        id=f"msg_{number:06}",
-        instance="i",
+    return turn_record(
+        f"msg_{number:06}",
         workspace=("a", "b")[number % 2],
-        key_id="k",
-        model="m",
         engine="engine-0" if number % 3 else None,
         stream=number % 2 == 0,
         opened_at=NOW + timedelta(minutes=7 * number),

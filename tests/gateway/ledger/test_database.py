@@ -56,19 +56,6 @@ def test_a_process_that_stood_still_does_not_take_its_database_for_one_that_is_a
     assert run(url, work) == 7
 
 
-def test_a_deadline_still_ends_a_wait_for_a_database_that_does_not_answer(url: str) -> None:
-    async def work(ledger: Ledger) -> float:
-        async with ledger.transaction():
-            pass
-        started = time.monotonic()
-        with pytest.raises(Exception, match="not available"):
-            async with ledger.transaction():
-                await asyncio.sleep(60)
-        return time.monotonic() - started
-
-    assert 2 <= run(url, work) < 30
-
-
 def test_who_leaves_while_a_connection_is_given_back_leaves_no_broken_one(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,53 +144,6 @@ def test_a_key_and_its_workspace_that_are_made_between_two_reads_break_no_refres
         assert made and set(ring.workspaces) == {"default"}, "all of one moment"
         await ring.poll()
         assert set(ring.workspaces) == {"default", "new"}, "and the change is seen next"
-
-    run(url, work, 60.0)
-
-
-def test_ten_thousand_keys_that_did_not_change_cost_one_number_and_hold_up_nobody(
-    url: str,
-) -> None:
-    path = url.removeprefix("sqlite+aiosqlite:///")
-
-    async def work(ledger: Ledger) -> None:
-        await Keys(ledger).create("hf-first", "default", "first", NOW)
-        rows = [(f"key_{n}", f"{n:064x}", NOW.isoformat(" ")) for n in range(10_000)]
-        with sqlite3.connect(path, timeout=10) as db:
-            db.executemany(
-                "INSERT INTO api_keys (id, workspace_id, name, digest, created_at)"
-                " VALUES (?, 'default', 'n', ?, ?)",
-                rows,
-            )
-        time_now = [0.0]
-        clock = Clock(monotonic=lambda: time_now[0])
-        ring = KeyRing(Keys(ledger), SecretStr("master"), clock, None, 3600)
-        statements: list[str] = []
-        event.listen(
-            ledger.engine.sync_engine,
-            "before_cursor_execute",
-            lambda _c, _cursor, statement, *_: statements.append(statement),
-        )
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        beside = asyncio.create_task(others())
-        await ring.refresh()
-        assert turns > 20, "others ran between the pages"
-        statements.clear()
-        for _ in range(20):
-            time_now[0] += 30.0
-            await ring.poll()
-        beside.cancel()
-        keys = [statement for statement in statements if "api_keys" in statement]
-        # The tables are read once in ten minutes, whatever the number of polls.
-        assert len(keys) <= 25, len(keys)
-        assert len(statements) - len(keys) <= 30
 
     run(url, work, 60.0)
 

@@ -4,9 +4,7 @@ The drain does not forget what went into a file that has lost its name, and `/re
 """
 
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,16 @@ import pytest
 from gateway.app import create_app
 from gateway.cli.migrate import migrate
 from tests.gateway.bodies import body
+from tests.gateway.records import ledger_rows
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import (
-    API_KEY,
+    HEADERS,
     eventually,
     make_settings,
     serve,
     serve_app,
     serve_gateway,
 )
-
-HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 
 
 def ask(url: str, count: int) -> set[str]:
@@ -49,8 +46,7 @@ def backlog(url: str) -> int:
 
 
 def rows(path: Path) -> set[str]:
-    with closing(sqlite3.connect(path)) as db:
-        return {row[0] for row in db.execute("SELECT id FROM turns")}
+    return {row["id"] for row in ledger_rows(f"sqlite:///{path}")}
 
 
 def move(source: Path, target: Path) -> None:

@@ -2,34 +2,24 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
-from gateway.ledger.access import Keys, Workspaces, digest_of
+from gateway.ledger.access import Keys, digest_of
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Queries, Range
-from gateway.ledger.reads.turns import TurnFilter, page
-from tests.postgres import new_database
+from tests.gateway.records import turn_record
 
 ALL = Range(since_ms=0, until_ms=2**45)
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of either kind; "" is SQLite under the data directory."""
-    if request.param == "sqlite":
-        return ""
-    return new_database(request.getfixturevalue("postgres"), uuid4().hex)
-
-
 @pytest.fixture
-async def ledger(tmp_path: Path, database_url: str) -> AsyncIterator[Ledger]:
-    settings = DatabaseSettings(data=tmp_path, database_url=database_url)
+async def ledger(tmp_path: Path, shared_database: str) -> AsyncIterator[Ledger]:
+    settings = DatabaseSettings(data=tmp_path, database_url=shared_database)
     await asyncio.to_thread(migrate, settings)
     ledger = Ledger(settings.ledger_url, 60.0)
     yield ledger
@@ -38,12 +28,7 @@ async def ledger(tmp_path: Path, database_url: str) -> AsyncIterator[Ledger]:
 
 def turn(number: int, **changes: object) -> TurnRecord:
     values: dict[str, object] = {
-        "id": f"msg_{number:06}",
-        "instance": "i",
         "workspace": "default",
-        "key_id": "key",
-        "model": "m",
-        "stream": False,
         "opened_at": NOW,
         "outcome": "stop",
         "input_tokens": 10,
@@ -52,7 +37,7 @@ def turn(number: int, **changes: object) -> TurnRecord:
         "cost": 19_000,
         "cost_without_cache": 100_000,
     }
-    return TurnRecord(**{**values, **changes})  # type: ignore[arg-type]
+    return turn_record(f"msg_{number:06}", **{**values, **changes})
 
 
 @pytest.mark.anyio
@@ -62,41 +47,6 @@ async def test_a_turn_drained_twice_is_there_once(ledger: Ledger) -> None:
     totals = await Queries(ledger).totals(ALL)
     assert (totals.requests, totals.input_tokens) == (3, 30)
     assert totals.cost_without_cache_nano - totals.cost_nano == 3 * 81_000
-
-
-@pytest.mark.anyio
-async def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(ledger: Ledger) -> None:
-    queries = Queries(ledger)
-    await ledger.insert_turns([turn(1, fingerprint=b"\x00\xffkept", num_removed=1), turn(2)])
-    assert await queries.fingerprint("msg_000001") == b"\x00\xffkept"
-    assert await queries.fingerprint("msg_000001", "default") == b"\x00\xffkept"
-    assert await queries.fingerprint("msg_000001", "other") is None
-    assert await queries.fingerprint("msg_000002") is None
-    assert await queries.fingerprint("msg_000003") is None
-    assert sorted(
-        turn.num_removed for turn in (await page(ledger, ALL, TurnFilter(), 9)).turns
-    ) == [0, 1]
-
-
-@pytest.mark.anyio
-async def test_a_changed_workspace_or_key_advances_the_watermark(ledger: Ledger) -> None:
-    keys, workspaces = Keys(ledger), Workspaces(ledger)
-    seen = [await keys.version()]
-    key_id = await keys.create("key", "default", "n", NOW)
-    seen.append(await keys.version())
-    made = await keys.rotate(key_id, "next", NOW, None)
-    seen.append(await keys.version())
-    await keys.revoke(made.id, NOW)
-    seen.append(await keys.version())
-    await workspaces.create("w", NOW, {})
-    seen.append(await keys.version())
-    await workspaces.change("w", {"lease_share": 0.5})
-    seen.append(await keys.version())
-    await workspaces.archive("w", NOW)
-    seen.append(await keys.version())
-    assert seen == sorted(set(seen))
-    await keys.touch({key_id: NOW})
-    assert await keys.version() == seen[-1], "a use is no change"
 
 
 @pytest.mark.anyio

@@ -1,33 +1,24 @@
 """The schema goes up, down and up again, on either database."""
 
 import asyncio
-from datetime import UTC, datetime
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from alembic import command
 from alembic.config import Config
 
-from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import ROOT, migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.reads.sums import Queries, Range
-from tests.postgres import new_database
-
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-ALL = Range(since_ms=0, until_ms=2**45)
+from gateway.ledger.reads.sums import Queries
+from tests.gateway.ledger.test_ledger import ALL, NOW, turn
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings:
+@pytest.fixture
+def settings(tmp_path: Path, shared_database: str) -> DatabaseSettings:
     """An empty database of either kind."""
-    url = ""
-    if request.param == "postgres":
-        url = new_database(request.getfixturevalue("postgres"), uuid4().hex)
-    return DatabaseSettings(data=tmp_path, database_url=url)
+    return DatabaseSettings(data=tmp_path, database_url=shared_database)
 
 
 def config_of(settings: DatabaseSettings) -> Config:
@@ -37,25 +28,9 @@ def config_of(settings: DatabaseSettings) -> Config:
     return config
 
 
-def turn(number: int) -> TurnRecord:
-    return TurnRecord(
-        id=f"msg_{number:06}",
-        instance="i",
-        workspace="default",
-        key_id="key",
-        model="m",
-        stream=False,
-        opened_at=NOW,
-        outcome="stop",
-        input_tokens=10,
-        cache_read_tokens=90,
-        prefix="0" * 16,
-    )
-
-
 async def put(ledger: Ledger, number: int) -> None:
     await Keys(ledger).create(f"secret {number}", "default", "one", NOW)
-    await ledger.insert_turns([turn(number)])
+    await ledger.insert_turns([turn(number, prefix="0" * 16)])
 
 
 async def counted(ledger: Ledger) -> tuple[int, int, int]:

@@ -33,6 +33,7 @@ from gateway.ledger.schema import (
 )
 from gateway.ledger.upkeep import rebuild, retain
 from gateway.prices.price import PROMPT_BANDS
+from tests.gateway.records import turn_record
 from tests.postgres import new_database
 
 START = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)
@@ -294,12 +295,7 @@ def test_a_range_has_exactly_its_turns_whatever_sums_it_is_read_from(
 
 def at(number: int, day: int, **changes: Any) -> TurnRecord:
     values: dict[str, Any] = {
-        "id": f"msg_{number:04}",
-        "instance": "i",
         "workspace": "a",
-        "key_id": "k",
-        "model": "m",
-        "stream": False,
         "opened_at": START + timedelta(days=day),
         "outcome": "stop",
         "miss_reason": "cold",
@@ -307,7 +303,7 @@ def at(number: int, day: int, **changes: Any) -> TurnRecord:
         "first_token_seconds": 0.1,
         "prefix": "0" * 16,
     }
-    return TurnRecord(**{**values, **changes})
+    return turn_record(f"msg_{number:04}", **{**values, **changes})
 
 
 def ms(day: float) -> int:

@@ -4,10 +4,8 @@ One stack of real processes serves turns that hit, miss, fail, have several choi
 several workspaces. Then both pages are scraped, and compared with the rows of the ledger.
 """
 
-import contextlib
 import json
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from gateway.admin.routes import CONTROLLERS
 from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.gateway.admin_client import Admin
+from tests.gateway.records import ledger_rows
 from tests.gateway.serving import eventually, serve_gateway
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,12 +96,6 @@ def scrape(url: str) -> Scrape:
     return Scrape(values, types, helps)
 
 
-def turns(data: Path) -> list[Row]:
-    with contextlib.closing(sqlite3.connect(data / "ledger.db")) as db:
-        db.row_factory = sqlite3.Row
-        return [dict(row) for row in db.execute("SELECT * FROM turns")]
-
-
 def play(url: str, key: str, number: int) -> Iterator[int]:
     """Yield the status of each of some turns."""
     headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
@@ -139,8 +132,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
             keys.append(admin.make_key(name)[1])
         statuses = [s for i, key in enumerate(keys) for s in play(stack.gateway, key, i + 1)]
         assert Counter(statuses) == {200: 16, 400: 4}
-        eventually(lambda: len(turns(data)) == 20)
-        return Served(scrape(stack.gateway), scrape(stack.engine), turns(data))
+        ledger = f"sqlite:///{data / 'ledger.db'}"
+        eventually(lambda: len(ledger_rows(ledger)) == 20)
+        return Served(scrape(stack.gateway), scrape(stack.engine), ledger_rows(ledger))
 
 
 @dataclass(frozen=True)

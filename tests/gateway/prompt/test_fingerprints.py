@@ -71,20 +71,6 @@ BASE = body(
 )
 
 
-def test_a_fingerprint_is_bounded_and_still_brackets_the_difference() -> None:
-    texts = [f"part {number}" for number in range(3000)]
-    packed = pack(fingerprint(body(messages=[user(*texts)])))
-    earlier = unpack(packed)
-    assert len(earlier.points) <= MAX_POINTS and len(packed) < 4000
-    assert compare(earlier, fingerprint(body(messages=[user(*texts, "more")]))) is None
-    changed = [*texts[:1000], "changed", *texts[1001:]]
-    found = compare(earlier, fingerprint(body(messages=[user(*changed)])))
-    assert found is not None and found.kind == "messages_changed"
-    assert found.segment is not None and 1000 - 3000 / 64 < found.segment <= 1000
-    cut = fingerprint(body(messages=[user(*texts[:1501], "other")]))
-    assert compare(earlier, cut) == Divergence("unavailable"), "beyond what was kept"
-
-
 def test_what_is_stored_holds_no_text_and_is_keyed_by_the_scope() -> None:
     request = conversation()
     packed = pack(fingerprint(request))

@@ -17,10 +17,9 @@ import pytest
 from gateway.base.settings import engine_list
 from gateway.routing.discovery import EndpointSlices, Found, SourceFailed, source_of
 from tests.gateway.scripted_engine import ScriptedEngine, say
-from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import ADMIN_KEY, ask, eventually, serve, serve_gateway
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/prod/endpointslices"
-BODY = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}
 
 
 @dataclass
@@ -110,10 +109,7 @@ class House:
         return {each["name"]: (each["status"], each["is_draining"]) for each in found}
 
     def ask(self) -> int:
-        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-        return httpx.post(
-            f"{self.url}/v1/messages", json=BODY, headers=headers, timeout=120
-        ).status_code
+        return ask(self.url, model="scripted").status_code
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 
 from engine.protocol import (
     Done,
-    Failed,
     Finished,
     Frame,
     InputUsage,
@@ -71,29 +70,6 @@ async def test_cut_anywhere_it_is_the_same() -> None:
 async def test_what_came_together_is_passed_on_together() -> None:
     first = lines(*FRAMES[:3]) + lines(FRAMES[3])[:5]
     assert await read(b"\n", first, RAW[1 + len(first) :]) == [[], FRAMES[:3], FRAMES[3:]]
-
-
-async def test_what_is_late_double_or_anothers_is_ignored_and_counted() -> None:
-    started, *_, done = FRAMES
-    assert isinstance(started, Started) and isinstance(done, Done)
-    strange: list[Frame] = [
-        msgspec.structs.replace(started, request_id="another"),
-        started,
-        msgspec.structs.replace(done, request_id="another"),
-    ]
-    for frame in strange:
-        raw = lines(*FRAMES[:2], frame, *FRAMES[2:], done, TextDelta("late"))
-        generation = Generation(Pieces(raw), "r")
-        assert flat([found async for found in generation.frames()]) == FRAMES
-        assert generation.num_ignored == 3
-
-
-async def test_what_came_before_a_failure_is_passed_on_before_it() -> None:
-    for failure in (lines(Failed(code="internal", message="no")), b"{}\n"):
-        batches = Generation(Pieces(lines(*FRAMES[:-1]) + failure), "r").frames()
-        assert await anext(batches) == FRAMES[:-1]
-        with pytest.raises(EngineFailed):
-            await anext(batches)
 
 
 async def test_ended_anywhere_it_is_a_lost_engine_and_a_damaged_line_a_broken_protocol() -> None:

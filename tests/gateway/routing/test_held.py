@@ -16,16 +16,12 @@ from engine.protocol import (
     EventFrame,
     Heartbeat,
     HeldName,
-    InputUsage,
     LeaseEnded,
-    Receipt,
     Snapshot,
-    Started,
     Tier,
 )
 from gateway.routing.held import (
     BYTES_PER_NAME,
-    EXPECTED_SECONDS,
     NEAR_NAMES,
     NOTHING,
     STALE_SECONDS,
@@ -188,36 +184,6 @@ def test_a_lease_counts_until_the_engine_ends_it_whether_or_not_its_seconds_were
         assert holdings.coverage(ends_of(0), 11.0) == Coverage(48, 0, 0)
 
 
-def test_an_expected_prefix_counts_until_taken_back_or_too_old() -> None:
-    holdings = begun(Holdings())
-    two = ends_of(0, 2).digests
-    for begin in (0.0, 100.0):
-        holdings.expect(two, begin)
-        assert holdings.coverage(ends_of(0), begin + EXPECTED_SECONDS / 2).device == 32
-        assert holdings.coverage(ends_of(0), begin + EXPECTED_SECONDS + 1) == NOTHING
-        # What others expect meanwhile makes it no older.
-        holdings.expect(["other"], begin + EXPECTED_SECONDS / 2 + 1)
-        holdings.expect(["other"], begin + EXPECTED_SECONDS + 2)
-        assert holdings.coverage(ends_of(0), begin + EXPECTED_SECONDS + 2) == NOTHING
-    holdings.expect(two, 200.0)
-    holdings.disappoint(two)
-    assert holdings.coverage(ends_of(0), 201.0) == NOTHING
-    begun(holdings, chain_of(1, 1))
-    holdings.expect(ends_of(1, 1).digests, 200.0)
-    holdings.disappoint(ends_of(1, 1).digests)
-    assert holdings.coverage(ends_of(1), 201.0).device == 16, "the engine said so itself"
-    # So does what a receipt says.
-    holdings.learn(*started(2), 200.0)
-    assert holdings.coverage(ends_of(0), 201.0).device == 32
-
-
-def started(num_held: int, epoch: str = "e", chain: int = 0) -> tuple[Started, list[str]]:
-    receipt = Receipt(name_tokens=[16 * (i + 1) for i in range(DEPTH)], num_held=num_held)
-    usage = InputUsage(input_tokens=DEPTH * 16)
-    frame = Started(request_id="r", epoch=epoch, usage=usage, breakpoints=[], receipt=receipt)
-    return frame, [f"{chain}.{i}" for i in range(DEPTH)]
-
-
 def test_a_full_index_takes_no_more_bytes_than_it_may_and_what_is_forgotten_is_counted() -> None:
     number_of_names, engines = 20_000, 8
     counted = list[int]()
@@ -241,26 +207,6 @@ def test_a_full_index_takes_no_more_bytes_than_it_may_and_what_is_forgotten_is_c
     every = {digest: held for shard in index._shards for digest, held in shard.items()}
     for holdings in holders:
         assert len(holdings) == sum(held >> 8 + holdings.slot & 1 for held in every.values())
-
-
-def test_leased_deep_and_shared_names_are_forgotten_last() -> None:
-    index = PrefixIndex(64 * BYTES_PER_NAME)
-    one, two = begun(Holdings(index)), begun(Holdings(index))
-    kept = {
-        "leased": ChainHeld(seq=2, names=[HeldName("leased", 100)], num_leased=1),
-        "deep": ChainHeld(seq=3, names=[HeldName("deep", 10_000)]),
-        "shared": ChainHeld(seq=4, names=[HeldName("shared", 1000)]),
-    }
-    for frame in kept.values():
-        assert one.apply(frame, 0.0)
-    assert two.apply(msgspec.structs.replace(kept["shared"], seq=2), 0.0)
-    for number in range(1000):
-        names = [HeldName(f"plain {number}", 1000)]
-        assert one.apply(ChainHeld(seq=5 + number, names=names), 0.0)
-    for name in kept:
-        assert one.coverage(Ends([name], [16]), 0.0).held == 16, name
-    last = [one.coverage(Ends([f"plain {n}"], [16]), 0.0).held for n in range(1000)]
-    assert not any(last[:900]) and all(last[-32:]), "of equals those that were told first"
 
 
 @settings(max_examples=200, deadline=None)

@@ -77,15 +77,6 @@ def test_no_part_of_a_snapshot_takes_long_and_all_are_as_if_it_were_one() -> Non
     assert all_of(index, snapshot) == all_of(whole, snapshot)
 
 
-def test_a_part_behind_another_process_asks_for_the_events_anew() -> None:
-    index = Holdings()
-    first, *others = frames_of(msgspec.json.encode(snapshot_of(NUM_CHAINS)))
-    assert index.apply(first, NOW)
-    index.forget()
-    assert not index.apply(others[-1], NOW)
-    assert index.epoch is None and index.seq == 0
-
-
 def test_a_short_snapshot_is_one_frame_and_a_long_line_of_another_kind_is_read_too() -> None:
     for num_chains in (0, 5):
         snapshot = snapshot_of(num_chains)

@@ -8,12 +8,12 @@ import pytest
 from engine.protocol import Capability, ChainHeld, HeldName, Snapshot
 from engine.protocol.reports import Description
 from gateway.base.catalogue import Model
-from gateway.base.errors import InvalidRequest, NoEngineReady
+from gateway.base.errors import InvalidRequest
 from gateway.dialects.lowering import Asked
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal
-from gateway.routing.breaker import FAILURES, Breaker
+from gateway.routing.breaker import Breaker
 from gateway.routing.held import Holdings, PrefixIndex
 from gateway.routing.router import Load, Router, TokenRates, kind_of
 
@@ -90,35 +90,6 @@ def test_what_few_engines_can_is_asked_of_those_alone() -> None:
     thinks = msgspec.structs.replace(ask("p"), thinking=True)
     assert not thinks.count_request([]).thinking
     assert thinks.count_request(["thinking"]).thinking
-
-
-def test_a_prompt_goes_where_most_of_it_is_held_unless_that_engine_drains() -> None:
-    prompt = ask("word " * 4000)
-    digests = [name.digest for name in prompt.plan.names]
-    engines = [candidate(number) for number in range(4)]
-    engines[1].hold(*digests[:1])
-    engines[2].hold(*digests)
-    choice = Router().choose(prompt, engines, NOW)
-    assert choice.engine is engines[2]
-    assert choice.captured == choice.available == choice.tokens
-    assert choice.to_prefill == 0
-    engines[2].is_draining = True
-    choice = Router().choose(prompt, engines, NOW)
-    assert choice.engine.url != engines[2].url
-    assert choice.available == choice.tokens > choice.captured
-
-
-def test_an_engine_is_tried_once_and_an_open_breaker_only_where_nothing_else_is_left() -> None:
-    engines = [candidate(number) for number in range(2)]
-    first = choose(ask("p"), engines)
-    (other,) = [engine for engine in engines if engine is not first]
-    assert choose(ask("p"), engines, (first.url,)) is other
-    with pytest.raises(NoEngineReady):
-        choose(ask("p"), engines, (first.url, other.url))
-    for number in range(FAILURES):
-        first.breaker.failed(f"turn-{number}", NOW)
-    assert choose(ask("p"), engines) is other
-    assert choose(ask("p"), engines, (other.url,)) is first
 
 
 def test_token_rates_follow_what_long_prompts_had() -> None:

@@ -15,7 +15,6 @@ from engine.protocol import (
     GenerateRequest,
     InputUsage,
     TextDelta,
-    ToolChoice,
     UnheldTool,
 )
 from gateway.base.logs import bound_request_id
@@ -23,19 +22,17 @@ from tests.gateway.bodies import SHORT, body, text, told, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import API_KEY, HEADERS, eventually, serve, serve_gateway
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 FORMAT = {"format": {"type": "json_schema", "schema": SCHEMA}}
 RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
 STRICT = {**tool("look"), "strict": True}
 STRICT_LOOK = {"type": "function", "function": {**LOOK["function"], "strict": True}}
-NAMED = {"type": "function", "function": {"name": "look"}}
 
 
 def error(url: str, path: str, request: dict[str, Any]) -> dict[str, Any]:
-    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-    reply = httpx.post(f"{url}{path}", json=request, headers=headers, timeout=120)
+    reply = httpx.post(f"{url}{path}", json=request, headers=HEADERS, timeout=120)
     assert reply.status_code == 400, reply.text
     detail: dict[str, Any] = reply.json()["error"]
     assert detail["type"] == "invalid_request_error"
@@ -50,14 +47,6 @@ def refused(stack: Stack, **changes: Any) -> str:
 def refused_chat(stack: Stack, **changes: Any) -> dict[str, Any]:
     request = {"model": MODEL, "messages": MESSAGES, **changes}
     return error(stack.url, "/v1/chat/completions", request)
-
-
-def test_an_output_format_reaches_the_engine_with_its_keys_in_order(stack: Stack) -> None:
-    stack.sdk().messages.create(**body(output_config=FORMAT))
-    chat(stack, response_format=RESPONSE_FORMAT)
-    for request in stack.engine.requests:
-        assert request.output_schema == SCHEMA
-        assert list((request.output_schema or {})["properties"]) == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -132,27 +121,6 @@ def test_a_refused_tool_has_its_number_in_the_clients_list(stack: Stack) -> None
     assert refused(stack, **asked) == message.replace("tools[0]", "tools.1")
     detail = refused_chat(stack, tools=[{"type": "web_search"}, LOOK], tool_choice="required")
     assert detail["param"] == "tools[1].function.parameters"
-
-
-@pytest.mark.parametrize(
-    "demand, theirs, mode",
-    [
-        ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}, ToolChoice("any")),
-        (
-            {"tool_choice": {"type": "tool", "name": "look"}},
-            {"tool_choice": NAMED},
-            ToolChoice("tool", "look"),
-        ),
-        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}, ToolChoice("none")),
-        ({"output_config": FORMAT}, {"response_format": RESPONSE_FORMAT}, ToolChoice("auto")),
-    ],
-)
-def test_strict_tools_where_every_call_is_guaranteed(
-    stack: Stack, demand: Any, theirs: Any, mode: ToolChoice
-) -> None:
-    stack.sdk().messages.create(**body(tools=[STRICT], **demand))
-    chat(stack, tools=[STRICT_LOOK], **theirs)
-    assert [request.tool_choice for request in stack.engine.requests] == [mode, mode]
 
 
 def test_strict_tools_that_the_model_calls_freely_are_held_where_the_engine_can(
@@ -245,17 +213,3 @@ def test_more_tokens_than_the_context_has_are_told_and_never_an_error(stack: Sta
         (chat(stack, max_completion_tokens=100_001), "max_tokens"),
     ):
         assert told(answer) == [(path, reason)]
-
-
-def test_counting_takes_a_format_and_diagnostics_see_it(stack: Stack) -> None:
-    sdk, request = stack.sdk(), body(output_config=FORMAT)
-    del request["max_tokens"]
-    plain = body()
-    del plain["max_tokens"]
-    count = sdk.messages.count_tokens(**request).input_tokens
-    assert count == sdk.messages.count_tokens(**plain).input_tokens
-    first = sdk.messages.create(**body(diagnostics={"previous_message_id": None}))
-    asked: Any = {"previous_message_id": first.id}
-    second = sdk.messages.create(**body(diagnostics=asked, output_config=FORMAT))
-    assert second.diagnostics is not None and second.diagnostics.cache_miss_reason is not None
-    assert second.diagnostics.cache_miss_reason.type == "unavailable"

@@ -16,7 +16,15 @@ from gateway.routing.breaker import FAILURES
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.gateway.serving import (
+    API_KEY,
+    HEADERS,
+    ask,
+    eventually,
+    metric,
+    serve,
+    serve_gateway,
+)
 
 
 @dataclass
@@ -33,14 +41,8 @@ class Pair:
         return Admin(self.url)
 
     def ask(self, text: str, path: str = "messages", **changes: Any) -> httpx.Response:
-        messages = [{"role": "user", "content": text}]
-        return httpx.post(
-            f"{self.url}/v1/{path}",
-            json=body(messages=messages, **changes),
-            headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
-            timeout=120,
-            trust_env=False,
-        )
+        said = [{"role": "user", "content": text}]
+        return ask(self.url, f"/v1/{path}", messages=said, **changes)
 
     def ask_until(self, engine: ScriptedEngine, name: str, **changes: Any) -> httpx.Response:
         """Ask new things until one of them was sent to this engine first; return its answer."""
@@ -55,8 +57,7 @@ class Pair:
         return next(one for one in self.admin.get("engines") if one["name"] == name)
 
     def metric(self, line: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=120).text
-        return sum(float(row.split()[-1]) for row in text.splitlines() if row.startswith(line))
+        return metric(self.url, line)
 
     def settles(self, request: str) -> None:
         """Both engines are told that their counts are settled."""
@@ -264,9 +265,8 @@ def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
 def test_what_can_not_be_done_to_engines_is_said(pair: Pair) -> None:
     for engine in (pair.first, pair.second):
         engine.wait_seconds = 60.0
-    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     url, asked = f"{pair.url}/v1/messages", body(stream=True)
-    with httpx.stream("POST", url, json=asked, headers=headers, timeout=120):
+    with httpx.stream("POST", url, json=asked, headers=HEADERS, timeout=120):
         name = "engine-0" if pair.first.requests else "engine-1"
         said = pair.admin.delete(f"engines/{name}", 400)
         assert "turns run there" in said["error"]["message"]

@@ -13,7 +13,7 @@ import pytest
 from gateway.journal import store
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
-from tests.gateway.serving import WAIT_SECONDS, eventually
+from tests.gateway.serving import WAIT_SECONDS, eventually, metric
 
 
 class Disk:
@@ -69,9 +69,8 @@ def backlog(stack: Stack) -> int:
 
 def num_left(stack: Stack) -> float:
     """How many clients left before their answer."""
-    text = httpx.get(f"{stack.url}/metrics", timeout=WAIT_SECONDS, trust_env=False).text
     name = 'holdfast_gateway_requests_total{route="/v1/messages",status="499"}'
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+    return metric(stack.url, name)
 
 
 def test_where_the_record_cant_be_written_the_client_is_told_and_nothing_is_left(
