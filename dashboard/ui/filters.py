@@ -59,7 +59,7 @@ class Selection:
         until = datetime.fromtimestamp((int(now.timestamp()) // step + 1) * step, UTC)
         seconds, _ = RANGES.get(self.range, RANGES[DEFAULT_RANGE])
         since = until - timedelta(seconds=seconds)
-        # Whole hours are read from sums, a part of one from its turns.
+        # Whole hours are read from fewer sums than a part of one.
         return (since if seconds < DAY_SECONDS else since.replace(minute=0, second=0)), until
 
     def params(self, *without: str) -> dict[str, Any]:

@@ -199,7 +199,8 @@ class PrefixIndex:
         """An engine holds these names."""
         here = 1 << _FIELDS[chain.tier] + slot
         # A lease ends by an event of its own, or with the name.
-        kept = ~(_OF_SLOT << slot | _DEPTH) | 1 << _LEASED + slot
+        own, names = _OF_SLOT << slot, self.names
+        kept = ~(own | _DEPTH) | 1 << _LEASED + slot
         leased = here | 1 << _LEASED + slot
         shared, shards, last, most = self._shared, self._shards, self._last_shard, self._shard_names
         if len(shared) > _MAX_SHARED:
@@ -214,8 +215,8 @@ class PrefixIndex:
                 depth = _DEPTH if depth > 0 else 0
             found = before & kept | (leased if index < chain.num_leased else here) | depth
             shard[key] = shared.setdefault(found, found)
-            if not before & _OF_SLOT << slot:
-                self.names[slot] += 1
+            if not before & own:
+                names[slot] += 1
                 if len(shard) > most:
                     self._thin(shard)
 
@@ -320,14 +321,15 @@ class PrefixIndex:
 
     def _thin(self, shard: dict[int, int]) -> None:
         """Forget a third of a full shard: of equals those that were told first."""
-        items = list(shard.items())
-        known = [_known(found) for _, found in items]
+        keys, values = list(shard), list(shard.values())
+        known = list(map(_known, values))
         worths = [worth for worth, _ in known]
-        order = sorted(range(len(items)), key=worths.__getitem__)
-        gone = order[: len(items) // 3 + 1]
+        order = sorted(range(len(keys)), key=worths.__getitem__)
+        gone = order[: len(keys) // 3 + 1]
         # A dictionary of which much was deleted would keep its size.
         shard.clear()
-        shard.update([items[place] for place in order[len(gone) :]])
+        for place in order[len(gone) :]:
+            shard[keys[place]] = values[place]
         names, forgotten = self.names, self.forgotten
         for place in gone:
             for slot in known[place][1]:

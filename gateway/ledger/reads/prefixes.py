@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select, text, union_all
+from sqlalchemy import func, select, text, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.protocol import WRITE_FIELDS, Ttl
@@ -16,27 +16,32 @@ from gateway.ledger.schema import PrefixRow, TurnRow
 from gateway.prices.price import PriceSheets, cost_with_ttl
 from gateway.prompt.fingerprint import unpack
 
-# Parts of one statement.
+# Parts of one statement, and parameters of one.
 _LOOKS = 100
+_BATCH = 500
 
 
 async def _reports(
     connection: AsyncConnection, rows: Sequence[Any], prices: PriceSheets
 ) -> list[PrefixReport]:
-    """Prefixes with what their last requests tell. The index finds each of these."""
-    looks = {}
-    for start in range(0, len(rows), _LOOKS):
-        parts = [
-            select(
-                select(TurnRow.__table__)
-                .where(TurnRow.prefix == row["prefix"], TurnRow.workspace_id == row["workspace_id"])
-                .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-                .limit(1)
-                .subquery()
-            )
-            for row in rows[start : start + _LOOKS]
-        ]
-        turns = (await connection.execute(union_all(*parts))).all()
+    """Prefixes with what their last requests tell."""
+    # By the prefix's index alone, as `rollups.gap_changes`.
+    newest = (
+        select(TurnRow.id)
+        .where(
+            TurnRow.prefix == PrefixRow.prefix,
+            func.coalesce(TurnRow.workspace_id, "") == PrefixRow.workspace_id,
+        )
+        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    own, looks = tuple_(PrefixRow.workspace_id, PrefixRow.prefix), {}
+    for start in range(0, len(rows), _BATCH):
+        keys = [(row["workspace_id"], row["prefix"]) for row in rows[start : start + _BATCH]]
+        ids = (await connection.execute(select(newest).where(own.in_(keys)))).scalars().all()
+        found = select(TurnRow.__table__).where(TurnRow.id.in_([each for each in ids if each]))
+        turns = (await connection.execute(found)).all()
         told = await asyncio.to_thread(list, map(_look, turns))
         for turn, look in zip(turns, told, strict=True):
             looks[turn.workspace_id, turn.prefix] = look
@@ -64,10 +69,6 @@ def _look(row: Any) -> PrefixLook:
         num_system=system,
         num_messages=messages,
     )
-
-
-# Parameters of one statement.
-_BATCH = 500
 
 
 async def prefixes(
