@@ -3,7 +3,8 @@
 EngineError            500 internal
 ├── InvalidRequest     400 invalid_request
 │   ├── PromptTooLong  400 prompt_too_long
-│   └── SchemaRefused  400 invalid_request       its message may be shown to the client
+│   ├── SchemaRefused  400 invalid_request       its message may be shown to the client
+│   └── AdapterRefused 400 invalid_request       so may its message, to an operator
 ├── TooCostly          400 too_costly
 ├── Unsupported        400 unsupported
 ├── Unauthorized       401 unauthorized
@@ -42,6 +43,15 @@ class SchemaRefused(InvalidRequest):
     """A JSON schema of the request can't be guaranteed. The message says which one and why."""
 
     is_public: ClassVar[bool] = True
+
+
+class AdapterRefused(InvalidRequest):
+    """An adapter is not loaded. The message says which one and why."""
+
+    is_public: ClassVar[bool] = True
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"adapter {why}")
 
 
 class TooCostly(EngineError):

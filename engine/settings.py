@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         "kernel, in C++ on a CPU (built before, or compiled at the start), in Triton on a GPU; "
         "`auto`: the kernel where there is one",
     )
+    adapters: str = Field(
+        "",
+        description="Directory of folders with LoRA adapters, as PEFT writes them (native engine); "
+        "all are loaded at the start; default: none",
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
     num_blocks: int | None = Field(
         None,
@@ -200,6 +205,10 @@ class Settings(BaseSettings):
             (
                 self.store and self.backend not in ("native", "synthetic"),
                 "ENGINE_STORE works with ENGINE_BACKEND native or synthetic",
+            ),
+            (
+                self.adapters and not (is_native and Path(self.adapters).is_dir()),
+                "ENGINE_ADAPTERS needs ENGINE_BACKEND native, and a directory that is there",
             ),
             (
                 self.role != "both" and not (self.store and self.store_shared),

@@ -11,7 +11,7 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
-from engine.protocol.reports import BlockStats, Description, Guarantee, Stats
+from engine.protocol.reports import AdapterInfo, BlockStats, Description, Guarantee, Stats
 from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory, LoadPoint
 
 PROMISES = {
@@ -47,6 +47,9 @@ def draw(view: View, chosen: Selection) -> None:
     if engines:
         ready = sum(engine.status == "ready" for engine in engines)
         parts.table(engine_table(engines), "fleet", f"{ready} of {len(engines)} ready.")
+    if rows := adapter_table(engines):
+        parts.heading("Adapters")
+        parts.table(rows, "adapters", f"{len(rows)} adapters, with the engines that have them.")
     # What of the engine protocol holds: an engine in front of another server keeps less.
     parts.heading("What engines promise")
     if rows := promise_table(engines):
@@ -133,6 +136,27 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
         }
         for engine in found
         for stats, described in ((engine.stats, engine.description),)
+    ]
+
+
+def adapter_table(found: Sequence[EngineReport]) -> list[Row]:
+    """Each adapter once for all engines that have the same weights under its name."""
+    having: dict[tuple[str, AdapterInfo], list[str]] = {}
+    for engine in found:
+        for one in engine.description.adapters if engine.description else ():
+            assert engine.description is not None
+            having.setdefault((engine.description.model, one), []).append(engine.name)
+    return [
+        {
+            "Model": f"{model}:{one.name}",
+            "State": "leaving" if one.is_leaving else "loaded",
+            "Acts from": "the start" if one.invocation is None else repr(one.invocation),
+            "Rank": one.rank,
+            "MiB": one.num_bytes / 2**20,
+            "Weights": one.digest[:12],
+            "Engines": ", ".join(engines),
+        }
+        for (model, one), engines in sorted(having.items(), key=lambda item: item[0][1].name)
     ]
 
 

@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from engine.backends.adapters import AdapterParts
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
@@ -65,7 +66,7 @@ class Parts:
     a worker process makes the same renderer; None if it can't. `facts` are what a block's content
     depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
     proposes a choice's next tokens; None without speculation. A recurrent state takes
-    `state_blocks`; 0 for a model without linear layers.
+    `state_blocks`; 0 for a model without linear layers. `adapters` are those of the settings.
     """
 
     runner: Runner
@@ -77,6 +78,7 @@ class Parts:
     facts: Mapping[str, str] | None = None
     new_drafter: Callable[[], Drafter] | None = None
     state_blocks: int = 0
+    adapters: AdapterParts | None = None
 
 
 def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:

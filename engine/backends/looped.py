@@ -19,6 +19,7 @@ from zlib import crc32
 import msgspec
 import structlog
 
+from engine.backends.adapters import AdapterShelf
 from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
 from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
@@ -36,8 +37,9 @@ from engine.backends.reports import (
 )
 from engine.backends.storing import OpenStore, new_memory
 from engine.cache.block import Block, Entry
+from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
-from engine.cache.ids import Digest
+from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
@@ -59,6 +61,7 @@ from engine.protocol import (
     Snapshot,
 )
 from engine.protocol.reports import (
+    AdapterInfo,
     Counters,
     Description,
     EntryInfo,
@@ -149,12 +152,14 @@ class EngineBackend:
         longest += ARRIVAL_GRACE_SECONDS
         self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
+        self._adapters = AdapterShelf()
 
     def load(self, progress: Progress) -> None:
         raise NotImplementedError
 
     async def stop(self) -> None:
         self._compilers.shutdown(wait=False, cancel_futures=True)
+        await self._adapters.stop()
         if self._loaded is not None:
             await self._loaded.preparation.close()
             await asyncio.to_thread(self._loaded.loop.stop)
@@ -175,6 +180,7 @@ class EngineBackend:
             answer,
             loaded.cache,
             loaded.description,
+            self._adapters.acting,
             arrived_at=received_at - request.age_seconds,
         )
         generation = QueuedGeneration(
@@ -207,7 +213,7 @@ class EngineBackend:
     # Reports.
 
     def describe(self) -> Description:
-        return self._ready().description
+        return self._adapters.told(self._ready().description)
 
     def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]:
         self._ready()
@@ -263,6 +269,14 @@ class EngineBackend:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)
         return reply
+
+    async def load_adapter(self, name: str) -> AdapterInfo:
+        loaded = self._ready()
+        return await self._adapters.load(name, partial(self._call, loaded), loaded.accounting)
+
+    async def unload_adapter(self, name: str) -> AdapterInfo:
+        loaded = self._ready()
+        return self._adapters.unload(name, partial(self._call, loaded), loaded.accounting)
 
     async def unacknowledged(self) -> list[FinalCounts]:
         loaded = self._ready()
@@ -350,7 +364,11 @@ class EngineBackend:
             if not submitted.cancelled() and submitted.exception() is None:
                 self._cancel_soon(loaded, state.request_id)
 
-        future = loaded.loop.call(partial(loaded.loop.submit, state, samples))
+        def submit() -> None:
+            self._adapters.check_held(state.query.digests.adapter)
+            loaded.loop.submit(state, samples)
+
+        future = loaded.loop.call(submit)
         try:
             await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -397,6 +415,7 @@ class LoopedBackend(EngineBackend):
 
     def load(self, progress: Progress) -> None:
         parts = self._load_parts(self._settings, progress)
+        self._adapters = AdapterShelf(parts.adapters)
         self._begin(self._assemble(parts, self._whole(parts.description)))
 
     async def stats(self) -> Stats:
@@ -560,15 +579,16 @@ def query_of(
     prepared: Prepared,
     cache: PrefixCache,
     description: Description,
+    acting: Callable[[str, Sequence[TokenId]], ActiveAdapter | None],
     *,
     arrived_at: float,
 ) -> CacheQuery:
-    """The prompt as the cache sees it."""
+    """The prompt as the cache sees it. Raise NotFound for an adapter that is not here."""
     tokens, least = array("I", prepared.token_ids).tolist(), request.min_cache_tokens
     return CacheQuery(
         scope=request.scope,
         tokens=tokens,
-        digests=cache.digests(request.scope, tokens),
+        digests=cache.digests(request.scope, tokens, acting(request.adapter, tokens)),
         segments=prepared.segments,
         breakpoints=request.breakpoints,
         names=prepared.names,

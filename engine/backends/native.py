@@ -5,6 +5,7 @@ from pathlib import Path
 
 import structlog
 
+from engine.backends.adapters import AdapterParts
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.compute.errors import ModelRefused
@@ -53,6 +54,13 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     progress("loading tokenizer", 0.95)
     worker = chat_worker(settings)
     renderer = chat_renderer(worker)
+    adapters = None
+    if settings.adapters:
+        adapters = AdapterParts(
+            Path(settings.adapters),
+            runner.adapters,
+            lambda ids: renderer.tokenizer.decode(list(ids), skip_special_tokens=False),
+        )
     layout, facts = loaded.layout, None
     if settings.store:
         # What a stored block depends on: the model as it computes, its template and tokenizer.
@@ -80,6 +88,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         step_tokens=STEP_TOKENS[loaded.device.type],
         block_bytes=block_bytes,
         state_blocks=state_blocks,
+        adapters=adapters,
         description=Description(
             backend="native",
             model=Path(settings.model).name,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.cache.order import Order
 from engine.protocol import BestEffortReason, EntryState, MissReason, Tier, Ttl
@@ -132,6 +133,7 @@ class Entry:
 
     `seconds` is a lifetime of its own, in place of the TTL's; None is the TTL's.
 
+    `adapter` acts on some of its tokens; None: they are the base model's.
 
     `stored` are the blocks of a whole copy in the store, which the store holds for the entry; None
     without one. `recorded` is what the store's journal tells of it on the disk. `lease_tier` says
@@ -164,6 +166,7 @@ class Entry:
     recorded: Recorded | None = None
     lease_tier: Tier = "device"
     seconds: float | None = None
+    adapter: ActiveAdapter | None = None
 
     @property
     def why_broken(self) -> MissReason:

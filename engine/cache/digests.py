@@ -1,19 +1,31 @@
 """Keyed chain digests of token prefixes.
 
-Each digest covers the scope and every token before it, so equal digests mean equal prefixes of one
-scope. The key is random per epoch, which makes collisions impossible to prepare from outside
-(CVE-2025-25183 was a predictable root); token ids are compared on every hit all the same.
+Each digest covers the scope, every token before it and the weights of an adapter that acts on one
+of them, so equal digests mean equal keys and values of one scope. The key is random per epoch,
+which makes collisions impossible to prepare from outside (CVE-2025-25183 was a predictable root);
+token ids are compared on every hit all the same.
 """
 
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from engine.cache.ids import Digest, TokenId
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4
+
+
+class ActiveAdapter(NamedTuple):
+    """An adapter's weights, by their SHA-256 in hex, and the first position that they act on.
+
+    Keys and values before that position are the base model's.
+    """
+
+    digest: str
+    start: int
 
 
 def common_blocks(one: "PromptDigests", other: "PromptDigests") -> int:
@@ -30,6 +42,15 @@ def pack(tokens: Sequence[TokenId]) -> bytes:
     return array("I", tokens).tobytes()
 
 
+def last_place(tokens: Sequence[TokenId], wanted: Sequence[TokenId]) -> int | None:
+    """Where `wanted` begins for the last time in `tokens`, None where it is not there."""
+    inside, packed = pack(tokens), pack(wanted)
+    place = inside.rfind(packed)
+    while place > 0 and place % TOKEN_BYTES:
+        place = inside.rfind(packed, 0, place + len(packed) - 1)
+    return None if place < 0 else place // TOKEN_BYTES
+
+
 class ChainHasher:
     def __init__(self, key: bytes, block_size: int) -> None:
         self.block_size = block_size
@@ -41,18 +62,37 @@ class ChainHasher:
         state = blake2b(scope.encode(), key=self._key, digest_size=DIGEST_BYTES, person=b"root")
         return Digest(state.digest())
 
-    def extend(self, parent: Digest, packed: bytes | bytearray | memoryview) -> Digest:
-        """The digest of `parent`'s prefix and these tokens (one block's, or a partial tail's)."""
-        state = blake2b(parent, key=self._key, digest_size=DIGEST_BYTES)
+    def extend(
+        self,
+        parent: Digest,
+        packed: bytes | bytearray | memoryview,
+        place: int = 0,
+        adapter: ActiveAdapter | None = None,
+    ) -> Digest:
+        """The digest of `parent`'s prefix and these tokens (one block's, or a partial tail's).
+
+        `place` is the block's index in the chain. The block in which `adapter` begins to act has
+        its weights in the digest, and where it begins: what follows decides that, so equal tokens
+        do not tell. Blocks behind it have both by their parent.
+        """
+        salt = person = b""
+        if adapter is not None:
+            offset = adapter.start - place * self.block_size
+            if 0 <= offset < len(packed) // TOKEN_BYTES:
+                weights = bytes.fromhex(adapter.digest)
+                salt, person = weights[:16], weights[16:28] + offset.to_bytes(4)
+        state = blake2b(parent, key=self._key, digest_size=DIGEST_BYTES, salt=salt, person=person)
         state.update(packed)
         return Digest(state.digest())
 
-    def chain(self, root: Digest, packed: bytes) -> list[Digest]:
+    def chain(
+        self, root: Digest, packed: bytes, adapter: ActiveAdapter | None = None
+    ) -> list[Digest]:
         """The digests at every full block's end."""
         digests: list[Digest] = []
         parent, view = root, memoryview(packed)
-        for end in range(self._stride, len(packed) + 1, self._stride):
-            parent = self.extend(parent, view[end - self._stride : end])
+        for place, end in enumerate(range(self._stride, len(packed) + 1, self._stride)):
+            parent = self.extend(parent, view[end - self._stride : end], place, adapter)
             digests.append(parent)
         return digests
 
@@ -61,14 +101,20 @@ class PromptDigests:
     """The digests of one prompt: those of full blocks at once, those in between on demand."""
 
     def __init__(
-        self, hasher: ChainHasher, scope: str, tokens: Sequence[TokenId], block_size: int
+        self,
+        hasher: ChainHasher,
+        scope: str,
+        tokens: Sequence[TokenId],
+        block_size: int,
+        adapter: ActiveAdapter | None = None,
     ) -> None:
+        self.adapter = adapter
         self.packed = pack(tokens)
         self.num_tokens = len(tokens)
         self._hasher = hasher
         self._block_size = block_size
         self.root = hasher.root(scope)
-        self.full = hasher.chain(self.root, self.packed)
+        self.full = hasher.chain(self.root, self.packed, adapter)
 
     def at(self, num_tokens: int) -> Digest:
         """The digest of the first `num_tokens` tokens."""
@@ -77,7 +123,13 @@ class PromptDigests:
         if not rest:
             return parent
         start = full * self._block_size * TOKEN_BYTES
-        return self._hasher.extend(parent, self.packed[start : start + rest * TOKEN_BYTES])
+        packed = self.packed[start : start + rest * TOKEN_BYTES]
+        return self._hasher.extend(parent, packed, full, self.adapter)
+
+    def adapter_of(self, num_tokens: int) -> ActiveAdapter | None:
+        """The adapter that acts on some of the first `num_tokens` tokens."""
+        adapter = self.adapter
+        return adapter if adapter is not None and adapter.start < num_tokens else None
 
     def block_tokens(self, index: int) -> bytes:
         """The packed tokens of logical block `index` (fewer than a block's at the prompt's end)."""

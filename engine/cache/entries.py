@@ -17,7 +17,7 @@ With a store an entry's whole copy is kept there too, and may hold the lease (`s
 from collections.abc import Sequence
 
 from engine.cache.block import Block, Entry, Recorded, Refresh
-from engine.cache.digests import TOKEN_BYTES, PromptDigests
+from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, PromptDigests
 from engine.cache.ids import Digest
 from engine.cache.leases import EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
@@ -151,6 +151,7 @@ class Entries:
         arrived_at: float,
         now: float,
         seconds: float | None = None,
+        adapter: ActiveAdapter | None = None,
     ) -> Entry | None:
         """Write a breakpoint's entry, or extend an equal one.
 
@@ -174,7 +175,7 @@ class Entries:
                 return None
             times = now, expires_at, expires_at
             entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now)
-            entry.seconds = seconds
+            entry.seconds, entry.adapter = seconds, adapter
             self.take_in(entry)
         self._want_copy(entry)
         return entry
@@ -247,6 +248,16 @@ class Entries:
             self.end(entry, "dropped", "dropped")
             if self._store is not None:
                 self._store.drop_entry(copy)
+        return num_live
+
+    def drop_adapter(self, digest: str) -> int:
+        """End the entries that an adapter acts on, which nobody can read any more. Return their
+        number. Their copies' content stays: with the same weights it is right again."""
+        acted_on = (one for one in self._by_key.values() if one.adapter is not None)
+        doomed = [one for one in acted_on if one.adapter and one.adapter.digest == digest]
+        num_live = sum(not entry.is_lapsed for entry in doomed)
+        for entry in doomed:
+            self.end(entry, "dropped", "dropped")
         return num_live
 
     def damaged(self, block: Block, now: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.block import Block, Entry, Refresh
-from engine.cache.digests import ChainHasher, PromptDigests
+from engine.cache.digests import ActiveAdapter, ChainHasher, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
@@ -114,8 +114,10 @@ class PrefixCache:
         self.scopes: dict[Digest, str] = {}
         self._hasher = hasher
 
-    def digests(self, scope: str, tokens: Sequence[TokenId]) -> PromptDigests:
-        return PromptDigests(self._hasher, scope, tokens, self.pool.block_size)
+    def digests(
+        self, scope: str, tokens: Sequence[TokenId], adapter: ActiveAdapter | None = None
+    ) -> PromptDigests:
+        return PromptDigests(self._hasher, scope, tokens, self.pool.block_size, adapter)
 
     def resident(
         self, digests: PromptDigests, most: int | None = None, *, is_held: bool = False
@@ -152,7 +154,7 @@ class PrefixCache:
             if last and (may_fork or any(mark.tokens > last for mark in marks)):
                 plan.setdefault(last, last + 1)
             state = RecurrentState(self.pool, root, self.state_blocks, plan)
-        return BlockTable(self.pool, self._hasher, root, state)
+        return BlockTable(self.pool, self._hasher, root, state, query.digests.adapter)
 
     def look_up(self, query: CacheQuery) -> Found:
         """Find and hold the longest entry that the breakpoints may read.
@@ -251,9 +253,11 @@ class PrefixCache:
         if hit is not None:
             found.refreshes.append(self.entries.refresh(hit, now))
 
-    def resume(self, scope: str, tokens: Sequence[TokenId], table: BlockTable) -> list[BlockCopy]:
+    def resume(
+        self, query: CacheQuery, tokens: Sequence[TokenId], table: BlockTable
+    ) -> list[BlockCopy]:
         """Fill the empty table of a preempted sequence again. Raises NoFreeBlocks like `begin`."""
-        digests = self.digests(scope, tokens)
+        digests = self.digests(query.scope, tokens, query.digests.adapter)
         sources = self._sources(digests)
         acquired = [source.block for source in sources.values()]
         _acquire(acquired)
@@ -385,6 +389,7 @@ class PrefixCache:
             seconds=mark.seconds,
             arrived_at=query.arrived_at,
             now=now,
+            adapter=query.digests.adapter_of(mark.tokens),
         )
         if entry is None:
             return BreakpointReport(

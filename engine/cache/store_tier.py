@@ -451,7 +451,7 @@ class StoreTier:
             packed = bytes(source.tokens[:num_bytes])
             if entry.is_broken or len(packed) != num_bytes:
                 return self._give_up(job)
-            digest = self._hasher.extend(job.parent, packed)
+            digest = self._hasher.extend(job.parent, packed, index, entry.adapter)
             root = self._hasher.root(entry.scope)
             key = BlockKey(self._name_of(digest), root, digest, job.parent, index, packed)
             if not self._has(job, key, source):

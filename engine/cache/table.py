@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.cache.block import Block
-from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
+from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher, pack
 from engine.cache.ids import BlockId, Digest, TokenId
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState
@@ -45,8 +45,10 @@ class BlockTable:
         hasher: ChainHasher,
         root: Digest,
         state: RecurrentState | None = None,
+        adapter: ActiveAdapter | None = None,
     ) -> None:
         self.state = state
+        self._adapter = adapter
         self._pool = pool
         self._hasher = hasher
         self._root = root
@@ -213,7 +215,7 @@ class BlockTable:
         Blocks for later tokens stay with this table.
         """
         assert num_tokens <= self.num_tokens and not self.beyond
-        twin = BlockTable(self._pool, self._hasher, self._root)
+        twin = BlockTable(self._pool, self._hasher, self._root, adapter=self._adapter)
         shared = self.blocks[: -(-num_tokens // self._pool.block_size)]
         for block in shared:
             self._pool.acquire(block)
@@ -271,7 +273,8 @@ class BlockTable:
             taken += count
             if offset + count == size:
                 parent = self._digests[-1] if self._digests else self._root
-                self._digests.append(self._hasher.extend(parent, block.tokens))
+                digest = self._hasher.extend(parent, block.tokens, index, self._adapter)
+                self._digests.append(digest)
                 if self.state is None:
                     self._pool.index(block, self._digests[-1])
         if self.state is not None:

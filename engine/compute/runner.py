@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.cache.ids import TokenId
+from engine.compute.adapters import Adapters
 from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep, LatentCache
 from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
@@ -49,6 +50,7 @@ class TorchRunner:
         self.host = host
         self._model = model
         self._windows = windows
+        self.adapters = Adapters(model)
         self.copy_blocks, self.clear_blocks = pool.copy_blocks, pool.clear_blocks
         self.demote, self.promote = host.demote, host.promote
         self.save, self.load = pool.save, pool.load
@@ -100,14 +102,15 @@ class TorchRunner:
             cache = PackedCache(states)
         if self.pool.layout.latent_rank is not None:
             cache = LatentCache(self.pool, batch.slots, states)
-        output = self._model(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            past_key_values=cache,
-            use_cache=cache is not None,
-            logits_to_keep=batch.sampled,
-            **{STEP_ARGUMENT: step},
-        )
+        with self.adapters.acting(works, self.pool.device):
+            output = self._model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.positions[None],
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=batch.sampled,
+                **{STEP_ARGUMENT: step},
+            )
         if states is not None:
             states.keep()
         logits: torch.Tensor = output.logits[0]

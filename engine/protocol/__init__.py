@@ -316,6 +316,7 @@ class GenerateRequest(
     even where others have it all, from this request on; None is the engine's own. With the
     `service_class` (a capability) `batch` it is computed behind the interactive ones. With
     `lookback_to` (a capability) look-ups go back to that segment, over any number of positions.
+    `adapter` is the digest of the adapter that answers, one of the description's; empty is none.
     `record` is the gateway's own: an engine that `keeps_records` gives it back until counts are
     acknowledged.
     """
@@ -335,6 +336,7 @@ class GenerateRequest(
     lease_share: float | None = None
     service_class: ServiceClass = "interactive"
     lookback_to: NotNegative | None = None
+    adapter: str = ""
     record: str = ""
 
     @property
@@ -657,6 +659,12 @@ class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class DropReply(msgspec.Struct, frozen=True):
     dropped: int
+
+
+class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Load the adapter in the folder of this name, in place of the one that has it."""
+
+    name: str
 
 
 class ClockAdvance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

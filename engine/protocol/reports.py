@@ -33,6 +33,21 @@ EngineRole = Literal["prefill", "decode", "both"]
 """What gateways send: prompts that others answer, turns and such answers, or whole turns."""
 
 
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that requests may ask for by its `digest`, the SHA-256 of its weights.
+
+    It acts on a prompt from the last occurrence of the text `invocation` on; None: on all of it.
+    One that `is_leaving` finishes its requests, and takes no others.
+    """
+
+    name: str
+    digest: str
+    rank: int
+    num_bytes: int
+    invocation: str | None = None
+    is_leaving: bool = False
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
 
@@ -74,6 +89,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     guarantees: list[Guarantee] = []
     role: EngineRole = "both"
     keeps_records: bool = False
+    adapters: list[AdapterInfo] = []
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -112,6 +112,16 @@ class Accounting:
         self.publish()
         return DropReply(dropped)
 
+    def drop_adapter(self, digest: str) -> bool:
+        """End the entries that an adapter acts on. False, with nothing done, while a request has
+        the adapter."""
+        uses = (request.query.digests.adapter for request in self._requests.values())
+        if any(use is not None and use.digest == digest for use in uses):
+            return False
+        self._cache.entries.drop_adapter(digest)
+        self.publish()
+        return True
+
     def expire(self, now: float) -> None:
         self._cache.entries.expire(now)
 

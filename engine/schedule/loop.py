@@ -154,6 +154,7 @@ class EngineLoop:
             probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
             draft=chunk.draft,
             state=sequence.table.state.move() if sequence.table.state else None,
+            adapter=sequence.request.query.digests.adapter,
         )
 
     # Requests, on the engine's thread.

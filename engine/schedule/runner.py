@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import BlockId, TokenId
 from engine.cache.recurrent import StateMove
 from engine.cache.store_tier import Payload
@@ -63,7 +64,7 @@ class Work:
     A work with a draft has no `allowed`, `bias`, `seen` or `probs`.
 
     `state` says where the recurrent state behind [0, start) is, and where the new one is written,
-    for models with linear layers.
+    for models with linear layers. `adapter` acts on the tokens from its start on.
     """
 
     token_ids: Sequence[TokenId]
@@ -77,6 +78,7 @@ class Work:
     draft: Sequence[TokenId] = ()
     behind: list[TokenId] = field(default_factory=list)
     state: StateMove | None = None
+    adapter: ActiveAdapter | None = None
 
 
 class Runner(Protocol):

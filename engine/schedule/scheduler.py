@@ -361,7 +361,7 @@ class Scheduler:
                     self.copies += self._cache.begin(request.query, request.found, table)
                     request.began_at = now if request.began_at is None else request.began_at
                 else:
-                    self.copies += self._cache.resume(request.query.scope, sequence.tokens, table)
+                    self.copies += self._cache.resume(request.query, sequence.tokens, table)
             except NoFreeBlocks as lack:
                 request.num_needed = lack.num_needed
                 if self._preempt_batch(sequence):

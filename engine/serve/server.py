@@ -10,13 +10,13 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import structlog
-from litestar import Litestar, MediaType, Request, Response, Router, get, post
+from litestar import Litestar, MediaType, Request, Response, Router, delete, get, post
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException, InternalServerException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
-from litestar.params import FromQuery, QueryParameter, RawBody
+from litestar.params import FromPath, FromQuery, QueryParameter, RawBody
 from litestar.response import Stream
 from structlog.contextvars import bind_contextvars, get_contextvars
 
@@ -43,10 +43,11 @@ from engine.protocol import (
     Failed,
     FinalCounts,
     KeptRecord,
+    LoadRequest,
     NamesRequest,
     Snapshot,
 )
-from engine.protocol.reports import Description, EntryInfo, Memory, Stats
+from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
 from engine.serve.health import ServedEngine
 from engine.supervisor import trace_of
 from engine.traces import Traces, trace_headers
@@ -65,6 +66,7 @@ REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
 decode_cancel = decoder_of(CancelRequest)
 decode_ack = decoder_of(AckRequest)
 decode_drop = decoder_of(DropRequest)
+decode_load = decoder_of(LoadRequest)
 decode_names = decoder_of(NamesRequest)
 decode_advance = decoder_of(ClockAdvance)
 
@@ -155,6 +157,16 @@ async def memory(backend: Served) -> Memory:
 @post("/drop", status_code=200)
 async def drop(body: RawBody, backend: Served) -> DropReply:
     return await backend.drop(decode_drop(body))
+
+
+@post("/adapters", status_code=200)
+async def load_adapter(body: RawBody, backend: Served) -> AdapterInfo:
+    return await backend.load_adapter(decode_load(body).name)
+
+
+@delete("/adapters/{name:str}", status_code=200)
+async def unload_adapter(name: FromPath[str], backend: Served) -> AdapterInfo:
+    return await backend.unload_adapter(name)
 
 
 @post("/clock/advance", status_code=200)
@@ -333,6 +345,8 @@ def create_app(
         stats,
         memory,
         drop,
+        load_adapter,
+        unload_adapter,
         advance_clock,
     ]
     calls = Router(

@@ -17,7 +17,7 @@ from itertools import pairwise
 import msgspec
 
 from engine.cache.block import Entry
-from engine.cache.digests import TOKEN_BYTES, ChainHasher
+from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.recurrent import split_states
@@ -64,6 +64,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     name: str | None
     names: dict[int, list[HeldName]]
     times: Times
+    adapter: ActiveAdapter | None = None
 
     def keys(self, hasher: ChainHasher, file_keys: StoreKeys) -> list[BlockKey] | None:
         """The keys of the entry's files, in order. None where its tokens are not the key's."""
@@ -75,7 +76,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
         starts = [*range(0, end, stride), *range(end, len(self.packed), stride)]
         for place, (start, behind) in enumerate(pairwise([*starts, len(self.packed)])):
             piece = self.packed[start:behind]
-            digest = hasher.extend(parent, piece)
+            digest = hasher.extend(parent, piece, place, self.adapter)
             keys.append(BlockKey(file_keys.name_of(digest), root, digest, parent, place, piece))
             parent = digest
             if behind == end and digest.hex() != self.key:
@@ -100,6 +101,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
             reads=self.times.reads,
             name=self.name,
             seconds=self.seconds,
+            adapter=self.adapter,
         )
 
 

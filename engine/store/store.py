@@ -529,6 +529,7 @@ class DiskStore:
             name=entry.name,
             names=self._names(entry, entry.stored),
             times=times,
+            adapter=entry.adapter,
         )
 
     def _names(self, entry: Entry, stored: Sequence[Block]) -> dict[int, list[HeldName]]:

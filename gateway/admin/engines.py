@@ -35,6 +35,12 @@ class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
 
 
+class NewAdapter(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The name of a folder in the engine's ENGINE_ADAPTERS."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
 class EnginesController(AdminController):
     path = "/admin/v1/engines"
 
@@ -64,6 +70,26 @@ class EnginesController(AdminController):
     @action("/{name:str}/resume", "resumeEngine", "Send an engine turns again.")
     async def resume(self, name: FromPath[str], services: Deps) -> EngineReport:
         return await _drain(services, name, is_draining=False)
+
+    @action("/{name:str}/adapters", "loadAdapter", "Load an adapter on an engine.", NewAdapter)
+    async def load_adapter(
+        self, name: FromPath[str], asked: NamedDependency[NewAdapter], services: Deps
+    ) -> EngineReport:
+        """What was loaded under the name goes, with its entries, after its last request."""
+        engine = services.fleet.find(name)
+        await engine.load_adapter(asked.name)
+        _log("adapter_loaded", engine)
+        return await _report(services, engine)
+
+    @removal("/{name:str}/adapters/{adapter:str}", "unloadAdapter", "Unload an adapter.")
+    async def unload_adapter(
+        self, name: FromPath[str], adapter: FromPath[str], services: Deps
+    ) -> EngineReport:
+        """It takes no more requests, and goes with its entries after its last one."""
+        engine = services.fleet.find(name)
+        await engine.unload_adapter(adapter)
+        _log("adapter_unloaded", engine)
+        return await _report(services, engine)
 
     @removal(
         "/{name:str}",

@@ -121,7 +121,9 @@ class UsageController(AdminController):
             workspaces=sorted(workspaces),
             engines=sorted(engines),
             models=sorted({model for _, _, model in found}),
-            served=sorted({services.catalogue.name_of(each) for each in services.fleet.served}),
+            served=sorted(
+                {services.catalogue.name_of(each) for each in services.fleet.served.models}
+            ),
             definitions=DEFINITIONS,
         )
 

@@ -1,10 +1,13 @@
 """The model ids that clients may ask for, and the engines' models behind them."""
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from engine.protocol.reports import AdapterInfo, Description
 from gateway.base.errors import ModelNotFound
 from gateway.base.record import MODEL_CHARACTERS
 
@@ -20,6 +23,7 @@ class CatalogueError(Exception):
 class Model:
     """`engine_model` None means any model that engines serve; `price` None means no price.
 
+    `adapter` is the name of the one that answers on that model, `weights` which it is now.
     `name` is what the ledger, the pages and metrics call it, whatever id a client used.
     """
 
@@ -29,9 +33,29 @@ class Model:
     engine_model: str | None = None
     price: str | None = None
     min_cache_tokens: int | None = None
+    adapter: str | None = None
+    weights: AdapterInfo | None = None
+
+    @property
+    def digest(self) -> str:
+        """The digest of the adapter's weights, empty without one."""
+        return "" if self.weights is None else self.weights.digest
+
+    def is_served_at(self, engine: Description) -> bool:
+        """Whether an engine has the model, and the adapter."""
+        loaded = (one.digest for one in engine.adapters if not one.is_leaving)
+        has_adapter = self.weights is None or self.digest in loaded
+        return has_adapter and self.is_served_by(engine.model)
 
     def is_served_by(self, engine_model: str) -> bool:
         return is_served(self.engine_model, engine_model)
+
+
+class Served(NamedTuple):
+    """What engines serve: their models' names, and each engine's adapters with its model's."""
+
+    models: Sequence[str]
+    adapters: Sequence[tuple[str, AdapterInfo]] = ()
 
 
 class Catalogue:
@@ -42,22 +66,51 @@ class Catalogue:
         self._default = self._models[default]
         self._claude_alias = claude_alias
 
-    def find(self, requested: str, served: Sequence[str]) -> Model:
-        """Resolve an id, given the models that engines serve.
+    def find(self, requested: str, served: Served) -> Model:
+        """Resolve an id, given what engines serve. `MODEL:ADAPTER` is an adapter on a model.
 
-        Raise ModelNotFound for an unknown id.
+        Raise ModelNotFound for an unknown id, and for an adapter that no engine of the model has.
         """
-        own = [one for one in served if requested in (one, base_name(one))]
-        if model := self._models.get(requested):
-            pass
-        elif own:
-            model = self._own(own[0], requested)
-        elif self._claude_alias and requested.startswith(_VENDOR_PREFIX):
-            model = replace(self._default, id=requested)
-        else:
-            raise ModelNotFound(requested, [model.id for model in self.models(served)])
-        wanted = model.engine_model or next(iter(served), None)
+        model = self._find(requested, served)
+        base, _, adapter = requested.rpartition(":")
+        if model is None and (found := self._find(base, served)) and found.adapter is None:
+            model = _with_adapter(found, requested, adapter)
+        if model is None:
+            raise self._not_found(requested, served)
+        if model.adapter is not None:
+            # Where engines have several of this name, while one is replaced: what most have.
+            having = Counter(
+                (name, info)
+                for name, info in served.adapters
+                if info.name == model.adapter and model.is_served_by(name)
+            ).most_common(1)
+            if not having:
+                raise self._not_found(requested, served)
+            (wanted, weights), _ = having[0]
+            name = self._name_of_adapter(wanted, weights.name)
+            return replace(model, engine_model=wanted, weights=weights, name=name)
+        wanted = model.engine_model or next(iter(served.models), "")
         return replace(model, name=self.name_of(wanted, model.id) if wanted else model.id)
+
+    def _find(self, requested: str, served: Served) -> Model | None:
+        if (model := self._models.get(requested)) is not None:
+            return model
+        for one in served.models:
+            if requested in (one, base_name(one)):
+                return self._own(one, requested)
+        # The alias is for any model of the vendor's, whose ids have no adapter.
+        is_alias = self._claude_alias and requested.startswith(_VENDOR_PREFIX)
+        return replace(self._default, id=requested) if is_alias and ":" not in requested else None
+
+    def _not_found(self, requested: str, served: Served) -> ModelNotFound:
+        return ModelNotFound(requested, [model.id for model in self.models(served)])
+
+    def _name_of_adapter(self, engine_model: str, adapter: str) -> str:
+        """The one name of an adapter: the table's id for it, or that of its model with it."""
+        for each in self._models.values():
+            if each.adapter == adapter and each.is_served_by(engine_model):
+                return each.id
+        return f"{self.name_of(engine_model)}:{adapter}"[-MODEL_CHARACTERS:]
 
     def name_of(self, engine_model: str, asked: str = "") -> str:
         """The one name of an engine's model: the table's id for it, or the last part of its own.
@@ -67,14 +120,28 @@ class Catalogue:
         ids = [
             each.id
             for each in self._models.values()
-            if each.engine_model is not None and each.is_served_by(engine_model)
+            if each.engine_model is not None
+            and each.adapter is None
+            and each.is_served_by(engine_model)
         ]
         return asked if asked in ids else [*ids, base_name(engine_model)[:MODEL_CHARACTERS]][0]
 
-    def models(self, served: Iterable[str]) -> list[Model]:
-        """The table's ids, then the ids of the engines' own models."""
-        own = [self._own(name, base_name(name)) for name in served]
-        return [*self._models.values(), *(m for m in own if m.id not in self._models)]
+    def models(self, served: Served) -> list[Model]:
+        """The table's ids, then the ids of the engines' own models, then those of adapters."""
+        found = dict(self._models)
+        for name in served.models:
+            found.setdefault(base_name(name), self._own(name, base_name(name)))
+        bases = [one for one in found.values() if one.adapter is None]
+        for name, info in served.adapters:
+            base = next(one for one in bases if one.is_served_by(name))
+            model = _with_adapter(base, f"{base.id}:{info.name}", info.name)
+            found.setdefault(model.id, replace(model, engine_model=name))
+        return list(found.values())
+
+    def base_of(self, model: Model) -> str:
+        """The id of the model that an adapter is on, and of a model itself."""
+        is_plain = model.adapter is None or model.engine_model is None
+        return model.id if is_plain or not model.engine_model else self.name_of(model.engine_model)
 
     def _own(self, engine_model: str, requested: str) -> Model:
         return Model(
@@ -83,6 +150,10 @@ class Catalogue:
             engine_model=engine_model,
             price=self._default.price,
         )
+
+
+def _with_adapter(model: Model, requested: str, adapter: str) -> Model:
+    return replace(model, id=requested, display_name=requested, adapter=adapter)
 
 
 def is_served(wanted: str | None, engine_model: str) -> bool:

@@ -20,6 +20,7 @@ _COMMANDS = {
     "recover": "recover",
     "keys": "access",
     "workspaces": "access",
+    "adapters": "adapters",
     "advise": "reports",
     "plan": "reports",
     **dict.fromkeys(("prices", "retain", "rollups", "export", "journal", "ledger"), "upkeep"),

@@ -100,8 +100,8 @@ class Lowering:
         room = MAX_BREAKPOINTS - bool(is_implicit)
         slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)
         prompt = Prompt(self.messages, self.tools, self.system, named_tools=list(named))
-        who = self.asked.principal
-        plan = make_plan(Layout(prompt, slots), automatic, who.scope, policy)
+        scope, adapter = self.asked.principal.scope, self.asked.model.weights
+        plan = make_plan(Layout(prompt, slots), automatic, scope, policy, adapter)
         if self.lookback is None:
             return plan
         marked = {point.segment for point in plan.breakpoints}

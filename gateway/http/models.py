@@ -99,7 +99,7 @@ def _gemini_model(model: Model, services: Services) -> gemini.Model:
     longest = _longest_context(model, services)
     return gemini.Model(
         name=f"models/{model.id}",
-        base_model_id=model.id,
+        base_model_id=services.catalogue.base_of(model),
         display_name=model.display_name,
         input_token_limit=longest or UNSET,
         output_token_limit=longest or UNSET,
@@ -124,7 +124,11 @@ def _info(model: Model, services: Services) -> ModelInfo:
 
 
 def _openai_model(model: Model, services: Services) -> openai.Model:
-    return openai.Model(id=model.id, max_model_len=_longest_context(model, services))
+    longest = _longest_context(model, services)
+    if model.adapter is None:
+        return openai.Model(id=model.id, max_model_len=longest)
+    parent = services.catalogue.base_of(model)
+    return openai.Model(id=model.id, max_model_len=longest, root=model.adapter, parent=parent)
 
 
 def _longest_context(model: Model, services: Services) -> int | None:

@@ -48,8 +48,12 @@ def dialect_of_path(path: str) -> Dialect:
 
 
 def is_google_call(path: str) -> bool:
-    """Whether the path ends in a method of a model, such as `…/models/x:generateContent`."""
-    return path.startswith(_MODELS) and ":" in path.rpartition("/")[2]
+    """Whether the path ends in a method of a model, such as `…/models/x:generateContent`.
+
+    An adapter's name may stand behind a colon too. Names of methods are in camel case.
+    """
+    method = path.rpartition("/")[2].rpartition(":")[2]
+    return path.startswith(_MODELS) and method.endswith(("Content", "Contents", "Tokens"))
 
 
 def google_key_in_query(scope: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-from engine.cache.digests import TOKEN_BYTES, ChainHasher
+from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId, Digest, TokenId
@@ -95,10 +95,18 @@ class UnitHasher(ChainHasher):
     def root(self, scope: str) -> Digest:
         return Digest(scope.encode())
 
-    def extend(self, parent: Digest, packed: bytes | bytearray | memoryview) -> Digest:
+    def extend(
+        self,
+        parent: Digest,
+        packed: bytes | bytearray | memoryview,
+        place: int = 0,
+        adapter: ActiveAdapter | None = None,
+    ) -> Digest:
         return Digest(bytes(packed[-TOKEN_BYTES:]))
 
-    def chain(self, root: Digest, packed: bytes) -> list[Digest]:
+    def chain(
+        self, root: Digest, packed: bytes, adapter: ActiveAdapter | None = None
+    ) -> list[Digest]:
         stride = self._stride
         ends = range(stride, len(packed) + 1, stride)
         return [Digest(packed[end - TOKEN_BYTES : end]) for end in ends]

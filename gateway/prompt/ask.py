@@ -230,6 +230,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             output_pattern=self.output_pattern,
             lease_share=self.principal.lease_share,
             service_class="batch" if self.is_batch and can_wait else "interactive",
+            adapter=self.model.digest,
             lookback_to=self.plan.lookback_to if "lookback_to" in capabilities else None,
         )
 

@@ -26,6 +26,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from engine.protocol.reports import AdapterInfo
 
 TOOL, SYSTEM, RAW, USER, ASSISTANT, TOLD, THINKING, CALL, RESULT = "tsruamhco"
 """One letter for each kind of segment. `TOLD` is a text of a system message among the others."""
@@ -67,8 +68,13 @@ class Prefix(NamedTuple):
     num_bytes: int
 
 
-def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
-    """All prefixes of the prompt that have a name, shallowest first."""
+def find_prefixes(prompt: Prompt, scope: str, adapter: AdapterInfo | None = None) -> list[Prefix]:
+    """All prefixes of the prompt that have a name, shallowest first.
+
+    From the segment on in which an `adapter` begins to act its weights are in the chain. Before,
+    names are the base model's, as keys and values are.
+    """
+    begins = None if adapter is None else _begin_of(adapter, prompt)
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
     prefixes: list[Prefix] = []
@@ -79,6 +85,8 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
             header += _encode(values)
         # What the chain takes in next. Of a short text all goes in with one call.
         taken = b"\x01%d:%b" % (len(header), header)
+        if adapter is not None and segment == begins:
+            taken = b"\x04" + bytes.fromhex(adapter.digest) + taken
         num_bytes += len(header)
         start, length = 0, len(text)
         while start < length:
@@ -97,6 +105,20 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
         chain.update(taken + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
     return prefixes
+
+
+def _begin_of(adapter: AdapterInfo, prompt: Prompt) -> int | None:
+    """The segment in which an adapter begins to act, as far as texts tell: the last that has its
+    invocation. None where no text has it: then the template writes it behind them all, or nothing
+    does."""
+    if adapter.invocation is None:
+        return 0
+    having = [
+        number
+        for number, segment in enumerate(segments_of(prompt))
+        if adapter.invocation in segment.text
+    ]
+    return having[-1] if having else None
 
 
 def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefix]:

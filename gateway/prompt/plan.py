@@ -23,6 +23,7 @@ from engine.protocol import (
     Ttl,
     outlives,
 )
+from engine.protocol.reports import AdapterInfo
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.prompt.names import CALL, RESULT, Prefix, find_prefixes, trim_names
@@ -140,17 +141,19 @@ def make_plan(
     automatic: Ttl | None,
     scope: str,
     policy: AutoCache | None = None,
+    adapter: AdapterInfo | None = None,
 ) -> Plan:
     """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot.
 
-    With a `policy` there may be more breakpoints than the client's (`add_automatic`).
+    With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
+    is the one that answers.
     """
     slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
-    prefixes = find_prefixes(layout.prompt, scope)
+    prefixes = find_prefixes(layout.prompt, scope, adapter)
     named = trim_names(prefixes, marked)
     return Plan(
         prompt=layout.prompt,

@@ -269,7 +269,7 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return InvalidRequest("the request asks for something this model does not support")
         case "overloaded":
             return Overloaded()
-        case "not_ready":
+        case "not_ready" | "not_found":  # the second: its adapter has just gone
             return NoEngineReady()
         case "unauthorized":
             return EngineRefusesSecret()

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
@@ -30,10 +30,11 @@ from engine.protocol import (
     EventFrame,
     FinalCounts,
     GenerateRequest,
+    LoadRequest,
     NamesRequest,
     Started,
 )
-from engine.protocol.reports import Description, EntryInfo, Memory, Stats
+from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
 from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.errors import (
     EngineFailed,
@@ -215,6 +216,16 @@ class Engine:
         body = _encode(DropRequest(scope, entry))
         return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
 
+    async def load_adapter(self, name: str) -> None:
+        """Have the adapter in the folder of this name loaded, and take in who has it now."""
+        await self._call("POST", "/v1/adapters", AdapterInfo, _encode(LoadRequest(name)), _COUNT)
+        await self.poll()
+
+    async def unload_adapter(self, name: str) -> None:
+        path = f"/v1/adapters/{quote(name, safe='')}"
+        await self._call("DELETE", path, AdapterInfo)
+        await self.poll()
+
     async def events(
         self, epoch: str | None, after: int
     ) -> AsyncGenerator[EventFrame | SnapshotPart, None]:
@@ -326,9 +337,9 @@ class Engine:
         A new epoch is another process, so all knowledge of the old one is dropped.
         """
         before, self.description = self.description, description
+        self.kind = kind_of(description)
         if before is not None and before.epoch == description.epoch:
             return
-        self.kind = kind_of(description)
         self.holdings.index.has_gaps |= description.state_blocks > 0
         if self.holdings.epoch != description.epoch:
             self.holdings.forget()

@@ -11,6 +11,7 @@ from functools import partial
 
 from engine.supervisor import Loop, Supervisor
 from gateway.base.background import pause
+from gateway.base.catalogue import Served
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
@@ -59,10 +60,18 @@ class Fleet:
         return any(engine.status in ("ready", "unsure") for engine in self.engines)
 
     @property
-    def served(self) -> list[str]:
-        """The model names of all engines, also of engines that are down."""
+    def served(self) -> Served:
+        """The models and adapters of all engines, also of engines that are down."""
         described = [engine.description for engine in self.engines if engine.description]
-        return list(dict.fromkeys(description.model for description in described))
+        return Served(
+            list(dict.fromkeys(description.model for description in described)),
+            [
+                (one.model, info)
+                for one in described
+                for info in one.adapters
+                if not info.is_leaving
+            ],
+        )
 
     def find(self, name: str) -> Engine:
         """Raise NotFound."""

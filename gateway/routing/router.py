@@ -305,7 +305,8 @@ def kind_of(description: Description | None) -> str:
     if description is None:
         return ""
     about = description.model, description.role, str(description.upstream)
-    return "\n".join([*about, *sorted(description.capabilities)])
+    adapters = [one.digest for one in description.adapters if not one.is_leaving]
+    return "\n".join([*about, *sorted(description.capabilities), *sorted(adapters)])
 
 
 class TokenRates:
@@ -369,7 +370,7 @@ class Router:
         # By kind: why such engines can't serve it, or None; engines of other models are not here.
         verdicts: dict[str, InvalidRequest | None] = {}
         for kind, one in {engine.kind: engine for engine in ready}.items():
-            if one.description and ask.model.is_served_by(one.description.model):
+            if one.description and ask.model.is_served_at(one.description):
                 verdicts[kind] = _verdict(ask, one.description)
         serving = [engine for engine in ready if engine.kind in verdicts]
         left = [e for e in serving if not e.is_draining and e.url not in tried]
@@ -485,7 +486,8 @@ def prefill_elsewhere(
             continue
         is_prefill = mine.role == "prefill" and engine.breaker.allows(now)
         if is_prefill and theirs is not None and theirs.role != "prefill":
-            if (mine.model, mine.kv_dtype) == (theirs.model, theirs.kv_dtype):
+            is_alike = (mine.model, mine.kv_dtype) == (theirs.model, theirs.kv_dtype)
+            if is_alike and ask.model.is_served_at(mine):
                 engines.append(engine)
     if not engines:
         return None

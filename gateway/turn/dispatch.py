@@ -68,7 +68,7 @@ class Dispatcher:
         most = 0
         for engine in self.fleet.ready:
             description = engine.description
-            if description is None or not ask.model.is_served_by(description.model):
+            if description is None or not ask.model.is_served_at(description):
                 continue
             if not description.longest_token_bytes:
                 return
@@ -193,7 +193,10 @@ class Dispatcher:
         turn.route = choice
         turn.attempts.begin(engine.url)
         record.engine, record.engine_model = engine.name, description.model
-        record.model = self.catalogue.name_of(description.model, turn.ask.model.id)
+        model = turn.ask.model
+        record.model = model.name
+        if model.adapter is None:
+            record.model = self.catalogue.name_of(description.model, model.id)
         engine.assign(
             record.request_id,
             choice,

@@ -91,7 +91,7 @@ class OneEngine:
         answer = self._preparer.answer(Job(GENERATE, body))
         assert isinstance(answer, Prepared), answer
         request = msgspec.json.decode(answer.request, type=GenerateRequest)
-        query = query_of(request, answer, cache, self.description, arrived_at=0.0)
+        query = query_of(request, answer, cache, self.description, lambda *_: None, arrived_at=0.0)
         frames: list[Frame] = []
         state = RequestState(
             request=request,

@@ -140,13 +140,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_model_len`, in tokens, is for clients of vLLM."""
+    """`max_model_len`, in tokens, is for clients of vLLM; so are an adapter's own name, `root`, and
+    the model that it is on, `parent`."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "holdfast"
     max_model_len: int | None = None
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
     cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE))
     rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
     prepared = prepare(asked, rendered, described, asked)
-    return query_of(asked, prepared, cache, described, arrived_at=5.0)
+    return query_of(asked, prepared, cache, described, lambda *_: None, arrived_at=5.0)
 
 
 def ask(text: str, *names: Name, **fields: object) -> GenerateRequest:

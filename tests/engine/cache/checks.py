@@ -33,11 +33,11 @@ def check(world: "World") -> None:
         held = life.found.held if life.found else []
         if held:
             assert life.found is not None
-            _check_content(world, held, life.tokens[: life.found.read])
-        _check_content(world, life.table.blocks, life.tokens[: life.table.num_tokens])
+            _check_content(world, held, life.kept[: life.found.read])
+        _check_content(world, life.table.blocks, life.kept[: life.table.num_tokens])
         for index, count in life.table.beyond.items():
             start = index * world.block_size
-            wanted = life.tokens[start : start + count]
+            wanted = life.kept[start : start + count]
             if index in life.table.incoming:
                 _check_content(world, [life.table.incoming[index]], wanted)
                 continue

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.cache.block import Block, Entry
+from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import Digest
 from engine.cache.store_tier import BlockKey
 from engine.protocol import Ttl
@@ -31,6 +32,7 @@ class Told:
     expires_at: float
     used_at: float
     is_leased: bool
+    adapter: ActiveAdapter | None
 
 
 @dataclass
@@ -87,6 +89,7 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
         entry.expires_at,
         entry.used_at,
         entry.is_leased,
+        entry.adapter,
     )
 
 
@@ -161,7 +164,7 @@ def _miss(world: "World", life: Life) -> None:
     before = life.found.read if life.found else 0
     world.cache.miss(life.query, found, life.table)
     if found is not None and found.hit is not None and found.read < before:
-        prefix = (life.query.scope, tuple(life.query.tokens[: found.hit.tokens]))
+        prefix = (life.query.scope, tuple(life.kept[: found.hit.tokens]))
         known = world.expected[prefix]
         known.expires_at = max(known.expires_at, found.hit.expires_at)
         known.used_at = max(known.used_at, life.query.arrived_at)
@@ -263,6 +266,7 @@ def _take_back(world: "World", told: Told, before: dict[Prefix, Expected], torn:
         kept_until=told.expires_at,
         used_at=told.used_at,
         is_leased=told.is_leased,
+        adapter=told.adapter,
     )
     if not world.entries.restore(entry, keys):
         return False

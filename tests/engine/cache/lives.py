@@ -3,9 +3,11 @@
 Whose lease may end for whose is counted from the entries alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.cache.digests import ActiveAdapter
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.protocol import Ttl
@@ -14,7 +16,15 @@ if TYPE_CHECKING:
     from tests.engine.cache.world import World
 
 Prefix = tuple[str, tuple[int, ...]]
-"""A scope and the tokens from the start: what an entry is about."""
+"""A scope and what is kept from the start: what an entry is about."""
+
+
+def kept_of(tokens: Sequence[int], adapter: ActiveAdapter | None) -> list[int]:
+    """What memory keeps of tokens: each alone, or with the adapter that acts on it."""
+    if adapter is None:
+        return list(tokens)
+    number = 10_000 * int(adapter.digest, 16)
+    return [token + number * (place >= adapter.start) for place, token in enumerate(tokens)]
 
 
 @dataclass(eq=False)
@@ -29,6 +39,10 @@ class Life:
     is_started: bool = False
     computed: set[int] = field(default_factory=set)
     """The positions whose KV was computed before the response began."""
+
+    @property
+    def kept(self) -> list[int]:
+        return kept_of(self.tokens, self.query.digests.adapter)
 
     @property
     def pending(self) -> int:

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from engine.cache.digests import ActiveAdapter
 from tests.engine.cache.disk import damage, queue_notes, restart, save, work
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
@@ -26,6 +27,8 @@ PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
 MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)
 WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0])
 AGES = st.sampled_from([0.0, 0.0, 1.0, 150.0, 299.0, 400.0])
+ADAPTERS = st.builds(ActiveAdapter, st.sampled_from(["1" * 64, "2" * 64]), st.integers(0, 24))
+ADAPTER = st.none() | st.builds(ActiveAdapter, st.just("1" * 64), st.just(0)) | ADAPTERS
 INDEX = st.integers(0, 7)
 TOKEN = st.integers(1, 4)
 
@@ -62,16 +65,32 @@ class CacheMachine(RuleBasedStateMachine):
         return [life for life in self.world.lives if life.is_running and life.is_started]
 
     @precondition(lambda self: len(self.world.lives) < 4)
-    @rule(scope=SCOPES, segments=PROMPTS, marks=MARKS, minimum=st.sampled_from([1, 1, 5]), age=AGES)
-    def arrive(self, scope, segments, marks, minimum, age) -> None:
+    @rule(
+        scope=SCOPES,
+        segments=PROMPTS,
+        marks=MARKS,
+        minimum=st.sampled_from([1, 1, 5]),
+        age=AGES,
+        adapter=ADAPTER,
+    )
+    def arrive(self, scope, segments, marks, minimum, age, adapter) -> None:
         marks = {index: ttl for index, ttl in marks.items() if index < len(segments)}
-        self.world.arrive(scope, segments, marks, min_tokens=minimum, age=age)
+        more = {"min_tokens": minimum, "age": age, "adapter": adapter}
+        self.world.arrive(scope, segments, marks, **more)
 
     @precondition(lambda self: len(self.world.lives) < 4)
-    @rule(scope=SCOPES, segments=PROMPTS, ttl=TTLS, answer=st.integers(0, 4), age=AGES)
-    def arrive_and_run(self, scope, segments, ttl, answer, age) -> None:
+    @rule(
+        scope=SCOPES,
+        segments=PROMPTS,
+        ttl=TTLS,
+        answer=st.integers(0, 4),
+        age=AGES,
+        adapter=ADAPTER,
+    )
+    def arrive_and_run(self, scope, segments, ttl, answer, age, adapter) -> None:
         """A whole request at once: most of what is in the cache comes from here."""
-        life = self.world.arrive(scope, segments, {len(segments) - 1: ttl}, age=age)
+        marks = {len(segments) - 1: ttl}
+        life = self.world.arrive(scope, segments, marks, age=age, adapter=adapter)
         if self.world.begin(life):
             self.world.bring_back(life)
             self.world.compute(life, life.pending)
@@ -148,6 +167,10 @@ class CacheMachine(RuleBasedStateMachine):
             self.world.drop(scope)
         elif keys:
             self.world.drop(scope, keys[index % len(keys)])
+
+    @rule(digest=st.sampled_from(["1" * 64, "2" * 64]))
+    def drop_adapter(self, digest) -> None:
+        self.world.drop_adapter(digest)
 
     @precondition(lambda self: len(self.world.entries.leases))
     @rule()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.cache.block import Block, Entry
-from engine.cache.digests import ChainHasher
+from engine.cache.digests import ActiveAdapter, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest
@@ -30,6 +30,7 @@ from tests.engine.cache.lives import (
     Expected,
     Life,
     Prefix,
+    kept_of,
     leased_blocks,
     note_new_leases,
     note_yielded,
@@ -124,6 +125,7 @@ class World:
         scaffold: Sequence[int] = (99,),
         min_tokens: int = 1,
         age: float = 0.0,
+        adapter: ActiveAdapter | None = None,
     ) -> CacheQuery:
         """A prompt of token segments, breakpoints by segment index.
 
@@ -138,7 +140,7 @@ class World:
         query = CacheQuery(
             scope=scope,
             tokens=tokens,
-            digests=self.cache.digests(scope, tokens),
+            digests=self.cache.digests(scope, tokens, adapter),
             segments=spans,
             breakpoints=[Breakpoint(index, ttl) for index, ttl in marks.items()],
             names=[],
@@ -148,7 +150,7 @@ class World:
         )
         self.used_shares[scope] = self.lease_shares.get(scope, self.scope_lease_share)
         for end in range(len(tokens) + 1):
-            prefix = (scope, tuple(tokens[:end]))
+            prefix = (scope, tuple(kept_of(tokens[:end], adapter)))
             digest = query.digests.at(end)
             assert self.meaning.setdefault(digest, prefix) == prefix, "one digest, two prefixes"
             self.key_of[prefix] = digest
@@ -171,12 +173,13 @@ class World:
 
     def compute(self, life: Life, count: int) -> None:
         """Write the KV of the next `count` tokens that can be computed where the table says."""
+        kept = life.kept
         for start, stop in list(life.table.gaps(life.table.reachable(len(life.tokens)))):
             stop = min(stop, start + count)
             for position in range(start, stop):
                 block = life.table.blocks[position // self.block_size]
                 assert block.ref_count == 1, "a write to a block that somebody else references"
-                self.memory[block.block_id][position % self.block_size] = life.tokens[position]
+                self.memory[block.block_id][position % self.block_size] = kept[position]
                 if not life.is_started:
                     life.computed.add(position)
             life.table.commit(life.tokens[start:stop])
@@ -201,7 +204,7 @@ class World:
         scope, tokens = life.query.scope, life.query.tokens
         before = leased_blocks(self)
         for mark in life.found.marks:
-            prefix = (scope, tuple(tokens[: mark.tokens]))
+            prefix = (scope, tuple(life.kept[: mark.tokens]))
             known = self._present(prefix)
             if known is None or known.expires_at <= self.now:
                 self.expected.pop(prefix, None)
@@ -252,7 +255,7 @@ class World:
 
     def resume(self, life: Life) -> bool:
         try:
-            copies = self.cache.resume(life.query.scope, life.tokens, life.table)
+            copies = self.cache.resume(life.query, life.tokens, life.table)
         except NoFreeBlocks:
             assert not life.table.blocks
             return False
@@ -294,6 +297,13 @@ class World:
         self.entries.drop(scope, key)
         for prefix in list(self.expected):
             if prefix[0] == scope and key in (None, self.key_of[prefix]):
+                del self.expected[prefix]
+
+    def drop_adapter(self, digest: str) -> None:
+        doomed = {e.key for e in self.entries.live() if e.adapter and e.adapter.digest == digest}
+        assert self.entries.drop_adapter(digest) == len(doomed)
+        for prefix in list(self.expected):
+            if self.key_of[prefix] in doomed:
                 del self.expected[prefix]
 
     def lose(self, block: Block) -> None:
@@ -341,9 +351,9 @@ class World:
         ends = [segment.end or 0 for segment in query.segments]
         marked = [ends[point.segment] for point in query.breakpoints]
         last = max((end for end in marked if end >= query.min_tokens), default=0)
-        readable = {}
+        readable, kept = {}, kept_of(query.tokens, query.digests.adapter)
         for end in ends:
-            known = self._present((query.scope, tuple(query.tokens[:end])))
+            known = self._present((query.scope, tuple(kept[:end])))
             if end <= last and known and known.ready_at <= query.arrived_at < known.expires_at:
                 readable[end] = known
         return readable

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart, Tool, ToolUsePart
+from engine.protocol.reports import AdapterInfo
 from gateway.prompt.names import (
     MAX_STEP,
     NAMES_RULE,
@@ -90,3 +91,23 @@ def test_where_blocks_divide_is_part_of_the_name(texts: list[str]) -> None:
     joined = name_prefixes(prompt("".join(texts)), "s")
     apart = name_prefixes(prompt(*texts), "s")
     assert joined[-1].digest != apart[-1].digest
+
+
+def test_names_behind_an_adapters_beginning_are_its_own() -> None:
+    """In front of an invocation they are the base model's, as keys and values are."""
+    turns = [Message("user", [TextPart("a"), TextPart("now judge this"), TextPart("b")])]
+    prompt = Prompt(turns, system=[TextPart("s")])
+
+    def names(weights: str, invocation: str | None = None) -> list[str]:
+        info = AdapterInfo(
+            name="x", digest=weights * 64, rank=1, num_bytes=1, invocation=invocation
+        )
+        return [one.name.digest for one in find_prefixes(prompt, "scope", info)]
+
+    base = [one.name.digest for one in find_prefixes(prompt, "scope")]
+    for own in (names("1"), names("2")):
+        assert len(own) == len(base) and not set(own) & set(base)
+    assert not set(names("1")) & set(names("2"))
+    activated = names("1", "judge")
+    assert activated[:2] == base[:2] and not set(activated[2:]) & {*base, *names("1")}
+    assert names("1", "never said") == base

@@ -1,0 +1,208 @@
+"""The adapters that requests may ask for: which are on the model, and how they come and go.
+
+A name is the operator's word for a folder's content at one time. Requests, the chain of digests and
+the model go by the weights' digest, so what one adapter wrote is never read by another, whatever
+either is called. Names are of the event loop; what is `held` is of the engine's thread.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from engine.cache.digests import ActiveAdapter, last_place
+from engine.cache.ids import TokenId
+from engine.errors import AdapterRefused, NotFound
+from engine.protocol.reports import AdapterInfo, Description
+from engine.refusal import StartRefused
+from engine.schedule.accounting import Accounting
+
+MAX_ADAPTERS = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LOOK_SECONDS = 0.1
+"""Between two looks whether a request still has an adapter that is to go."""
+
+T = TypeVar("T")
+Call = Callable[[Callable[[], T]], Awaitable[T]]
+"""Runs a function on the engine's thread, between two steps."""
+log = structlog.get_logger()
+
+
+class ReadAdapter(Protocol):
+    """An adapter that was read and checked."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def invocation(self) -> Sequence[TokenId]: ...
+
+
+class ModelAdapters(Protocol):
+    """The adapters on a model. All but `read` is called on the engine's thread."""
+
+    def read(self, directory: Path) -> ReadAdapter:
+        """Raise StartRefused with the reason. `hold` then puts it on the model, by its digest."""
+        ...
+
+    def hold(self, digest: str) -> None: ...
+    def let_go(self, digest: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterParts:
+    """What a backend that computes adapters has. `spelled` gives the text of an invocation."""
+
+    directory: Path
+    model: ModelAdapters
+    spelled: Callable[[Sequence[TokenId]], str]
+
+
+class AdapterShelf:
+    """`parts` None: this engine has no adapters. Those in the directory are read at once."""
+
+    def __init__(self, parts: AdapterParts | None = None) -> None:
+        self._parts = parts
+        self._by_name: dict[str, tuple[AdapterInfo, ReadAdapter]] = {}
+        self._leaving: dict[str, AdapterInfo] = {}
+        self._held: set[str] = set()
+        self._changing = asyncio.Lock()
+        self._ends: set[asyncio.Task[None]] = set()
+        if parts is None:
+            return
+        folders = [one.name for one in sorted(parts.directory.iterdir()) if one.is_dir()]
+        for name in folders[:MAX_ADAPTERS]:
+            try:
+                info, read = self._read(parts, name)
+            except AdapterRefused as error:
+                log.error("an adapter is not loaded", why=str(error))
+                continue
+            self._hold(parts, read)
+            self._by_name[name] = info, read
+        for name in folders[MAX_ADAPTERS:]:
+            log.error("an adapter is not loaded", why=f"{name}: there are {MAX_ADAPTERS} already")
+
+    def told(self, description: Description) -> Description:
+        """The description with the adapters as they are now."""
+        infos = [info for info, _ in self._by_name.values()] + list(self._leaving.values())
+        return msgspec.structs.replace(description, adapters=infos) if infos else description
+
+    def acting(self, digest: str, tokens: Sequence[TokenId]) -> ActiveAdapter | None:
+        """How an adapter acts on a prompt; None where it does not. Raise NotFound."""
+        if not digest:
+            return None
+        for _, read in list(self._by_name.values()):
+            if read.digest == digest:
+                start = last_place(tokens, read.invocation) if read.invocation else 0
+                return None if start is None else ActiveAdapter(digest, start)
+        raise NotFound("adapter: not on this engine")
+
+    def check_held(self, adapter: ActiveAdapter | None) -> None:
+        """On the engine's thread, before a request is taken in. Raise NotFound."""
+        if adapter is not None and adapter.digest not in self._held:
+            raise NotFound("adapter: not on this engine")
+
+    async def load(self, name: str, call: Call[None], accounting: Accounting) -> AdapterInfo:
+        """Read a folder and put it on the model, in place of what had its name.
+
+        Raise AdapterRefused, which says why.
+        """
+        if (parts := self._parts) is None:
+            raise AdapterRefused(f"{name[:64]}: this engine takes no adapters")
+        async with self._changing:
+            if name not in self._by_name and len(self._by_name) >= MAX_ADAPTERS:
+                raise AdapterRefused(f"{name[:64]}: there are {MAX_ADAPTERS} already")
+            info, read = await asyncio.to_thread(self._read, parts, name)
+            await call(partial(self._hold, parts, read))
+            before = self._by_name.get(name)
+            self._by_name[name] = info, read
+        log.info("adapter loaded", adapter=name, digest=info.digest)
+        if before is not None:
+            self._leave(parts, before[0], call, accounting)
+        return info
+
+    def unload(self, name: str, call: Call[None], accounting: Accounting) -> AdapterInfo:
+        """Take no more requests for an adapter. It goes, with its entries, after its last one.
+
+        Raise AdapterRefused.
+        """
+        if self._parts is None or name not in self._by_name:
+            raise AdapterRefused(f"{name[:64]}: not on this engine")
+        info, _ = self._by_name.pop(name)
+        log.info("adapter unloaded", adapter=name, digest=info.digest)
+        return self._leave(self._parts, info, call, accounting)
+
+    async def stop(self) -> None:
+        for task in self._ends:
+            task.cancel()
+        for task in list(self._ends):
+            with suppress(asyncio.CancelledError):
+                await task
+
+    # Inside.
+
+    def _read(self, parts: AdapterParts, name: str) -> tuple[AdapterInfo, ReadAdapter]:
+        if not _NAME.fullmatch(name):
+            raise AdapterRefused("name: 64 letters, digits, `.`, `_` or `-` at most")
+        if not (path := parts.directory / name).is_dir():
+            raise AdapterRefused(f"{name}: ENGINE_ADAPTERS has no such folder")
+        try:
+            read = parts.model.read(path)
+        except StartRefused as error:
+            raise AdapterRefused(f"{name}: {error}") from error
+        info = AdapterInfo(
+            name=name,
+            digest=read.digest,
+            rank=read.rank,
+            num_bytes=read.num_bytes,
+            invocation=parts.spelled(read.invocation) if read.invocation else None,
+        )
+        return info, read
+
+    def _hold(self, parts: AdapterParts, read: ReadAdapter) -> None:
+        parts.model.hold(read.digest)
+        self._held.add(read.digest)
+
+    def _leave(
+        self, parts: AdapterParts, info: AdapterInfo, call: Call[None], accounting: Accounting
+    ) -> AdapterInfo:
+        if not self._is_named(info.digest):
+            info = msgspec.structs.replace(info, is_leaving=True)
+            self._leaving[info.digest] = info
+            task = asyncio.create_task(self._end(parts, info.digest, call, accounting))
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
+        return info
+
+    async def _end(
+        self, parts: AdapterParts, digest: str, call: Call[None], accounting: Accounting
+    ) -> None:
+        """Wait for the requests that have an adapter. Then end its entries."""
+
+        def try_to_end() -> None:
+            if digest in self._held and accounting.drop_adapter(digest):
+                parts.model.let_go(digest)
+                self._held.discard(digest)
+
+        while True:
+            async with self._changing:
+                # It may have come back, under this name or another.
+                if not self._is_named(digest):
+                    await call(try_to_end)
+                if self._is_named(digest) or digest not in self._held:
+                    self._leaving.pop(digest, None)
+                    return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _is_named(self, digest: str) -> bool:
+        return any(info.digest == digest for info, _ in self._by_name.values())

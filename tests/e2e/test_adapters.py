@@ -1,0 +1,243 @@
+"""Adapters on a native engine, over its protocol: whose keys and values are read by whom."""
+
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.protocol import ErrorReply, Finished
+from engine.protocol.reports import AdapterInfo, Description
+from tests.adapters import INVOCATION, invocation_of, write_adapter
+from tests.conformance.engines import Answer, Engine, Refused, prompt, running_engine
+from tests.fuzz.tiny_model import write_tiny_model
+
+SCOPE = "adapters"
+TAIL = " and what follows"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def folder(model: Path, tmp_path: Path) -> Path:
+    """Two adapters on everything, and one that is activated."""
+    folder = tmp_path / "adapters"
+    for seed, name in enumerate(["blue", "red"], 1):
+        write_adapter(model, folder / name, seed)
+    write_adapter(model, folder / "judge", 3, alora_invocation_tokens=invocation_of(model))
+    return folder
+
+
+def settings_of(model: Path, folder: Path, **more: Any) -> dict[str, Any]:
+    settings = {"MIN_CACHE_TOKENS": 32, "BLOCK_SIZE": 16, "NUM_BLOCKS": 256, "MODEL": str(model)}
+    return {**settings, "ADAPTERS": str(folder), **more}
+
+
+@pytest.fixture
+def engine(model: Path, folder: Path) -> Iterator[Engine]:
+    with running_engine("native", settings_of(model, folder)) as engine:
+        yield engine
+
+
+def adapters_of(engine: Engine) -> dict[str, AdapterInfo]:
+    return {info.name: info for info in engine.get("describe", Description).adapters}
+
+
+def digest_of(engine: Engine, name: str) -> str:
+    return adapters_of(engine)[name].digest if name else ""
+
+
+def ask(
+    engine: Engine, texts: tuple[str, ...], name: str = "", digest: str = "", **more: Any
+) -> Answer:
+    """The first text is marked. `name` is the adapter's, empty for the base model."""
+    more = {"max_tokens": 8, "scope": SCOPE, **more}
+    request = engine.request(prompt(*texts), more.pop("scope"), (0, "1h"), **more)
+    digest = digest or digest_of(engine, name)
+    with engine.stream(msgspec.structs.replace(request, adapter=digest)) as stream:
+        return Answer(list(stream.frames))
+
+
+def read(answer: Answer) -> int:
+    return answer.usage.cache_read_tokens
+
+
+def test_no_adapter_reads_what_another_or_the_base_wrote(engine: Engine) -> None:
+    """Probes in every order. Answers are those of a cold prompt."""
+    names, text = ["", "blue", "red"], engine.text(200)
+    cold = {name: ask(engine, (text, TAIL), name) for name in names}
+    end = engine.ends(prompt(text))[0]
+    for name in names:
+        assert read(cold[name]) == cold[name].usage.automatic_tokens == 0
+        assert cold[name].usage.cache_write_1h_tokens == end
+    assert len({answer.text() for answer in cold.values()}) == 3
+    for first, second in product(names, names):
+        for name in (first, second):
+            warm = ask(engine, (text, TAIL), name)
+            assert read(warm) == end and warm.text() == cold[name].text()
+    for writer in names:
+        text = engine.text(100)
+        assert read(ask(engine, (text, TAIL), writer)) == 0
+        for other in names:
+            probe = ask(engine, (text, TAIL), other, max_tokens=1)
+            assert (read(probe) + probe.usage.automatic_tokens > 0) == (other == writer)
+
+
+def test_an_activated_adapter_and_the_base_share_one_entry(engine: Engine) -> None:
+    text, other = engine.text(200), engine.text(200)
+    end = engine.ends(prompt(text))[0]
+    # By the base first, then by the adapter; and the other way round.
+    for name, then, words in (("", "judge", text), ("judge", "", other)):
+        end = engine.ends(prompt(words))[0]
+        first = ask(engine, (words, INVOCATION, TAIL), name)
+        second = ask(engine, (words, INVOCATION, TAIL), then)
+        assert (read(first), read(second)) == (0, end)
+        assert first.usage.cache_write_1h_tokens == end
+        assert second.usage.cache_write_1h_tokens == 0
+        assert first.text() != second.text()
+    assert len(engine.entries(SCOPE)) == 2
+    # Answers are those of prompts that read nothing.
+    for name in ("", "judge"):
+        cold = ask(engine, (text, INVOCATION, TAIL), name, scope=f"cold {name}")
+        assert read(cold) == 0
+        assert cold.text() == ask(engine, (text, INVOCATION, TAIL), name).text()
+
+
+def test_behind_an_invocation_nothing_is_shared(engine: Engine) -> None:
+    texts = (f"{engine.text(100)}{INVOCATION}{engine.text(100)}", TAIL)
+    end = engine.ends(prompt(texts[0]))[0]
+    base = ask(engine, texts)
+    judged = ask(engine, texts, "judge")
+    assert read(judged) == 0 and judged.usage.cache_write_1h_tokens == end
+    # What lies in front of the invocation is reused without an entry, in whole blocks.
+    assert 0 < judged.usage.automatic_tokens < 110
+    assert (read(ask(engine, texts)), read(ask(engine, texts, "judge"))) == (end, end)
+    assert base.text() != judged.text()
+    # Without an invocation it is the base model.
+    plain = (engine.text(100), TAIL)
+    assert ask(engine, plain).text() == ask(engine, plain, "judge").text()
+
+
+def test_several_adapters_in_one_step_answer_as_alone(model: Path, folder: Path) -> None:
+    names = ["", "blue", "red", "judge"] * 2
+    with running_engine("native", settings_of(model, folder)) as engine:
+        texts = [(engine.text(60 + 20 * i), INVOCATION, TAIL) for i in range(len(names))]
+        alone = [
+            ask(engine, text, name, max_tokens=64).text()
+            for text, name in zip(texts, names, strict=True)
+        ]
+    small = settings_of(model, folder, NUM_BLOCKS=84, SPECULATION="ngram")
+    with running_engine("native", small) as engine:
+        # The pool has no room for all: some are preempted, and computed again.
+        streams, together = [], list[str]()
+        for text, name in zip(texts, names, strict=True):
+            request = engine.request(prompt(*text), SCOPE, max_tokens=64)
+            request = msgspec.structs.replace(request, adapter=digest_of(engine, name))
+            streams.append(engine.stream(request))
+        opened = [stream.__enter__() for stream in streams]
+        together = [one.rest().text() for one in opened]
+        for stream in streams:
+            stream.__exit__(None, None, None)
+        assert together == alone
+        counters = engine.stats().counters
+        assert counters.preempted_requests and counters.accepted_draft_tokens
+        three = ask(engine, texts[1], "blue", num_choices=3, max_tokens=64)
+        assert [three.text(choice) for choice in range(3)] == [alone[1]] * 3
+
+
+def test_an_adapter_that_was_trained_again_reads_nothing_of_the_old_one(
+    engine: Engine, model: Path, folder: Path
+) -> None:
+    text = engine.text(200)
+    old = digest_of(engine, "blue")
+    before = ask(engine, (text, TAIL), "blue")
+    end = before.usage.cache_write_1h_tokens
+    assert read(ask(engine, (text, TAIL), "blue")) == end > 0
+    write_adapter(model, folder / "blue", 9)
+    loaded = engine.post("adapters", {"name": "blue"}, AdapterInfo)
+    assert loaded.digest != old and loaded == adapters_of(engine)["blue"]
+    again = ask(engine, (text, TAIL), "blue")
+    assert read(again) == again.usage.automatic_tokens == 0 and again.text() != before.text()
+    with pytest.raises(Refused) as refused:
+        ask(engine, (text, TAIL), digest=old)
+    assert refused.value.status == 404
+    # The same weights again are the same adapter.
+    same = engine.post("adapters", {"name": "blue"}, AdapterInfo)
+    assert same == loaded and read(ask(engine, (text, TAIL), "blue")) == end
+
+
+def test_unloading_waits_for_its_requests_and_ends_its_leases(engine: Engine) -> None:
+    text = engine.text(200)
+    blue, words = digest_of(engine, "blue"), (text, TAIL)
+    short = ask(engine, words, "blue", max_tokens=64).text()
+    ask(engine, words)
+    assert [entry.state for entry in engine.entries(SCOPE)] == ["leased", "leased"]
+    request = engine.request(prompt(*words), SCOPE, (0, "1h"), max_tokens=3000)
+    with engine.stream(msgspec.structs.replace(request, adapter=blue)) as stream:
+        stream.start()
+        left = engine.client.delete("/v1/adapters/blue")
+        assert left.status_code == 200 and msgspec.json.decode(left.content)["is_leaving"]
+        with pytest.raises(Refused) as refused:
+            ask(engine, words, digest=blue)
+        assert refused.value.status == 404
+        assert adapters_of(engine)["blue"].is_leaving
+        assert len(engine.entries(SCOPE)) == 2
+        rest = stream.rest()
+    (finished,) = [frame for frame in rest.frames if isinstance(frame, Finished)]
+    assert finished.output_tokens == 3000 and rest.text().startswith(short)
+    deadline = time.monotonic() + 60
+    while "blue" in adapters_of(engine):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    # The base's lease stays; the adapter's was ended by the operator, and is counted so.
+    assert len(engine.entries(SCOPE)) == 1
+    assert engine.stats().counters.leases_dropped == 1
+    assert engine.client.delete("/v1/adapters/blue").status_code == 400
+    engine.post("adapters", {"name": "blue"}, AdapterInfo)
+    assert digest_of(engine, "blue") == blue
+    again = ask(engine, words, "blue", max_tokens=64)
+    assert (read(again), again.text(), again.started.miss_reason) == (0, short, "dropped")
+
+
+def test_leases_of_adapters_outlive_a_restart(model: Path, folder: Path, tmp_path: Path) -> None:
+    settings = settings_of(model, folder, STORE=str(tmp_path / "store"))
+    with running_engine("native", settings) as engine:
+        text = engine.text(200)
+        cold = {name: ask(engine, (text, TAIL), name) for name in ("blue", "red")}
+        end = cold["blue"].usage.cache_write_1h_tokens
+    write_adapter(model, folder / "red", 7)  # trained again while the engine was away
+    with running_engine("native", settings) as engine:
+        warm = ask(engine, (text, TAIL), "blue")
+        assert read(warm) == end and warm.started.read_tier == "disk"
+        assert warm.text() == cold["blue"].text()
+        for name in ("", "red"):
+            other = ask(engine, (text, TAIL), name)
+            assert read(other) == 0, name
+
+
+def test_what_can_not_be_loaded_is_told_and_the_rest_goes_on(
+    engine: Engine, model: Path, folder: Path
+) -> None:
+    def refusal(name: str) -> tuple[int, ErrorReply]:
+        reply = engine.client.post("/v1/adapters", json={"name": name})
+        return reply.status_code, msgspec.json.decode(reply.content, type=ErrorReply)
+
+    write_adapter(model, folder / "dora", use_dora=True)
+    status, told = refusal("dora")
+    assert (status, told.code, told.is_public) == (400, "invalid_request", True)
+    assert told.message == "adapter dora: `use_dora`: not supported"
+    for name in ("../red", "", "a" * 65, "nobody"):
+        status, told = refusal(name)
+        assert status == 400 and told.is_public
+    assert set(adapters_of(engine)) == {"blue", "red", "judge"}
+    with pytest.raises(Refused) as refused:
+        ask(engine, ("hello", TAIL), digest="0" * 64)
+    assert refused.value.status == 404
+    with running_engine("native", settings_of(model, folder)) as other:
+        assert set(adapters_of(other)) == {"blue", "red", "judge"}
