@@ -22,40 +22,40 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 369
+MAX_MODULES = 372
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 734,
     "dashboard/access": 451,
     "dashboard/ui": 1041,
-    "dashboard/views": 3885,
-    "engine": 1298,
-    "engine/backends": 7135,
-    "engine/cache": 3236,
-    "engine/compute": 2791,
+    "dashboard/views": 3909,
+    "engine": 1317,
+    "engine/backends": 7374,
+    "engine/cache": 3310,
+    "engine/compute": 3040,
     "engine/mount": 343,
-    "engine/protocol": 1000,
-    "engine/schedule": 2247,
-    "engine/serve": 778,
-    "engine/store": 1613,
+    "engine/protocol": 1024,
+    "engine/schedule": 2260,
+    "engine/serve": 792,
+    "engine/store": 1616,
     "engine/text": 6202,
     "gateway": 273,
-    "gateway/admin": 3841,
+    "gateway/admin": 3869,
     "gateway/admission": 1946,
     "gateway/advice": 1829,
-    "gateway/base": 1480,
-    "gateway/cli": 1125,
-    "gateway/dialects": 6800,
-    "gateway/http": 3474,
+    "gateway/base": 1551,
+    "gateway/cli": 1175,
+    "gateway/dialects": 6803,
+    "gateway/http": 3482,
     "gateway/journal": 1083,
     "gateway/ledger": 3695,
-    "gateway/planner": 2008,
+    "gateway/planner": 2016,
     "gateway/planning": 409,
     "gateway/prices": 409,
-    "gateway/prompt": 1203,
-    "gateway/routing": 2395,
-    "gateway/turn": 1619,
+    "gateway/prompt": 1229,
+    "gateway/routing": 2417,
+    "gateway/turn": 1622,
     "migrations": 256,
     "scripts": 398,
     "scripts/bench": 3005,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 55669,
+    "tests": 56498,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

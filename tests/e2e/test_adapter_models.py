@@ -107,7 +107,7 @@ def test_models_with_an_adapter_read_what_the_same_weights_wrote(gateway: Gatewa
         assert again.content[0].text == first.content[0].text
         row = gateway.recorded(again.id)
         assert (row["model"], row["cache_read_tokens"]) == ("support", written)
-        assert row["cost_nanos"] > 0
+        assert row["cost_nano"] > 0
     assert gateway.recorded(base.id)["model"] == "any"
 
 
