@@ -73,8 +73,7 @@ def action_of(kind: str, written: str) -> dict[str, Any]:
         case _:
             work = given.get("type")
             given |= {"type": work if work in _WORKS else "update_file"}
-            whole = {"path": "", **({} if work == "delete_file" else {"diff": ""}), **given}
-            return whole
+            return {"path": "", **({} if work == "delete_file" else {"diff": ""}), **given}
 
 
 def arguments_in(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
