@@ -311,6 +311,89 @@ def aider(dialect: str, options: tuple[str, ...], environment: Mapping[str, str]
     )
 
 
+def kimi(kind: str, base: str) -> Recipe:
+    named = {"NAME": MODEL, "PROVIDER_TYPE": kind, "BASE_URL": base, "API_KEY": "$key"}
+    named["MAX_CONTEXT_SIZE"] = "200000"
+    return Recipe(
+        name=f"Kimi Code, {kind}",
+        package="@moonshot-ai/kimi-code",
+        place="kimi",
+        command=("kimi", "-p", "$prompt"),
+        tool="Bash",
+        given=SHELL,
+        environment={f"KIMI_MODEL_{name}": value for name, value in named.items()},
+    )
+
+
+ECHO = {"command": "echo step $step"}
+NANOCODER = Recipe(
+    name="nanocoder",
+    package="@nanocollective/nanocoder",
+    place="nanocoder",
+    command=("nanocoder", "--trust-directory", "--mode", "yolo", "--plain", "run", "$prompt"),
+    tool="execute_bash",
+    given=ECHO,
+    files={
+        "$work/agents.config.json": (
+            '{"nanocoder": {"providers": [{"name": "holdfast", "baseUrl": "$url/v1",'
+            f' "apiKey": "$key", "models": ["{MODEL}"]}}]}}}}'
+        )
+    },
+)
+GROK = Recipe(
+    name="Grok CLI",
+    package="@vibe-kit/grok-cli",
+    place="grok",
+    command=("grok", "-m", MODEL, "-p", "$prompt"),
+    tool="bash",
+    given=ECHO,
+    environment={"GROK_API_KEY": "$key", "GROK_BASE_URL": "$url/v1"},
+)
+VIBE = Recipe(
+    name="mistral-vibe",
+    package="mistral-vibe",
+    place="vibe",
+    command=("$agents/vibe/bin/vibe", "-p", "$prompt", "--trust", "--auto-approve"),
+    tool="bash",
+    given=ECHO,
+    environment={"HOLDFAST_KEY": "$key", "VIBE_HOME": "$home/.vibe"},
+    files={
+        "$home/.vibe/config.toml": (
+            f'active_model = "{MODEL}"\nenable_telemetry = false\nenable_update_checks = false\n'
+            '[[providers]]\nname = "holdfast"\napi_base = "$url/v1"\nbackend = "generic"\n'
+            'api_key_env_var = "HOLDFAST_KEY"\napi_style = "openai"\n'
+            f'[[models]]\nname = "{MODEL}"\nprovider = "holdfast"\nalias = "{MODEL}"\n'
+        )
+    },
+)
+DROID = Recipe(
+    name="droid",
+    package="@factory/cli",
+    place="droid",
+    command=("droid", "exec", "--skip-permissions-unsafe", "-m", f"custom:{MODEL}", "$prompt"),
+    tool="Execute",
+    given={**ECHO, "timeout": 60, "riskLevelReason": "none", "riskLevel": "low"},
+    environment={"FACTORY_API_KEY": "fk-none"},
+    files={
+        "$home/.factory/settings.json": (
+            f'{{"customModels": [{{"model": "{MODEL}", "displayName": "{MODEL}", "baseUrl": '
+            '"$url/v1", "apiKey": "$key", "provider": "generic-chat-completion-api"}]}'
+        )
+    },
+)
+GPTME = Recipe(
+    name="gptme",
+    package="gptme",
+    place="gptme",
+    command=(
+        *("$agents/gptme/bin/gptme", "--non-interactive", "--tool-format", "tool"),
+        *("-m", f"local/{MODEL}", "$prompt"),
+    ),
+    tool="shell",
+    given=ECHO,
+    environment={"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "$key"},
+)
+
 AGENTS: tuple[Recipe, ...] = (
     CLAUDE_CODE,
     CLAUDE_CONTINUE,
@@ -335,6 +418,13 @@ AGENTS: tuple[Recipe, ...] = (
     CLINE,
     continue_cn("openai", "$url/v1"),
     continue_cn("anthropic", "$url/v1/"),
+    *(kimi(kind, "$url/v1") for kind in ("kimi", "openai", "openai_responses")),
+    kimi("anthropic", "$url"),
+    NANOCODER,
+    GROK,
+    VIBE,
+    DROID,
+    GPTME,
     aider("openai", (), {"OPENAI_API_BASE": "$url/v1", "OPENAI_API_KEY": "$key"}),
     aider(
         "anthropic",

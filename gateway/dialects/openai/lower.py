@@ -159,6 +159,8 @@ def _thinks_by(request: wire.ChatRequest) -> str | None:
     arguments, reasoning = request.chat_template_kwargs, request.reasoning
     if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
         path, thinks = "chat_template_kwargs", bool(arguments.enable_thinking or arguments.thinking)
+    elif request.thinking is not None:
+        path, thinks = "thinking", request.thinking.type != "disabled"
     elif request.reasoning_effort is None and reasoning is not None:
         is_off = reasoning.enabled is False or reasoning.effort == "none"
         path, thinks = "reasoning", not is_off and bool(reasoning.enabled or reasoning.effort)

@@ -240,6 +240,16 @@ class Reasoning(msgspec.Struct):
     enabled: bool | None = None
 
 
+class Thinking(Strict):
+    """The switch of Kimi, GLM and DeepSeek; its other fields ask for nothing that can be done."""
+
+    type: Literal["enabled", "disabled", "auto"]
+    budget_tokens: Any = None
+    clear_thinking: Any = None
+    effort: Any = None
+    keep: Any = None
+
+
 class StructuredOutputs(Strict):
     """As vLLM has it. One of them binds the text: JSON of a schema, or any object; a text that a
     regular expression matches as a whole; one of these texts."""
@@ -297,8 +307,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning: Reasoning | None = None
     reasoning_effort: fields.Word | None = None
     response_format: Format | None = None
+    search_parameters: Any = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
+    thinking: Thinking | None = None
     top_logprobs: fields.TopLogprobs = 0
     verbosity: fields.Word | None = None
     web_search_options: Any = None
@@ -342,7 +354,9 @@ CHAT = Fields(
         "prediction": ("nothing is predicted: it would only be faster",),
         "store": ("no answer is kept", False),
         "service_tier": ("there is one tier", "auto", "default"),
-        "web_search_options": ("this server searches nothing",),
+        **dict.fromkeys(
+            ("search_parameters", "web_search_options"), ("this server searches nothing",)
+        ),
     },
 )
 COMPLETIONS = Fields(

@@ -424,6 +424,8 @@ def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
             part = {"type": "output_text" if is_own else "input_text", "text": item["content"]}
             item["content"] = [{**part, "annotations": []} if is_own else part]
         kind = item.setdefault("type", "message")
+        if kind in _HAVE_STATUS:
+            item["status"] = item.get("status") or "completed"
         item["id"] = item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{stem}i{number:02x}"
         made.append(Raw(msgspec.json.encode(item)))
     return made
@@ -461,6 +463,7 @@ FIELDS = Fields(
     },
 )
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_HAVE_STATUS = ("message", "function_call", "function_call_output")
 _OURS = (ClientCall, ClientCallOutput, Hosted)
 _ITEMS = {kind.__struct_config__.tag for kind in get_args(Item) if kind not in _OURS}
 # Calls of the vendor's tools that ran at the client. The field says what was asked for.

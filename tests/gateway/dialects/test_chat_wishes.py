@@ -59,6 +59,7 @@ def test_an_image_in_a_tools_result_has_a_placeholder(stack: Stack) -> None:
         ({"verbosity": "low"}, "verbosity"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
+        ({"extra_body": {"search_parameters": {"mode": "auto"}}}, "search_parameters"),
         ({"store": True}, "store"),
         ({"service_tier": "priority"}, "service_tier"),
     ],
@@ -78,6 +79,8 @@ def test_what_only_asks_for_better_is_told_by_name(stack: Stack, changes: Any, p
         ({"reasoning": {"effort": "high"}, "reasoning_effort": "none"}, False),
         ({"reasoning_effort": "max"}, True),
         ({"reasoning_effort": "a word of next year"}, True),
+        ({"thinking": {"type": "enabled", "keep": "all"}}, True),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "high"}, False),
     ],
 )
 def test_thinking_is_asked_for_in_several_ways(stack: Stack, changes: Any, thinks: bool) -> None:

@@ -515,6 +515,7 @@ def test_a_conversations_items_are_added_and_deleted_and_its_metadata_changed(
     added = client.conversations.items.create(talk.id, items=told)
     assert added.object == "list" and len(added.data) == 2 and not added.has_more
     first, second = (item.id or "" for item in added.data)
+    assert [item.to_dict()["status"] for item in added.data] == ["completed"] * 2
     assert client.conversations.items.retrieve(first, conversation_id=talk.id) == added.data[0]
     answer = client.responses.create(model=MODEL, input="Three", conversation=talk.id)
     client.conversations.items.create(talk.id, items=[{"role": "user", "content": "Four"}])
