@@ -58,7 +58,7 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """`digest` is the SHA-256 of its weights and scales. `layers` are by the module's name.
+    """`digest` is the SHA-256 of its weights, scales and invocation, `layers` go by modules' names.
 
     It acts behind the first token of the last `invocation` in a prompt, that one included; where
     there is no invocation, on all of it.
@@ -90,7 +90,8 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         sides.setdefault(found["module"], {})[found["side"]] = tensor
     if not sides:
         raise ModelRefused("adapter_model.safetensors: no weights")
-    state, layers, num_bytes = sha256(), dict[str, LowRank](), 0
+    state = sha256(f"{invocation}\n".encode() if invocation else b"")
+    layers, num_bytes = dict[str, LowRank](), 0
     for name, pair in sorted(sides.items()):
         module = modules[name]
         assert isinstance(module, nn.Linear)

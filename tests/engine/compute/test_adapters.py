@@ -163,7 +163,7 @@ def test_rows_of_a_step_have_their_own_adapters(both_attentions: Models, tmp_pat
         assert relative_difference(row, model.plain_logits(prompt)) <= BOUND
 
 
-def test_a_digest_is_of_the_weights_and_the_scale_alone(
+def test_a_digest_is_of_the_weights_the_scale_and_the_invocation_alone(
     tiny_models: Models, tmp_path: Path
 ) -> None:
     model = tiny_models("llama")
@@ -174,6 +174,8 @@ def test_a_digest_is_of_the_weights_and_the_scale_alone(
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "lora_dropout": 0.5, "peft_version": "9"}))
     assert load_adapter(tmp_path / "b", model.loaded.model).digest == first
+    path.write_text(json.dumps({**config, "alora_invocation_tokens": INVOCATION}))
+    assert load_adapter(tmp_path / "b", model.loaded.model).digest != first
     path.write_text(json.dumps({**config, "lora_alpha": 9}))
     assert load_adapter(tmp_path / "b", model.loaded.model).digest != first
     path.write_text(json.dumps(config))
