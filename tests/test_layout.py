@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 372
+MAX_MODULES = 373
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "engine": 1317,
     "engine/backends": 7374,
     "engine/cache": 3310,
-    "engine/compute": 3040,
+    "engine/compute": 3041,
     "engine/mount": 343,
     "engine/protocol": 1024,
     "engine/schedule": 2260,
@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1622,
     "migrations": 256,
     "scripts": 398,
-    "scripts/bench": 3005,
+    "scripts/bench": 3090,
     "scripts/compose": 572,
     "scripts/demo_model": 496,
     "scripts/docs": 828,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 56592,
+    "tests": 56595,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
