@@ -8,8 +8,9 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import msgspec
 
@@ -80,7 +81,6 @@ class ScriptedRenderer:
         return self._inner.render(prompt, thinking=thinking, scope=scope, days=days)
 
     def parser(self, request: GenerateRequest) -> OutputParser:
-        """Only tries what a request demands, which is no turn: what runs comes from `parsers`."""
         return self._inner.parser(request)
 
     def spelled(self, token_id: TokenId) -> Spelled:
@@ -90,27 +90,37 @@ class ScriptedRenderer:
         return [self._scripted(request, inner) for inner in self._inner.parsers(request)]
 
     def _scripted(self, request: GenerateRequest, inner: OutputParser) -> "ScriptedParser":
+        return ScriptedParser(inner, lambda: self._script_of(request))
+
+    def _script_of(self, request: GenerateRequest) -> Sequence[TokenId]:
         named = [key for key in request.sampling.stop_sequences if key in self._script]
         if not named and request.prompt.tools:
             self._num_turns[request.scope] += 1
             named = [f"turn {self._num_turns[request.scope]}"]
         text = self._script.get(named[0] if named else "", _DEFAULT)
         token_ids = self._inner.tokenizer.encode(text, add_special_tokens=False).ids
-        ends = sorted(self._inner.end_token_ids)
-        return ScriptedParser(inner, [*token_ids, *ends[:1]])
+        return [*token_ids, *sorted(self._inner.end_token_ids)[:1]]
 
 
 class ScriptedParser:
-    """Allows one token at a time: the script's next one."""
+    """Allows one token at a time: the script's next one.
 
-    def __init__(self, inner: OutputParser, token_ids: Sequence[TokenId]) -> None:
+    The script is chosen when the first token is asked for: parsers are also made only to try what
+    a request demands, which is no turn.
+    """
+
+    def __init__(self, inner: OutputParser, script: Callable[[], Sequence[TokenId]]) -> None:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.end_token_ids = inner.end_token_ids
         self._inner = inner
-        self._token_ids = token_ids
+        self._script = script
         self._at = 0
+
+    @cached_property
+    def _token_ids(self) -> Sequence[TokenId]:
+        return self._script()
 
     @property
     def mask(self) -> Mask | None:
