@@ -251,11 +251,11 @@ class Entries:
         return num_live
 
     def drop_adapter(self, digest: str) -> int:
-        """End the entries that an adapter acts on, which nobody can read any more. Return their
-        number. Their copies' content stays: with the same weights it is right again."""
+        """End the entries that an adapter acts on, which nobody can read any more. Return how many
+        were live. Their copies' content stays: with the same weights it is right again."""
         acted_on = (one for one in self._by_key.values() if one.adapter is not None)
         doomed = [one for one in acted_on if one.adapter and one.adapter.digest == digest]
-        num_live = sum(not entry.is_lapsed for entry in doomed)
+        num_live = sum(map(self.is_live, doomed))
         for entry in doomed:
             self.end(entry, "dropped", "dropped")
         return num_live
