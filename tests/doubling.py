@@ -40,7 +40,7 @@ _MORE_TRIES = 20
 _ROUNDS = 3
 _MORE_ROUNDS = 15
 _PAUSE_SECONDS = 1.0
-_TOO_MUCH = 3.0
+_TOO_MUCH = 3.5
 """No other program makes the best of so many rounds grow so fast."""
 
 
