@@ -157,6 +157,8 @@ async def _start(
     if ledgers.access.is_postgres:
         table = SharedLimitsTable(ledgers.access)
         shared = SharedLimits(limits, table, journal.instance, clock)
+        # It ends behind what closes the last turns, whose costs it tells.
+        run_beside("shared_limits", shared.run)
     fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic, metrics)
     follow_sources(stack, settings.engines, fleet, base.supervisor)
     billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
@@ -224,8 +226,6 @@ async def _start(
         clock=clock,
         begin_trace=tracing_of(base.traces, clock.monotonic),
     )
-    if shared is not None:
-        run_beside("shared_limits", shared.run)
     workers = Workers()
     stack.callback(workers.close)
     contents = CachedContents(ledgers.store, tuning.cached_contents, tuning.cached_content_bytes)

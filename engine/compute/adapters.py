@@ -26,6 +26,7 @@ from engine.compute.errors import ModelRefused
 from engine.schedule.runner import Work
 
 MAX_RANK = 512
+MAX_ALPHA = 1e6
 MAX_BYTES = 2 * 2**30
 """Of one adapter's file."""
 MAX_CONFIG_BYTES = 2**20
@@ -99,8 +100,8 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         alpha = _of_pattern(config, "alpha_pattern", name, config.get("lora_alpha"))
         if not isinstance(rank, int) or not 0 < rank <= MAX_RANK:
             raise ModelRefused(f"`r`: not from 1 to {MAX_RANK}")
-        if not isinstance(alpha, int | float):
-            raise ModelRefused("`lora_alpha`: no number")
+        if not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
+            raise ModelRefused(f"`lora_alpha`: no number up to {MAX_ALPHA:g}")
         shapes = {side: tuple(tensor.shape) for side, tensor in pair.items()}
         wanted = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
         if shapes != wanted:
@@ -238,7 +239,10 @@ def _check_module(modules: Mapping[str, nn.Module], name: str, model: PreTrained
 
 def _of_pattern(config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
     """The value of the first pattern that fits a module's name, as PEFT finds it."""
-    for pattern, value in (config.get(field) or {}).items():
+    patterns = config.get(field) or {}
+    if not isinstance(patterns, dict):
+        raise ModelRefused(f"`{field}`: no object")
+    for pattern, value in patterns.items():
         try:
             if re.match(rf"(.*\.)?({pattern})$", name):
                 return value

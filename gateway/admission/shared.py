@@ -196,6 +196,8 @@ class SharedLimits:
                     continue
                 if not await self._exchange():
                     await pause(stopping, _RETRY_SECONDS)
+            if self.is_shared and self._changed:
+                await self._exchange()  # others hold money for the last turns until they are told
         finally:
             ended.cancel()
             # Nobody may wait for an exchange that does not come.

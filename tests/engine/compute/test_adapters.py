@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -202,6 +203,8 @@ def test_a_digest_is_of_the_weights_the_scale_and_the_invocation_alone(
         {"alora_invocation_tokens": "5 6"},
         {"r": 10_000},
         {"lora_alpha": "16"},
+        {"lora_alpha": math.nan},
+        {"alpha_pattern": ["q_proj"]},
         {"rank_pattern": {"(": 3}},
     ],
 )

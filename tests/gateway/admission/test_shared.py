@@ -210,6 +210,14 @@ async def test_a_killed_gateways_money_counts_until_it_tells_what_its_turns_cost
         await eventually_takes(b, limits, most_cost=60)
 
 
+async def test_a_gateway_that_stops_tells_what_its_last_turns_gave_back(url: str) -> None:
+    limits = Limits(monthly_spend=100)
+    async with gateways(url, 1) as (a,):
+        a.close(await a.take(limits, most_cost=60), cost=5)
+    async with gateways(url, 2) as (_, b):
+        await b.take(limits, most_cost=60)
+
+
 async def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) -> None:
     async with gateways(url) as (a, b):
         limits, chance = Limits(max_concurrency=50), random.Random(1)
