@@ -28,7 +28,7 @@ MAX_MARKDOWN_WORDS = 25_000
 BUDGETS: dict[str, int] = {
     "dashboard": 734,
     "dashboard/access": 451,
-    "dashboard/ui": 1041,
+    "dashboard/ui": 1042,
     "dashboard/views": 3909,
     "engine": 1317,
     "engine/backends": 7374,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 56619,
+    "tests": 56635,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

@@ -153,7 +153,8 @@ def moment(since_ms: int, until_ms: int, *, has_ends: bool = True) -> alt.X:
     Without its ends the chart needs a layer `ends`: lines lose an axis whose ends are told.
     """
     days = (until_ms - since_ms) / 86_400_000
-    forms = {0.01: "%H:%M:%S", 1.5: "%H:%M", 5: "%d %b %H:%M", 300: "%d %b"}
+    # A range of a day begins and ends at one time of day, so its labels name the day.
+    forms = {0.01: "%H:%M:%S", 0.9: "%H:%M", 5: "%d %b %H:%M", 300: "%d %b"}
     form = next((form for most, form in forms.items() if days <= most), "%b %Y")
     axis = alt.Axis(grid=False, tickCount=6, format=form, labelOverlap=True, title="Time (UTC)")
     domain = [since_ms, until_ms] if has_ends else alt.Undefined

@@ -12,6 +12,7 @@ from dashboard import prompt
 from dashboard.client import AdminClient, ClientError
 from dashboard.prompt import Block, NotBlocks
 from dashboard.ui import formats
+from dashboard.ui.charts import moment
 from dashboard.ui.filters import RANGES, Selection, first_range
 from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
@@ -48,6 +49,21 @@ NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
 )
 def test_numbers_and_names_as_people_read_them(write: Any, value: Any, text: str) -> None:
     assert write(value) == text
+
+
+@pytest.mark.parametrize("minutes", [5, 60, 6 * 60, 24 * 60, 7 * 24 * 60, 30 * 24 * 60])
+def test_no_label_of_an_axis_of_time_stands_twice_whatever_the_hour(minutes: int) -> None:
+    """Both ends of a day from 06:00 to 06:00 were "06:00"."""
+    steps = [s * 60 for s in (1 / 12, 1 / 4, 1 / 2, 1, 5, 15, 30, 60, 180, 360, 720, 1440, 2880)]
+    step = next(step for step in [*steps, 7 * 86_400] if step >= minutes * 60 / 6 * 0.7)
+    for hour in range(24):
+        until = NOW.replace(hour=hour, second=0)
+        since = until - timedelta(minutes=minutes)
+        axis = moment(int(since.timestamp() * 1000), int(until.timestamp() * 1000)).to_dict()
+        form = axis["axis"]["format"]
+        ticks = range(int(since.timestamp()), int(until.timestamp()) + 1)
+        labels = [f"{datetime.fromtimestamp(t, UTC):{form}}" for t in ticks if t % step == 0]
+        assert len(labels) == len(set(labels)), labels
 
 
 @pytest.mark.parametrize(
