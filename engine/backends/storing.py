@@ -186,9 +186,6 @@ def new_memory(
             lines=damaged,
             lost_leases=restored.num_lost,
         )
-    if directory.lacks_journal:
-        log.error("the store's journal is gone: what it has is reused, and nothing is leased")
-        restored.misses["journal_missing"] += 1
     log.info(
         "store opened",
         blocks=plan.num_blocks,

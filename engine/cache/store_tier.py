@@ -247,16 +247,6 @@ class StoreTier:
         """Whether a block that a table waits for has no file any more."""
         return block not in self._keys
 
-    def install(self, key: BlockKey) -> Block | None:
-        """A file that was found in the directory. None where there is no room for it."""
-        if (found := self._blocks.get(key.name)) is not None:
-            return found
-        if not self.pool.num_empty:
-            return None
-        block = self._new_block(key)
-        self.pool.release(block)
-        return block
-
     def forget(self, block: Block) -> None:
         """Delete a block's file. No entry may hold the block."""
         assert not self.holds.of(block), "an entry holds the block"

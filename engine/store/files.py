@@ -12,11 +12,10 @@ never stands for a part of a file while the machine runs. A block's file is:
 
     magic, version, lengths, fingerprint, scope, chain and parent digests, place   fixed
     token ids, 32 bits each                                                        num_tokens x 4
-    checksum of the payload, XXH3 of 128 bits, and 16 zeros                        32
-    seal: keyed digest of everything before it                                     32
+    checksum of the payload, XXH3 of 128 bits                                      16
     payload                                                                        payload_bytes
 
-The seal covers the payload's checksum, so that header and payload can't be of two files. The
+A reader knows what stands in front of the payload, and takes a file in which just that stands. The
 checksum finds damage and is not keyed: who may write a store's files may read its secret as well.
 
 A store that several engines of one model share has one secret for all, and one such directory a
@@ -25,7 +24,6 @@ concurrent writers, crashes and other versions never meet in a file. All members
 """
 
 import fcntl
-import hmac
 import os
 import secrets
 import shutil
@@ -40,7 +38,6 @@ from typing import Literal, NamedTuple, TypeVar
 from xxhash import xxh3_128_digest
 
 from engine.cache.digests import TOKEN_BYTES
-from engine.cache.ids import Digest
 from engine.cache.store_tier import BlockKey, Payload
 from engine.protocol.reports import StoreRefusal
 
@@ -48,35 +45,22 @@ T = TypeVar("T")
 
 SECRET_BYTES = 32
 FINGERPRINT_BYTES = 16
-MAX_TOKENS = 1024
-"""The most token ids of one block."""
 MAX_JOURNAL_BYTES = 2**30
 MAX_MEMBERS = 64
 STALE_SECONDS = 4 * 3600.0
 """A member that no engine uses is removed after this time. No lease lasts longer."""
-FORMAT = 3
+FORMAT = 4
 """The version of a directory and its files. An engine leaves a directory of a newer one alone."""
 
 _MAGIC = b"HOLDFAST"
 _FIXED = struct.Struct("<8sIIIIQ16s16s16s16s")
-_SUM_BYTES = 32
+_SUM_BYTES = 16
 _NAME_DIGITS = 32
 _OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
 
-Damage = Literal[
-    "missing",
-    "unreadable",
-    "short",
-    "not_ours",
-    "version",
-    "checksum",
-    "other_model",
-    "misplaced",
-    "tokens",
-]
-"""Why a file is no block: it is gone, can't be read, has another length, begins with other bytes,
-is of another version, was changed or is of another installation, is of another model, stands under
-another's name, or has other tokens than were asked for."""
+Damage = Literal["missing", "unreadable", "short", "checksum"]
+"""Why a file is no block: it is gone, can't be read, has another length, or has other bytes than
+such a block has, as one that was changed, or is another model's or installation's."""
 
 
 class Damaged(Exception):
@@ -143,71 +127,26 @@ def fingerprint(facts: Mapping[str, str]) -> bytes:
 
 
 def header_bytes(num_tokens: int) -> int:
-    return _FIXED.size + num_tokens * TOKEN_BYTES + 2 * _SUM_BYTES
+    return _FIXED.size + num_tokens * TOKEN_BYTES + _SUM_BYTES
 
 
-_HEAD_BYTES = header_bytes(MAX_TOKENS)
-
-
-def encode_header(key: BlockKey, payload: Payload, model: bytes, keys: StoreKeys) -> bytes:
+def encode_header(key: BlockKey, payload: Payload, model: bytes) -> bytes:
     """A file's bytes up to its payload. `model` is a fingerprint."""
     num_tokens = len(key.packed) // TOKEN_BYTES
     lengths = header_bytes(num_tokens), num_tokens, key.place, len(payload)
     fixed = _FIXED.pack(_MAGIC, FORMAT, *lengths, model, key.owner, key.digest, key.parent)
-    sealed = fixed + key.packed + _checksum(payload)
-    return sealed + _seal(sealed, keys)
+    return fixed + key.packed + xxh3_128_digest(payload)
 
 
-def decode_header(
-    data: bytes | memoryview, name: str, size: int, model: bytes, keys: StoreKeys
-) -> BlockKey:
-    """The key of the file `name`, of `size` bytes, which begins with `data`. Raises Damaged."""
-    view = memoryview(data)
-    if len(view) < _FIXED.size:
-        raise Damaged("short")
-    magic, version, length, num_tokens, place, payload_bytes, found, owner, digest, parent = (
-        _FIXED.unpack(view[: _FIXED.size])
-    )
-    if magic != _MAGIC:
-        raise Damaged("not_ours")
-    if version != FORMAT:
-        raise Damaged("version")
-    if num_tokens > MAX_TOKENS or length != header_bytes(num_tokens):
-        raise Damaged("checksum")
-    if len(view) < length or size != length + payload_bytes:
-        raise Damaged("short")
-    sealed = view[: length - _SUM_BYTES]
-    if not hmac.compare_digest(_seal(sealed, keys), bytes(view[length - _SUM_BYTES : length])):
-        raise Damaged("checksum")
-    if found != model:
-        raise Damaged("other_model")
-    if keys.name_of(digest) != name:
-        raise Damaged("misplaced")
-    packed = bytes(view[_FIXED.size : length - 2 * _SUM_BYTES])
-    return BlockKey(name, Digest(owner), Digest(digest), Digest(parent), place, packed)
-
-
-def decode(data: bytes, wanted: BlockKey, model: bytes, keys: StoreKeys) -> bytes:
-    """The payload of a whole file that must be of this key. Raises Damaged."""
-    key = decode_header(data, wanted.name, len(data), model, keys)
+def decode(data: bytes, key: BlockKey, model: bytes, payload_bytes: int) -> bytes:
+    """The payload of a whole file, which must be of this key, model and size. Raise Damaged."""
     start = header_bytes(len(key.packed) // TOKEN_BYTES)
+    if len(data) != start + payload_bytes:
+        raise Damaged("short")
     payload = data[start:]
-    expected = data[start - 2 * _SUM_BYTES : start - _SUM_BYTES]
-    if not hmac.compare_digest(_checksum(payload), expected):
+    if data[:start] != encode_header(key, payload, model):
         raise Damaged("checksum")
-    if key.packed != wanted.packed:
-        raise Damaged("tokens")
-    if key != wanted:
-        raise Damaged("misplaced")
     return payload
-
-
-def _checksum(payload: Payload) -> bytes:
-    return xxh3_128_digest(payload).ljust(_SUM_BYTES, b"\0")
-
-
-def _seal(sealed: bytes | memoryview, keys: StoreKeys) -> bytes:
-    return blake2b(sealed, key=keys.seal, digest_size=_SUM_BYTES).digest()
 
 
 class BlockReader(NamedTuple):
@@ -217,21 +156,11 @@ class BlockReader(NamedTuple):
     payload_bytes: int
     keys: StoreKeys
 
-    def head(self, root: Path, name: str) -> BlockKey | Missed:
-        """The key in the header of a file of the directory `root`, or why there is none."""
-
-        def look() -> BlockKey:
-            data, size = _read_block(root, name, _HEAD_BYTES)
-            return decode_header(data, name, size, self.model, self.keys)
-
-        return _or_missed(name, look)
-
     def miss_of(self, root: Path, key: BlockKey) -> Missed | None:
         """Why there is no file of this key and of its size. Its content is not looked at."""
 
         def look() -> None:
-            size = header_bytes(len(key.packed) // TOKEN_BYTES) + self.payload_bytes
-            if _size_of(root, key.name) != size:
+            if _size_of(root, key.name) != self._file_bytes(key):
                 raise Damaged("short")
 
         return _or_missed(key.name, look)
@@ -240,16 +169,13 @@ class BlockReader(NamedTuple):
         """The payload of a whole file of this key, or why there is none."""
 
         def look() -> Arrived:
-            limit = self.payload_bytes + _HEAD_BYTES
-            data, size = _read_block(root, key.name, limit)
-            if size > limit:
-                raise Damaged("short")
-            payload = decode(data, key, self.model, self.keys)
-            if len(payload) != self.payload_bytes:
-                raise Damaged("short")
-            return Arrived(key.name, payload)
+            data = _read_block(root, key.name, self._file_bytes(key) + 1)
+            return Arrived(key.name, decode(data, key, self.model, self.payload_bytes))
 
         return _or_missed(key.name, look)
+
+    def _file_bytes(self, key: BlockKey) -> int:
+        return header_bytes(len(key.packed) // TOKEN_BYTES) + self.payload_bytes
 
 
 def _or_missed(name: str, look: Callable[[], T]) -> T | Missed:
@@ -289,7 +215,6 @@ class StoreDirectory:
             for left in self._new.iterdir():
                 left.unlink()
             self.keys = StoreKeys(secret or self._secret())
-            self.lacks_journal = not (path / "journal").exists() and any(self.names())
         except BlockingIOError:
             self.close()
             raise StoreRefused("in_use", f"{path} is in use by another engine") from None
@@ -391,22 +316,13 @@ def _size_of(root: Path, name: str) -> int:
     return _place_of(root, name).lstat().st_size
 
 
-def _read_block(root: Path, name: str, max_bytes: int) -> tuple[bytes, int]:
-    """The first `max_bytes` of a block's file, and its size.
-
-    A whole file that was read is not kept in the page cache: it goes into the engine's memory.
-    """
-    with _opened(_place_of(root, name), os.O_RDONLY) as file:
-        size = left = os.fstat(file).st_size
-        left = min(max_bytes, size)
-        parts: list[bytes] = []
-        while left > 0 and (part := os.read(file, left)):
-            parts.append(part)
-            left -= len(part)
-        data = b"".join(parts)
-        if len(data) == size:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        return data, size
+def _read_block(root: Path, name: str, max_bytes: int) -> bytes:
+    """The first `max_bytes` of a block's file. They are not kept in the page cache: they go into
+    the engine's memory."""
+    with _opened(_place_of(root, name), os.O_RDONLY) as file, open(file, "rb", closefd=False) as it:
+        data = it.read(max_bytes)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        return data
 
 
 @contextmanager

@@ -197,16 +197,13 @@ def replay(lines: Iterable[bytes], model: str, keys: StoreKeys) -> Told:
 
 @dataclass(slots=True)
 class Restored:
-    """The result of a start. `misses` counts by reason.
-
-    `damaged` are files to delete, `dead` the keys of entries that the journal can leave out.
-    """
+    """The result of a start. `misses` counts by reason, `dead` are the keys of entries that the
+    journal can leave out."""
 
     num_entries: int = 0
     num_leases: int = 0
     num_lost: int = 0
     misses: Counter[str] = field(default_factory=Counter)
-    damaged: list[str] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
 
 
@@ -246,6 +243,4 @@ def restore(
         result.dead.append(put.key)
     for miss in filter(None, missed.values()):
         result.misses[miss.reason] += 1
-        if miss.reason != "missing":
-            result.damaged.append(miss.name)
     return result

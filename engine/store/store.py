@@ -32,7 +32,6 @@ from engine.store.journal import (
 )
 from engine.store.peers import READERS, PeerWork, Results
 
-SCAN_BATCH = 64
 RETRY_SECONDS = 30.0
 """Seconds without a write after a write that failed."""
 MAX_QUEUED_BYTES = 64 * 2**20
@@ -56,14 +55,6 @@ class Written(NamedTuple):
     error: str | None = None
 
 
-class Scanned(NamedTuple):
-    """Files that were found in the directory. `is_last` when there are no more."""
-
-    keys: list[BlockKey]
-    missed: list[Missed]
-    is_last: bool = False
-
-
 class Appended(NamedTuple):
     """These entries are told in the journal's file, as it is on the disk."""
 
@@ -80,7 +71,7 @@ class Gone(NamedTuple):
     """The directory is there no more."""
 
 
-Result = Written | Arrived | Missed | Scanned | Appended | Failed | Gone
+Result = Written | Arrived | Missed | Appended | Failed | Gone
 
 
 class StoreThreads:
@@ -111,6 +102,10 @@ class StoreThreads:
         """Write the journal anew, with what had not ended."""
         self._writer.submit(self._try, self._compact)
 
+    def sweep(self, known: frozenset[str]) -> None:
+        """Delete every file that is not known. Nothing may have been written before."""
+        self._writer.submit(self._try, lambda: self._sweep(known))
+
     def barrier(self) -> "Future[None]":
         """Done when everything before is done."""
         return self._writer.submit(lambda: None)
@@ -120,10 +115,6 @@ class StoreThreads:
     def read(self, key: BlockKey) -> None:
         path = self._directory.path
         self._readers.submit(lambda: self.results.put(self.reader.read(path, key)))
-
-    def scan(self, known: frozenset[str]) -> None:
-        """Look at every file that is not known."""
-        self._readers.submit(self._scan, known)
 
     def look(self) -> None:
         """Is the directory still there?"""
@@ -159,7 +150,7 @@ class StoreThreads:
         return True
 
     def _write(self, key: BlockKey, payload: Payload) -> None:
-        header = encode_header(key, payload, self.reader.model, self.reader.keys)
+        header = encode_header(key, payload, self.reader.model)
         try:
             self._directory.write(key.name, header, payload)
         except OSError as error:
@@ -190,28 +181,12 @@ class StoreThreads:
         self._directory.rewrite_journal(lines)
         self.journal_bytes = self.compacted_bytes = len(lines)
 
-    def _scan(self, known: frozenset[str]) -> None:
-        keys: list[BlockKey] = []
-        missed: list[Missed] = []
-
-        def look() -> None:
-            for name in self._directory.names():
-                if self._is_closed.is_set():
-                    return
-                if name in known:
-                    continue
-                found = self.reader.head(self._directory.path, name)
-                if not isinstance(found, Missed):
-                    keys.append(found)
-                elif found.reason != "missing":  # it was deleted meanwhile
-                    missed.append(found)
-                if len(keys) + len(missed) >= SCAN_BATCH:
-                    self.results.put(Scanned(keys[:], missed[:]))
-                    keys.clear()
-                    missed.clear()
-
-        self._try(look)
-        self.results.put(Scanned(keys, missed, is_last=True))
+    def _sweep(self, known: frozenset[str]) -> None:
+        for name in self._directory.names():
+            if self._is_closed.is_set():
+                return
+            if name not in known:
+                self._directory.delete(name)
 
 
 def _told(error: OSError) -> str:
@@ -271,13 +246,8 @@ class DiskStore:
         self._is_gone = False
         self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
         self._down_until: float | None = None
-        self.is_scanning = True
-        """Whether not all files of an earlier epoch were looked at yet."""
-        self._dropped: set[Digest] = set()
-        for name in restored.damaged:
-            threads.delete(name)
-        # A damaged file that the start found is counted already, and may not be deleted yet.
-        threads.scan(tier.names.union(restored.damaged))
+        # What the journal does not tell of is nobody's any more.
+        threads.sweep(tier.names)
 
     # Around each step.
 
@@ -310,7 +280,7 @@ class DiskStore:
     def seconds_to_next(self, now: float) -> float:
         del now
         is_writing = self._tier.num_wanted and not self._is_down
-        is_busy = is_writing or self.is_reading or self.is_scanning
+        is_busy = is_writing or self.is_reading
         return WORK_SECONDS if is_busy else IDLE_SECONDS
 
     # What an operator does.
@@ -324,8 +294,6 @@ class DiskStore:
             self._peers.drop(owner, key)
         if key is None:
             self._tier.drop_scope(owner)
-            if self.is_scanning:
-                self._dropped.add(owner)
         return self.flush()
 
     def flush(self) -> "Future[None]":
@@ -399,8 +367,6 @@ class DiskStore:
                 self._tier.arrived(result.name, result.payload)
             case Missed():
                 self._miss(result, now)
-            case Scanned():
-                self._take_scanned(result, now)
             case Appended():
                 for entry, recorded in result.told.items():
                     entry.recorded = recorded
@@ -415,35 +381,16 @@ class DiskStore:
 
     def _miss(self, missed: Missed, now: float) -> None:
         """A file is damaged or gone: end what stands on it."""
-        self._count_miss(missed)
+        self._misses[missed.reason] += 1
+        times = self._misses[missed.reason]
+        if str(times).strip("0") == "1":  # the first, the tenth, the hundredth, …
+            log.warning("a file of the store is not usable", reason=missed.reason, times=times)
         self._tier.forget_read(missed.name)
         block = self._tier.block_of(missed.name)
         if block is not None:
             self._entries.damaged(block, now)
         elif missed.reason != "missing":
             self._threads.delete(missed.name)
-
-    def _count_miss(self, missed: Missed) -> None:
-        self._misses[missed.reason] += 1
-        times = self._misses[missed.reason]
-        if str(times).strip("0") == "1":  # the first, the tenth, the hundredth, …
-            log.warning("a file of the store is not usable", reason=missed.reason, times=times)
-
-    def _take_scanned(self, scanned: Scanned, now: float) -> None:
-        for missed in scanned.missed:
-            # What is known by now was written anew, after the look at the file.
-            if self._tier.block_of(missed.name) is None:
-                self._miss(missed, now)
-            else:
-                self._count_miss(missed)
-        for key in scanned.keys:
-            if self._tier.block_of(key.name) is None and (
-                key.owner in self._dropped or self._tier.install(key) is None
-            ):
-                self._threads.delete(key.name)
-        if scanned.is_last:
-            self.is_scanning = False
-            self._dropped.clear()
 
     def _go_down(self, error: str) -> None:
         """Files can't be written: go on without, and try again later."""

@@ -1,4 +1,4 @@
-"""python -m gateway journal | ledger | rollups | retain | export | prices: the operator's upkeep
+"""python -m gateway journal | rollups | retain | export | prices: the operator's upkeep
 
 An export's rows are read into a temporary file first. So the database is held for a bounded time,
 however slowly the output is read, and an export that fails prints nothing.
@@ -31,7 +31,7 @@ from gateway.cli.arguments import (
 from gateway.journal.store import ASIDE, has_journal, rows_in
 from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
-from gateway.ledger.upkeep import EXPORT_SECONDS, problems, rebuild, retain, turn_lines, usage_lines
+from gateway.ledger.upkeep import EXPORT_SECONDS, rebuild, retain, turn_lines, usage_lines
 from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
 from gateway.prices.price import PriceSheets, per_million
 
@@ -45,9 +45,6 @@ def add_commands(commands: Commands) -> None:
     listed = journal.add_parser("list", help="turns that were set aside, with why")
     listed.add_argument("--journal", type=Path, help="its directory; default: of HOLDFAST_DATA")
     listed.set_defaults(run=_list)
-    ledger = add_actions(commands, "ledger", "the database")
-    check = ledger.add_parser("check", help="look for damage: structure, turns against sums")
-    check.set_defaults(run=_check)
     sums = add_actions(commands, "rollups", "sums of the ledger")
     sums.add_parser("rebuild", help="make all sums again from the turns").set_defaults(run=_rebuild)
     keep = commands.add_parser("retain", help="delete what is older, safe beside a running gateway")
@@ -113,18 +110,6 @@ def _list(options: argparse.Namespace) -> int:
     for row in sorted(rows):
         print(row.id, row.at, row.reason, f"{len(row.record or b'')} bytes kept")
     return 0
-
-
-def _check(_: argparse.Namespace) -> int:
-    found = run_long_in_ledger(problems)
-    for each in found:
-        print(each)
-    if found:
-        print(
-            "restore a backup; sums alone are made again by `python -m gateway rollups rebuild`",
-            file=sys.stderr,
-        )
-    return 1 if found else 0
 
 
 def _rebuild(_: argparse.Namespace) -> int:

@@ -1,5 +1,4 @@
-"""Long work on the ledger, safe beside a gateway that serves: sums made anew, retention, a look for
-damage, and usage as CSV.
+"""Long work on the ledger, safe beside a gateway that serves: sums, retention, and usage as CSV.
 
 Callers pass a ledger with long deadlines (`with_ledger`). Deleted turns remain in the sums. The
 *horizon* is the moment before which turns may be gone: sums of earlier days are never rebuilt, and
@@ -16,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import islice, product
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, func, insert, select, text, tuple_
+from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -41,7 +40,6 @@ from gateway.ledger.rollups import (
     WIDTHS_SECONDS,
     days,
     horizon_ms,
-    interval_sums,
     intervals,
     rebuild_interval,
     rebuild_whole,
@@ -136,55 +134,6 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
             gone = delete(whole).where(whole.last_ms < rollups_ms)
             num_rollups += (await connection.execute(gone)).rowcount
     return Deleted(num_turns, num_rollups)
-
-
-async def problems(ledger: Ledger) -> list[str]:
-    """What is damaged, a line each: the structure of an SQLite file, and sums that are not those of
-    their turns. Raise LedgerDamaged where the file can't be read.
-
-    Rows themselves are PostgreSQL's concern, where its cluster has data checksums.
-    """
-    found = []
-    async with ledger.snapshot() as connection:
-        if not ledger.is_postgres:
-            rows = await connection.execute(text("PRAGMA integrity_check(20)"))
-            found += [f"structure: {line}" for line in rows.scalars() if line != "ok"]
-        whole = -(-await horizon_ms(connection) // _DAY_MS) * _DAY_MS
-        whole_days = await _whole_days(connection)
-    for since, until in whole_days:
-        where = (TurnRow.opened_ms >= since) & (TurnRow.opened_ms < until)
-        async with ledger.snapshot() as connection:
-            for table, sums in interval_sums(where).items():
-                within = intervals(table, since, until)
-                if await _differ(connection, table, sums.subquery(), within):
-                    day = datetime.fromtimestamp(since / 1000, UTC).date()
-                    name = table.__tablename__
-                    found.append(f"table {name}: the sums of {day} are not those of its turns")
-        await asyncio.sleep(0)
-    async with ledger.snapshot() as connection:
-        for whole_table, made in whole_sums().items():
-            # A row with deleted turns has sums that nothing can be compared with.
-            rows, known = made.subquery(), whole_table.first_ms >= whole
-            keys = [column.name for column in whole_table.__table__.primary_key]
-            old_ones = select(*(whole_table.__table__.c[name] for name in keys)).where(~known)
-            is_known = tuple_(*(rows.c[name] for name in keys)).not_in(old_ones)
-            if await _differ(connection, whole_table, rows, known, is_known):
-                name = whole_table.__tablename__
-                found.append(f"table {name}: its sums are not those of the turns")
-    return found
-
-
-async def _differ(
-    connection: AsyncConnection, table: Any, sums: Any, within: Any, *of_sums: Any
-) -> bool:
-    """Whether the rows of a table and the sums of the turns differ, in either direction."""
-    names = [column.name for column in sums.c]
-    own = select(*(table.__table__.c[name] for name in names)).where(within)
-    made = select(*(sums.c[name] for name in names)).where(*of_sums)
-    for one, other in ((own, made), (made, own)):
-        if (await connection.execute(one.except_(other).limit(1))).first() is not None:
-            return True
-    return False
 
 
 _ROWS = 1000

@@ -240,10 +240,10 @@ def restart(world: "World", *, is_planned: bool) -> None:
     for told in disk.journal.values():
         is_there = _take_back(world, told, before, torn)
         assert is_there or not is_planned, "there was room for it before"
-    # The journal is written anew, and what it does not tell is content like any other.
+    # The journal is written anew, and what it does not tell of is deleted.
     disk.journal = {key: told for key, told in disk.journal.items() if world.entries.get(key)}
     for key, _ in list(disk.files.values()):
-        if world.store.install(key) is None:
+        if key.name not in world.store.names:
             del disk.files[key.name]
     queue_notes(world)
     world.wait(0)

@@ -112,8 +112,8 @@ class StoredEngine(Harness):
     def settle(self) -> None:
         """Step until nothing is wanted of the store, and everything is in its files."""
         assert self.store is not None and self.cache.store is not None
-        store, disk = self.cache.store, self.store.disk
-        self.step_until(lambda: not (store.num_wanted or disk.is_scanning))
+        store = self.cache.store
+        self.step_until(lambda: not store.num_wanted)
         self.store.disk.flush().result(DEADLINE_SECONDS)
         self.step()
 
