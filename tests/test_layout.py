@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 373
+MAX_MODULES = 372
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -31,25 +31,25 @@ BUDGETS: dict[str, int] = {
     "dashboard/ui": 1042,
     "dashboard/views": 3909,
     "engine": 1317,
-    "engine/backends": 7374,
-    "engine/cache": 3310,
+    "engine/backends": 7371,
+    "engine/cache": 3300,
     "engine/compute": 3045,
     "engine/mount": 343,
     "engine/protocol": 1024,
     "engine/schedule": 2260,
     "engine/serve": 792,
-    "engine/store": 1616,
+    "engine/store": 1474,
     "engine/text": 6202,
     "gateway": 273,
     "gateway/admin": 3869,
     "gateway/admission": 1948,
     "gateway/advice": 1829,
     "gateway/base": 1551,
-    "gateway/cli": 1175,
+    "gateway/cli": 1160,
     "gateway/dialects": 6821,
     "gateway/http": 3482,
     "gateway/journal": 1083,
-    "gateway/ledger": 3695,
+    "gateway/ledger": 3644,
     "gateway/planner": 2016,
     "gateway/planning": 409,
     "gateway/prices": 409,
@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1622,
     "migrations": 256,
     "scripts": 398,
-    "scripts/bench": 3090,
+    "scripts/bench": 2984,
     "scripts/compose": 572,
     "scripts/demo_model": 496,
     "scripts/docs": 828,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 56635,
+    "tests": 56515,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
