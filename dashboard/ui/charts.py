@@ -141,8 +141,8 @@ def styled(drawn: Any, theme: Theme) -> Any:
         drawn.configure_axis(
             labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
         )
-        # The first and the last label stay within the chart.
-        .configure_axisX(labelFlush=True)
+        # A label within half its width (pixels) of an end begins or ends there: none is clipped.
+        .configure_axisX(labelFlush=40)
         .configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
     )
 
