@@ -55,8 +55,8 @@ class Settings(BaseSettings):
     )
     adapters: str = Field(
         "",
-        description="Directory of folders with LoRA adapters, as PEFT writes them (native engine); "
-        "all are loaded at the start; default: none",
+        description="Directory of folders with LoRA adapters, as PEFT writes them (native "
+        "engine and vLLM); all are loaded at the start; default: none",
     )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
     num_blocks: int | None = Field(
@@ -207,8 +207,9 @@ class Settings(BaseSettings):
                 "ENGINE_STORE works with ENGINE_BACKEND native or synthetic",
             ),
             (
-                self.adapters and not (is_native and Path(self.adapters).is_dir()),
-                "ENGINE_ADAPTERS needs ENGINE_BACKEND native, and a directory that is there",
+                self.adapters
+                and not (self.backend in ("native", "vllm") and Path(self.adapters).is_dir()),
+                "ENGINE_ADAPTERS needs ENGINE_BACKEND native or vllm, and a directory that exists",
             ),
             (
                 self.role != "both" and not (self.store and self.store_shared),

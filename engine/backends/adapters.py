@@ -7,9 +7,9 @@ either is called. Names are of the event loop; what is `held` is of the engine's
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -61,11 +61,23 @@ class ModelAdapters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """What a backend that computes adapters has. `spelled` gives the text of an invocation."""
+    """What a backend that computes adapters has. `spelled` gives the text of an invocation.
 
-    directory: Path
+    Names are those of the folders in `directory`, and those that `named` has.
+    """
+
+    directory: Path | None
     model: ModelAdapters
     spelled: Callable[[Sequence[TokenId]], str]
+    named: Mapping[str, Path] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        folders = [] if self.directory is None else sorted(self.directory.iterdir())
+        return list(dict.fromkeys([*self.named, *(one.name for one in folders if one.is_dir())]))
+
+    def find(self, name: str) -> Path | None:
+        path = self.named.get(name) or (self.directory and self.directory / name)
+        return path if path is not None and path.is_dir() else None
 
 
 class AdapterShelf:
@@ -80,8 +92,8 @@ class AdapterShelf:
         self._ends: set[asyncio.Task[None]] = set()
         if parts is None:
             return
-        folders = [one.name for one in sorted(parts.directory.iterdir()) if one.is_dir()]
-        for name in folders[:MAX_ADAPTERS]:
+        names = parts.names()
+        for name in names[:MAX_ADAPTERS]:
             try:
                 info, read = self._read(parts, name)
             except AdapterRefused as error:
@@ -89,7 +101,7 @@ class AdapterShelf:
                 continue
             self._hold(parts, read)
             self._by_name[name] = info, read
-        for name in folders[MAX_ADAPTERS:]:
+        for name in names[MAX_ADAPTERS:]:
             log.error("an adapter is not loaded", why=f"{name}: there are {MAX_ADAPTERS} already")
 
     def told(self, description: Description) -> Description:
@@ -154,7 +166,7 @@ class AdapterShelf:
     def _read(self, parts: AdapterParts, name: str) -> tuple[AdapterInfo, ReadAdapter]:
         if not _NAME.fullmatch(name):
             raise AdapterRefused("name: 64 letters, digits, `.`, `_` or `-` at most")
-        if not (path := parts.directory / name).is_dir():
+        if (path := parts.find(name)) is None:
             raise AdapterRefused(f"{name}: ENGINE_ADAPTERS has no such folder")
         try:
             read = parts.model.read(path)

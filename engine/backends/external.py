@@ -42,7 +42,7 @@ class Order:
     """What one choice asks of the other program. `max_tokens` is at least 1.
 
     `end_token_ids` end it, and nothing else does. `grammar` is in llguidance's form of Lark.
-    `is_seeded`: the client asked for draws that can be repeated.
+    `is_seeded`: the client asked for draws that can be repeated. `adapter` is by its digest.
     """
 
     order_id: str
@@ -55,10 +55,12 @@ class Order:
     end_token_ids: Sequence[TokenId] = ()
     grammar: str | None = None
     is_batch: bool = False
+    adapter: str = ""
 
 
 def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:
     request, parser = sequence.request, sequence.parser
+    adapter = request.query.digests.adapter
     asked = request.request.sampling.max_tokens
     room = max_context_tokens - len(request.query.tokens)
     return Order(
@@ -73,6 +75,7 @@ def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -
         end_token_ids=sorted(parser.end_token_ids) if isinstance(parser, TurnParser) else [],
         grammar=parser.grammar if isinstance(parser, TurnParser) else None,
         is_batch=sequence.is_batch,
+        adapter="" if adapter is None else adapter.digest,
     )
 
 

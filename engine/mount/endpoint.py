@@ -70,7 +70,7 @@ class MountedEngine:
 
     async def init_state(self, engine_client: Any, args: Namespace) -> None:
         """Raises Refused where leases can't be held in this vLLM."""
-        check(engine_client)
+        check(engine_client, self._settings)
         self._event_loop = asyncio.get_running_loop()
         self._llm, self._args = engine_client, args
         transfer = engine_client.vllm_config.kv_transfer_config
@@ -93,7 +93,12 @@ class MountedEngine:
         names = self._args.served_model_name or [self._llm.vllm_config.model_config.model]
         worker = renderer_of(self._llm, self._args, settings)
         return parts_of(
-            self._llm, settings, worker, os.path.basename(names[0].rstrip("/")), is_owner=False
+            self._llm,
+            settings,
+            worker,
+            os.path.basename(names[0].rstrip("/")),
+            is_owner=False,
+            adapters={one.name: one.path for one in self._args.lora_modules or ()},
         )
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
@@ -159,9 +164,11 @@ class Refused(RuntimeError):
     """This vLLM was started in a way in which leases can't be held. The message says why."""
 
 
-def check(llm: Any) -> None:
+def check(llm: Any, settings: Settings) -> None:
     """Raise Refused, naming everything that is wrong, and the flag to change."""
     problems = list(_problems(llm))
+    if settings.adapters and llm.vllm_config.lora_config is None:
+        problems.append("ENGINE_ADAPTERS needs --enable-lora")
     if problems:
         raise Refused("holdfast: " + "; ".join(problems))
 

@@ -1,7 +1,10 @@
-"""Adapters on a native engine, over its protocol: whose keys and values are read by whom."""
+"""Adapters on the native engine and on vLLM, over the protocol: whose keys are read by whom."""
 
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,17 @@ from tests.adapters import INVOCATION, invocation_of, write_adapter
 from tests.conformance.engines import Answer, Engine, Refused, prompt, running_engine
 from tests.fuzz.tiny_model import write_tiny_model
 
+needs_vllm = [
+    pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no interpreter"),
+    pytest.mark.timeout(600),
+]
 SCOPE = "adapters"
 TAIL = " and what follows"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", head_dim=32)
 
 
 @pytest.fixture
@@ -42,6 +49,16 @@ def settings_of(model: Path, folder: Path, **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def engine(model: Path, folder: Path) -> Iterator[Engine]:
     with running_engine("native", settings_of(model, folder)) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["native", pytest.param("vllm", marks=needs_vllm)])
+def either(request: pytest.FixtureRequest, model: Path, folder: Path) -> Iterator[Engine]:
+    """A native engine, and one on vLLM, which takes no activated adapter."""
+    settings = settings_of(model, folder)
+    if request.param == "vllm":
+        settings |= {"BLOCK_SIZE": 32, "VLLM_ARGS": '{"max_model_len": 4096}'}
+    with running_engine(request.param, settings) as engine:
         yield engine
 
 
@@ -68,24 +85,24 @@ def read(answer: Answer) -> int:
     return answer.usage.cache_read_tokens
 
 
-def test_no_adapter_reads_what_another_or_the_base_wrote(engine: Engine) -> None:
+def test_no_adapter_reads_what_another_or_the_base_wrote(either: Engine) -> None:
     """Probes in every order. Answers are those of a cold prompt."""
-    names, text = ["", "blue", "red"], engine.text(200)
-    cold = {name: ask(engine, (text, TAIL), name) for name in names}
-    end = engine.ends(prompt(text))[0]
+    names, text = ["", "blue", "red"], either.text(200)
+    cold = {name: ask(either, (text, TAIL), name) for name in names}
+    end = either.ends(prompt(text))[0]
     for name in names:
         assert read(cold[name]) == cold[name].usage.automatic_tokens == 0
         assert cold[name].usage.cache_write_1h_tokens == end
     assert len({answer.text() for answer in cold.values()}) == 3
     for first, second in product(names, names):
         for name in (first, second):
-            warm = ask(engine, (text, TAIL), name)
+            warm = ask(either, (text, TAIL), name)
             assert read(warm) == end and warm.text() == cold[name].text()
     for writer in names:
-        text = engine.text(100)
-        assert read(ask(engine, (text, TAIL), writer)) == 0
+        text = either.text(100)
+        assert read(ask(either, (text, TAIL), writer)) == 0
         for other in names:
-            probe = ask(engine, (text, TAIL), other, max_tokens=1)
+            probe = ask(either, (text, TAIL), other, max_tokens=1)
             assert (read(probe) + probe.usage.automatic_tokens > 0) == (other == writer)
 
 
@@ -152,56 +169,56 @@ def test_several_adapters_in_one_step_answer_as_alone(model: Path, folder: Path)
 
 
 def test_an_adapter_that_was_trained_again_reads_nothing_of_the_old_one(
-    engine: Engine, model: Path, folder: Path
+    either: Engine, model: Path, folder: Path
 ) -> None:
-    text = engine.text(200)
-    old = digest_of(engine, "blue")
-    before = ask(engine, (text, TAIL), "blue")
+    text = either.text(200)
+    old = digest_of(either, "blue")
+    before = ask(either, (text, TAIL), "blue")
     end = before.usage.cache_write_1h_tokens
-    assert read(ask(engine, (text, TAIL), "blue")) == end > 0
+    assert read(ask(either, (text, TAIL), "blue")) == end > 0
     write_adapter(model, folder / "blue", 9)
-    loaded = engine.post("adapters", {"name": "blue"}, AdapterInfo)
-    assert loaded.digest != old and loaded == adapters_of(engine)["blue"]
-    again = ask(engine, (text, TAIL), "blue")
+    loaded = either.post("adapters", {"name": "blue"}, AdapterInfo)
+    assert loaded.digest != old and loaded == adapters_of(either)["blue"]
+    again = ask(either, (text, TAIL), "blue")
     assert read(again) == again.usage.automatic_tokens == 0 and again.text() != before.text()
     with pytest.raises(Refused) as refused:
-        ask(engine, (text, TAIL), digest=old)
+        ask(either, (text, TAIL), digest=old)
     assert refused.value.status == 404
     # The same weights again are the same adapter.
-    same = engine.post("adapters", {"name": "blue"}, AdapterInfo)
-    assert same == loaded and read(ask(engine, (text, TAIL), "blue")) == end
+    same = either.post("adapters", {"name": "blue"}, AdapterInfo)
+    assert same == loaded and read(ask(either, (text, TAIL), "blue")) == end
 
 
-def test_unloading_waits_for_its_requests_and_ends_its_leases(engine: Engine) -> None:
-    text = engine.text(200)
-    blue, words = digest_of(engine, "blue"), (text, TAIL)
-    short = ask(engine, words, "blue", max_tokens=64).text()
-    ask(engine, words)
-    assert [entry.state for entry in engine.entries(SCOPE)] == ["leased", "leased"]
-    request = engine.request(prompt(*words), SCOPE, (0, "1h"), max_tokens=3000)
-    with engine.stream(msgspec.structs.replace(request, adapter=blue)) as stream:
+def test_unloading_waits_for_its_requests_and_ends_its_leases(either: Engine) -> None:
+    text = either.text(200)
+    blue, words = digest_of(either, "blue"), (text, TAIL)
+    short = ask(either, words, "blue", max_tokens=64).text()
+    ask(either, words)
+    assert [entry.state for entry in either.entries(SCOPE)] == ["leased", "leased"]
+    request = either.request(prompt(*words), SCOPE, (0, "1h"), max_tokens=3000)
+    with either.stream(msgspec.structs.replace(request, adapter=blue)) as stream:
         stream.start()
-        left = engine.client.delete("/v1/adapters/blue")
+        left = either.client.delete("/v1/adapters/blue")
         assert left.status_code == 200 and msgspec.json.decode(left.content)["is_leaving"]
         with pytest.raises(Refused) as refused:
-            ask(engine, words, digest=blue)
+            ask(either, words, digest=blue)
         assert refused.value.status == 404
-        assert adapters_of(engine)["blue"].is_leaving
-        assert len(engine.entries(SCOPE)) == 2
+        assert adapters_of(either)["blue"].is_leaving
+        assert len(either.entries(SCOPE)) == 2
         rest = stream.rest()
     (finished,) = [frame for frame in rest.frames if isinstance(frame, Finished)]
     assert finished.output_tokens == 3000 and rest.text().startswith(short)
     deadline = time.monotonic() + 60
-    while "blue" in adapters_of(engine):
+    while "blue" in adapters_of(either):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     # The base's lease stays; the adapter's was ended by the operator, and is counted so.
-    assert len(engine.entries(SCOPE)) == 1
-    assert engine.stats().counters.leases_dropped == 1
-    assert engine.client.delete("/v1/adapters/blue").status_code == 400
-    engine.post("adapters", {"name": "blue"}, AdapterInfo)
-    assert digest_of(engine, "blue") == blue
-    again = ask(engine, words, "blue", max_tokens=64)
+    assert len(either.entries(SCOPE)) == 1
+    assert either.stats().counters.leases_dropped == 1
+    assert either.client.delete("/v1/adapters/blue").status_code == 400
+    either.post("adapters", {"name": "blue"}, AdapterInfo)
+    assert digest_of(either, "blue") == blue
+    again = ask(either, words, "blue", max_tokens=64)
     assert (read(again), again.text(), again.started.miss_reason) == (0, short, "dropped")
 
 
@@ -222,10 +239,10 @@ def test_leases_of_adapters_outlive_a_restart(model: Path, folder: Path, tmp_pat
 
 
 def test_what_can_not_be_loaded_is_told_and_the_rest_goes_on(
-    engine: Engine, model: Path, folder: Path
+    either: Engine, model: Path, folder: Path
 ) -> None:
     def refusal(name: str) -> tuple[int, ErrorReply]:
-        reply = engine.client.post("/v1/adapters", json={"name": name})
+        reply = either.client.post("/v1/adapters", json={"name": name})
         return reply.status_code, msgspec.json.decode(reply.content, type=ErrorReply)
 
     write_adapter(model, folder / "dora", use_dora=True)
@@ -235,9 +252,37 @@ def test_what_can_not_be_loaded_is_told_and_the_rest_goes_on(
     for name in ("../red", "", "a" * 65, "nobody"):
         status, told = refusal(name)
         assert status == 400 and told.is_public
-    assert set(adapters_of(engine)) == {"blue", "red", "judge"}
+    if either.description.backend == "vllm":
+        write_adapter(model, folder / "wide", r=64)
+        assert "LoRA rank 64 is greater than max_lora_rank 16" in refusal("wide")[1].message
+        assert "vLLM has no activated LoRA" in refusal("judge")[1].message
+        assert set(adapters_of(either)) == {"blue", "red"}
+    else:
+        assert set(adapters_of(either)) == {"blue", "red", "judge"}
     with pytest.raises(Refused) as refused:
-        ask(engine, ("hello", TAIL), digest="0" * 64)
+        ask(either, ("hello", TAIL), digest="0" * 64)
     assert refused.value.status == 404
-    with running_engine("native", settings_of(model, folder)) as other:
-        assert set(adapters_of(other)) == {"blue", "red", "judge"}
+
+
+@pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no interpreter")
+@pytest.mark.timeout(600)
+def test_vllm_computes_what_the_native_engine_does(model: Path, folder: Path) -> None:
+    """Alone and several in one step. An adapter has one digest on both."""
+    write_adapter(model, folder / "patterns", 5, rank_pattern={"q_proj": 3}, use_rslora=True)
+    names, on_vllm = ["", "blue", "red", "patterns"], settings_of(model, folder, BLOCK_SIZE=32)
+    on_vllm["VLLM_ARGS"] = '{"max_model_len": 4096}'
+    with running_engine("native", settings_of(model, folder)) as engine:
+        texts = {name: engine.text(80) for name in names}
+        expected = {name: ask(engine, (texts[name], TAIL), name, max_tokens=48) for name in names}
+        digests = {name: digest_of(engine, name) for name in names}
+    assert len({answer.text() for answer in expected.values()}) == len(names)
+    with running_engine("vllm", on_vllm) as engine:
+        assert {name: digest_of(engine, name) for name in names} == digests
+        with ThreadPoolExecutor(len(names)) as pool:
+            asking = partial(ask, engine, max_tokens=48)
+            together = [pool.submit(asking, (texts[name], TAIL), name) for name in names]
+            for name, answer in zip(names, together, strict=True):
+                assert answer.result().text() == expected[name].text()
+        for name in names:
+            warm = ask(engine, (texts[name], TAIL), name, max_tokens=48)
+            assert read(warm) > 0 and warm.text() == expected[name].text()

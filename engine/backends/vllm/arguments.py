@@ -61,6 +61,8 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         # The grammars are ours, and llguidance's.
         "structured_outputs_config": {"backend": "guidance"},
     }
+    if settings.adapters:
+        defaults |= {"max_loras": 4}
     if is_cpu:
         defaults |= {"block_size": 32, "enforce_eager": True, "dtype": "float32"}
     return {
@@ -69,6 +71,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         **given,
         "model": settings.model,
         "enable_prefix_caching": True,
+        **({"enable_lora": True} if settings.adapters else {}),
         "disable_log_stats": False,
         "kv_transfer_config": {
             "kv_connector": NAME,

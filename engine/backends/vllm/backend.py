@@ -4,17 +4,21 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.backends.adapters import AdapterParts, AdapterShelf
 from engine.backends.base import Progress
 from engine.backends.external import MirrorPool
 from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
+from engine.backends.vllm.adapters import VllmAdapters
 from engine.backends.vllm.arguments import engine_arguments
+from engine.backends.vllm.internals import ADAPTERS_SINCE, check_version
 from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCore, VllmLoop
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
@@ -40,6 +44,7 @@ class VllmParts:
     """A running vLLM; `description` lacks only the epoch.
 
     `has_states`: some of its layers keep a recurrent state, so that a read ends at a kept one.
+    `adapters` are the folders that its own command line names.
     """
 
     core: VllmCore
@@ -48,6 +53,7 @@ class VllmParts:
     description: Description
     worker: WorkerSpec | None = None
     has_states: bool = False
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
 
 class VllmBackend(EngineBackend):
@@ -65,6 +71,7 @@ class VllmBackend(EngineBackend):
         self._supervisor = supervisor
         self._load_vllm = load_parts or load_vllm
         self._parts: VllmParts | None = None
+        self._closing = ExitStack()
 
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
@@ -72,7 +79,17 @@ class VllmBackend(EngineBackend):
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
         binding.result(BIND_SECONDS)
         self._parts = parts
+        if self._settings.adapters or parts.adapters:
+            folder = Path(self._settings.adapters) if self._settings.adapters else None
+            given = VllmAdapters(parts.core, self._event_loop)
+            spelled = parts.renderer.tokenizer.decode
+            self._adapters = AdapterShelf(AdapterParts(folder, given, spelled, parts.adapters))
+            self._closing.callback(given.close)
         self._begin(self._assemble(parts, self._whole(parts.description)))
+
+    async def stop(self) -> None:
+        with self._closing:
+            await super().stop()
 
     async def abandon(self, reason: str) -> None:
         """End our part in a vLLM that is not ours: requests fail, holds end, calls are refused."""
@@ -164,18 +181,29 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
 
 
 def parts_of(
-    llm: Any, settings: Settings, worker: WorkerSpec, model_name: str, *, is_owner: bool
+    llm: Any,
+    settings: Settings,
+    worker: WorkerSpec,
+    model_name: str,
+    *,
+    is_owner: bool,
+    adapters: Mapping[str, str] | None = None,
 ) -> VllmParts:
     """The parts over a running AsyncLLM that has our connector and our stat logger.
 
     `worker` says whose template and tokenizer render. `is_owner`: vLLM ends when the backend ends.
-    Raises TemplateRefused.
+    `adapters`: paths or hub ids by name. Raises TemplateRefused, and VllmChangedError where this
+    vLLM's adapters are not known.
     """
+    from vllm import __version__
+    from vllm.lora.utils import get_adapter_absolute_path
     from vllm.platforms import current_platform
 
     from engine.backends.vllm.metrics import find_counts
 
     config = llm.vllm_config
+    if settings.adapters or adapters:
+        check_version(__version__, ADAPTERS_SINCE)
     counts = find_counts(llm)
     assert counts is not None, "vLLM was started without our stat logger"
     renderer = chat_renderer(worker)
@@ -191,6 +219,9 @@ def parts_of(
         worker=worker,
         description=_description(config, renderer, settings, model_name),
         has_states=config.cache_config.mamba_cache_mode != "none",
+        adapters={
+            name: Path(get_adapter_absolute_path(path)) for name, path in (adapters or {}).items()
+        },
     )
 
 

@@ -73,17 +73,19 @@ class Request(Protocol):
 
 # Tested with 0.32, tried with 0.30 and 0.31, its scheduler alone with 0.33.
 MIN_VERSION, BELOW_VERSION = (0, 30), (0, 34)
+ADAPTERS_SINCE = (0, 32)
+"""Earlier ones pass over fields of an adapter's config that change what it computes."""
 
 
 class VllmChangedError(RuntimeError):
     """This vLLM's inside is not known; the message names the version."""
 
 
-def check_version(version: str) -> None:
+def check_version(version: str, oldest: tuple[int, int] = MIN_VERSION) -> None:
     """Raise VllmChangedError for a vLLM that nobody has read our assumptions against."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if not MIN_VERSION <= numbers < BELOW_VERSION:
-        raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.30, < 0.34")
+    if not oldest <= numbers < BELOW_VERSION:
+        raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.{oldest[1]}, < 0.34")
 
 
 def check_layers(groups: Iterable[Any]) -> None:

@@ -13,6 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -54,6 +55,7 @@ from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
 from engine.protocol import ErrorCode, Failed, MissReason
+from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
 from engine.supervisor import Supervisor, trace_of
@@ -239,6 +241,8 @@ def _want(key: Digest, tokens: int, expires_at: float) -> Want:
     return Want(key=key.hex(), tokens=tokens, expires_at=expires_at)
 
 
+FIRST_ADAPTER_ID = 2**30
+"""vLLM's own clients name adapters by numbers from 1 on."""
 log = structlog.get_logger()
 
 
@@ -270,6 +274,8 @@ class VllmCore:
         self._token = secrets.token_hex(32)
         self._vocabulary_size = vocabulary_size
         self._takes_seeds = takes_seeds
+        self._adapters: dict[str, Any] = {}
+        self._adapter_ids = count(FIRST_ADAPTER_ID)
 
     async def bind(self) -> None:
         """Tell the connector the token that our directives carry. Must come before `generate`."""
@@ -281,7 +287,9 @@ class VllmCore:
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
-        prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": order.scope}
+        # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
+        salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
+        prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": salt}
         try:
             params = self._params(order, directive)
             # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
@@ -290,6 +298,7 @@ class VllmCore:
                 order.order_id,
                 prompt,
                 params,
+                lora_request=self._adapters.get(order.adapter),
                 reasoning_ended=True,
                 # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
                 priority=int(order.is_batch),
@@ -309,6 +318,24 @@ class VllmCore:
 
     async def abort(self, order_id: str) -> None:
         await self._llm.abort(order_id)
+
+    async def add_adapter(self, digest: str, directory: str) -> None:
+        """Have vLLM compute an adapter. Raise StartRefused with vLLM's reason.
+
+        vLLM knows adapters by name, and its cache by name and path: the name is the digest.
+        """
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(digest, next(self._adapter_ids), directory)
+        try:
+            await self._llm.add_lora(request)
+        except Exception as error:  # vLLM tells whatever a call raised as a plain Exception
+            raise StartRefused(f"vLLM: {error}") from error
+        self._adapters[digest] = request
+
+    async def remove_adapter(self, digest: str) -> None:
+        """No request has it any more."""
+        await self._llm.remove_lora(self._adapters.pop(digest).lora_int_id)
 
     async def report(self, request_id: str) -> Report:
         """What became of a directive; raises RuntimeError for one never heard of."""

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.cache.digests import ActiveAdapter
 from engine.compute.adapters import Adapter, load_adapter
-from engine.compute.errors import ModelRefused
 from engine.compute.runner import TorchRunner
+from engine.refusal import StartRefused
 from engine.schedule.runner import Work
 from tests.adapters import write_adapter
 from tests.engine.compute.test_hybrids import Played, new_runner, tiny_hybrid
@@ -215,17 +215,17 @@ def test_what_can_not_be_computed_exactly_is_refused_by_name(
     trained(model, tmp_path, target_modules=["q_proj"])
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    with pytest.raises(ModelRefused, match=f"`{next(iter(config))}`"):
+    with pytest.raises(StartRefused, match=f"`{next(iter(config))}`"):
         load_adapter(tmp_path, model.loaded.model)
 
 
 def test_layers_whose_rows_are_no_tokens_are_refused_by_name(tmp_path: Path) -> None:
     hybrid = tiny_hybrid("qwen3_next")
     trained(hybrid, tmp_path / "linear", target_modules=["in_proj_qkvz"])
-    with pytest.raises(ModelRefused, match=r"in_proj_qkvz`: .* recurrent"):
+    with pytest.raises(StartRefused, match=r"in_proj_qkvz`: .* recurrent"):
         load_adapter(tmp_path / "linear", hybrid.loaded.model)
     trained(hybrid, tmp_path / "head", target_modules=["lm_head"])
-    with pytest.raises(ModelRefused, match=r"lm_head`: .* head"):
+    with pytest.raises(StartRefused, match=r"lm_head`: .* head"):
         load_adapter(tmp_path / "head", hybrid.loaded.model)
 
 
@@ -244,25 +244,25 @@ def test_the_attention_layers_of_a_hybrid_compute_what_peft_does(tmp_path: Path)
 
 def test_adapters_of_another_base_are_refused_by_name(tiny_models: Models, tmp_path: Path) -> None:
     trained(tiny_models("llama"), tmp_path, target_modules=["o_proj"])
-    with pytest.raises(ModelRefused, match=r"o_proj`: .* not of this base model"):
+    with pytest.raises(StartRefused, match=r"o_proj`: .* not of this base model"):
         load_adapter(tmp_path, tiny_models("qwen3").loaded.model)
     trained(tiny_models("deepseek_v3"), tmp_path / "latent", target_modules=["kv_b_proj"])
-    with pytest.raises(ModelRefused, match="no such linear layer"):
+    with pytest.raises(StartRefused, match="no such linear layer"):
         load_adapter(tmp_path / "latent", tiny_models("llama").loaded.model)
-    with pytest.raises(ModelRefused, match=r"kv_b_proj`: .* latents"):
+    with pytest.raises(StartRefused, match=r"kv_b_proj`: .* latents"):
         load_adapter(tmp_path / "latent", tiny_models("deepseek_v3").loaded.model)
 
 
 def test_directories_without_an_adapter_are_refused(tiny_models: Models, tmp_path: Path) -> None:
     model = tiny_models("llama").loaded.model
-    with pytest.raises(ModelRefused, match=r"adapter_config.json: No such file"):
+    with pytest.raises(StartRefused, match=r"adapter_config.json: No such file"):
         load_adapter(tmp_path, model)
     (tmp_path / "adapter_config.json").write_text("[" * 100_000)
-    with pytest.raises(ModelRefused, match="not valid JSON"):
+    with pytest.raises(StartRefused, match="not valid JSON"):
         load_adapter(tmp_path, model)
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
-    with pytest.raises(ModelRefused, match=r"adapter_model.safetensors: No such file"):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
+    with pytest.raises(StartRefused, match=r"adapter_model.safetensors: No such file"):
         load_adapter(tmp_path, model)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"{}" * 40)
-    with pytest.raises(ModelRefused, match="damaged"):
+    with pytest.raises(StartRefused, match="damaged"):
         load_adapter(tmp_path, model)

@@ -4,8 +4,10 @@ It reuses whole blocks of what it has seen, as vLLM does. Nothing here imports v
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from engine.backends.vllm.directive import CoreStats, Directive, Held, Loss, Los
 from engine.backends.vllm.loop import Output, StepCounts, VllmCore
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
-from engine.errors import DuplicateRequest
+from engine.errors import AdapterRefused, DuplicateRequest, NotFound
 from engine.protocol import (
     Breakpoint,
     FinalCounts,
@@ -45,8 +47,9 @@ SECONDS = 60
 class ScriptedCore(VllmCore):
     """Writes `text`; keeps all blocks that it computed, and holds every entry that is wanted.
 
-    It loses what it is told to, once, as vLLM's scheduler does for other clients. Where it
-    `prefills` it does so for ever, and tells what it computed once it `may_answer`.
+    `adapters` are the folders that it took. It loses what it is told to, once, as vLLM's scheduler
+    does for other clients. Where it `prefills` it does so for ever, and tells what it computed once
+    it `may_answer`.
     """
 
     def __init__(self) -> None:
@@ -59,6 +62,8 @@ class ScriptedCore(VllmCore):
         self.prefills = False
         self.may_answer = asyncio.Event()
         self.calls: list[str] = []
+        self.adapters: dict[str, Path] = {}
+        self.orders: list[Order] = []
         self._reports: dict[str, Report] = {}
 
     async def bind(self) -> None:
@@ -68,6 +73,7 @@ class ScriptedCore(VllmCore):
         if self.prefills:
             self.calls.append("generate")
             await asyncio.sleep(3600)
+        self.orders.append(order)
         hit = self.reusable(order.token_ids)
         self.prompts.append(list(order.token_ids))
         self._reports[order.order_id] = self._report(directive, hit)
@@ -94,6 +100,12 @@ class ScriptedCore(VllmCore):
             hit_tokens=hit,
             held=[Held(key=w.key, state="leased", tokens=w.tokens) for w in directive.wants],
         )
+
+    async def add_adapter(self, digest: str, directory: str) -> None:
+        self.adapters[digest] = Path(directory)
+
+    async def remove_adapter(self, digest: str) -> None:
+        del self.adapters[digest]
 
     async def report(self, request_id: str) -> Report:
         return self._reports[request_id]
@@ -126,7 +138,9 @@ class ScriptedCore(VllmCore):
 
 
 @asynccontextmanager
-async def loaded(core: ScriptedCore) -> AsyncIterator[tuple[VllmBackend, list[BaseException]]]:
+async def loaded(
+    core: ScriptedCore, **given: str
+) -> AsyncIterator[tuple[VllmBackend, list[BaseException]]]:
     """The backend on this core, and the crashes that it tells of; it stops at the end."""
     described = description(
         backend="vllm",
@@ -140,7 +154,8 @@ async def loaded(core: ScriptedCore) -> AsyncIterator[tuple[VllmBackend, list[Ba
         core=core, counts=StepCounts(), renderer=renderer(MODEL), description=described
     )
     crashes: list[BaseException] = []
-    settings, clock = Settings.model_validate({"secret": "0" * 16}), ManualClock()
+    values = {"secret": "0" * 16, "backend": "vllm", **given}
+    settings, clock = Settings.model_validate(values), ManualClock()
     backend = VllmBackend(settings, clock, crashes.append, Supervisor(), lambda *_: parts)
     await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     try:
@@ -246,4 +261,43 @@ async def test_a_request_that_ends_before_its_first_token_has_counts_when_vllm_h
         assert core.calls == ["generate", "abort", "computed"], (
             "nothing is computed behind an abort"
         )
+    assert not crashes
+
+
+def write_adapter(folder: Path, weights: bytes, **config: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    known = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(known | config))
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+
+
+async def test_vllm_reads_a_copy_of_an_adapter_and_the_old_one_goes_with_its_entries(
+    tmp_path: Path,
+) -> None:
+    core = ScriptedCore()
+    write_adapter(tmp_path / "blue", b"old")
+    write_adapter(tmp_path / "judge", b"", alora_invocation_tokens=[1])
+    async with loaded(core, adapters=str(tmp_path)) as (backend, crashes):
+        (old,) = backend.describe().adapters
+        asked = request(
+            prompt("Is it?", system=SYSTEM), adapter=old.digest, breakpoints=[Breakpoint(0)]
+        )
+        _ = [frame async for frame in await backend.open(asked)]
+        assert [order.adapter for order in core.orders] == [old.digest]
+        assert (await backend.stats()).num_leases == len(core.held) == 1
+        write_adapter(tmp_path / "blue", b"new")
+        # vLLM reads a folder again when it has put the adapter aside.
+        kept = core.adapters[old.digest] / "adapter_model.safetensors"
+        assert kept.read_bytes() == b"old"
+        new = await backend.load_adapter("blue")
+        assert new.digest != old.digest
+        await until(lambda stats: stats.num_entries == 0 and not core.held, backend)
+        async with asyncio.timeout(SECONDS):
+            while core.adapters.keys() != {new.digest}:
+                await asyncio.sleep(0.01)
+        assert [info for info in backend.describe().adapters if not info.is_leaving] == [new]
+        with pytest.raises(NotFound):
+            await backend.open(asked)
+        with pytest.raises(AdapterRefused, match="judge: `alora_invocation_tokens`: vLLM has no"):
+            await backend.load_adapter("judge")
     assert not crashes

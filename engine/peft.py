@@ -1,0 +1,121 @@
+"""LoRA adapters as PEFT writes them: a folder's two files, read once and known by their content."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from engine.refusal import StartRefused
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_RANK = 512
+MAX_ALPHA = 1e6
+MAX_BYTES = 2 * 2**30
+"""Of one adapter's weights."""
+MAX_CONFIG_BYTES = 2**20
+MAX_INVOCATION = 256
+"""Tokens of an invocation."""
+
+# Fields of adapter_config.json that change nothing of what a loaded adapter computes, and those
+# that decide it. Any other one may, and is refused where it is set.
+_NO_MATTER = frozenset(
+    """task_type auto_mapping peft_version base_model_name_or_path revision inference_mode
+    target_modules exclude_modules lora_dropout layers_to_transform layers_pattern megatron_core
+    loftq_config eva_config qalora_group_size ensure_weight_tying peft_type bias
+    init_lora_weights""".split()
+)
+_MATTER = frozenset(
+    "r lora_alpha use_rslora rank_pattern alpha_pattern alora_invocation_tokens".split()
+)
+# Other ways to begin change the base model's own weights.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """`weights` is the safetensors file, whose tensors are not checked here.
+
+    `digest` is the SHA-256 of it and of the config's fields that decide what is computed.
+    """
+
+    config: dict[str, Any]
+    weights: bytes
+    digest: str
+
+    @property
+    def invocation(self) -> Sequence[int]:
+        tokens: list[int] = self.config.get("alora_invocation_tokens") or []
+        return tokens
+
+    @property
+    def max_rank(self) -> int:
+        patterns: dict[str, int] = self.config.get("rank_pattern") or {}
+        ranks: list[int] = [self.config["r"], *patterns.values()]
+        return max(ranks)
+
+    def write(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / CONFIG).write_text(json.dumps(self.config), encoding="utf-8")
+        (directory / WEIGHTS).write_bytes(self.weights)
+
+
+def read_files(directory: Path) -> AdapterFiles:
+    """Raise StartRefused, which names the field or file and what is wrong with it."""
+    config = _read_config(directory / CONFIG)
+    try:
+        if (size := (directory / WEIGHTS).stat().st_size) > MAX_BYTES:
+            raise StartRefused(f"{WEIGHTS}: {size} bytes, and {MAX_BYTES} are the most")
+        weights = (directory / WEIGHTS).read_bytes()
+    except OSError as error:
+        raise StartRefused(f"{WEIGHTS}: {error.strerror or error}") from error
+    decisive = {name: config[name] for name in sorted(_MATTER) if config.get(name)}
+    state = sha256(json.dumps(decisive, sort_keys=True).encode())
+    state.update(weights)
+    return AdapterFiles(config, weights, state.hexdigest())
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise StartRefused(f"{CONFIG}: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        raise StartRefused(f"{CONFIG}: not valid JSON") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise StartRefused("`peft_type`: not LORA")
+    other = sorted(
+        name for name, value in config.items() if value and name not in _NO_MATTER | _MATTER
+    )
+    if other:
+        raise StartRefused(f"`{other[0][:64]}`: not supported")
+    if config.get("bias", "none") != "none":
+        raise StartRefused("`bias`: not supported")
+    if config.get("init_lora_weights") not in _PLAIN_STARTS:
+        raise StartRefused("`init_lora_weights`: changes the base model's weights")
+    for rank in (config.get("r"), *_patterns(config, "rank_pattern").values()):
+        if type(rank) is not int or not 0 < rank <= MAX_RANK:
+            raise StartRefused(f"`r`: not from 1 to {MAX_RANK}")
+    for alpha in (config.get("lora_alpha"), *_patterns(config, "alpha_pattern").values()):
+        if not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
+            raise StartRefused(f"`lora_alpha`: no number up to {MAX_ALPHA:g}")
+    invocation = config.get("alora_invocation_tokens") or []
+    are_tokens = isinstance(invocation, list) and all(type(one) is int for one in invocation)
+    if not are_tokens or len(invocation) > MAX_INVOCATION:
+        raise StartRefused(f"`alora_invocation_tokens`: not a list of {MAX_INVOCATION} ids or less")
+    return config
+
+
+def _patterns(config: dict[str, Any], field: str) -> dict[str, Any]:
+    patterns = config.get(field) or {}
+    if not isinstance(patterns, dict):
+        raise StartRefused(f"`{field}`: no object")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error:
+            raise StartRefused(f"`{field}`: not a regular expression: {pattern[:64]}") from None
+    return patterns
