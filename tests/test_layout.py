@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 372
+MAX_MODULES = 374
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -30,11 +30,11 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 451,
     "dashboard/ui": 1042,
     "dashboard/views": 3909,
-    "engine": 1317,
-    "engine/backends": 7371,
+    "engine": 1439,
+    "engine/backends": 7509,
     "engine/cache": 3300,
-    "engine/compute": 3045,
-    "engine/mount": 343,
+    "engine/compute": 2975,
+    "engine/mount": 350,
     "engine/protocol": 1024,
     "engine/schedule": 2260,
     "engine/serve": 792,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 818,
     "scripts/simulate": 133,
-    "tests": 56515,
+    "tests": 56614,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
