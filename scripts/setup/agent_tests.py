@@ -1,9 +1,9 @@
 """Install agents from npm and PyPI, run them against a scripted engine, and print their table.
 
-    python -m scripts.setup.agent_tests [--table] [pytest arguments]
+    python -m scripts.setup.agent_tests [names]
 
 AGENTS_FOLDER says where they are installed, `.agents` by default; agents.toml lists them. Some want
-a newer Node than a machine has, so Node comes from npm too. `--table` leaves the tests out.
+a newer Node than a machine has, so Node comes from npm too.
 """
 
 import os
@@ -50,11 +50,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(os.environ.get("AGENTS_FOLDER", ROOT / ".agents")).resolve()
     install(folder)
     environment = {**os.environ, "AGENTS_FOLDER": str(folder)}
-    status = subprocess.run([*python("tests.agents")], cwd=ROOT, env=environment).returncode
-    if "--table" in arguments:
-        return status
-    tests = [*python("pytest"), "--timeout", "0", "-rP", "tests/e2e/test_agents.py", *arguments]
-    return status | subprocess.run(tests, cwd=ROOT, env=environment).returncode
+    command = [*python("tests.agents"), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":

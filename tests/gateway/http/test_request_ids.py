@@ -1,20 +1,14 @@
-"""A request's id, as an SDK prints it, leads to the turn's row, its errors and its log lines."""
+"""A request's id, as an SDK prints it, leads to the turn's row and its errors."""
 
-import io
-import logging
 import re
-from collections.abc import Iterator
-from contextlib import redirect_stderr
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-import structlog
 from google.genai import errors as google
 
 from engine.protocol import ErrorReply, Failed, Frame, GenerateRequest, InputUsage, TextDelta
-from gateway.base.logs import configure
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
 from tests.gateway.gemini_bodies import generate, user
@@ -90,14 +84,3 @@ def test_a_stream_that_breaks_says_its_id_and_its_row_has_the_error(
     found = row(stack, made)
     assert (found["outcome"], found["status"]) == ("api_error", 200)
     assert found["error"] and "detail" not in found["error"]
-
-
-@pytest.fixture
-def logs() -> Iterator[io.StringIO]:
-    """The lines that the gateway writes."""
-    written = io.StringIO()
-    with redirect_stderr(written):
-        configure("info")
-    yield written
-    structlog.reset_defaults()
-    logging.basicConfig(force=True)
