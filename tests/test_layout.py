@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 374
+MAX_MODULES = 375
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -58,16 +58,16 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1622,
     "migrations": 256,
     "scripts": 398,
-    "scripts/bench": 2984,
+    "scripts/bench": 3090,
     "scripts/compose": 572,
     "scripts/demo_model": 496,
     "scripts/docs": 828,
     "scripts/gpu": 550,
     "scripts/runner": 1151,
     "scripts/sample": 588,
-    "scripts/setup": 818,
+    "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 56614,
+    "tests": 56023,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
