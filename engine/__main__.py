@@ -21,7 +21,6 @@ from engine.serve.connections import Server
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from engine.settings import Settings, misspelt, problems_of
-from engine.traces import TracesError, open_traces
 
 log = structlog.get_logger()
 
@@ -55,11 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.warning("TTLS ARE SCALED: not for production", ttl_scale=settings.ttl_scale)
     if settings.clock == "manual":
         log.warning("THE CLOCK IS MANUAL: for tests only")
-    try:
-        traces = open_traces("holdfast-engine") if settings.traces else None
-    except TracesError as error:
-        print(f"ENGINE_TRACES: {error}", file=sys.stderr)
-        return 2
     failed: list[bool] = []
 
     def fail() -> None:
@@ -73,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # uvicorn handles the signal while it serves, and raises it again at the end.
     signal.signal(signal.SIGTERM, end)
     host = ServedEngine(fail)
-    app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host, traces)
+    app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host)
     server = Server(app, host, settings)
     with suppress(KeyboardInterrupt):
         server.run()

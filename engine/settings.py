@@ -169,11 +169,6 @@ class Settings(BaseSettings):
         False,
         description="Write a log line for each call that a gateway makes for a client's request",
     )
-    traces: bool = Field(
-        False,
-        description="Send spans of calls to an OpenTelemetry collector; needs the extra `otel`. "
-        "The standard OTEL_* variables say where to",
-    )
 
     @field_validator("secret")
     @classmethod

@@ -12,7 +12,6 @@ from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 
 from engine.supervisor import Loop, Supervisor
-from engine.traces import Traces, open_traces
 from gateway.admin.openapi import describe_once
 from gateway.admin.routes import CONTROLLERS
 from gateway.admission.accounts import SpendWatch, WorkspaceLimits
@@ -28,6 +27,7 @@ from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
+from gateway.base.traces import Traces, open_traces
 from gateway.http import errors
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import BatchRunner

@@ -223,7 +223,7 @@ def test_a_library_stays_at_home(library: str) -> None:
 
 
 # What of the engine the gateway runs too.
-SHARED = ("engine.protocol", "engine.asgi", "engine.supervisor", "engine.traces")
+SHARED = ("engine.protocol", "engine.asgi", "engine.supervisor")
 
 
 def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:

@@ -26,7 +26,6 @@ from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from engine.settings import Settings, problems_of
-from engine.traces import Traces, TracesError, open_traces
 
 PATH = "/holdfast"
 KEEP_ALIVE_SECONDS = "75"
@@ -82,9 +81,7 @@ class MountedEngine:
             self._backend = VllmBackend(settings, clock, host.crash, host.supervisor, self._load)
             return self._backend
 
-        self._app = create_app(
-            new_backend, settings.secret.get_secret_value(), self._host, _traces(settings)
-        )
+        self._app = create_app(new_backend, settings.secret.get_secret_value(), self._host)
 
     # Inside.
 
@@ -138,13 +135,6 @@ def _settings() -> Settings:
         return Settings(backend="vllm")  # type: ignore[call-arg]
     except ValidationError as error:
         raise Refused("holdfast: " + "; ".join(problems_of(error))) from None
-
-
-def _traces(settings: Settings) -> Traces | None:
-    try:
-        return open_traces("holdfast-engine") if settings.traces else None
-    except TracesError as error:
-        raise Refused(f"holdfast: ENGINE_TRACES: {error}") from None
 
 
 def _extra_config(transfer: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The engine protocol: every request, frame and event that crosses the engine's socket.
 
-`../PROTOCOL.md` says what they promise. Beside `engine.traces` this module is all of the engine
-that the gateway's turns import. It knows nothing but msgspec. All counts are tokens, all durations
-are seconds, all digests are lower-case hex.
+`../PROTOCOL.md` says what they promise. This module is all of the engine that the gateway's turns
+import. It knows nothing but msgspec. All counts are tokens, all durations are seconds, all digests
+are lower-case hex.
 """
 
 from collections.abc import Iterable, Mapping

@@ -50,7 +50,6 @@ from engine.protocol import (
 from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
 from engine.serve.health import ServedEngine
 from engine.supervisor import trace_of
-from engine.traces import Traces, trace_headers
 
 T = TypeVar("T")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
@@ -74,15 +73,9 @@ Served = NamedDependency[EngineBackend]
 
 
 @post("/generate", status_code=200)
-async def generate(
-    body: RawBody, request: Request[Any, Any, Any], backend: Served, state: State
-) -> Stream:
-    traces: Traces | None = state.traces
-    if traces is None:
-        opening = backend.open(body, _scope_of(request))
-        lines = _frame_lines(await while_connected(request.receive, opening))
-    else:
-        lines = _frame_lines(await _spanned(traces, request, backend, body))
+async def generate(body: RawBody, request: Request[Any, Any, Any], backend: Served) -> Stream:
+    opening = backend.open(body, _scope_of(request))
+    lines = _frame_lines(await while_connected(request.receive, opening))
     return Stream(lines, media_type=NDJSON)
 
 
@@ -200,22 +193,6 @@ def _scope_of(request: Request[Any, Any, Any]) -> str:
     return request.headers.get(SCOPE_HEADER, "")
 
 
-async def _spanned(
-    traces: Traces, request: Request[Any, Any, Any], backend: EngineBackend, body: bytes
-) -> Generation:
-    """Open a generation with spans, which OpenTelemetry must be installed for."""
-    from engine.serve.spans import Call, SpannedGeneration
-
-    call = Call(traces, trace_headers(request.scope["headers"]))
-    try:
-        generation = await while_connected(request.receive, backend.open(body, _scope_of(request)))
-        call.opened(backend.describe())
-    except BaseException as error:
-        call.end(error.code if isinstance(error, EngineError) else "cancelled")
-        raise
-    return SpannedGeneration(generation, call)
-
-
 async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
     """Frames as NDJSON; a blank line while there is nothing to say."""
     encoder = msgspec.json.Encoder()
@@ -315,20 +292,14 @@ def create_app(
     backend_of: Callable[[ServedEngine], EngineBackend],
     secret: str,
     host: ServedEngine,
-    traces: Traces | None = None,
 ) -> Litestar:
-    """The application over one backend, which is made and loaded when the server starts.
-
-    With `traces` every generation has spans.
-    """
+    """The application over one backend, which is made and loaded when the server starts."""
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.host, app.state.backend = host, backend_of(host)
         async with host.running(app.state.backend):
             yield
-        if traces is not None:
-            await traces.aclose()
 
     handlers: list[HTTPRouteHandler] = [
         generate,
@@ -358,7 +329,6 @@ def create_app(
     return Litestar(
         [calls, *probes],
         lifespan=[lifespan],
-        state=State({"traces": traces}),
         dependencies={
             "backend": Provide(_provide_backend, sync_to_thread=False),
             "host": Provide(_provide_host, sync_to_thread=False),

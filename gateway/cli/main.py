@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from engine.traces import TracesError
 from gateway.base.catalogue import CatalogueError
 from gateway.base.errors import GatewayError
 from gateway.base.settings import SettingsError
+from gateway.base.traces import TracesError
 from gateway.cli.arguments import UsageError
 from gateway.prices.files import PriceError
 

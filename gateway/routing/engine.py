@@ -129,15 +129,10 @@ class Engine:
     def capabilities(self) -> list[Capability]:
         return self.description.capabilities if self.description else []
 
-    async def generate(
-        self, request: GenerateRequest, headers: Mapping[str, str] | None = None
-    ) -> Generation:
+    async def generate(self, request: GenerateRequest) -> Generation:
         """Return when the engine's status line has come. Raise when the engine refuses, and
-        EngineTimeout if `give_up` says so first.
-
-        With `headers` the engine continues the turn's trace.
-        """
-        sent = {SCOPE_HEADER: request.scope, **(headers or {})}
+        EngineTimeout if `give_up` says so first."""
+        sent = {SCOPE_HEADER: request.scope}
         wait = asyncio.timeout(None)
         self._waits.add(wait)
         try:

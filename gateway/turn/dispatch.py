@@ -93,10 +93,10 @@ class Dispatcher:
             )
             if turn.leg is not None:
                 request = prefill_only(request)
-            headers = turn.trace.sent(engine.name, record)
+            turn.trace.sent(engine.name, record)
             turn.may_run = True
             try:
-                turn.generation = await engine.generate(request, headers)
+                turn.generation = await engine.generate(request)
                 return
             except GatewayError as error:
                 turn.may_run = is_unsure(error) and not isinstance(error, CannotConnect)

@@ -1,19 +1,20 @@
 """The spans of a turn: one for the turn, one below it for each engine that it was sent to.
 
 Names and attributes are OpenTelemetry's for generative AI (`gen_ai.*`); names that these lack
-begin with `holdfast.`. The engine's own spans continue below its call. The names of the model and
-of the workspace are the only words of a client in attributes.
+begin with `holdfast.`. The parts of an engine's work stand below its call, by the times that its
+frames tell. The names of the model and of the workspace are the only words of a client in
+attributes.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from opentelemetry.trace import Span, SpanKind
 
 from engine.protocol import Started
-from engine.traces import Traces, Value, fail, trace_headers
 from gateway.base.errors import ClientGone, GatewayError
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
+from gateway.base.traces import Traces, Value, fail, trace_headers
 from gateway.prompt.ask import Ask, Origin
 from gateway.turn.tracing import TurnTrace
 
@@ -52,7 +53,10 @@ class Spans:
 
 
 class SpannedTurn(TurnTrace):
-    __slots__ = ("_below", "_call", "_model", "_record", "_span", "_traces")
+    __slots__ = (
+        *("_at_ns", "_below", "_call", "_has_started"),
+        *("_model", "_record", "_span", "_traces"),
+    )
 
     def __init__(self, traces: Traces, span: Span, model: str) -> None:
         self._traces = traces
@@ -61,13 +65,16 @@ class SpannedTurn(TurnTrace):
         self._below = traces.below(span)
         self._call: Span | None = None
         self._record: TurnRecord | None = None
+        # The end of the last part of the call.
+        self._at_ns = 0
+        self._has_started = False
 
     def opened(self, record: TurnRecord) -> None:
         """The turn was let in; until then it waited for an engine with room."""
         self._record = record
         self._span.add_event("holdfast.admitted")
 
-    def sent(self, engine: str, record: TurnRecord) -> Mapping[str, str] | None:
+    def sent(self, engine: str, record: TurnRecord) -> None:
         attributes: dict[str, Value] = {
             "gen_ai.operation.name": OPERATION,
             "gen_ai.provider.name": PROVIDER,
@@ -76,7 +83,7 @@ class SpannedTurn(TurnTrace):
             "holdfast.attempt": record.attempt,
         }
         self._call = self._traces.begin("engine_call", self._below, SpanKind.CLIENT, attributes)
-        return self._traces.headers_of(self._call)
+        self._at_ns = time.time_ns()
 
     def started(self, frame: Started) -> None:
         self._span.add_event("holdfast.first_frame")
@@ -84,6 +91,12 @@ class SpannedTurn(TurnTrace):
         for span in (self._span, self._call):
             if span is not None:
                 span.set_attributes(attributes)
+        now = time.time_ns()
+        began = now - int(frame.prefill_seconds * 1e9)
+        self._part("look_up", began - int(frame.queue_seconds * 1e9))
+        self._part("queue", began)
+        self._part("prefill", now)
+        self._has_started = True
 
     def failed(self, error: GatewayError) -> None:
         if self._call is not None:
@@ -91,8 +104,10 @@ class SpannedTurn(TurnTrace):
 
     def left(self) -> None:
         if self._call is not None:
+            if self._has_started:
+                self._part("decode", time.time_ns())
             self._call.end()
-            self._call = None
+            self._call, self._has_started = None, False
 
     def ended(self, error: GatewayError | None) -> None:
         self.left()
@@ -104,6 +119,13 @@ class SpannedTurn(TurnTrace):
         elif record is not None and record.outcome == CLIENT_LEFT:
             fail(self._span, ClientGone.__name__)
         self._span.end()
+
+    def _part(self, name: str, ended_ns: int) -> None:
+        """What an engine did from the end of its last part on."""
+        if self._call is not None:
+            began_ns, self._at_ns = self._at_ns, max(ended_ns, self._at_ns)
+            below = self._traces.below(self._call)
+            self._traces.begin(name, below, SpanKind.INTERNAL, {}, began_ns).end(self._at_ns)
 
 
 def cache_attributes(frame: Started) -> dict[str, Value]:

@@ -1,11 +1,11 @@
 """What a turn tells to its trace. Where nothing is traced, every call does nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from engine.protocol import Started
-from engine.traces import Traces
 from gateway.base.errors import GatewayError
 from gateway.base.record import TurnRecord
+from gateway.base.traces import Traces
 from gateway.prompt.ask import Ask, Origin
 
 
@@ -13,14 +13,14 @@ class TurnTrace:
     """A turn that is not traced.
 
     `opened` has the turn's record, which is filled in until `ended`. `sent` begins the call of an
-    engine and returns the headers with which the engine continues the trace; the call ends with
-    `failed` or `left`. `ended` comes last; `error` ended the turn before its answer was whole.
+    engine, which ends with `failed` or `left`. `ended` comes last; `error` ended the turn before
+    its answer was whole.
     """
 
     __slots__ = ()
 
     def opened(self, record: TurnRecord) -> None: ...
-    def sent(self, engine: str, record: TurnRecord) -> Mapping[str, str] | None: ...
+    def sent(self, engine: str, record: TurnRecord) -> None: ...
     def started(self, frame: Started) -> None: ...
     def failed(self, error: GatewayError) -> None: ...
     def left(self) -> None: ...

@@ -1,8 +1,7 @@
 """Spans for a collector, through OpenTelemetry's SDK and its OTLP exporters.
 
 The standard `OTEL_*` variables say where spans go, how many are sampled and how many may wait.
-OpenTelemetry (the extra `otel`) is imported by `open_traces` alone. The gateway uses this module
-too: what continues a trace from one process to the other is a part of the engine protocol.
+OpenTelemetry (the extra `otel`) is imported by `open_traces` alone.
 
 A span that ends waits in a bounded queue for a thread that sends batches. A collector that is down
 or slow holds nothing else up: spans beyond the queue are dropped. The SDK logs that, and counts it
@@ -33,7 +32,7 @@ class TracesError(Exception):
 
 
 class Traces:
-    """The spans of one process. `begin` and `headers_of` are what the rest of the program uses."""
+    """The spans of one process."""
 
     def __init__(self, service: str, exporter: "SpanExporter") -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -73,12 +72,6 @@ class Traces:
         from opentelemetry.trace import set_span_in_context
 
         return set_span_in_context(span)
-
-    def headers_of(self, span: "Span") -> dict[str, str]:
-        """The headers with which another process continues the trace below this span."""
-        headers: dict[str, str] = {}
-        self._propagator.inject(headers, self.below(span))
-        return headers
 
     async def aclose(self) -> None:
         """Send what waits, for some seconds at most. A collector that is away loses it."""
