@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 375
+MAX_MODULES = 374
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -30,21 +30,21 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 451,
     "dashboard/ui": 1042,
     "dashboard/views": 3909,
-    "engine": 1439,
+    "engine": 1292,
     "engine/backends": 7509,
     "engine/cache": 3300,
     "engine/compute": 2975,
-    "engine/mount": 350,
+    "engine/mount": 340,
     "engine/protocol": 1024,
     "engine/schedule": 2260,
-    "engine/serve": 792,
+    "engine/serve": 655,
     "engine/store": 1474,
     "engine/text": 6202,
     "gateway": 273,
     "gateway/admin": 3869,
     "gateway/admission": 1948,
     "gateway/advice": 1829,
-    "gateway/base": 1551,
+    "gateway/base": 1680,
     "gateway/cli": 1160,
     "gateway/dialects": 6821,
     "gateway/http": 3482,
@@ -54,8 +54,8 @@ BUDGETS: dict[str, int] = {
     "gateway/planning": 409,
     "gateway/prices": 409,
     "gateway/prompt": 1229,
-    "gateway/routing": 2417,
-    "gateway/turn": 1622,
+    "gateway/routing": 2412,
+    "gateway/turn": 1644,
     "migrations": 256,
     "scripts": 398,
     "scripts/bench": 3090,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 56023,
+    "tests": 56022,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
