@@ -1,8 +1,7 @@
 """The engine's uvicorn, with bounds on what a connection may bring, and how it comes to an end.
 
-uvicorn bounds neither heads nor the number of a body's chunks nor the requests that wait behind
-another one nor the connections, waits for a request for ever, and does not ask for the secret. A
-chunk of one byte costs the event loop as much as one of a thousand.
+uvicorn bounds neither heads nor the requests that wait behind another one nor the connections,
+waits for a request for ever, and does not ask for the secret.
 """
 
 import asyncio
@@ -22,9 +21,6 @@ from engine.serve.server import note_call
 from engine.settings import Settings
 
 MAX_HEAD_BYTES = 64 * 1024
-FREE_PIECES = 1024
-LEAST_PIECE_BYTES = 16
-"""A body may come in so many pieces of any size; beyond that they have so many bytes on average."""
 MAX_PIPELINED = 8
 """Requests that may wait on a connection for the answer to the one before them. Gateways send none.
 
@@ -55,7 +51,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
-        self._num_pieces = self._body_bytes = 0
         self._refusal = ""
         if len(self.connections) > max_connections():
             transport.close()
@@ -80,7 +75,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_since, self._body_at = None, self.loop.time()
-        self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = f"more than {MAX_PIPELINED} requests wait on the connection"
             raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
@@ -88,14 +82,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._loose_bytes, self._body_at = 0, self.loop.time()
-        self._num_pieces += 1
-        self._body_bytes += len(body)
-        if self._num_pieces > FREE_PIECES + self._body_bytes // LEAST_PIECE_BYTES:
-            self._refusal = (
-                f"the body comes in more than {FREE_PIECES} chunks of less than "
-                f"{LEAST_PIECE_BYTES} bytes on average"
-            )
-            raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
         super().on_body(body)
 
     def on_message_complete(self) -> None:

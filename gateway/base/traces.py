@@ -13,12 +13,12 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span, SpanKind
+    from opentelemetry.trace import Span
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 OF_TRACES = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -58,13 +58,16 @@ class Traces:
         self,
         name: str,
         parent: "Context",
-        kind: "SpanKind",
+        kind: Literal["server", "client", "internal"],
         attributes: Mapping[str, Value],
         at_ns: int | None = None,
     ) -> "Span":
         """Begin a span, `at_ns` since 1970 or now. It is nobody's current span."""
+        from opentelemetry.trace import SpanKind
+
+        of, given = SpanKind[kind.upper()], dict(attributes)
         return self._tracer.start_span(
-            name, parent, kind, dict(attributes), start_time=at_ns, record_exception=False
+            name, parent, of, given, start_time=at_ns, record_exception=False
         )
 
     def below(self, span: "Span") -> "Context":

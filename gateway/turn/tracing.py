@@ -1,12 +1,27 @@
-"""What a turn tells to its trace. Where nothing is traced, every call does nothing."""
+"""What a turn tells to its trace: a span for the turn, one below it for each engine it was sent to.
 
+Names and attributes are OpenTelemetry's for generative AI (`gen_ai.*`); names that these lack
+begin with `holdfast.`. The parts of an engine's work stand below its call, by the times that its
+frames tell. The names of the model and of the workspace are the only words of a client in
+attributes.
+"""
+
+import time
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from engine.protocol import Started
-from gateway.base.errors import GatewayError
-from gateway.base.record import TurnRecord
-from gateway.base.traces import Traces
+from gateway.base.errors import ClientGone, GatewayError
+from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
+from gateway.base.traces import Traces, Value, fail, trace_headers
 from gateway.prompt.ask import Ask, Origin
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+OPERATION, PROVIDER = "chat", "holdfast"
+_RANKS = ("leased", "best_effort", "none")
 
 
 class TurnTrace:
@@ -35,10 +50,152 @@ def untraced(ask: Ask, turn_id: str, origin: Origin) -> TurnTrace:
     return _NO_TRACE
 
 
-def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> BeginTrace:
-    """What begins the trace of a turn. OpenTelemetry is imported only where there are traces."""
-    if traces is None:
-        return untraced
-    from gateway.turn.spans import Spans
+class SpannedTurn(TurnTrace):
+    """The turn's span begins when its request arrived, below the client's own span. `monotonic` is
+    the clock of `Ask.arrived`."""
 
-    return Spans(traces, monotonic).begin
+    __slots__ = (
+        *("_at_ns", "_below", "_call", "_has_started"),
+        *("_model", "_record", "_span", "_traces"),
+    )
+
+    def __init__(
+        self,
+        traces: Traces,
+        monotonic: Callable[[], float],
+        ask: Ask,
+        turn_id: str,
+        origin: Origin,
+    ) -> None:
+        waited = max(monotonic() - ask.arrived, 0.0)
+        self._traces = traces
+        self._model = ask.model.id[:MODEL_CHARACTERS]
+        self._span = traces.begin(
+            f"{OPERATION} {self._model}",
+            traces.context_of(trace_headers(origin.headers)),
+            "server",
+            {
+                "gen_ai.operation.name": OPERATION,
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": self._model,
+                "gen_ai.request.stream": ask.stream,
+                "gen_ai.response.id": turn_id,
+                "holdfast.api": ask.dialect,
+                "holdfast.workspace": ask.principal.workspace,
+                "holdfast.request_id": origin.request_id or "",
+            },
+            time.time_ns() - int(waited * 1e9),
+        )
+        self._below = traces.below(self._span)
+        self._call: Span | None = None
+        self._record: TurnRecord | None = None
+        # The end of the last part of the call.
+        self._at_ns = 0
+        self._has_started = False
+
+    def opened(self, record: TurnRecord) -> None:
+        """The turn was let in; until then it waited for an engine with room."""
+        self._record = record
+        self._span.add_event("holdfast.admitted")
+
+    def sent(self, engine: str, record: TurnRecord) -> None:
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": OPERATION,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._model,
+            "server.address": engine,
+            "holdfast.attempt": record.attempt,
+        }
+        self._call = self._traces.begin("engine_call", self._below, "client", attributes)
+        self._at_ns = time.time_ns()
+
+    def started(self, frame: Started) -> None:
+        self._span.add_event("holdfast.first_frame")
+        attributes = cache_attributes(frame)
+        for span in (self._span, self._call):
+            if span is not None:
+                span.set_attributes(attributes)
+        now = time.time_ns()
+        began = now - int(frame.prefill_seconds * 1e9)
+        self._part("look_up", began - int(frame.queue_seconds * 1e9))
+        self._part("queue", began)
+        self._part("prefill", now)
+        self._has_started = True
+
+    def failed(self, error: GatewayError) -> None:
+        if self._call is not None:
+            fail(self._call, type(error).__name__)
+
+    def left(self) -> None:
+        if self._call is not None:
+            if self._has_started:
+                self._part("decode", time.time_ns())
+            self._call.end()
+            self._call, self._has_started = None, False
+
+    def ended(self, error: GatewayError | None) -> None:
+        self.left()
+        record = self._record
+        if record is not None:
+            self._span.set_attributes(outcome_attributes(record))
+        if error is not None:
+            fail(self._span, error.type)
+        elif record is not None and record.outcome == CLIENT_LEFT:
+            fail(self._span, ClientGone.__name__)
+        self._span.end()
+
+    def _part(self, name: str, ended_ns: int) -> None:
+        """What an engine did from the end of its last part on."""
+        if self._call is not None:
+            began_ns, self._at_ns = self._at_ns, max(ended_ns, self._at_ns)
+            below = self._traces.below(self._call)
+            self._traces.begin(name, below, "internal", {}, began_ns).end(self._at_ns)
+
+
+def cache_attributes(frame: Started) -> dict[str, Value]:
+    """What was read and written, why not more, and what is held now and where."""
+    usage = frame.usage
+    found: dict[str, Value] = {
+        # With all classes, as the convention asks.
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.written_tokens,
+        "holdfast.cache.automatic_tokens": usage.automatic_tokens,
+        "holdfast.cache.computed_tokens": usage.computed_tokens,
+        "holdfast.cache.tier": frame.receipt.tier,
+        "holdfast.lease.state": min(
+            (each.state for each in frame.breakpoints), key=_RANKS.index, default="none"
+        ),
+    }
+    if frame.miss_reason is not None:
+        found["holdfast.cache.miss_reason"] = frame.miss_reason
+    seconds = [each.expires_in_seconds for each in frame.breakpoints if each.expires_in_seconds]
+    if seconds:
+        found["holdfast.lease.seconds"] = max(seconds)
+    return found
+
+
+def outcome_attributes(record: TurnRecord) -> dict[str, Value]:
+    """What is known of the turn at its end, but for its words."""
+    found: dict[str, Value] = {
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "holdfast.outcome": record.outcome,
+        "holdfast.attempts": record.attempt,
+    }
+    optional: dict[str, Value | None] = {
+        "gen_ai.response.model": record.engine_model,
+        "gen_ai.response.time_to_first_chunk": record.first_token_seconds,
+        "http.response.status_code": record.status,
+        "holdfast.engine": record.engine,
+        # The gateway knows other engines and earlier turns, so its reason says more.
+        "holdfast.cache.miss_reason": record.miss_reason,
+    }
+    found |= {name: value for name, value in optional.items() if value is not None}
+    if record.stop_reason is not None:
+        found["gen_ai.response.finish_reasons"] = [record.stop_reason]
+    return found
+
+
+def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> BeginTrace:
+    """What begins the trace of a turn."""
+    return untraced if traces is None else partial(SpannedTurn, traces, monotonic)
