@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 374
+MAX_MODULES = 373
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -37,14 +37,14 @@ BUDGETS: dict[str, int] = {
     "engine/mount": 340,
     "engine/protocol": 1024,
     "engine/schedule": 2260,
-    "engine/serve": 655,
+    "engine/serve": 641,
     "engine/store": 1474,
     "engine/text": 6202,
     "gateway": 273,
     "gateway/admin": 3869,
     "gateway/admission": 1948,
     "gateway/advice": 1829,
-    "gateway/base": 1680,
+    "gateway/base": 1683,
     "gateway/cli": 1160,
     "gateway/dialects": 6821,
     "gateway/http": 3482,
@@ -55,7 +55,7 @@ BUDGETS: dict[str, int] = {
     "gateway/prices": 409,
     "gateway/prompt": 1229,
     "gateway/routing": 2412,
-    "gateway/turn": 1644,
+    "gateway/turn": 1629,
     "migrations": 256,
     "scripts": 398,
     "scripts/bench": 3090,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 56022,
+    "tests": 56003,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
