@@ -5,12 +5,16 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.settings import DEMO_MODEL
 from scripts.stack import API_HEADERS
+from tests.adapters import write_adapter
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.prompts import handbook, marked
 from tests.e2e.test_shared_store import settings_of
@@ -34,7 +38,8 @@ END_OF_TEXT = "2"
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     data = tmp_path_factory.mktemp("roles")
-    settings = settings_of(data)
+    write_adapter(Path(DEMO_MODEL), data / "adapters" / "blue")
+    settings = {**settings_of(data), "ENGINE_ADAPTERS": str(data / "adapters")}
     with running_fleet(data, 2, 1, settings, GATEWAY_SETTINGS, "native", ROLES) as running:
         yield running
 
@@ -163,6 +168,23 @@ def test_a_chat_completion_in_two_legs_says_the_same(fleet: Fleet) -> None:
         prefilled = computed(fleet)[0] - before[0]
     assert prefilled == usage["prompt_tokens"] > 2500
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_an_adapter_reads_in_the_second_leg_what_it_wrote_in_the_first(fleet: Fleet) -> None:
+    gateway, system = fleet.gateways[0], handbook(160)
+    with running_answer(fleet):
+        before = computed(fleet)
+        blue = replace(gateway, model=f"{gateway.model}:blue")
+        first = ask(blue, system).json()
+        prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
+        written = first["usage"]["cache_creation_input_tokens"]
+        assert prefilled == written + first["usage"]["input_tokens"] > 2500
+        assert 0 < decoded <= first["usage"]["input_tokens"] + 16
+        again = ask(blue, system).json()
+        assert again["usage"]["cache_read_input_tokens"] == written
+        base = ask(gateway, system).json()
+    assert again["content"] == first["content"] != base["content"]
+    assert base["usage"]["cache_read_input_tokens"] == 0
 
 
 def test_short_prompts_go_straight_to_the_engine_that_decodes(fleet: Fleet) -> None:
