@@ -72,12 +72,13 @@ class VllmBackend(EngineBackend):
         self._load_vllm = load_parts or load_vllm
         self._parts: VllmParts | None = None
         self._closing = ExitStack()
+        self._blocks_below = 0
 
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
         # The connector knows our directives by a token, so it hears of that before any of them.
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
-        binding.result(BIND_SECONDS)
+        self._blocks_below = binding.result(BIND_SECONDS)
         self._parts = parts
         if self._settings.adapters or parts.adapters:
             folder = Path(self._settings.adapters) if self._settings.adapters else None
@@ -107,6 +108,7 @@ class VllmBackend(EngineBackend):
         counters = {
             "preempted_requests": parts.counts.preempted,
             "evicted_blocks": core.evicted_blocks,
+            "leases_lowered": core.leases_lowered,
         }
         return self._report(
             loaded,
@@ -125,7 +127,8 @@ class VllmBackend(EngineBackend):
         settings = self._settings
         # Room for what vLLM has evicted and not told yet.
         num_spare = 2 * description.max_context_tokens // description.block_size
-        pool = MirrorPool(description.num_blocks + num_spare, description.block_size)
+        num_blocks = description.num_blocks + self._blocks_below + num_spare
+        pool = MirrorPool(num_blocks, description.block_size)
         entries = HeldEntries(
             pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
         )

@@ -28,7 +28,7 @@ from vllm.v1.engine.core import EngineCore
 from engine.backends.vllm import directive
 from engine.backends.vllm.arguments import lease_shares
 from engine.backends.vllm.internals import Block, CacheManager, check_layers, check_version
-from engine.backends.vllm.leases import LeaseManager, RequestTracker
+from engine.backends.vllm.leases import Below, LeaseManager, RequestTracker
 from engine.backends.vllm.metrics import HoldfastStats, NoMetrics
 from engine.backends.vllm.plugin import register
 from engine.backends.vllm.switch import Switch, guarded
@@ -190,7 +190,7 @@ def add_utilities() -> None:
     """Add the calls, once or again."""
     to_builtins = msgspec.to_builtins
     calls: dict[str, Callable[..., Any]] = {
-        directive.BIND: lambda core, token: _running(core).tracker.bind(token),
+        directive.BIND: _bind,
         directive.SWITCH_OFF: lambda core, reason: find_connector(core).switch.turn_off(reason),
         directive.REPORT: lambda core, of: to_builtins(_running(core).tracker.report(of)),
         directive.RELEASE: lambda core, keys: _running(core).leases.release(keys),
@@ -240,6 +240,24 @@ def cut_at_marks() -> None:
     setattr(Scheduler, split.__name__, split_at_marks)
 
 
+def _bind(core: Any, token: str) -> int:
+    leases, tracker, _ = _running(core)
+    leases.below = _find_below(core.scheduler)
+    tracker.bind(token)
+    return 0 if leases.below is None else leases.below.max_blocks
+
+
+def _find_below(scheduler: Any) -> Below | None:
+    """A tier of ours in an OffloadingConnector beside us (`tiers.py`)."""
+    for connector in getattr(scheduler.get_kv_connector(), "sub_connectors", ()):
+        manager: Any = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+        for tier in getattr(manager, "secondary_tiers", ()):
+            if isinstance(tier, Below):
+                tier.above = manager.primary_tier._policy
+                return tier
+    return None
+
+
 def _running(core: Any) -> Held:
     found = find_connector(core)
     found.switch.check()
@@ -266,6 +284,7 @@ def _core_stats(core: Any) -> Any:
         leased_blocks=leases.num_leased_blocks,
         max_leased_blocks=leases.max_leased_blocks,
         evicted_blocks=leases.evicted_blocks,
+        leases_lowered=leases.num_lowered,
     )
     return msgspec.to_builtins(stats)
 
@@ -292,6 +311,7 @@ def wrap_cache(
         if blocks is not None and request.num_computed_tokens == 0:
             given = parameters.bind(request, *args, **kwargs).arguments
             hit = given.get("num_new_computed_tokens", 0)
+            hit += given.get("num_external_computed_tokens", 0)
             switch.run(lambda: tracker.look_up(request.request_id, hit), None)
         return blocks
 

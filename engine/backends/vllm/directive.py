@@ -11,7 +11,7 @@ with another token, or before a `BIND`, is ignored.
 
 | call | arguments → what `msgspec.convert` makes of the answer |
 |---|---|
-| `BIND` | token → None; every later directive must carry it, and all earlier holds end |
+| `BIND` | token → blocks that a tier below may keep (int); all earlier holds end |
 | `SWITCH_OFF` | why → None; all holds end, for good: the server's books failed |
 | `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
 | `RELEASE` | keys → how many were held (int); unknown keys are no error |
@@ -70,7 +70,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     Its blocks are kept in memory from the moment the scheduler's process hears of the request until
     the request was admitted or has ended, also if the entry expires meanwhile.
     Only when nothing else can run does a waiting request give them up. `lease_blocks` bounds what
-    the scope may hold under contention, None for the engine's default.
+    the scope may hold under contention, None for the engine's default. `unix_offset` is what Unix
+    time is ahead of the server's clock.
 
     A request that ends without an output token leaves no hold that it made; one that ends later
     keeps all. `token` is the secret of `BIND`.
@@ -83,6 +84,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     read: str | None = None
     lease_blocks: int | None = None
     watches: list[Watch] = []
+    unix_offset: float = 0.0
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +98,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Complete when the request's first token is there; `held` is as it is when asked.
 
-    `hit_tokens` came from vLLM's own cache at every admission up to the first token, so that a
-    request that was preempted is not told what it computed itself; at most vLLM's own
-    `num_cached_tokens`, which is the first admission's. `computed_tokens`: positions of the prompt
-    that were scheduled before the first token, each counted once.
+    `hit_tokens` came from vLLM's own cache, or were loaded by a connector beside ours, at every
+    admission up to the first token, so that a request that was preempted is not told what it
+    computed itself; at most vLLM's own `num_cached_tokens`, which is the first admission's.
+    `computed_tokens`: positions of the prompt that were scheduled before the first token, each
+    counted once.
     """
 
     request_id: str
@@ -124,7 +127,8 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests.
 
     `leased_blocks` are those that leases hold, whoever else does, of `max_leased_blocks` that they
-    may. `evicted_blocks` had content that had to go, since the start. `foreign` are active blocks
+    may. `evicted_blocks` had content that had to go, and `leases_lowered` gave their room to others
+    while a tier below kept their content, since the start. `foreign` are active blocks
     that only requests without a directive use; `foreign_running` are such requests.
     """
 
@@ -142,3 +146,4 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     leased_blocks: int
     max_leased_blocks: int
     evicted_blocks: int
+    leases_lowered: int = 0

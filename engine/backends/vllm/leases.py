@@ -14,6 +14,8 @@ import hmac
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -38,9 +40,32 @@ Blocks = tuple[Block, ...]
 MAX_UNTOLD_LOSSES = 65_536
 
 
+@runtime_checkable
+class Below(Protocol):
+    """A tier under vLLM's blocks, by their hashes. Times are Unix times.
+
+    `above` is the policy of the tier between, which may want to hear of leases too.
+    """
+
+    max_blocks: int
+    above: object
+
+    def want(self, keys: Sequence[bytes], until: float) -> None:
+        """Keep these, once they come, until then at least."""
+        ...
+
+    def keeps(self, keys: Iterable[bytes]) -> bool: ...
+    def take_gone(self) -> set[bytes]:
+        """What was kept, and is no more, since the last call."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Hold:
     """An entry. `hashes` are its blocks' own at the time it was made, to know them again by.
+
+    `below`: a whole copy is in the tier below, by these keys. Its lease `is_lowered` where the copy
+    holds it; without blocks the copy is all that is left of the entry.
 
     `is_watch`: no entry but a place that a name stands on. It is told when it is lost, and no more.
     """
@@ -55,6 +80,8 @@ class Hold:
     claims: set[str] = field(default_factory=set)
     is_confirmed: bool = False
     is_watch: bool = False
+    below: tuple[bytes, ...] = ()
+    is_lowered: bool = False
 
     @property
     def is_intact(self) -> bool:
@@ -98,6 +125,8 @@ class LeaseManager:
         self._losses: deque[Loss] = deque(maxlen=MAX_UNTOLD_LOSSES)
         self._lost_watches: dict[str, None] = {}
         self.evicted_blocks = 0
+        self.num_lowered = 0
+        self.below: Below | None = None
 
     # What requests do.
 
@@ -126,6 +155,25 @@ class LeaseManager:
         _subtract(self._protected, blocks)
         self._pool.free_blocks(reversed(blocks))
 
+    def expect(
+        self, wants: Sequence[Want], block_hashes: Sequence[bytes], unix_offset: float
+    ) -> None:
+        """Have the tier below keep what these entries will stand on; they are ordered by length.
+
+        It hears of them before anything is computed: vLLM offloads a prompt step by step.
+        """
+        if self.below is None:
+            return
+        ends = list(accumulate((want.expires_at for want in reversed(wants)), max))
+        for group, manager in enumerate(self._cache.coordinator.single_type_managers):
+            step, begin = manager.block_size // self._pool.hash_block_size, 0
+            hashes, suffix = block_hashes[step - 1 :: step], group.to_bytes(4, "big")
+            for want, end in zip(wants, reversed(ends), strict=True):
+                stop = self.align(want.tokens) // manager.block_size
+                keys = [digest + suffix for digest in hashes[begin:stop]]
+                self.below.want(keys, end + unix_offset)
+                begin = max(begin, stop)
+
     def hold(
         self, want: Want, scope: str, block_hashes: Sequence[bytes], claim: str
     ) -> Hold | None:
@@ -135,9 +183,13 @@ class LeaseManager:
         `end_claim`.
         """
         found = self._find(want.key)
-        hold = found or self._make(want, scope, block_hashes)
-        if hold is None:
+        hold = found if found is not None and found.blocks else None
+        if hold is None and (hold := self._make(want, scope, block_hashes)) is None:
             return None
+        if found is not None and not found.blocks:
+            # It was below alone, and is here again.
+            found.blocks, found.hashes = hold.blocks, hold.hashes
+            self._holds[want.key], hold, found = found, found, None
         hold.expires_at = max(hold.expires_at, want.expires_at)
         if not hold.is_leased and not self._try_lease(hold):
             if found is None:
@@ -190,18 +242,21 @@ class LeaseManager:
             if hold is not None and hold.is_leased:
                 self._end_lease(hold)
                 self._depend(hold)
+            elif hold is not None:
+                hold.is_lowered = False
 
     def state(self, key: str) -> HoldState:
         hold = self._find(key)
         if hold is None:
             return "none"
-        return "leased" if hold.is_leased else "best_effort"
+        return "leased" if hold.is_leased or hold.is_lowered else "best_effort"
 
     def take_losses(self) -> list[Loss]:
         """What was lost since the last call, in order; the oldest are forgotten beyond 65,536.
 
         Places that names stand on come last, without those that have come back.
         """
+        self._end_gone()
         told = [*self._losses, *(Loss(key=key, reason="evicted") for key in self._lost_watches)]
         self._lost_watches = {}
         self._losses.clear()
@@ -277,8 +332,7 @@ class LeaseManager:
     def note_reuse(self, block: Block) -> None:
         """The block gets other content: what stood on it without a lease ends."""
         for hold in list(self._dependents.get(block.block_id, ())):
-            self._remove(hold)
-            self._note_loss(hold, "evicted")
+            self._lose_content(hold)
 
     # Inside.
 
@@ -286,10 +340,8 @@ class LeaseManager:
         """The entry, if its content is still there; one that vLLM evicted ends here."""
         hold = self._holds.get(key)
         if hold is not None and not hold.is_intact:
-            self._remove(hold)
-            self._note_loss(hold, "evicted")
-            return None
-        return hold
+            self._lose_content(hold)
+        return self._holds.get(key)
 
     def _make(self, want: Want, scope: str, block_hashes: Sequence[bytes]) -> Hold | None:
         tokens = self.align(want.tokens)
@@ -338,7 +390,9 @@ class LeaseManager:
         new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
         while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
             held = len(self._scope_refs.get(hold.scope, ())) + new
-            other = next_to_end(self._held(), Claim(held, self._share(hold.scope), excess))
+            other = self._first_to_lower(hold.scope) or next_to_end(
+                self._held(), Claim(held, self._share(hold.scope), excess)
+            )
             if other is None:
                 return False
             self._lose_lease(other, "yielded")
@@ -349,11 +403,23 @@ class LeaseManager:
         self._lease_refs.update(ids)
         self._scope_refs.setdefault(hold.scope, Counter()).update(ids)
         self._leases.setdefault(hold.scope, {})[hold] = None
-        hold.is_leased = True
+        hold.is_leased, hold.is_lowered = True, False
         if hold.scope not in self._by_end:
             self._by_end[hold.scope] = Order(lambda h: (h.expires_at, 0.0) if h.is_leased else None)
         self._by_end[hold.scope].push(hold)
         return True
+
+    def _first_to_lower(self, needy: str) -> Hold | None:
+        """Of the scope's own next leases to end, and those of scopes above their share, one that
+        has a copy below: it loses nothing."""
+        firsts = [
+            one.first
+            for scope, one in zip(self._leases, self._held(), strict=True)
+            if one.first is not None
+            and (scope == needy or one.num_blocks > one.share)
+            and self._has_copy(one.first)
+        ]
+        return min(firsts, key=lambda hold: hold.expires_at, default=None)
 
     def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[Hold]]:
         """Each scope's leases, but for those that only have blocks of `hit`."""
@@ -370,7 +436,40 @@ class LeaseManager:
     def _lose_lease(self, hold: Hold, reason: LossReason) -> None:
         self._end_lease(hold)
         self._depend(hold)
-        self._note_loss(hold, reason)
+        if self._has_copy(hold):
+            hold.is_lowered = True
+            self.num_lowered += 1
+        else:
+            self._note_loss(hold, reason)
+
+    def _lose_content(self, hold: Hold) -> None:
+        """vLLM has reused a block of an entry: it ends, or is below alone from now on."""
+        if not hold.is_watch and not hold.is_leased and self._has_copy(hold):
+            self._undepend(hold)
+            hold.blocks = hold.hashes = ()
+        else:
+            self._remove(hold)
+            self._note_loss(hold, "evicted")
+
+    def _has_copy(self, hold: Hold) -> bool:
+        keys = tuple(key for key in hold.hashes if key is not None)
+        if self.below is not None and not hold.below and keys and self.below.keeps(keys):
+            hold.below = keys
+        return bool(hold.below)
+
+    def _end_gone(self) -> None:
+        """End what stood on copies that the tier below has lost."""
+        gone = set() if self.below is None else self.below.take_gone()
+        for hold in list(self._holds.values()) if gone else ():
+            if gone.isdisjoint(hold.below):
+                continue
+            hold.below = ()
+            if not hold.blocks:
+                self._remove(hold)
+                self._note_loss(hold, "evicted")
+            elif hold.is_lowered:
+                hold.is_lowered = False
+                self._note_loss(hold, "yielded")
 
     def _end_lease(self, hold: Hold) -> None:
         """The books only: the caller gives the references back."""
@@ -495,6 +594,7 @@ class RequestTracker:
         directive.wants.sort(key=lambda want: want.tokens)
         directive.watches.sort(key=lambda watch: watch.tokens)
         self._leases.set_share(directive.scope, directive.lease_blocks)
+        self._leases.expect(directive.wants, request.block_hashes, directive.unix_offset)
         if directive.read is not None:
             state.protected = self._leases.protect(directive.read)
         self._states[request.request_id] = state
@@ -532,6 +632,8 @@ class RequestTracker:
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
                 start, most = state.request.num_computed_tokens, state.request.num_prompt_tokens
+                # What another connector loads may fail, and is computed then.
+                state.hit_tokens = min(state.hit_tokens, start)
                 if (end := min(start + num_scheduled, most)) > start:
                     state.computed.add(start, end)
         for request_id, state in list(self._wanting.items()):

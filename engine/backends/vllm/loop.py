@@ -10,6 +10,7 @@ here.
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -277,9 +278,12 @@ class VllmCore:
         self._adapters: dict[str, Any] = {}
         self._adapter_ids = count(FIRST_ADAPTER_ID)
 
-    async def bind(self) -> None:
-        """Tell the connector the token that our directives carry. Must come before `generate`."""
-        await self._call(BIND, self._token)
+    async def bind(self) -> int:
+        """Tell the connector the token that our directives carry. Must come before `generate`.
+
+        Return how many blocks a tier below keeps at most.
+        """
+        return int(await self._call(BIND, self._token))
 
     async def switch_off(self, reason: str) -> None:
         """End all holds for good: nobody keeps books of them any more."""
@@ -381,7 +385,13 @@ class VllmCore:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             structured_outputs=structured,
-            extra_args={"kv_transfer_params": {PARAM_KEY: msgspec.to_builtins(known)}},
+            extra_args={
+                "kv_transfer_params": {
+                    PARAM_KEY: msgspec.to_builtins(known),
+                    # For vLLM's OffloadingConnector: what is not marked stays where it is.
+                    "max_offload_tokens": max((want.tokens for want in known.wants), default=0),
+                }
+            },
         )
 
 
@@ -482,7 +492,10 @@ class VllmLoop(ExternalLoop):
         lease_blocks = None if share is None else int(self._max_leased_blocks * share)
         if sequence is sequence.request.leader:
             assert found is not None
-            directive = self._cache.directive(order_id, query, found, lease_blocks)
+            directive = msgspec.structs.replace(
+                self._cache.directive(order_id, query, found, lease_blocks),
+                unix_offset=time.time() - self._clock.now(),
+            )
             self._wanting[sequence.request] = directive
         else:
             # Its leader has begun, so vLLM has the prompt's full blocks.

@@ -45,15 +45,20 @@ CONNECTOR = {
 }
 
 
-def transfer_config(*, is_multi: bool = False, **extra: Any) -> dict[str, Any]:
-    """The `--kv-transfer-config` of our connector, alone or as a MultiConnector's only child."""
+def transfer_config(
+    *, is_multi: bool = False, beside: dict[str, Any] | None = None, **extra: Any
+) -> dict[str, Any]:
+    """The `--kv-transfer-config` of our connector, alone or as a MultiConnector's first child."""
     alone = {**CONNECTOR, "kv_connector_extra_config": {"lease_share": 0.5, **extra}}
-    children = {"kv_connector_extra_config": {"connectors": [alone]}}
-    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_producer", **children}
-    return multi if is_multi else alone
+    role = "kv_producer" if beside is None else "kv_both"
+    children = {"connectors": [alone, *([] if beside is None else [beside])]}
+    multi = {"kv_connector": "MultiConnector", "kv_role": role}
+    return multi | {"kv_connector_extra_config": children} if is_multi or beside else alone
 
 
 class Simulator:
+    max_idle_steps = 3
+
     def __init__(
         self,
         model: Path,
@@ -68,9 +73,12 @@ class Simulator:
         max_len: int = 2048,
         is_bound: bool = True,
         drafter: str | None = None,
+        beside: dict[str, Any] | None = None,
         **extra: Any,
     ) -> None:
         """`second`: a second group of layers, or "window-alone"; `extra`: our own settings.
+
+        `beside`: another connector, in a MultiConnector with ours.
 
         `window`: tokens that layers of the second group attend to.
 
@@ -85,7 +93,7 @@ class Simulator:
             max_model_len=max_len,
             max_num_seqs=max_seqs,
             max_num_batched_tokens=step_tokens,
-            kv_transfer_config=transfer_config(is_multi=is_multi, **extra),
+            kv_transfer_config=transfer_config(is_multi=is_multi, beside=beside, **extra),
             speculative_config=drafter and {"method": "ngram", "num_speculative_tokens": 4},
         ).create_engine_config()
         if drafter is not None:
@@ -203,7 +211,7 @@ class Simulator:
         """Step until no request is left. Fail if steps pass in which nothing was scheduled."""
         while self.scheduler.has_requests():
             self.step()
-            assert self.num_idle_steps <= 3, "nothing can run"
+            assert self.num_idle_steps <= self.max_idle_steps, "nothing can run"
         while self._in_flight:
             self._take_in()
         self.num_idle_steps = 0
@@ -217,7 +225,7 @@ class Simulator:
     def until_started(self, name: str) -> None:
         while not self.tokens[name]:
             self.step()
-            assert self.num_idle_steps <= 3, "nothing can run"
+            assert self.num_idle_steps <= self.max_idle_steps, "nothing can run"
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(f"{name}-internal", RequestStatus.FINISHED_ABORTED)

@@ -66,8 +66,8 @@ class ScriptedCore(VllmCore):
         self.orders: list[Order] = []
         self._reports: dict[str, Report] = {}
 
-    async def bind(self) -> None:
-        pass
+    async def bind(self) -> int:
+        return 0
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         if self.prefills:

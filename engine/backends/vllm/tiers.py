@@ -1,0 +1,379 @@
+"""Leases below the device, in vLLM's own offloading: a cache policy and a tier on disk.
+
+    {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+        "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
+        "eviction_policy": "LeasedLast", "cache_policy_module_path": "…backends.vllm.tiers",
+        "secondary_tiers": [{"type": "LeaseTier", "module_path": "…backends.vllm.tiers",
+            "directory": "/var/lib/holdfast", "max_bytes": 107374182400}]}}
+
+The connector beside it says which chunks leases want, and until when (`want`). Chunks are found by
+vLLM's block hashes, which begin with the scope. Times are Unix times. All but the threads' work
+runs in the scheduler's thread; what it can't do (a full disk, a damaged file) is a miss.
+"""
+
+import heapq
+import queue
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm import __version__
+from vllm.v1.kv_offload.base import LookupResult, Medium, OffloadPolicy, RequestOffloadingContext
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from engine.backends.vllm.directive import PARAM_KEY
+from engine.cache.ids import NOBODY
+from engine.cache.store_tier import BlockKey
+from engine.store.files import (
+    Arrived,
+    BlockReader,
+    StoreDirectory,
+    encode_header,
+    fingerprint,
+    header_bytes,
+)
+
+MAX_BLOCKS = 262_144
+"""The most blocks of a tier. The server's books have some 600 bytes for each."""
+MAX_WANTED = 1_000_000
+"""Chunks that are remembered as wanted at most, some 100 bytes each."""
+GRACE_SECONDS = 60.0
+"""Content is kept for so long behind its lease: the server's clock says when a lease ends."""
+TORN_LINES = 4
+"""The journal is written anew when it has so many lines for each file."""
+
+
+class Wanted:
+    """Until when leases want chunks. Each chunk stands once in the order of ends."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.until: dict[bytes, float] = {}
+        self._ends: list[tuple[float, bytes]] = []
+
+    def want(self, key: bytes, until: float) -> None:
+        if key in self.until:
+            self.until[key] = max(self.until[key], until)
+        elif len(self.until) < MAX_WANTED:
+            self.until[key] = until
+            heapq.heappush(self._ends, (until, key))
+
+    def take_ended(self) -> list[bytes]:
+        """The chunks that nobody wants any more since the last call."""
+        ended, now = list[bytes](), self.clock()
+        while self._ends and self._ends[0][0] <= now:
+            _, key = heapq.heappop(self._ends)
+            if (until := self.until[key]) > now:
+                heapq.heappush(self._ends, (until, key))
+            else:
+                del self.until[key]
+                ended.append(key)
+        return ended
+
+
+class LeasedLast(CachePolicy):
+    """Least recently used, what leases want after all other. In vLLM's tier of host memory."""
+
+    def __init__(self, cache_capacity: int, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(cache_capacity)
+        self._wanted = Wanted(clock)
+        self._chunks: dict[bytes, ChunkStatus] = {}
+        self._plain: OrderedDict[bytes, None] = OrderedDict()
+        self._leased: OrderedDict[bytes, None] = OrderedDict()
+
+    def want(self, keys: Iterable[bytes], until: float) -> None:
+        for key in keys:
+            self._wanted.want(key, until)
+            if key in self._plain:
+                del self._plain[key]
+                self._leased[key] = None
+
+    def get(self, key: bytes) -> ChunkStatus | None:
+        return self._chunks.get(key)
+
+    def insert(self, key: bytes, chunk: ChunkStatus) -> None:
+        self._chunks[key] = chunk
+        if chunk.ref_cnt == 0:
+            self.mark_evictable(key)
+
+    def remove(self, key: bytes) -> None:
+        del self._chunks[key]
+        self._order_of(key).pop(key, None)
+
+    def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
+        for key in reversed(list(keys)):
+            if key in (order := self._order_of(key)):
+                order.move_to_end(key)
+
+    def mark_evictable(self, key: bytes) -> None:
+        order = self._leased if key in self._wanted.until else self._plain
+        order[key] = None
+
+    def mark_non_evictable(self, key: bytes) -> None:
+        del self._order_of(key)[key]
+
+    def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
+        for key in self._wanted.take_ended():
+            if key in self._leased:
+                del self._leased[key]
+                self._plain[key] = None
+                self._plain.move_to_end(key, last=False)
+        able = (key for key in chain(self._plain, self._leased) if key not in protected)
+        if len(keys := list(islice(able, n))) < n:
+            return None
+        for key in keys:
+            del self._order_of(key)[key]
+        return [(key, self._chunks.pop(key)) for key in keys]
+
+    def clear(self) -> None:
+        for content in (self._chunks, self._plain, self._leased):
+            content.clear()
+
+    def _order_of(self, key: bytes) -> OrderedDict[bytes, None]:
+        return self._leased if key in self._leased else self._plain
+
+
+class Done(NamedTuple):
+    """A job that a thread has done: the chunks that it has written or read, and the others."""
+
+    job_id: int
+    is_load: bool
+    done: Sequence[bytes]
+    failed: Sequence[bytes]
+    seconds: float
+
+
+class LeaseTier(SecondaryTierManager):
+    """Keeps the chunks that leases want until their end, in files as the engine's own store does.
+
+    A file that is not what was written for its chunk, by this model in this layout, is a miss.
+    """
+
+    medium = Medium.STORAGE
+    above: object = None
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        directory: str,
+        max_bytes: int,
+        backpressure_detector: Any = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raise ValueError for chunks of several blocks, and StoreRefused for the directory."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        if offloading_spec.blocks_per_chunk != 1:
+            raise ValueError("LeaseTier: `blocks_per_chunk` must be 1, as leases are of blocks")
+        self._bytes = primary_kv_view.cast("B")
+        self._directory = StoreDirectory(Path(directory))
+        model = fingerprint(
+            facts_of(offloading_spec.config) | {"bytes": str(self._block_size_bytes)}
+        )
+        self._reader = BlockReader(model, self._block_size_bytes, self._directory.keys)
+        self._wanted = Wanted(clock)
+        self._stored: dict[bytes, None] = {}
+        self._writing: set[bytes] = set()
+        self._gone: list[bytes] = []
+        self._jobs: set[Future[None]] = set()
+        self._finished: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._num_lines = 0
+        self._threads = ThreadPoolExecutor(4, "lease-tier")
+        # In one thread, so that lines and files come in the order of what they tell.
+        self._writer = ThreadPoolExecutor(1, "lease-tier-writer")
+        file_bytes = header_bytes(len(_packed(b"\0" * 36)) // 4) + self._block_size_bytes
+        self.max_blocks = min(max_bytes // file_bytes, MAX_BLOCKS)
+        self._restore()
+
+    # What leases want and have.
+
+    def want(self, keys: Sequence[bytes], until: float) -> None:
+        if isinstance(self.above, LeasedLast):
+            self.above.want(keys, until)
+        for key in keys:
+            self._wanted.want(key, until + GRACE_SECONDS)
+        self._note([key for key in keys if key in self._stored])
+
+    def keeps(self, keys: Iterable[bytes]) -> bool:
+        return all(key in self._stored for key in keys)
+
+    def take_gone(self) -> set[bytes]:
+        """Chunks that were kept, and are no more, since the last call."""
+        self._end()
+        gone, self._gone = self._gone, []
+        return set(gone)
+
+    # What vLLM's manager calls.
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        """What a request of ours marks is offloaded whole, though others computed it before."""
+        is_ours = PARAM_KEY in (req_context.kv_transfer_params or ())
+        policy = OffloadPolicy.REQUEST_LEVEL if is_ours else OffloadPolicy.CHUNK_LEVEL
+        return RequestOffloadingContext(policy)
+
+    def lookup(self, key: bytes, req_context: Any) -> LookupResult:
+        return LookupResult.HIT if key in self._stored else LookupResult.MISS
+
+    def submit_store(self, job_metadata: Any) -> None:
+        self._end()
+        pairs = list[tuple[bytes, int]]()
+        for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids, strict=True):
+            is_new = key in self._wanted.until and key not in self._stored
+            has_room = len(self._stored) + len(self._writing) < self.max_blocks
+            if is_new and has_room and key not in self._writing:
+                self._writing.add(key)
+                pairs.append((key, int(chunk)))
+        self._submit(self._writer, self._write, job_metadata.job_id, pairs)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        pairs = list(zip(job_metadata.keys, map(int, job_metadata.chunk_ids), strict=True))
+        self._submit(self._threads, self._read, job_metadata.job_id, pairs)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        self._jobs = {job for job in self._jobs if not job.done()}
+        results = list[JobResult]()
+        with suppress(queue.Empty):
+            while True:
+                results.append(self._take(self._finished.get_nowait()))
+        return results
+
+    def has_pending_work(self) -> bool:
+        return bool(self._jobs) or not self._finished.empty()
+
+    def drain_jobs(self) -> None:
+        wait(self._jobs)
+
+    def shutdown(self) -> None:
+        self._threads.shutdown()
+        self._writer.shutdown()
+        self._bytes.release()
+        self._directory.close()
+
+    # Inside.
+
+    def _restore(self) -> None:
+        """Take in the files that the journal tells of; all others are deleted."""
+        told = dict[bytes, float]()
+        for line in self._directory.journal_lines():
+            with suppress(ValueError):
+                written, end = line.split()
+                told[bytes.fromhex(written.decode())] = float(end)
+        now, files = self._wanted.clock(), set(self._directory.names())
+        for key, until in told.items():
+            if until > now and (name := self._reader.keys.name_of(key)) in files:
+                files.discard(name)
+                self._stored[key] = None
+                self._wanted.want(key, until)
+        for name in files:
+            self._directory.delete(name)
+        self._compact()
+
+    def _compact(self) -> None:
+        lines = b"".join(map(self._line, self._stored))
+        self._submit(self._writer, self._directory.rewrite_journal, lines)
+        self._num_lines = len(self._stored)
+
+    def _note(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            lines = b"".join(map(self._line, keys))
+            self._submit(self._writer, self._directory.append_journal, lines)
+            self._num_lines += len(keys)
+
+    def _line(self, key: bytes) -> bytes:
+        return b"%s %.3f\n" % (key.hex().encode(), self._wanted.until.get(key, 0.0))
+
+    def _end(self) -> None:
+        """Delete what nobody wants any more."""
+        ended = [key for key in self._wanted.take_ended() if key in self._stored]
+        for key in ended:
+            self._forget(key)
+        if self._num_lines > TORN_LINES * max(len(self._stored), 1024):
+            self._compact()
+
+    def _forget(self, key: bytes) -> None:
+        if key in self._stored:
+            del self._stored[key]
+            self._gone.append(key)
+            self._submit(self._writer, self._directory.delete, self._reader.keys.name_of(key))
+
+    def _take(self, done: Done) -> JobResult:
+        if done.is_load:
+            for key in done.failed:
+                self._forget(key)
+        else:
+            self._writing.difference_update(done.done, done.failed)
+            self._stored.update(dict.fromkeys(done.done))
+            self._note(done.done)
+            for key in done.done:
+                if key not in self._wanted.until:  # its time is over already
+                    self._forget(key)
+        return JobResult(
+            done.job_id,
+            success=not done.failed,
+            successful_keys=done.done if done.is_load and done.failed else None,
+            transfer_time=done.seconds,
+            transfer_bytes=len(done.done) * self._block_size_bytes,
+        )
+
+    def _submit(self, threads: ThreadPoolExecutor, work: Callable[..., None], *given: Any) -> None:
+        self._jobs.add(threads.submit(work, *given))
+
+    # In the threads.
+
+    def _write(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
+        began, done, failed = time.monotonic(), list[bytes](), list[bytes]()
+        for key, chunk in pairs:
+            payload, block = self._chunk(chunk), self._block_of(key)
+            try:
+                header = encode_header(block, payload, self._reader.model)
+                self._directory.write(block.name, header, payload)
+                done.append(key)
+            except OSError:
+                failed.append(key)
+        self._finished.put(Done(job_id, False, done, failed, time.monotonic() - began))
+
+    def _read(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
+        began, done, failed = time.monotonic(), list[bytes](), list[bytes]()
+        for key, chunk in pairs:
+            found = self._reader.read(self._directory.path, self._block_of(key))
+            if isinstance(found, Arrived):
+                self._chunk(chunk)[:] = found.payload
+                done.append(key)
+            else:
+                failed.append(key)
+        self._finished.put(Done(job_id, True, done, failed, time.monotonic() - began))
+
+    def _chunk(self, chunk: int) -> memoryview:
+        return self._bytes[chunk * self._block_size_bytes : (chunk + 1) * self._block_size_bytes]
+
+    def _block_of(self, key: bytes) -> BlockKey:
+        """The header has vLLM's whole hash in the place of a block's tokens."""
+        return BlockKey(self._reader.keys.name_of(key), NOBODY, NOBODY, NOBODY, 0, _packed(key))
+
+
+def _packed(key: bytes) -> bytes:
+    return key + b"\0" * (-len(key) % 4)
+
+
+def facts_of(config: Any) -> dict[str, str]:
+    """What a chunk depends on besides its hash, of vLLM's OffloadingConfig.
+
+    The weights of a local model are told by their files' sizes and times of change.
+    """
+    folder = Path(config.model.name)
+    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    stats = [(path.name, stat.st_size, stat.st_mtime_ns) for path in found if (stat := path.stat())]
+    layout = (config.groups, config.cache, config.parallel.tp_size, config.parallel.pp_size)
+    return {
+        "vllm": __version__,
+        "model": f"{config.model.name} {config.model.dtype}",
+        "weights": repr(stats),
+        "layout": repr(layout),
+    }

@@ -1,0 +1,334 @@
+"""Leases below the device: vLLM's own scheduler, offloading and tiers, with our policy and tier.
+
+Only the copies between device and host are ours here: vLLM's want a GPU. A device block's content
+is a function of its hash; what comes back is compared with it.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
+
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
+    MultiKVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from engine.backends.external import Order
+from engine.backends.vllm import directive
+from engine.backends.vllm.loop import OrderRefused, VllmCore
+from engine.backends.vllm.tiers import GRACE_SECONDS, LeasedLast, LeaseTier
+from engine.schedule.runner import SampleParams
+from engine.store.files import StoreRefused
+from tests.engine.backends.looped import request
+from tests.engine.backends.vllm.simulator import BLOCK, TOKEN, Simulator, tokens_of
+
+TIERS = "engine.backends.vllm.tiers"
+CHUNK_BYTES = 4096
+PREFIX = tokens_of("prefix", 640)
+
+
+class Offloading(Simulator):
+    """With an OffloadingConnector beside ours, `host_blocks` in host memory and a tier on disk."""
+
+    max_idle_steps = 10_000
+    is_closed = False
+
+    def __init__(
+        self, model: Path, directory: Path, *, host_blocks: int = 64, **options: Any
+    ) -> None:
+        tier = {"directory": str(directory), "max_bytes": 2**24, "module_path": TIERS}
+        extra = {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": host_blocks * CHUNK_BYTES,
+            "eviction_policy": "LeasedLast",
+            "cache_policy_module_path": TIERS,
+            "secondary_tiers": [{"type": "LeaseTier", **tier}],
+        }
+        beside = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+        super().__init__(
+            model, beside={**beside, "kv_connector_extra_config": extra}, is_bound=False, **options
+        )
+        self.offloading = self.scheduler.get_kv_connector().sub_connectors[1].connector_scheduler
+        (self.tier,) = self.offloading.manager.secondary_tiers
+        self.view = self.offloading.manager.primary_tier.get_kv_memoryview().cast("B")
+        self.loaded: dict[int, bytes] = {}
+        self.num_loaded = 0
+        assert self.call(directive.BIND, TOKEN) == self.tier.max_blocks > 1000
+
+    def step(self) -> None:
+        super().step()
+        if self.num_idle_steps:
+            time.sleep(0.001)  # threads read and write
+
+    def settle(self) -> None:
+        """Until everything that was to be written is."""
+        deadline = time.monotonic() + 60
+        while self.offloading.has_pending_push_work():
+            self.step()
+            assert time.monotonic() < deadline
+        self.drain()
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.view.release()
+            self.scheduler.shutdown()
+
+    def _run(self, output: Any) -> ModelRunnerOutput:
+        result = super()._run(output)
+        meta, done = output.kv_connector_metadata.metadata[1], OffloadingWorkerMetadata()
+        blocks, received = self.pool.blocks, set()
+        for job_id, job in meta.store_jobs.items():
+            pairs = zip(job.src_spec.block_ids, job.dst_spec.block_ids, strict=True)
+            for block_id, chunk in pairs:
+                at = int(chunk) * CHUNK_BYTES
+                self.view[at : at + CHUNK_BYTES] = content_of(blocks[block_id].block_hash)
+            done.mark_completed(job_id)
+        for job_id, job in meta.load_jobs.items():
+            pairs = zip(job.src_spec.block_ids, job.dst_spec.block_ids, strict=True)
+            for chunk, block_id in pairs:
+                at = int(chunk) * CHUNK_BYTES
+                self.loaded[int(block_id)] = bytes(self.view[at : at + CHUNK_BYTES])
+            self.num_loaded += len(job.dst_spec.block_ids)
+            done.mark_completed(job_id)
+            received.add(job.req_id)
+        result.kv_connector_output = KVConnectorOutput(
+            finished_recving=received,
+            kv_connector_worker_meta=MultiKVConnectorWorkerMetadata((None, done)),
+        )
+        return result
+
+    def check_loaded(self) -> int:
+        """What was loaded is what its block's hash stands for; how many blocks were."""
+        for block_id, content in self.loaded.items():
+            if (key := self.pool.blocks[block_id].block_hash) is not None:
+                assert content == content_of(key)
+        self.loaded.clear()
+        num, self.num_loaded = self.num_loaded, 0
+        return num
+
+
+def content_of(block_hash: bytes) -> bytes:
+    return sha256(block_hash).digest() * (CHUNK_BYTES // 32)
+
+
+Make = Callable[..., Offloading]
+
+
+@pytest.fixture(params=[1, 2], ids=["scheduler", "async-scheduler"])
+def make(request: pytest.FixtureRequest, llama: Path, tmp_path: Path) -> Iterator[Make]:
+    made: list[Offloading] = []
+
+    def make(**options: Any) -> Offloading:
+        made.append(Offloading(llama, tmp_path / "tier", depth=request.param, **options))
+        return made[-1]
+
+    yield make
+    for sim in made:
+        sim.close()
+
+
+def soon(seconds: float = 300.0) -> float:
+    return time.time() + seconds
+
+
+def test_a_lease_that_gives_its_room_to_others_stays_and_is_read_from_the_tier(make: Make) -> None:
+    sim = make(host_blocks=50)
+    sim.run("first", PREFIX, wants=[("first", 640, soon())])
+    sim.settle()
+    # The budget is 64 blocks: the first lease makes way, and would have ended.
+    other = tokens_of("other", 640)
+    sim.run("second", other, wants=[("second", 640, soon(400))], scope="other")
+    assert sim.states() == {"first": "leased", "second": "leased"}
+    assert sim.leases.num_lowered == 1 and sim.losses() == {}
+    sim.flood(3)
+    sim.settle()
+    assert sim.states() == {"first": "leased", "second": "leased"}
+    report = sim.run("reader", [*PREFIX, 1, 2], read="first", wants=[("first", 640, soon())])
+    assert report.hit_tokens == 640 and report.computed_tokens == 2
+    assert sim.check_loaded() == 40
+    assert [held.state for held in report.held] == ["leased"] and sim.losses() == {}
+    sim.settle()
+    sim.check_refs()
+
+
+def test_what_is_not_marked_is_not_written_to_the_tier(make: Make) -> None:
+    sim = make()
+    sim.run("marked", PREFIX, wants=[("entry", 320, soon())])
+    sim.run_foreign("plain", tokens_of("plain", 640))
+    sim.settle()
+    files = [path for path in (sim.tier._directory.path / "blocks").rglob("*") if path.is_file()]
+    assert len(files) == 320 // BLOCK
+    # Nor is another scope's: the same tokens have other hashes.
+    sim.flood(3)
+    assert sim.run("stranger", [*PREFIX, 1], scope="stranger").hit_tokens == 0
+
+
+def test_a_prefix_that_others_computed_is_written_when_it_is_marked(make: Make) -> None:
+    sim = make()
+    sim.run("unmarked", PREFIX)
+    sim.run("marked", [*PREFIX, 1], wants=[("entry", 640, soon())])
+    sim.settle()
+    assert sim.tier.keeps(list(sim.leases._holds["entry"].hashes))
+
+
+@pytest.mark.parametrize("damage", ["changed", "short", "gone"])
+def test_a_damaged_file_is_computed_and_its_lease_told_as_lost(make: Make, damage: str) -> None:
+    sim = make(host_blocks=50)
+    sim.run("first", PREFIX, wants=[("first", 640, soon())])
+    sim.settle()
+    key = sim.leases._holds["first"].hashes[20]
+    sim.run("second", tokens_of("other", 640), wants=[("second", 640, soon())], scope="other")
+    sim.flood(3)
+    sim.settle()
+    name = sim.tier._reader.keys.name_of(key)
+    path = sim.tier._directory.path / "blocks" / name[:2] / name
+    written = path.read_bytes()
+    content = bytearray(written)
+    if damage == "gone":
+        path.unlink()
+    else:
+        content[-1] ^= 1
+        path.write_bytes(content if damage == "changed" else content[:-1])
+    report = sim.run("reader", [*PREFIX, 1, 2], read="first")
+    assert report.hit_tokens == 320 and report.computed_tokens == 322
+    assert sim.check_loaded() == 20
+    assert sim.losses() == {"first": "evicted"}
+    # Its time is not over: what was computed again is written again.
+    sim.settle()
+    assert path.read_bytes() == written
+
+
+def test_what_leases_wanted_outlives_the_process_until_its_time_is_over(make: Make) -> None:
+    sim = make()
+    sim.run("first", PREFIX, wants=[("first", 640, soon())])
+    sim.run("short", tokens_of("short", 320), wants=[("short", 320, soon(1 - GRACE_SECONDS))])
+    sim.settle()
+    with pytest.raises(StoreRefused):
+        make()
+    sim.close()
+    time.sleep(1.1)
+    again = make()
+    assert again.run("reader", [*PREFIX, 1, 2]).hit_tokens == 640
+    assert again.check_loaded() == 40
+    assert again.run("late", [*tokens_of("short", 320), 1]).hit_tokens == 0
+
+
+def test_files_of_another_model_are_misses(llama: Path, tmp_path: Path, make: Make) -> None:
+    sim = make()
+    sim.run("first", PREFIX, wants=[("first", 640, soon())])
+    sim.settle()
+    sim.close()
+    weights = next(llama.glob("*.safetensors"))
+    before = weights.stat()
+    os.utime(weights, (0, 0))
+    try:
+        assert make().run("reader", [*PREFIX, 1, 2]).hit_tokens == 0
+    finally:
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+class Recorded:
+    """An AsyncLLM that refuses what it notes."""
+
+    async def add_request(self, _id: str, prompt: Any, params: Any, **more: Any) -> None:
+        self.prompt, self.transfer = prompt, params.extra_args["kv_transfer_params"]
+        raise ValueError
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lengths", [[], [32], [32, 320]])
+async def test_the_server_says_what_is_marked_and_until_when(lengths: list[int]) -> None:
+    llm = Recorded()
+    core = VllmCore(llm, 4096, takes_seeds=True, is_owner=False)
+    wants = [directive.Want(key="00", tokens=n, expires_at=9.0) for n in lengths]
+    asked = directive.Directive(request_id="r", scope="s", wants=wants, unix_offset=7.0)
+    order = Order(
+        order_id="r",
+        scope="s",
+        token_ids=[1],
+        request=request(),
+        sample=SampleParams(temperature=0, top_p=1, top_k=0, seed=0),
+        max_tokens=1,
+        adapter="ab",
+    )
+    with pytest.raises(OrderRefused):
+        await anext(aiter(core.generate(order, asked)))
+    assert llm.transfer["max_offload_tokens"] == max(lengths, default=0)
+    assert llm.transfer[directive.PARAM_KEY]["unix_offset"] == 7.0
+    assert llm.prompt["cache_salt"] == "s/ab"
+
+
+def test_the_policy_takes_what_leases_want_last_and_follows_a_model() -> None:
+    rng, now = Random(5), [0.0]
+    policy = LeasedLast(1000, clock=lambda: now[0])
+    ends: dict[bytes, float] = {}
+    order: list[bytes] = []
+    for number in range(2000):
+        key, act = make_offload_key(rng.randbytes(32), 0), rng.random()
+        now[0] += 1
+        if act < 0.5:
+            if rng.random() < 0.3:
+                ends[key] = now[0] + rng.randrange(200)
+                policy.want([key], ends[key])
+            chunk = ChunkStatus(number)
+            chunk.ref_cnt = 0
+            policy.insert(key, chunk)
+            order.append(key)
+        elif act < 0.7 and order:
+            key = rng.choice(order)
+            order.remove(key)
+            order.append(key)
+            policy.touch([key], None)
+        elif order:
+            protected = set(rng.sample(order, min(3, len(order))))
+            evicted = policy.evict(1, protected)
+            able = [one for one in order if one not in protected]
+            if not able:
+                assert evicted is None
+                continue
+            assert evicted is not None
+            ((gone, _),) = evicted
+            free = {one for one in able if ends.get(one, 0) <= now[0]}
+            assert gone in (free or able) and policy.get(gone) is None
+            order.remove(gone)
+    assert len(order) == len(policy._chunks) > 100
+
+
+def test_a_full_tier_keeps_what_it_has(tmp_path: Path) -> None:
+    view = memoryview(bytearray(8 * CHUNK_BYTES)).cast("B", (8, CHUNK_BYTES))
+    config = SimpleNamespace(
+        model=SimpleNamespace(name="m", dtype="float32"),
+        groups=(),
+        cache=(),
+        parallel=SimpleNamespace(tp_size=1, pp_size=1),
+    )
+    spec = SimpleNamespace(blocks_per_chunk=1, config=config)
+    tier = LeaseTier(spec, view, "LeaseTier", str(tmp_path / "tier"), 5 * CHUNK_BYTES)
+    assert tier.max_blocks == 4
+    keys = [make_offload_key(bytes([n]) * 32, 0) for n in range(8)]
+    tier.want(keys, soon())
+    context = ReqContext("r")
+    job = SimpleNamespace(job_id=1, keys=keys, chunk_ids=list(range(8)), req_context=context)
+    tier.submit_store(job)
+    tier.drain_jobs()
+    (result,) = tier.get_finished_jobs()
+    assert result.success
+    found = [tier.lookup(key, context) for key in keys]
+    assert found == [LookupResult.HIT] * 4 + [LookupResult.MISS] * 4
+    tier.shutdown()
+    spec.blocks_per_chunk = 2
+    with pytest.raises(ValueError, match="blocks_per_chunk"):
+        LeaseTier(spec, view, "LeaseTier", str(tmp_path / "other"), 2**20)
