@@ -4,6 +4,7 @@ EngineError            500 internal
 ├── InvalidRequest     400 invalid_request
 │   ├── PromptTooLong  400 prompt_too_long
 │   ├── SchemaRefused  400 invalid_request       its message may be shown to the client
+│   ├── ImageRefused   400 invalid_request       so may its message
 │   └── AdapterRefused 400 invalid_request       so may its message, to an operator
 ├── TooCostly          400 too_costly
 ├── Unsupported        400 unsupported
@@ -16,7 +17,7 @@ EngineError            500 internal
 
 from typing import ClassVar
 
-from engine.protocol import STATUS_OF, ErrorCode
+from engine.protocol import STATUS_OF, ErrorCode, Image
 
 
 class EngineError(Exception):
@@ -43,6 +44,15 @@ class SchemaRefused(InvalidRequest):
     """A JSON schema of the request can't be guaranteed. The message says which one and why."""
 
     is_public: ClassVar[bool] = True
+
+
+class ImageRefused(InvalidRequest):
+    """An image can't be shown to the model. The message begins with its reference."""
+
+    is_public: ClassVar[bool] = True
+
+    def __init__(self, image: Image) -> None:
+        super().__init__(f"{image.reference}: Could not process image")
 
 
 class AdapterRefused(InvalidRequest):

@@ -26,7 +26,7 @@ from engine.protocol import (
     MissReason,
 )
 from engine.schedule.accounting import Accounting
-from engine.schedule.request import RequestState, SequenceState
+from engine.schedule.request import RequestState, SequenceState, Shown
 from engine.schedule.runner import SampleParams
 from engine.supervisor import Supervisor
 from engine.text.renderer import TurnParser
@@ -56,6 +56,7 @@ class Order:
     grammar: str | None = None
     is_batch: bool = False
     adapter: str = ""
+    shown: Shown | None = None
 
 
 def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:
@@ -76,6 +77,7 @@ def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -
         grammar=parser.grammar if isinstance(parser, TurnParser) else None,
         is_batch=sequence.is_batch,
         adapter="" if adapter is None else adapter.digest,
+        shown=request.shown,
     )
 
 

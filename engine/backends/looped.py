@@ -21,9 +21,10 @@ import structlog
 
 from engine.backends.adapters import AdapterShelf
 from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
+from engine.backends.prepare.images import Expanded, Widening, widened
 from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
-from engine.backends.prepare.preparer import may_compile
+from engine.backends.prepare.preparer import check_length, may_compile
 from engine.backends.reports import (
     Count,
     EventLog,
@@ -42,7 +43,7 @@ from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
-from engine.errors import InvalidRequest, NotFound, NotReady
+from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
 from engine.protocol import (
     MAX_CELLS,
     NEUTRAL,
@@ -74,7 +75,7 @@ from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import step_back
 from engine.schedule.output import OutputParser
-from engine.schedule.request import RequestState
+from engine.schedule.request import RequestState, Shown
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
@@ -173,7 +174,12 @@ class EngineBackend:
         received_at = self._clock.now()
         answer = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
         assert isinstance(answer, Prepared)
-        request = _decode.decode(answer.request)
+        request, shown = _decode.decode(answer.request), None
+        if answer.images:
+            shown = Shown(array("I", answer.token_ids).tolist(), answer.images)
+            expanded = await self._expand(shown)
+            check_length(len(expanded.token_ids), loaded.description)
+            answer = await asyncio.to_thread(widened, answer, expanded, loaded.description)
         query = await asyncio.to_thread(
             query_of,
             request,
@@ -196,6 +202,7 @@ class EngineBackend:
             unheld=answer.unheld,
             folded=answer.folded,
             inexact=answer.inexact,
+            shown=shown,
         )
         await self._submit(loaded, state, new_samples(request, loaded.description))
         generation.is_open = True
@@ -208,7 +215,18 @@ class EngineBackend:
     async def count(self, body: Body, scope: str = "") -> CountReply:
         answer = await self._ready().preparation.run(COUNT, *_prepared_as(body, scope))
         assert isinstance(answer, Counted)
-        return answer.reply
+        if not answer.images:
+            return answer.reply
+        shown = Shown(array("I", answer.token_ids).tolist(), answer.images)
+        expanded = await self._expand(shown)
+        widening, ends = Widening(shown.token_ids, expanded), answer.reply.segment_tokens
+        return CountReply(
+            len(expanded.token_ids), [None if end is None else widening.end(end) for end in ends]
+        )
+
+    async def _expand(self, shown: Shown) -> Expanded:
+        """The tokens of a prompt with images. Raises ImageRefused."""
+        raise Unsupported("this engine reads no images")
 
     # Reports.
 
@@ -585,10 +603,11 @@ def query_of(
 ) -> CacheQuery:
     """The prompt as the cache sees it. Raise NotFound for an adapter that is not here."""
     tokens, least = array("I", prepared.token_ids).tolist(), request.min_cache_tokens
+    keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
     return CacheQuery(
         scope=request.scope,
         tokens=tokens,
-        digests=cache.digests(request.scope, tokens, acting(request.adapter, tokens)),
+        digests=cache.digests(request.scope, keys, acting(request.adapter, tokens)),
         segments=prepared.segments,
         breakpoints=request.breakpoints,
         names=prepared.names,

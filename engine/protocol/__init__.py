@@ -5,6 +5,7 @@ import. It knows nothing but msgspec. All counts are tokens, all durations are s
 are lower-case hex.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -22,6 +23,12 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 64
 MAX_PENALTY = 100.0
 MAX_RECORD_BYTES = 4096
+MAX_IMAGES = 100
+MAX_IMAGE_PIXELS = 4096 * 4096
+MAX_PROMPT_PIXELS = 6 * MAX_IMAGE_PIXELS
+"""Of all images together: decoded, a pixel has three bytes."""
+IMAGE_REFERENCE = re.compile(r"\[image ([0-9a-f]{64})\]")
+"""Stands for an image in a text, by its id. Of an id that the prompt lacks it is text."""
 
 NotNegative = Annotated[int, Meta(ge=0)]
 Ttl = Literal["5m", "30m", "1h"]
@@ -74,6 +81,7 @@ Capability = Literal[
     "service_class",
     "own_template",
     "lookback_to",
+    "images",
 ]
 MissReason = Literal[
     "cold",
@@ -161,11 +169,30 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: list[Part]
 
 
+class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A PNG, JPEG, GIF or WebP file, and what its header says, in pixels.
+
+    The `id` (64 hex digits) is the HMAC-SHA256 of `data` under the scope. So nobody who does not
+    know the scope can write its reference, and an equal image of another scope is another one.
+    """
+
+    id: str
+    media_type: str
+    data: bytes
+    width: int
+    height: int
+
+    @property
+    def reference(self) -> str:
+        return f"[image {self.id}]"
+
+
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A conversation, or a raw `text`: that bypasses the chat template and excludes all else.
 
     `named_tools` may be called like `tools`. Their definitions are in the messages, so that no
-    template renders them and they are no segments.
+    template renders them and they are no segments. A text shows each of the `images` (a capability)
+    where it has its reference.
     """
 
     messages: list[Message]
@@ -173,6 +200,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     system: list[TextPart] = []
     text: str | None = None
     named_tools: list[Tool] = []
+    images: list[Image] = []
 
     @property
     def callable_tools(self) -> list[Tool]:

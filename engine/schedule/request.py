@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, UnheldTool
+from engine.protocol import FinishReason, Frame, GenerateRequest, Image, InputUsage, UnheldTool
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
 from engine.schedule.runner import SampleParams
 
@@ -172,6 +172,14 @@ class Twin(NamedTuple):
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A prompt's tokens with one place for each of its images, and those, in order."""
+
+    token_ids: Sequence[TokenId]
+    images: Sequence[Image]
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One turn. `found` is None while nothing is held for it (before look-up, after preemption).
@@ -180,7 +188,7 @@ class RequestState:
     for. `spelled` says what a token stands for. `computed` are the positions of its prompt that
     went through the model. `num_overtaken` later requests were admitted before it, because it did
     not fit and needed `num_needed` free blocks then, or for what they reused: those computed
-    `overtaken_tokens` (`waiting.py`).
+    `overtaken_tokens` (`waiting.py`). With images the prompt is also there as it is `shown`.
     """
 
     request: GenerateRequest
@@ -192,6 +200,7 @@ class RequestState:
     unheld: Sequence[UnheldTool] = ()
     folded: Sequence[int] = ()
     inexact: Sequence[int] = ()
+    shown: Shown | None = None
     found: Found | None = None
     twin: Twin | None = None
     raced: int = 0

@@ -72,10 +72,11 @@ class RenderedPrompt:
 
     `folded` are those of system messages that the template can't take where they stand: they are
     told in the user's turn. `dated` is there if the template wrote a day that the caller may
-    remember.
+    remember. `images` are the ids of those that the tokens have a place for, in order.
     """
 
     token_ids: list[int]
     segments: list[SegmentSpan]
     folded: Sequence[int] = ()
     dated: DatedBeginning | None = None
+    images: Sequence[str] = ()

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.protocol import (
+    IMAGE_REFERENCE,
     Delta,
     FinishReason,
     GenerateRequest,
@@ -232,7 +233,8 @@ class ChatRenderer:
     `tool_format` and `reasoning_format` are None where the template proves none of ours.
     `prefix_order` is told from a render: whether the tools come before the system prompt.
     `end_token_ids` end a turn: those the model declares and the one its template ends turns with.
-    `can_constrain` says whether the grammar library can use the tokenizer.
+    `can_constrain` says whether the grammar library can use the tokenizer. The `image_text` is what
+    a prompt has for each image, as the model's server reads it; empty for a model that sees none.
     Raises TemplateRefused where a tool format is demanded of a template that renders no tools.
     """
 
@@ -242,7 +244,9 @@ class ChatRenderer:
         *,
         formats: FormatChoice | None = None,
         now: Callable[[], datetime] = datetime.now,
+        image_text: str = "",
     ) -> None:
+        self.image_text = image_text
         self.template = ChatTemplate(files.templates, files.special_tokens, now)
         self.tokenizer = files.tokenizer
         self._pieces = PieceTokenizer(
@@ -340,10 +344,25 @@ class ChatRenderer:
                 raise InvalidRequest("the chat template can't continue an assistant's message")
             text = text[:continued_from]
         encoded = self._pieces.encode(text, cuts, scope=scope)
+        segments = segments_of(prompt)
         spans = [
             _span(place, segment.text, encoded)
-            for place, segment in zip(placed.places, segments_of(prompt), strict=True)
+            for place, segment in zip(placed.places, segments, strict=True)
         ]
+        images: list[str] = []
+        if prompt.images and self.image_text:
+            shown = {image.id for image in prompt.images}
+            found: list[tuple[int, list[str]]] = []
+            for number, (place, segment) in enumerate(zip(placed.places, segments, strict=True)):
+                ids = [one for one in IMAGE_REFERENCE.findall(segment.text or "") if one in shown]
+                if ids and place.begin is None:
+                    raise InvalidRequest("the chat template does not tell where an image stands")
+                if ids:
+                    found.append((place.begin or 0, ids))
+                    # Its text's characters are not the client's: no place inside of it is known.
+                    first, _ = _token_end(encoded, place.begin or 0)
+                    spans[number] = replace(spans[number], first_token=first, character_ends=())
+            images = [one for _, ids in sorted(found) for one in ids]
         # Those of system messages that are told in the user's turn.
         folded = [
             segment
@@ -351,7 +370,7 @@ class ChatRenderer:
             if is_folded(message, prompt, self.traits)
             for segment in segments
         ]
-        return RenderedPrompt(encoded.token_ids(), spans, folded, dated)
+        return RenderedPrompt(encoded.token_ids(), spans, folded, dated, images)
 
     def _place(self, prompt: Prompt, *, thinking: bool) -> tuple[PlacedText, list[int]]:
         """The text without cuts, its segments' places in order, and where the cuts stood.
@@ -363,7 +382,9 @@ class ChatRenderer:
         # Templates that fail on a tool are given more of it.
         for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
             given = with_complete_tools(prompt, completion)
-            conversation = new_conversation(given, controls, self.traits)
+            conversation = new_conversation(
+                given, controls, self.traits, image_text=self.image_text
+            )
             try:
                 placed = place_segments(template, conversation, thinking=thinking)
             except TemplateFails as error:
@@ -374,7 +395,13 @@ class ChatRenderer:
             # too, unless the template writes something else then.
             completed = {one for part in strings_of(given) for one in controls.completed_by(part)}
             if completing := {control for control in completed if control in placed.text}:
-                conversation = new_conversation(given, controls, self.traits, completing=completing)
+                conversation = new_conversation(
+                    given,
+                    controls,
+                    self.traits,
+                    completing=completing,
+                    image_text=self.image_text,
+                )
                 with suppress(InvalidRequest):
                     rendered = template.render(conversation.variables({}, thinking=thinking))
                     whole, more = without_cuts(PlacedText(rendered, []), conversation.cut)

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,8 @@ class CatalogueError(Exception):
 class Model:
     """`engine_model` None means any model that engines serve; `price` None means no price.
 
-    `adapter` is the name of the one that answers on that model, `weights` which it is now.
+    `adapter` is the name of the one that answers on that model, `weights` which it is now. With
+    `sees` its engines take images.
     `name` is what the ledger, the pages and metrics call it, whatever id a client used.
     """
 
@@ -35,6 +36,7 @@ class Model:
     min_cache_tokens: int | None = None
     adapter: str | None = None
     weights: AdapterInfo | None = None
+    sees: bool = False
 
     @property
     def digest(self) -> str:
@@ -52,10 +54,12 @@ class Model:
 
 
 class Served(NamedTuple):
-    """What engines serve: their models' names, and each engine's adapters with its model's."""
+    """What engines serve: their models' names, each engine's adapters with its model's, and the
+    models that some engine sees images with."""
 
     models: Sequence[str]
     adapters: Sequence[tuple[str, AdapterInfo]] = ()
+    seeing: Collection[str] = ()
 
 
 class Catalogue:
@@ -88,9 +92,11 @@ class Catalogue:
                 raise self._not_found(requested, served)
             (wanted, weights), _ = having[0]
             name = self._name_of_adapter(wanted, weights.name)
-            return replace(model, engine_model=wanted, weights=weights, name=name)
-        wanted = model.engine_model or next(iter(served.models), "")
-        return replace(model, name=self.name_of(wanted, model.id) if wanted else model.id)
+            model = replace(model, engine_model=wanted, weights=weights, name=name)
+        else:
+            wanted = model.engine_model or next(iter(served.models), "")
+            model = replace(model, name=self.name_of(wanted, model.id) if wanted else model.id)
+        return replace(model, sees=any(model.is_served_by(name) for name in served.seeing))
 
     def _find(self, requested: str, served: Served) -> Model | None:
         if (model := self._models.get(requested)) is not None:

@@ -232,7 +232,7 @@ class Settings(PriceFiles):
     remove_nonces: bool = True
     """Whether known client nonces (the billing line of coding agents) are kept out of prompts"""
     unreadable: Literal["placeholder", "refuse"] = "placeholder"
-    """What becomes of images, PDFs and sounds, which no model here reads: a `placeholder` in the
+    """What becomes of images, PDFs and sounds that the model can't read: a `placeholder` in the
     prompt that says what is missing, told in `holdfast.ignored`, or `refuse` with a 400"""
     auto_cache: AutoCacheMode = "conversation"
     """What is held of requests that mark nothing, in dialects without markers of their own: nothing

@@ -39,6 +39,7 @@ from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl
 from gateway.dialects.bodies import check_json
 from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
+from gateway.prompt.images import ImageReader
 from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import Layout, Plan, Slot, make_plan, mark_latest
 
@@ -79,6 +80,7 @@ class Lowering:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.notepad = Notepad()
+        self.images = ImageReader(asked.principal.scope)
         self.slots: list[Slot] = []
         self.tools: list[Tool] = []
         self.system: list[TextPart] = []
@@ -99,9 +101,17 @@ class Lowering:
         is_implicit = automatic or (policy is not None and policy.mode == "conversation")
         room = MAX_BREAKPOINTS - bool(is_implicit)
         slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)
-        prompt = Prompt(self.messages, self.tools, self.system, named_tools=list(named))
+        prompt = Prompt(
+            self.messages,
+            self.tools,
+            self.system,
+            named_tools=list(named),
+            images=[*self.images.found.values()],
+        )
         scope, adapter = self.asked.principal.scope, self.asked.model.weights
         plan = make_plan(Layout(prompt, slots), automatic, scope, policy, adapter)
+        if self.images.found:
+            plan = msgspec.structs.replace(plan, image_paths=self.images.paths)
         if self.lookback is None:
             return plan
         marked = {point.segment for point in plan.breakpoints}
@@ -196,7 +206,12 @@ class Lowering:
         self._native.append(len(self.slots))
 
     def stand_in(self, path: str, media: Media) -> str:
-        """Raise InvalidRequest where the setting refuses what no model here reads."""
+        """The reference of an image that the model sees, else a placeholder.
+
+        Raise InvalidRequest where the setting refuses what no model here reads.
+        """
+        if media.kind == "image" and self.asked.model.sees:
+            return self.images.read(path, media)
         return stand_in(path, media, self.asked.unreadable, self.notepad)
 
     def tool(

@@ -1,4 +1,4 @@
-"""Images, sounds and files in a prompt of a model that reads text: a placeholder, or a refusal.
+"""Images, sounds and files in a prompt of a model that can't read them: a placeholder or a refusal.
 
 Leaving such content out would change what the answer means. So it is either refused, or a text that
 says what is missing stands in its place, and the answer tells of it. Nothing is decoded: an image's

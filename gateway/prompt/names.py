@@ -17,7 +17,9 @@ import msgspec
 from xxhash import xxh3_128_digest
 
 from engine.protocol import (
+    IMAGE_REFERENCE,
     MAX_NAMES,
+    Image,
     Name,
     Prompt,
     Role,
@@ -46,6 +48,8 @@ _LEAST_STEP = 1024
 _STEPS = ((16_384, _LEAST_STEP), (32_768, 2048), (65_536, 4096))
 _FRONT_NAMES = 64
 _DIGEST_BYTES = 8
+PATCH_PIXELS = 28 * 28
+"""About so many pixels of an image are a token, and four bytes of a prompt."""
 _SEGMENT_END = b"\x02"
 _encode = msgspec.json.Encoder().encode
 
@@ -79,6 +83,7 @@ def find_prefixes(prompt: Prompt, scope: str, adapter: AdapterInfo | None = None
     seed = int.from_bytes(chain.digest())
     prefixes: list[Prefix] = []
     num_bytes = depth = 0
+    sizes = {image.id: size_of(image) for image in prompt.images}
     for segment, (letter, begin, _, values, text) in enumerate(segments_of(prompt)):
         header = begin + _HEADERS.get(letter, b"text")
         if values is not None:
@@ -88,6 +93,8 @@ def find_prefixes(prompt: Prompt, scope: str, adapter: AdapterInfo | None = None
         if adapter is not None and segment == begins:
             taken = b"\x04" + bytes.fromhex(adapter.digest) + taken
         num_bytes += len(header)
+        if sizes:
+            num_bytes += sum(sizes.get(id, 0) for id in IMAGE_REFERENCE.findall(text))
         start, length = 0, len(text)
         while start < length:
             # A piece ends at the next multiple of its step, or with the text.
@@ -105,6 +112,11 @@ def find_prefixes(prompt: Prompt, scope: str, adapter: AdapterInfo | None = None
         chain.update(taken + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
     return prefixes
+
+
+def size_of(image: Image) -> int:
+    """An image's share of a prompt's bytes, beside its reference. The engine alone knows tokens."""
+    return 4 * image.width * image.height // PATCH_PIXELS
 
 
 def _begin_of(adapter: AdapterInfo, prompt: Prompt) -> int | None:

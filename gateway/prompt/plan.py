@@ -6,7 +6,7 @@ order.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.protocol import (
+    IMAGE_REFERENCE,
     MAX_BREAKPOINTS,
     Breakpoint,
     Name,
@@ -65,7 +66,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
     `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
     are the client's. `kinds` and `sketch`: see `sketch.py`. `lookback_to` is the segment to which
-    entries are looked for over any number of positions; None is the rule of 20 positions."""
+    entries are looked for over any number of positions; None is the rule of 20 positions.
+    `image_paths` say by id where in the request each of the prompt's images stands first."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -77,6 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kinds: str = ""
     sketch: Sketch | None = None
     lookback_to: int | None = None
+    image_paths: Mapping[str, str] = {}
 
     @property
     def paths(self) -> list[str]:
@@ -105,13 +108,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         texts = [block.text for block in prompt.system]
         for message in prompt.messages:
             texts += [p.text for p in message.parts if isinstance(p, TextPart | ToolResultPart)]
+        if prompt.images:
+            texts = [IMAGE_REFERENCE.sub("", text) for text in texts]
         return sum(len(text.strip().encode()) for text in texts)
 
     def in_request(self, message: str) -> str:
-        """An engine's message about a tool, by the tool's number in the client's list.
+        """An engine's message about a tool, by the tool's number in the client's list, or about an
+        image, by its place.
 
         The prompt has fewer tools where some are left out.
         """
+        if (shown := IMAGE_REFERENCE.match(message)) is not None:
+            return self.image_paths.get(shown[1], "messages") + message[shown.end() :]
         said = _TOOL.match(message)
         if said is None or int(said[1]) >= len(self.prompt.tools):
             return message

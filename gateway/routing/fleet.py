@@ -71,6 +71,7 @@ class Fleet:
                 for info in one.adapters
                 if not info.is_leaving
             ],
+            {one.model for one in described if "images" in one.capabilities},
         )
 
     def find(self, name: str) -> Engine:

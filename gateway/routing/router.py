@@ -431,6 +431,9 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     """Raise InvalidRequest that names the first thing that this engine can't do."""
     can = description.capabilities
     mode = ask.tool_choice.mode
+    if ask.plan.prompt.images and "images" not in can:
+        first = next(iter(ask.plan.image_paths.values()))
+        raise InvalidRequest(f"{first}: this model reads no images. Could not process image")
     if ask.plan.prompt.tools and "tools" not in can:
         raise InvalidRequest(
             "tools: not supported by this model: its chat template takes none, or writes calls in "

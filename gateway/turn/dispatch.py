@@ -153,6 +153,8 @@ class Dispatcher:
             try:
                 return (await engine.count(ask.count_request(engine.capabilities))).input_tokens
             except GatewayError as error:
+                if isinstance(error, DemandRefused):
+                    error = DemandRefused(ask.plan.in_request(str(error)))
                 attempts.failed(engine.url, error, self.clock.monotonic())
                 if attempts.is_last or not is_retried(error) or isinstance(error, EngineTimeout):
                     raise told(error) from None

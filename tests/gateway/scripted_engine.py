@@ -64,7 +64,9 @@ class ScriptedEngine:
     acked: list[str] = field(default_factory=list)
     final: dict[str, protocol.FinalCounts] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
-    capabilities: tuple[protocol.Capability, ...] = get_args(protocol.Capability)
+    capabilities: tuple[protocol.Capability, ...] = tuple(
+        one for one in get_args(protocol.Capability) if one != "images"
+    )
     entries: set[tuple[str, int, str]] = field(default_factory=set)
     unheld: list[protocol.UnheldTool] = field(default_factory=list)
     folded: list[int] = field(default_factory=list)

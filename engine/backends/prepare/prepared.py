@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from engine.cache.lookup import Segment
-from engine.protocol import CountReply, ErrorCode, HeldName, UnheldTool
+from engine.protocol import CountReply, ErrorCode, HeldName, Image, UnheldTool
 from engine.protocol.reports import Description
 from engine.text.rendered import DatedBeginning, KnownDays
 
@@ -20,7 +20,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` is the directory or hub id of the tokenizer. `template` goes before the model's own.
     `end_token_ids` end a turn beside those that the tokenizer's files name. `template_date` is
-    the setting.
+    the setting. `image_text` is the renderer's.
     """
 
     kind: Literal["chat", "synthetic"]
@@ -30,6 +30,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     tool_format: str = "auto"
     reasoning_format: str = "auto"
     template_date: str = "session"
+    image_text: str = ""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -61,6 +62,10 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     breakpoints' segments whose end in the tokens lies before their text's end. A segment's `end` is
     floored to the engine's granularity. `dated` is the day
     that the template wrote; the longest of the breakpoints' own lifetimes is `own_seconds`.
+
+    With `images`, in the order of their places, what computes says how many tokens each of them is:
+    until then a segment's `end` is not floored. `keys` are the token ids by which content is known,
+    where they are others.
     """
 
     request: bytes
@@ -72,12 +77,16 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     inexact: list[int] = []
     dated: DatedBeginning | None = None
     own_seconds: float = 0.0
+    images: list[Image] = []
+    keys: bytes = b""
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
-    """The answer to `POST /v1/count`."""
+    """The answer to `POST /v1/count`. With `images` it is that of the packed `token_ids`."""
 
     reply: CountReply
+    images: list[Image] = []
+    token_ids: bytes = b""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

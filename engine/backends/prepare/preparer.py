@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.backends.base import Renderer, decoder_of
+from engine.backends.prepare.images import ImageCheck, shown
 from engine.backends.prepare.prepared import Answer, Counted, Job, Prepared, Refused
 from engine.cache.digests import pack
 from engine.cache.lookup import Segment, SegmentKind
@@ -23,6 +24,7 @@ from engine.errors import (
     Unsupported,
 )
 from engine.protocol import (
+    IMAGE_REFERENCE,
     MAX_RECORD_BYTES,
     Breakpoint,
     Capability,
@@ -78,6 +80,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
         "structured_output": request.binds_text,
         "thinking": request.thinking,
+        "images": bool(request.prompt.images),
         **{capability: True for _, capability in sampling.needs},
     }
     for capability, is_needed in needed.items():
@@ -330,6 +333,7 @@ class Preparer:
         self._renderer = renderer
         self._description = description
         self._grammar_seconds = grammar_seconds
+        self._images = ImageCheck()
 
     def answer(self, job: Job) -> Answer:
         """Without days a template that writes the date writes today's."""
@@ -340,7 +344,10 @@ class Preparer:
                 rendered = self._rendered(asked, job.days)
                 # Those of the text, whatever blocks the engine shares.
                 ends = [span.end for span in rendered.segments]
-                return Counted(reply=CountReply(len(rendered.token_ids), ends))
+                reply = CountReply(len(rendered.token_ids), ends)
+                images = shown(asked.prompt, rendered)
+                token_ids = pack(rendered.token_ids) if images else b""
+                return Counted(reply=reply, images=images, token_ids=token_ids)
             return self._generate(_decode_generate(job.body), job.days)
         except RecursionError:
             error: EngineError = InvalidRequest("prompt: nested too deeply")
@@ -382,10 +389,13 @@ class Preparer:
             texts = [prompt.text or "", *(block.text for block in prompt.system)]
             parts = (part for message in prompt.messages for part in message.parts)
             texts += [part.text for part in parts if not isinstance(part, ToolUsePart)]
+            if prompt.images:
+                texts = [IMAGE_REFERENCE.sub("", text) for text in texts]
             num_bytes = sum(len(text.encode()) for text in texts)
             room = self._description.max_context_tokens - 1
             if num_bytes > room * longest:
                 raise PromptTooLong(-(-num_bytes // longest), room)
+        self._images.check(prompt.images)
         return self._renderer.render(
             prompt, thinking=request.thinking, scope=request.scope, days=days
         )
@@ -436,6 +446,14 @@ class Preparer:
         return ""
 
 
+def check_length(num_tokens: int, description: Description) -> None:
+    """Raise PromptTooLong."""
+    room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
+    longest = min(description.max_context_tokens - 1, room)
+    if num_tokens > longest:
+        raise PromptTooLong(num_tokens, longest)
+
+
 def prepare(
     request: GenerateRequest,
     rendered: RenderedPrompt,
@@ -449,21 +467,21 @@ def prepare(
     tokens = rendered.token_ids
     if not tokens:
         raise InvalidRequest("prompt: has no tokens")
-    room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
-    longest = min(description.max_context_tokens - 1, room)
-    if len(tokens) > longest:
-        raise PromptTooLong(len(tokens), longest)
+    check_length(len(tokens), description)
     names, reached = list[HeldName](), 0
     for name in request.names:
         # An unknown boundary counts as the one in front of it.
         offset = rendered.segments[name.segment].offset(name.characters)
         reached = max(reached, offset or 0)
         names.append(HeldName(name.digest, reached))
+    images = shown(request.prompt, rendered)
+    granularity = 1 if images else description.granularity
     return Prepared(
         request=msgspec.json.encode(kept),
         token_ids=pack(tokens),
-        segments=new_segments(request.prompt, rendered.segments, description.granularity),
+        segments=new_segments(request.prompt, rendered.segments, granularity),
         names=names,
+        images=images,
     )
 
 

@@ -32,7 +32,8 @@ def chat_renderer(spec: WorkerSpec) -> ChatRenderer:
     ends = frozenset(TokenId(token) for token in spec.end_token_ids)
     files = replace(files, end_token_ids=files.end_token_ids | ends)
     formats = FormatChoice(tools=spec.tool_format, reasoning=spec.reasoning_format)
-    return ChatRenderer(files, formats=formats, now=clock_of(spec.template_date))
+    now = clock_of(spec.template_date)
+    return ChatRenderer(files, formats=formats, now=now, image_text=spec.image_text)
 
 
 def clock_of(template_date: str) -> Callable[[], datetime]:

@@ -6,13 +6,18 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+import msgspec
+import structlog
 
 from engine.backends.adapters import AdapterParts, AdapterShelf
 from engine.backends.base import Progress
 from engine.backends.external import MirrorPool
 from engine.backends.looped import EngineBackend, Loaded
+from engine.backends.prepare.images import Expanded, Widening
 from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
@@ -23,20 +28,25 @@ from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCo
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
-from engine.protocol import SAMPLING_CAPABILITIES
+from engine.errors import EngineError
+from engine.protocol import SAMPLING_CAPABILITIES, Image, Message, Prompt, TextPart
 from engine.protocol.reports import BlockStats, Description, LeaseStats, Stats
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
+from engine.schedule.request import Shown
 from engine.settings import Settings
 from engine.sizing import DTYPE_BYTES, NotSizable, kv_size
-from engine.supervisor import Supervisor
+from engine.supervisor import Supervisor, trace_of
 from engine.text.files import recommended
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.detokenize import longest_token_bytes
 
+log = structlog.get_logger()
 _CACHE_BYTES = {**DTYPE_BYTES, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
 BIND_SECONDS = 60.0
 """A running vLLM answers between two steps."""
+TRIAL_SECONDS = 120.0
+"""Seconds for the first image, for which a processor may have to be loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,12 @@ class VllmBackend(EngineBackend):
         # The connector knows our directives by a token, so it hears of that before any of them.
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
         self._blocks_below = binding.result(BIND_SECONDS)
+        description = parts.description
+        if parts.renderer.image_text:
+            trial = asyncio.run_coroutine_threadsafe(sees_images(parts), self._event_loop)
+            if trial.result(TRIAL_SECONDS):
+                can = [*description.capabilities, "images"]
+                description = msgspec.structs.replace(description, capabilities=can)
         self._parts = parts
         if self._settings.adapters or parts.adapters:
             folder = Path(self._settings.adapters) if self._settings.adapters else None
@@ -86,7 +102,11 @@ class VllmBackend(EngineBackend):
             spelled = parts.renderer.tokenizer.decode
             self._adapters = AdapterShelf(AdapterParts(folder, given, spelled, parts.adapters))
             self._closing.callback(given.close)
-        self._begin(self._assemble(parts, self._whole(parts.description)))
+        self._begin(self._assemble(parts, self._whole(description)))
+
+    async def _expand(self, shown: Shown) -> Expanded:
+        assert self._parts is not None
+        return await self._parts.core.expand(shown)
 
     async def stop(self) -> None:
         with self._closing:
@@ -183,6 +203,41 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     return parts_of(llm, settings, chat_worker(settings), Path(settings.model).name, is_owner=True)
 
 
+def image_text(model: Any) -> str:
+    """What stands for an image in a prompt of vLLM's; empty for a model that sees none.
+
+    One that numbers them (`<|image_1|>`) is taken as such.
+    """
+    from vllm.model_executor.model_loader.utils import get_model_cls
+
+    if not model.is_multimodal_model or not model.multimodal_config.get_limit_per_prompt("image"):
+        return ""
+    kind = get_model_cls(model)
+    try:
+        first, second = (kind.get_placeholder_str("image", number) for number in (1, 2))
+    except ValueError:
+        return ""
+    return str(first) if first and first == second else ""
+
+
+async def sees_images(parts: VllmParts) -> bool:
+    """Whether a prompt with an image becomes one of vLLM's, and every token is where it was."""
+    from PIL import Image as Pillow
+
+    file = BytesIO()
+    Pillow.new("RGB", (64, 64)).save(file, "PNG")
+    image = Image("0" * 64, "image/png", file.getvalue(), 64, 64)
+    prompt = Prompt([Message("user", [TextPart(f"See {image.reference} here.")])], images=[image])
+    rendered = parts.renderer.render(prompt, thinking=False)
+    shown = Shown(rendered.token_ids, [image])
+    try:
+        Widening(shown.token_ids, await parts.core.show_first(shown))
+    except (EngineError, TypeError, KeyError, AttributeError) as error:
+        log.warning("this model is told of images, and shown none", why=trace_of(error))
+        return False
+    return True
+
+
 def parts_of(
     llm: Any,
     settings: Settings,
@@ -209,6 +264,7 @@ def parts_of(
         check_version(__version__, ADAPTERS_SINCE)
     counts = find_counts(llm)
     assert counts is not None, "vLLM was started without our stat logger"
+    worker = msgspec.structs.replace(worker, image_text=image_text(config.model_config))
     renderer = chat_renderer(worker)
     return VllmParts(
         core=VllmCore(

@@ -28,6 +28,7 @@ from engine.backends.external import (
     new_order,
     vllm_sampling,
 )
+from engine.backends.prepare.images import Expanded
 from engine.backends.vllm.directive import (
     BIND,
     CORE_STATS,
@@ -55,10 +56,11 @@ from engine.cache.lookup import longest_hit
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
+from engine.errors import ImageRefused
 from engine.protocol import ErrorCode, Failed, MissReason
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
-from engine.schedule.request import RequestState, SequenceState
+from engine.schedule.request import RequestState, SequenceState, Shown
 from engine.supervisor import Supervisor, trace_of
 
 _WATCH = "name:"
@@ -256,6 +258,28 @@ class Output:
     queue_seconds: float = 0.0
 
 
+def _refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it does not take: errors of its own since 0.32."""
+    from vllm import exceptions
+
+    return ValueError, getattr(exceptions, "VLLMClientError", ValueError)
+
+
+async def _prompt_of(shown: Shown) -> dict[str, Any]:
+    """A prompt for vLLM's processor. An image is known by its id, which is its scope's alone."""
+    from vllm.multimodal.media import ImageMediaIO
+
+    def load() -> list[Any]:
+        media = ImageMediaIO()
+        return [media.load_bytes(image.data).media for image in shown.images]
+
+    return {
+        "prompt_token_ids": list(shown.token_ids),
+        "multi_modal_data": {"image": await asyncio.to_thread(load)},
+        "multi_modal_uuids": {"image": [image.id for image in shown.images]},
+    }
+
+
 class OrderRefused(Exception):
     """vLLM does not take a request that we hold for good; its reason is for the log."""
 
@@ -277,6 +301,8 @@ class VllmCore:
         self._takes_seeds = takes_seeds
         self._adapters: dict[str, Any] = {}
         self._adapter_ids = count(FIRST_ADAPTER_ID)
+        self._adding: dict[str, asyncio.Task[Any]] = {}
+        self._alone: Sequence[TokenId] = ()
 
     async def bind(self) -> int:
         """Tell the connector the token that our directives carry. Must come before `generate`.
@@ -289,26 +315,63 @@ class VllmCore:
         """End all holds for good: nobody keeps books of them any more."""
         await self._call(SWITCH_OFF, reason)
 
+    async def show_first(self, shown: Shown) -> Expanded:
+        """As `expand`, of a prompt with one image, in whose place others are tried alone later."""
+        self._alone = shown.token_ids
+        return await self.expand(shown)
+
+    async def expand(self, shown: Shown) -> Expanded:
+        """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
+        try:
+            return await self._expand(shown)
+        except _refusals() as error:
+            refused = error
+        for image in shown.images[:-1]:
+            try:
+                await self._expand(Shown(self._alone, [image]))
+            except _refusals() as error:
+                raise ImageRefused(image) from error
+        # It is the last one, or one more than vLLM takes.
+        raise ImageRefused(shown.images[-1]) from refused
+
+    async def _expand(self, shown: Shown) -> Expanded:
+        """vLLM has a cache for what is not sent on. What is in its other one, which a sent request
+        fills, the scheduler's process must have got."""
+        prompt = await _prompt_of(shown)
+        (made,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
+        spans = [(place.offset, place.length) for place in made["mm_placeholders"]["image"]]
+        return Expanded(made["prompt_token_ids"], spans)
+
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
+        prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
+        if order.shown is not None:
+            prompt = await _prompt_of(order.shown)
         # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
         salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
-        prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": salt}
         try:
             params = self._params(order, directive)
             # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
             # would leave it unapplied until the model ends its thinking.
-            collector = await self._llm.add_request(
+            adding = self._llm.add_request(
                 order.order_id,
-                prompt,
+                {**prompt, "cache_salt": salt},
                 params,
                 lora_request=self._adapters.get(order.adapter),
                 reasoning_ended=True,
                 # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
                 priority=int(order.is_batch),
             )
-        except ValueError as error:
+            if order.shown is not None:
+                # vLLM counts on it that the scheduler's process gets each image that it has
+                # processed: an order that is cancelled meanwhile is sent all the same.
+                adding = self._adding[order.order_id] = asyncio.ensure_future(adding)
+                adding = asyncio.shield(adding)
+            collector = await adding
+        except _refusals() as error:
+            self._adding.pop(order.order_id, None)
             raise OrderRefused(str(error)) from error
+        self._adding.pop(order.order_id, None)
         while True:
             output = await collector.get()
             metrics = output.metrics
@@ -321,6 +384,9 @@ class VllmCore:
                 return
 
     async def abort(self, order_id: str) -> None:
+        adding = self._adding.pop(order_id, None)
+        if adding is not None:
+            await asyncio.wait([adding])
         await self._llm.abort(order_id)
 
     async def add_adapter(self, digest: str, directory: str) -> None:

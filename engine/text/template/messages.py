@@ -12,8 +12,11 @@ from hashlib import blake2b
 from string import ascii_letters, digits
 from typing import Any, Literal
 
+import msgspec
+
 from engine.errors import InvalidRequest
 from engine.protocol import (
+    IMAGE_REFERENCE,
     Message,
     Part,
     Prompt,
@@ -159,12 +162,15 @@ def new_conversation(
     traits: TemplateTraits | None = None,
     *,
     completing: Collection[str] = (),
+    image_text: str = "",
 ) -> Conversation:
     """With a cut in every control token's text, so that it is none.
 
-    With cuts also where the template's text could complete one of the controls `completing`.
+    With cuts also where the template's text could complete one of the controls `completing`. The
+    `image_text` stands for each image's reference; without one that is text.
     """
     cut = choose_cut(strings_of(prompt))
+    shown = {image.id for image in prompt.images} if image_text else set[str]()
 
     def clean(text: str) -> str:
         if controls is None:
@@ -173,7 +179,18 @@ def new_conversation(
             text = controls.cut_completing(text, cut, completing)
         return controls.cut(text, cut)
 
-    return Conversation(prompt=_mapped(prompt, clean), cut=cut, traits=traits or TemplateTraits())
+    def clean_around(text: str) -> str:
+        # Every other piece is the id of a reference.
+        pieces = IMAGE_REFERENCE.split(text)
+        for place, piece in enumerate(pieces):
+            if place % 2 == 0:
+                pieces[place] = clean(piece)
+            else:
+                pieces[place] = image_text if piece in shown else f"[image {piece}]"
+        return "".join(pieces)
+
+    cleaned = _mapped(prompt, clean_around if shown else clean)
+    return Conversation(prompt=cleaned, cut=cut, traits=traits or TemplateTraits())
 
 
 def _mapped(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
@@ -516,7 +533,7 @@ def with_complete_tools(prompt: Prompt, completion: int) -> Prompt:
             fields = {name: _with_one_type(of) for name, of in schema["properties"].items()}
             schema = {"required": [], **schema, "properties": fields}
         tools.append(Tool(tool.name, schema, tool.description or ""))
-    return Prompt(prompt.messages, tools, prompt.system, prompt.text)
+    return msgspec.structs.replace(prompt, tools=tools)
 
 
 def _with_one_type(of: Any) -> Any:

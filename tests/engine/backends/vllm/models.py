@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoTokenizer,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 DEMO_MODEL = Path(__file__).resolve().parents[4] / "engine" / "holdfast-demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -71,6 +76,36 @@ def write_qwen3_next(directory: Path) -> Path:
         **SHAPE,
     )
     return _write(Qwen3NextForCausalLM, config, directory)
+
+
+def write_idefics(directory: Path) -> Path:
+    """Sees images, in tiles of 56 × 56 pixels: its processor needs no torchvision."""
+    torch.manual_seed(11)
+    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    special = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    shape = {**SHAPE, "vocab_size": VOCAB_SIZE + 64}
+    config = Idefics3Config(
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        text_config=LlamaConfig(num_hidden_layers=2, **shape),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    _write(Idefics3ForConditionalGeneration, config, directory)
+    processor: Any = Idefics3Processor
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
+    )
+    processor(images, tokenizer, image_seq_len=4).save_pretrained(directory)
+    return directory
 
 
 def _write(kind: Any, config: Any, directory: Path) -> Path:

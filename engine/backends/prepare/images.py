@@ -1,0 +1,139 @@
+"""Images of a prompt: whether they can be read, and what they make of its tokens.
+
+A prompt is rendered with one place for each image. Only the program that computes knows how many
+tokens stand there: it expands the tokens, and everything behind moves.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import shake_256
+from io import BytesIO
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+
+from engine.backends.prepare.prepared import Prepared
+from engine.cache.digests import TOKEN_BYTES
+from engine.cache.ids import TokenId
+from engine.errors import ImageRefused, InvalidRequest
+from engine.protocol import MAX_IMAGE_PIXELS, MAX_IMAGES, MAX_PROMPT_PIXELS, Image, Prompt
+from engine.protocol.reports import Description
+from engine.text.rendered import RenderedPrompt
+
+MAX_KNOWN = 10_000
+"""Images that a process remembers to have decoded."""
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+_NO_TOKEN = 1 << 31
+"""No token's id is so large: a word of an image is never taken for a token."""
+
+
+class ImageCheck:
+    """Decodes each image once: an agent sends its screenshots with every turn.
+
+    For a preparing process: what a file may cost is bounded by its pixels.
+    """
+
+    def __init__(self) -> None:
+        self._is_whole: dict[str, bool] = {}
+
+    def check(self, images: Sequence[Image]) -> None:
+        """Raise ImageRefused for an image that is broken, or not as large as it is said to be."""
+        if len(images) > MAX_IMAGES:
+            raise InvalidRequest(f"prompt.images: at most {MAX_IMAGES}")
+        if sum(image.width * image.height for image in images) > MAX_PROMPT_PIXELS:
+            raise InvalidRequest(f"prompt.images: at most {MAX_PROMPT_PIXELS} pixels together")
+        if len(self._is_whole) > MAX_KNOWN:
+            self._is_whole.clear()
+        for image in images:
+            if image.id not in self._is_whole:
+                self._is_whole[image.id] = _is_whole(image)
+            if not self._is_whole[image.id]:
+                raise ImageRefused(image)
+
+
+def _is_whole(image: Image) -> bool:
+    # Only engines of models that see need Pillow, and vLLM brings it.
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(BytesIO(image.data), formats=_FORMATS) as opened:
+            is_small = image.width * image.height <= MAX_IMAGE_PIXELS
+            if opened.size != (image.width, image.height) or not is_small:
+                return False
+            opened.load()
+    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError):
+        return False
+    return True
+
+
+def shown(prompt: Prompt, rendered: RenderedPrompt) -> list[Image]:
+    """The images that the tokens have a place for, in order."""
+    by_id = {image.id: image for image in prompt.images}
+    return [by_id[one] for one in rendered.images]
+
+
+class Expanded(NamedTuple):
+    """A prompt's tokens with those of its images: where these begin, and how many they are."""
+
+    token_ids: list[TokenId]
+    spans: list[tuple[int, int]]
+
+
+class Widening:
+    """Where tokens are when the place of each image, one token, has become many.
+
+    Raises InvalidRequest where the images' tokens don't stand in the place of one token each.
+    """
+
+    def __init__(self, compact: Sequence[TokenId], expanded: Expanded) -> None:
+        grown = [length - 1 for _, length in expanded.spans]
+        self._grown = [0, *accumulate(grown)]
+        self._places = [
+            start - before for (start, _), before in zip(expanded.spans, self._grown, strict=False)
+        ]
+        rest, at = list[TokenId](), 0
+        for start, length in expanded.spans:
+            rest += expanded.token_ids[at:start]
+            at = start + length
+        rest += expanded.token_ids[at:]
+        places = set(self._places)
+        texts = [token for place, token in enumerate(compact) if place not in places]
+        if len(places) < len(expanded.spans) or rest != texts:
+            raise InvalidRequest("the prompt's images are not where the template put them")
+
+    def end(self, end: int) -> int:
+        """The end of the first so many tokens."""
+        return end + self._grown[bisect_left(self._places, end)]
+
+
+def keys_of(expanded: Expanded, images: Iterable[Image]) -> bytes:
+    """Packed token ids in which an image's are words of its digest.
+
+    So equal keys mean equal images. Each position's word is another.
+    """
+    keys = array("I", expanded.token_ids)
+    for (start, length), image in zip(expanded.spans, images, strict=True):
+        words = array("I", shake_256(bytes.fromhex(image.id)).digest(TOKEN_BYTES * length))
+        keys[start : start + length] = array("I", [word | _NO_TOKEN for word in words])
+    return keys.tobytes()
+
+
+def widened(prepared: Prepared, expanded: Expanded, description: Description) -> Prepared:
+    """The prepared request with the images' tokens."""
+    widening = Widening(array("I", prepared.token_ids).tolist(), expanded)
+    size = description.granularity
+    segments = []
+    for segment in prepared.segments:
+        end = None if segment.end is None else widening.end(segment.end) // size * size
+        segments.append(replace(segment, end=end))
+    names = [msgspec.structs.replace(n, tokens=widening.end(n.tokens)) for n in prepared.names]
+    return msgspec.structs.replace(
+        prepared,
+        token_ids=array("I", expanded.token_ids).tobytes(),
+        keys=keys_of(expanded, prepared.images),
+        segments=segments,
+        names=names,
+    )

@@ -1,0 +1,70 @@
+"""Images for a model that sees: read from base64, bounded by their headers, named by their bytes.
+
+Nothing is decoded here: the engine's preparing process does that, and refuses what is broken. An
+address is not fetched: whoever writes a prompt would choose what this server calls.
+"""
+
+import hmac
+from base64 import b64decode
+from binascii import Error as Base64Error
+
+from engine.protocol import MAX_IMAGE_PIXELS, MAX_IMAGES, MAX_PROMPT_PIXELS, Image
+from gateway.base.errors import InvalidRequest
+from gateway.prompt.media import Media, image_size
+
+MAX_IMAGE_BYTES = 10 * 1024 * 1024
+_TYPES = {b"\x89PNG": "image/png", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+# Coding agents look for these words, and go on without the image.
+_REFUSED = "Could not process image"
+
+
+class ImageReader:
+    """The images of one request, by id, in the order in which they were `found`.
+
+    `paths` are where each of them stands first. Equal images of one scope are one.
+    """
+
+    def __init__(self, scope: str) -> None:
+        self.found: dict[str, Image] = {}
+        self.paths: dict[str, str] = {}
+        self._scope = scope.encode()
+        self._num_shown = self._num_pixels = 0
+
+    def read(self, path: str, media: Media) -> str:
+        """The reference of the image. Raise InvalidRequest for one that can't be shown."""
+        self._num_shown += 1
+        if self._num_shown > MAX_IMAGES:
+            raise InvalidRequest(f"{path}: at most {MAX_IMAGES} images. {_REFUSED}")
+        if not media.data:
+            raise InvalidRequest(
+                f"{path}: must be base64: this server fetches no addresses. {_REFUSED}"
+            )
+        if len(media.data) // 4 * 3 - 2 > MAX_IMAGE_BYTES:
+            raise InvalidRequest(f"{path}: at most {MAX_IMAGE_BYTES} bytes an image. {_REFUSED}")
+        try:
+            data = b64decode(media.data, validate=True)
+        except (Base64Error, ValueError):
+            raise InvalidRequest(f"{path}: must be base64. {_REFUSED}") from None
+        if (size := image_size(data)) is None:
+            raise InvalidRequest(f"{path}: must be a PNG, JPEG, GIF or WebP file. {_REFUSED}")
+        width, height = size
+        if not 0 < width * height <= MAX_IMAGE_PIXELS:
+            raise InvalidRequest(
+                f"{path}: {width} × {height} pixels, of {MAX_IMAGE_PIXELS} at most. {_REFUSED}"
+            )
+        self._num_pixels += width * height
+        if self._num_pixels > MAX_PROMPT_PIXELS:
+            raise InvalidRequest(
+                f"{path}: at most {MAX_PROMPT_PIXELS} pixels of all images together. {_REFUSED}"
+            )
+        image = Image(
+            id=hmac.digest(self._scope, data, "sha256").hex(),
+            media_type=_TYPES.get(data[:4], "image/jpeg"),
+            data=data,
+            width=width,
+            height=height,
+        )
+        if image.id not in self.found:
+            self.found[image.id] = image
+            self.paths[image.id] = path
+        return image.reference

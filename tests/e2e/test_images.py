@@ -1,0 +1,241 @@
+"""Images on an engine that sees, as the official SDKs and coding agents send them: real sockets, a
+tiny vision model on vLLM's CPU build. With VLLM_MOUNTED=1 that engine is our plugin's."""
+
+import os
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from anthropic import Anthropic, BadRequestError
+from google import genai
+from google.genai import types
+from openai import OpenAI
+
+from tests.conformance.engines import running_engine
+from tests.e2e.prompts import handbook
+from tests.engine.backends.vllm.models import write_idefics
+from tests.fuzz.houses import serving
+from tests.fuzz.servers import Machines
+
+pytestmark = [
+    pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no interpreter"),
+    pytest.mark.timeout(900),
+]
+MODEL, BLOCK_SIZE = "tiny-eyes", 32
+MODELS_TOML = """default = "tiny-eyes"
+
+[[models]]
+id = "tiny-eyes"
+engine_model = "{served}"
+min_cache_tokens = 32
+"""
+IS_OURS = not os.environ.get("VLLM_MOUNTED")
+MARK = {"type": "ephemeral"}
+
+
+def png(width: int = 112, height: int = 84, *, first: int = 0, shade: int = 90) -> bytes:
+    """One shade of grey, but for the first pixel."""
+    line = bytes([0]) + bytes([shade]) * 3 * width
+    rows = bytearray(line * height)
+    rows[1] = first
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(rows)))
+    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")
+
+
+def block(data: bytes, *, marked: bool = False) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": b64encode(data).decode()}
+    return {"type": "image", "source": source, **({"cache_control": MARK} if marked else {})}
+
+
+def text(words: str, *, marked: bool = False) -> dict[str, Any]:
+    return {"type": "text", "text": words, **({"cache_control": MARK} if marked else {})}
+
+
+class House(NamedTuple):
+    url: str
+    keys: Sequence[str]
+
+    def client(self, workspace: int = 0) -> Anthropic:
+        key = self.keys[workspace]
+        return Anthropic(api_key=key, base_url=self.url, max_retries=0, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    model = tmp_path_factory.mktemp("model") / "eyes"
+    model.mkdir()
+    settings = {
+        "MODEL": str(write_idefics(model)),
+        "NUM_BLOCKS": 1024,
+        "BLOCK_SIZE": BLOCK_SIZE,
+        "VLLM_ARGS": '{"max_model_len": 4096, "limit_mm_per_prompt": {"image": 6}}',
+    }
+    with running_engine("vllm", settings) as engine:
+        assert "images" in engine.description.capabilities
+        directory = tmp_path_factory.mktemp("gateway")
+        models = MODELS_TOML.format(served=engine.description.model)
+        with serving(directory, Machines([engine]), models, ["one", "two"]) as (url, keys):
+            yield House(url, keys)
+
+
+def ask(client: Anthropic, content: Any, *more: dict[str, Any]) -> Any:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": content}, *more],
+    }
+    counted = client.messages.count_tokens(**body).input_tokens
+    usage = client.messages.create(**body, max_tokens=4).usage
+    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    assert usage.input_tokens + read + written == counted
+    return usage
+
+
+def test_an_image_is_read_in_the_second_turn_and_by_nobody_else(house: House) -> None:
+    about = handbook(1)
+    content = [text(about), block(png(), marked=True)]
+    with house.client() as one, house.client(1) as two:
+        alone = ask(one, [text(about, marked=True)])
+        first = ask(one, content)
+        seen = first.cache_creation_input_tokens
+        # More than the text: the image has tokens of its own, and they are in the entry.
+        assert alone.cache_creation_input_tokens + 32 < seen + first.cache_read_input_tokens
+        held = seen + first.cache_read_input_tokens
+        again = ask(one, [*content, text("And now?")])
+        assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (held, 0)
+        # One pixel is another image: of it the text in front is read.
+        other = ask(one, [text(about), block(png(first=1), marked=True)])
+        assert other.cache_read_input_tokens <= alone.cache_creation_input_tokens
+        assert other.cache_read_input_tokens + other.cache_creation_input_tokens == held
+        # So is the same image in another workspace, where nothing at all is read.
+        foreign = ask(two, content)
+        assert (foreign.cache_read_input_tokens, foreign.cache_creation_input_tokens) == (0, held)
+
+
+def test_a_screenshot_in_a_tool_result_is_read_in_the_next_turn(house: House) -> None:
+    """As Claude Code sends what its `Read` found in a picture."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "a.png"}}
+    tools = [{"name": "Read", "description": "Reads", "input_schema": {"type": "object"}}]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": [text(handbook(1))]},
+        {"role": "assistant", "content": [call]},
+    ]
+
+    def turn(client: Anthropic, shade: int, *more: dict[str, Any]) -> Any:
+        result = {
+            "type": "tool_result",
+            "tool_use_id": "toolu_1",
+            "content": [text("Before."), block(png(shade=shade)), text("Behind.")],
+            "cache_control": MARK,
+        }
+        messages = [*turns, {"role": "user", "content": [result]}, *more]
+        body: dict[str, Any] = {"model": MODEL, "messages": messages, "tools": tools}
+        return client.messages.create(**body, max_tokens=4).usage
+
+    with house.client() as client:
+        written = turn(client, 20).cache_creation_input_tokens
+        said = {"role": "assistant", "content": "A picture."}
+        grown = turn(client, 20, said, {"role": "user", "content": "Of what?"})
+        assert grown.cache_read_input_tokens == written > 100
+        assert turn(client, 21).cache_read_input_tokens == 0
+
+
+def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: House) -> None:
+    about, data = handbook(1), png(60, 60, shade=44)
+    url = f"data:image/png;base64,{b64encode(data).decode()}"
+    with house.client() as client:
+        written = ask(client, [text(about), block(data, marked=True)])
+    held = written.cache_creation_input_tokens
+    tokens = held + written.input_tokens
+    openai = OpenAI(api_key=house.keys[0], base_url=f"{house.url}/v1", max_retries=0)
+    parts: Any = [{"type": "text", "text": about}, {"type": "image_url", "image_url": {"url": url}}]
+    chat = openai.chat.completions.create(
+        model=MODEL, max_tokens=4, messages=[{"role": "user", "content": parts}]
+    ).usage
+    assert chat is not None and chat.prompt_tokens_details is not None
+    assert (chat.prompt_tokens, chat.prompt_tokens_details.cached_tokens) == (tokens, held)
+    items: Any = [
+        {"type": "input_text", "text": about},
+        {"type": "input_image", "image_url": url, "detail": "auto"},
+    ]
+    response = openai.responses.create(
+        model=MODEL, max_output_tokens=16, input=[{"role": "user", "content": items}]
+    ).usage
+    assert response is not None
+    read = response.input_tokens_details.cached_tokens
+    assert (response.input_tokens, read) == (tokens, held)
+    google = genai.Client(api_key=house.keys[0], http_options={"base_url": house.url})
+    answer = google.models.generate_content(
+        model=MODEL,
+        contents=[about, types.Part.from_bytes(data=data, mime_type="image/png")],
+        config={"max_output_tokens": 4},
+    ).usage_metadata
+    assert answer is not None
+    assert (answer.prompt_token_count, answer.cached_content_token_count) == (tokens, held)
+
+
+def test_a_bad_image_is_a_400_of_the_dialect_that_names_the_block(house: House) -> None:
+    torn = png(shade=7)[:-30]
+    bomb = png()[:16] + struct.pack(">II", 30_000, 30_000) + png()[24:]
+    lying = png()[:16] + struct.pack(">II", 200, 200) + png()[24:]
+    large = png() + bytes(10 * 2**20)
+    bad = {
+        "Could not process image": (torn, lying),
+        "30000 × 30000 pixels, of 16777216 at most": (bomb,),
+        "at most 10485760 bytes an image": (large,),
+        "must be a PNG, JPEG, GIF or WebP file": (b"<svg></svg>",),
+    }
+    with house.client() as client, httpx.Client(base_url=house.url, timeout=120) as plain:
+        for words, files in bad.items():
+            for data in files:
+                content = [text("See."), block(png()), block(data)]
+                for call in (client.messages.count_tokens, client.messages.create):
+                    more = {} if call == client.messages.count_tokens else {"max_tokens": 4}
+                    messages: Any = [{"role": "user", "content": content}]
+                    with pytest.raises(BadRequestError) as raised:
+                        call(model=MODEL, messages=messages, **more)
+                    error = raised.value.body["error"]  # type: ignore[index]
+                    assert error["type"] == "invalid_request_error"
+                    assert error["message"].startswith("messages.0.content.2")
+                    assert words in error["message"] and "[image" not in error["message"]
+        url = f"data:image/png;base64,{b64encode(torn).decode()}"
+        part = {"inlineData": {"mimeType": "image/png", "data": b64encode(torn).decode()}}
+        shown = {"type": "image_url", "image_url": {"url": url}}
+        given = {"type": "input_image", "image_url": url}
+        for path, where, body in (
+            (
+                "/v1/chat/completions",
+                "messages[0].content[0]",
+                {"messages": [{"role": "user", "content": [shown]}]},
+            ),
+            (
+                "/v1/responses",
+                "input[0].content[0]",
+                {"input": [{"role": "user", "content": [given]}]},
+            ),
+            (
+                f"/v1beta/models/{MODEL}:generateContent",
+                "contents[0].parts[0].inlineData",
+                {"contents": [{"parts": [part]}]},
+            ),
+        ):
+            headers = {"authorization": f"Bearer {house.keys[0]}"}
+            named = {} if "Content" in path else {"model": MODEL}
+            answer = plain.post(path, json={**named, **body}, headers=headers)
+            message = answer.json()["error"]["message"]
+            assert (answer.status_code, message) == (400, f"{where}: Could not process image")
+        source = {"type": "url", "url": "http://127.0.0.1/a.png"}
+        with pytest.raises(BadRequestError, match="fetches no addresses"):
+            ask(client, [{"type": "image", "source": source}])
+        if IS_OURS:  # a server of others is started with their limit
+            with pytest.raises(BadRequestError, match=r"messages\.0\.content\.6.*Could not"):
+                ask(client, [block(png(shade=shade)) for shade in range(7)])

@@ -1,0 +1,169 @@
+"""Images of a prompt in the preparing process, and where tokens are when they have theirs."""
+
+import struct
+import zlib
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import AddedToken
+
+from engine.backends.prepare.images import Expanded, Widening, keys_of, widened
+from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Job, Prepared, Refused
+from engine.backends.prepare.preparer import Preparer
+from engine.errors import InvalidRequest
+from engine.protocol import (
+    MAX_IMAGE_PIXELS,
+    Breakpoint,
+    CountRequest,
+    Image,
+    Message,
+    Name,
+    Prompt,
+    TextPart,
+    ToolResultPart,
+    ToolUsePart,
+)
+from engine.text.files import read_prompt_files
+from engine.text.renderer import ChatRenderer
+from tests.engine.backends.looped import SCOPE, description, request
+from tests.engine.text.templates import DEMO_MODEL
+
+PLACE = "<image>"
+
+
+def png(width: int = 20, height: int = 10) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    rows = chunk(b"IDAT", zlib.compress((b"\0" + bytes(width)) * height))
+    return b"\x89PNG\r\n\x1a\n" + header + rows + chunk(b"IEND", b"")
+
+
+def image(number: int, **changed: Any) -> Image:
+    fields = {"id": f"{number:064x}", "media_type": "image/png", "width": 20, "height": 10}
+    return Image(**{**fields, "data": png(), **changed})
+
+
+def renderer() -> ChatRenderer:
+    files = read_prompt_files(str(DEMO_MODEL))
+    files.tokenizer.add_special_tokens([AddedToken(PLACE, special=True)])
+    return ChatRenderer(files, image_text=PLACE)
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Preparer:
+    can = ["tools", "images", "own_template"]
+    return Preparer(renderer(), description(capabilities=can, granularity=4))
+
+
+def turn(*texts: str, images: list[Image]) -> Prompt:
+    return Prompt([Message("user", [TextPart(text) for text in texts])], images=images)
+
+
+def prepared(preparer: Preparer, prompt: Prompt, **more: Any) -> Prepared:
+    asked = request(prompt, **more)
+    answer = preparer.answer(Job(GENERATE, msgspec.json.encode(asked)))
+    assert isinstance(answer, Prepared), answer
+    return answer
+
+
+def test_a_prompt_has_one_place_for_each_image_and_none_that_a_client_wrote(
+    seeing: Preparer,
+) -> None:
+    one, two = image(1), image(2)
+    call, result = ToolUsePart("c", "shot", {}), ToolResultPart("c", f"A {two.reference}\nB")
+    said = f"{PLACE} and {image(3).reference}"
+    prompt = Prompt(
+        [
+            Message("user", [TextPart(said), TextPart(one.reference)]),
+            Message("assistant", [call]),
+            Message("user", [result, TextPart(one.reference)]),
+        ],
+        images=[one, two],
+    )
+    place = renderer().tokenizer.token_to_id(PLACE)
+    answer = prepared(seeing, prompt)
+    assert [each.id for each in answer.images] == [one.id, two.id, one.id]
+    assert array("I", answer.token_ids).tolist().count(place) == 3
+    counted = seeing.answer(Job(COUNT, msgspec.json.encode(CountRequest(SCOPE, prompt))))
+    assert isinstance(counted, Counted)
+    assert (counted.token_ids, counted.images) == (answer.token_ids, answer.images)
+
+
+def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> None:
+    one, two = image(1), image(2)
+    prompt = turn("Look", one.reference, "then", two.reference, "well", images=[one, two])
+    names = [Name(f"{segment:016x}", segment) for segment in range(5)]
+    compact = prepared(seeing, prompt, names=names, breakpoints=[Breakpoint(1)])
+    tokens = array("I", compact.token_ids).tolist()
+    place = renderer().tokenizer.token_to_id(PLACE)
+    first, second = (at for at, token in enumerate(tokens) if token == place)
+    whole = [
+        *tokens[:first],
+        *[7] * 9,
+        *tokens[first + 1 : second],
+        *[7] * 5,
+        *tokens[second + 1 :],
+    ]
+    expanded = Expanded(whole, [(first, 9), (second + 8, 5)])
+    wide = widened(compact, expanded, description(granularity=4))
+    assert array("I", wide.token_ids).tolist() == whole
+    before = [segment.end for segment in compact.segments]
+    moved = [end + grown for end, grown in zip(before, (0, 8, 8, 12, 12), strict=True)]
+    assert [segment.end for segment in wide.segments] == [end // 4 * 4 for end in moved]
+    assert [name.tokens for name in wide.names] == moved
+    # What stands in an image's place is known by its digest, and everything else by its tokens.
+    keys = array("I", wide.keys).tolist()
+    assert (
+        keys[:first] == whole[:first] and keys[first + 9 : second + 8] == tokens[first + 1 : second]
+    )
+    assert min(keys[first : first + 9]) >= 1 << 31
+    others = array("I", keys_of(expanded, [image(4), two])).tolist()
+    assert all(
+        own != other for own, other in zip(keys[first:][:9], others[first:][:9], strict=True)
+    )
+    assert others[second + 8 :] == keys[second + 8 :]
+    for wrong in (
+        Expanded(whole, [(first + 1, 9), (second + 8, 5)]),
+        Expanded([*whole, 3], expanded.spans),
+        Expanded(whole, [(first, 9), (first, 9)]),
+    ):
+        with pytest.raises(InvalidRequest, match="not where the template put them"):
+            Widening(tokens, wrong)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"data": png()[:-30]},
+        {"data": png(21, 10)},
+        {"data": b"<svg></svg>"},
+        {"data": png(), "width": MAX_IMAGE_PIXELS},
+    ],
+    ids=["torn", "larger", "none", "lying"],
+)
+def test_a_broken_image_is_refused_by_its_reference(
+    seeing: Preparer, broken: dict[str, Any]
+) -> None:
+    number = 10 + len(str(broken))
+    bad, good = image(number, **broken), image(1)
+    prompt = turn(good.reference, bad.reference, images=[good, bad])
+    for asked in (request(prompt), CountRequest(SCOPE, prompt)):
+        kind = COUNT if isinstance(asked, CountRequest) else GENERATE
+        answer = seeing.answer(Job(kind, msgspec.json.encode(asked)))
+        assert isinstance(answer, Refused) and answer.code == "invalid_request"
+        if "width" not in broken:
+            assert answer.is_public
+            assert answer.message == f"{bad.reference}: Could not process image"
+
+
+def test_an_engine_that_reads_text_refuses_images() -> None:
+    one = image(1)
+    asked = request(turn(one.reference, images=[one]))
+    preparer = Preparer(renderer(), description(capabilities=["own_template"]))
+    answer = preparer.answer(Job(GENERATE, msgspec.json.encode(asked)))
+    assert isinstance(answer, Refused) and answer.code == "unsupported"

@@ -1,0 +1,94 @@
+"""Images for a model that sees: what is taken, and what becomes of their bytes on the way."""
+
+from base64 import b64encode
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from engine import protocol
+from engine.protocol import IMAGE_REFERENCE, MAX_IMAGES, Prompt, TextPart, ToolResultPart
+from gateway.base.errors import InvalidRequest
+from gateway.prompt.images import MAX_IMAGE_BYTES, ImageReader
+from gateway.prompt.media import Media
+from gateway.prompt.names import find_prefixes
+from gateway.prompt.plan import Layout, Slot, make_plan
+from tests.gateway.bodies import told
+from tests.gateway.conftest import stacked
+from tests.gateway.openai_bodies import MODEL
+from tests.gateway.prompt.test_media import IMAGES, png
+from tests.gateway.scripted_engine import ScriptedEngine
+
+
+def media(data: bytes) -> Media:
+    return Media("image", "image/png", b64encode(data).decode())
+
+
+@pytest.mark.parametrize("data, size", IMAGES)
+def test_an_image_is_known_by_its_bytes_and_its_scope(data: bytes, size: tuple[int, int]) -> None:
+    reader = ImageReader("scope")
+    reference = reader.read("a", media(data))
+    assert reader.read("b", media(data)) == reference
+    [image] = reader.found.values()
+    assert (image.data, (image.width, image.height)) == (data, size)
+    assert reader.paths == {image.id: "a"}
+    assert reader.read("c", media(data + b"\0")) != reference
+    assert ImageReader("another").read("a", media(data)) != reference
+    assert IMAGE_REFERENCE.fullmatch(reference)
+
+
+def test_what_is_too_large_is_refused_before_it_is_decoded() -> None:
+    for data, words in (
+        (png(10, 10) + bytes(MAX_IMAGE_BYTES), "at most 10485760 bytes an image"),
+        (png(50_000, 50_000), "50000 × 50000 pixels, of 16777216 at most"),
+        (png(0, 5), "0 × 5 pixels"),
+        (b"%PDF-1.7", "must be a PNG, JPEG, GIF or WebP file"),
+    ):
+        with pytest.raises(InvalidRequest, match=words) as raised:
+            ImageReader("s").read("messages.0.content.3", media(data))
+        assert str(raised.value).startswith("messages.0.content.3: ")
+        assert str(raised.value).endswith("Could not process image")
+    for source in (Media("image", "image/png", "a?"), Media("image", name="http://10.0.0.1/x")):
+        with pytest.raises(InvalidRequest, match="must be base64"):
+            ImageReader("s").read("a", source)
+    for size, most in ((1, MAX_IMAGES), (4096, 6)):
+        reader = ImageReader("s")
+        for number in range(most):
+            reader.read("a", media(png(size, size) + bytes(number)))
+        with pytest.raises(InvalidRequest, match="at most 100"):
+            reader.read("a", media(png(size, size)))
+
+
+def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) -> None:
+    url = b64encode(png(640, 480)).decode()
+    shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url}}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "shot", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1"}
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "Look"}, shown]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{**result, "content": [shown]}]},
+    ]
+    messages[0]["content"][1] = {**shown, "cache_control": {"type": "ephemeral"}}
+    engine = ScriptedEngine(capabilities=get_args(protocol.Capability))
+    with stacked(tmp_path, engine) as stack:
+        said = stack.sdk().messages.create(model=MODEL, max_tokens=5, messages=messages)
+        assert told(said) == []
+        prompt, points = engine.requests[-1].prompt, engine.requests[-1].breakpoints
+    [image] = prompt.images
+    assert image.data == png(640, 480)
+    texts = [p.text for m in prompt.messages for p in m.parts if isinstance(p, TextPart)]
+    results = [p.text for m in prompt.messages for p in m.parts if isinstance(p, ToolResultPart)]
+    assert (texts, results) == (["Look", image.reference], [image.reference])
+    assert [point.segment for point in points] == [1]
+    # An image is part of each name behind it, and of a prompt's estimated size.
+    sizes = [prefix.num_bytes for prefix in find_prefixes(prompt, "s")]
+    assert sizes[1] - sizes[0] > 4 * 640 * 480 // 784
+
+
+def test_an_engines_refusal_of_an_image_names_its_block() -> None:
+    plan = make_plan(Layout(Prompt([], text="x"), [Slot(path="prompt")]), None, "s")
+    plan = msgspec.structs.replace(plan, image_paths={"ab" * 32: "messages.2.content.0"})
+    assert plan.in_request(f"[image {'ab' * 32}]: no") == "messages.2.content.0: no"
+    assert plan.in_request(f"[image {'cd' * 32}]: no") == "messages: no"
