@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 374
+MAX_MODULES = 376
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -30,32 +30,32 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 451,
     "dashboard/ui": 1042,
     "dashboard/views": 3909,
-    "engine": 1292,
-    "engine/backends": 8031,
+    "engine": 1302,
+    "engine/backends": 8341,
     "engine/cache": 3300,
     "engine/compute": 2975,
     "engine/mount": 340,
-    "engine/protocol": 1024,
-    "engine/schedule": 2260,
+    "engine/protocol": 1052,
+    "engine/schedule": 2269,
     "engine/serve": 641,
     "engine/store": 1474,
-    "engine/text": 6202,
+    "engine/text": 6247,
     "gateway": 273,
     "gateway/admin": 3869,
     "gateway/admission": 1948,
     "gateway/advice": 1829,
-    "gateway/base": 1683,
+    "gateway/base": 1689,
     "gateway/cli": 1160,
-    "gateway/dialects": 6821,
+    "gateway/dialects": 6836,
     "gateway/http": 3482,
     "gateway/journal": 1083,
     "gateway/ledger": 3644,
     "gateway/planner": 2016,
     "gateway/planning": 409,
     "gateway/prices": 409,
-    "gateway/prompt": 1229,
-    "gateway/routing": 2412,
-    "gateway/turn": 1629,
+    "gateway/prompt": 1319,
+    "gateway/routing": 2416,
+    "gateway/turn": 1631,
     "migrations": 256,
     "scripts": 398,
     "scripts/bench": 3090,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 56368,
+    "tests": 56909,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
