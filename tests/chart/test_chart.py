@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 import yaml
 
 from scripts.stack import ROOT, free_port
+from tests.conformance.engines import VLLM_ON_CPU
 from tests.gateway.routing.test_discovery import FakeApi
 from tests.gateway.serving import eventually, serve
 
@@ -42,6 +44,16 @@ VLLM: Manifest = {"engine": {"kind": "vllm", "model": "m", "vllmFlags": "--max-m
 ELSEWHERE: Manifest = {"engine": {"kind": "none", "urls": "http://one:8100"}}
 # The image's digest and its pull policy are the operator's values; the settings are environment
 # variables, secrets too; a gateway's token is what it follows endpoints with.
+needs_vllm = [
+    pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no interpreter"),
+    pytest.mark.timeout(900),
+]
+# The demo model by its own name, since vLLM calls it by its path.
+ON_CPU = (
+    "--enforce-eager --dtype float32 --max-model-len 4096 --block-size 32 "
+    "--served-model-name holdfast-demo"
+)
+START_SECONDS = 300.0
 SKIPPED = "CKV_K8S_43,CKV_K8S_15,CKV_K8S_35,CKV_K8S_38"
 
 
@@ -157,6 +169,9 @@ class Pod:
         assert program == "python"
         return [sys.executable, *arguments]
 
+    def is_content(self, probe: str, process: subprocess.Popen[bytes]) -> bool:
+        return process.poll() is not None or self.probe(probe)
+
     @contextmanager
     def run(self) -> Iterator[str]:
         """Until the startup probe is content; the liveness probe must be so too, and SIGTERM ends
@@ -168,7 +183,7 @@ class Pod:
             )
             try:
                 for probe in ("startupProbe", "livenessProbe"):
-                    eventually(lambda probe=probe: process.poll() or self.probe(probe))
+                    eventually(partial(self.is_content, probe, process), START_SECONDS)
                 assert process.poll() is None, (self.directory / "log").read_text()[-2000:]
                 yield f"http://127.0.0.1:{self.port}"
             finally:
@@ -188,8 +203,31 @@ class Pod:
             return False
 
 
-def test_what_it_starts_serves_and_is_probed(tmp_path: Path) -> None:
-    found = render({"gateway": {"drainSeconds": 0}, "engine": EVERYTHING["engine"]})
+class VllmPod(Pod):
+    """Its command is the image's, whose vLLM is that of VLLM_PYTHON here, on a CPU."""
+
+    def command(self) -> list[str]:
+        assert "command" not in self.container
+        image = (ROOT / "engine" / "Dockerfile.gpu").read_text("utf-8")
+        shell, option, line = json.loads(image.rpartition("CMD ")[2])
+        assert "python3 -m" in line and "--host 0.0.0.0 --port 8000 " in line
+        line = line.replace("python3 -m", f"{os.environ['VLLM_PYTHON']} -m")
+        line = line.replace("--host 0.0.0.0 --port 8000 ", f"--host 127.0.0.1 --port {self.port} ")
+        plugins = re.search(r"VLLM_PLUGINS=\S+", image)
+        assert plugins is not None
+        self.environment |= {**VLLM_ON_CPU, **dict([plugins[0].split("=")])}
+        return [shell, option, line]
+
+
+KINDS = ["native", pytest.param("vllm", marks=needs_vllm)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_starts_serves_and_is_probed(tmp_path: Path, kind: str) -> None:
+    own = {**EVERYTHING["engine"], "kind": kind}
+    if kind == "vllm":
+        own = {"kind": kind, "vllmFlags": ON_CPU, "settings": {"ENGINE_MIN_CACHE_TOKENS": 32}}
+    found = render({"gateway": {"drainSeconds": 0}, "engine": own})
     secrets = {
         "HOLDFAST_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/ledger.db",
         "HOLDFAST_ENGINE_SECRET": "a-secret-of-16-and-more",
@@ -201,14 +239,16 @@ def test_what_it_starts_serves_and_is_probed(tmp_path: Path) -> None:
     migrate.directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(migrate.command(), cwd=ROOT, env=migrate.environment, check=True, timeout=300)
     gateway = Pod(found["StatefulSet", "hf-gateway"], tmp_path, secrets)
-    engine = Pod(found["StatefulSet", "hf-engine"], tmp_path, secrets)
+    made = Pod if kind == "native" else VllmPod
+    engine = made(found["StatefulSet", "hf-engine"], tmp_path, secrets)
     dashboard = Pod(found["Deployment", "hf-dashboard"], tmp_path, secrets)
     api, service = FakeApi(service="hf-engine"), found["Service", "hf-engine"]
     role = found["Role", "hf-gateway"]["rules"]
     assert role[0]["resources"] == ["endpointslices"] and role[0]["verbs"] == ["list", "watch"]
     with ExitStack() as stack:
         address = stack.enter_context(serve(api))
-        assert gateway.environment["HOLDFAST_ENGINES"] == "kubernetes://prod/hf-engine:http"
+        path = "" if kind == "native" else "/holdfast"
+        assert gateway.environment["HOLDFAST_ENGINES"] == f"kubernetes://prod/hf-engine:http{path}"
         assert service["spec"]["ports"][0]["name"] == "http"
         gateway.environment["HOLDFAST_ENGINES"] += f"?api={address}"
         url = stack.enter_context(gateway.run())
