@@ -50,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in misspelt(os.environ):
         log.warning("setting_unknown", error=line)
     sys.setswitchinterval(SWITCH_SECONDS)
-    if settings.ttl_scale != 1:
-        log.warning("TTLS ARE SCALED: not for production", ttl_scale=settings.ttl_scale)
     if settings.clock == "manual":
         log.warning("THE CLOCK IS MANUAL: for tests only")
     failed: list[bool] = []

@@ -1,7 +1,6 @@
 """The engine's settings: environment variables `ENGINE_*`, read once at start."""
 
 from collections.abc import Mapping
-from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,12 +92,6 @@ class Settings(BaseSettings):
         description="Shortest prefix that is cached, where the request says nothing",
     )
     lease_share: Share = Field(0.5, description="Part of the pool that leases may hold")
-    scope_lease_share: Share = Field(
-        0.5, description="Part of the lease budget that a scope gets even where others have it all"
-    )
-    ttl_scale: float = Field(
-        1.0, gt=0, le=1, description="Multiplies every TTL; below 1 for demonstrations only"
-    )
     clock: Literal["monotonic", "manual"] = Field(
         "monotonic", description="`manual` stands still until moved; tests only, on loopback only"
     )
@@ -127,20 +120,11 @@ class Settings(BaseSettings):
         description="How the model marks its thinking (a name of engine/README.md, or `none`); "
         "default: what its chat template proves",
     )
-    template_date: str = Field(
-        "session",
-        description="The day that chat templates write (`strftime_now`): `session`, the day that "
-        "a prompt's tools and system prompt were first written with, until they were not used for "
-        "an hour; `today`; or a day as YYYY-MM-DD",
-    )
     synthetic_prefill_us: float = Field(
         50.0, ge=0, le=1e6, description="Synthetic engine: microseconds per prefilled token"
     )
     synthetic_decode_ms: float = Field(
         20.0, ge=0, le=60_000, description="Synthetic engine: milliseconds per decode step"
-    )
-    synthetic_context: int = Field(
-        131_072, ge=1024, le=2**24, description="Synthetic engine: context in tokens"
     )
     vllm_args: Json[dict[str, Any]] = Field(
         {},
@@ -152,9 +136,6 @@ class Settings(BaseSettings):
         description="Upstream engine: the URL of an unmodified model server, such as "
         "http://127.0.0.1:8000; ENGINE_MODEL must name the directory of the model that it serves",
     )
-    upstream_kind: Literal["auto", "vllm", "llamacpp", "openai"] = Field(
-        "auto", description="Upstream engine: what the server is; default: what its answers show"
-    )
     upstream_model: str = Field(
         "", description="Upstream engine: the server's name of the model; default: its only one"
     )
@@ -162,12 +143,9 @@ class Settings(BaseSettings):
         SecretStr(""), description="Upstream engine: the server's API key, where it wants one"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log line that is written"
-    )
-
-    access_log: bool = Field(
-        False,
-        description="Write a log line for each call that a gateway makes for a client's request",
+        "info",
+        description="Least severe log line that is written; `debug` has one for each call that a "
+        "gateway makes for a client's request",
     )
 
     @field_validator("secret")
@@ -177,16 +155,6 @@ class Settings(BaseSettings):
         if len(text) < 16 or text != text.strip() or not (text.isascii() and text.isprintable()):
             raise ValueError("must be 16 or more printable ASCII characters, no blank at an end")
         return value
-
-    @field_validator("template_date")
-    @classmethod
-    def _is_a_day(cls, value: str) -> str:
-        if value in ("session", "today"):
-            return value
-        try:
-            return date.fromisoformat(value).isoformat()
-        except ValueError:
-            raise ValueError("must be `session`, `today` or a day as YYYY-MM-DD") from None
 
     @model_validator(mode="after")
     def _fit_together(self) -> "Settings":

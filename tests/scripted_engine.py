@@ -17,7 +17,7 @@ import msgspec
 from engine import __main__ as program
 from engine.backends import synthetic
 from engine.backends.base import Parts, Progress
-from engine.backends.prepare.renderers import capabilities_of, clock_of
+from engine.backends.prepare.renderers import capabilities_of
 from engine.cache.ids import TokenId
 from engine.protocol import Delta, FinishReason, GenerateRequest, Prompt
 from engine.schedule.output import Mask, OutputParser, Spelled
@@ -39,7 +39,6 @@ def load(settings: Settings, progress: Progress) -> Parts:
     renderer = ChatRenderer.from_model(
         os.environ["SCRIPTED_MODEL"],
         FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
-        clock_of(settings.template_date),
     )
     own = [one for one in parts.description.capabilities if one != "tools"]
     has_strict = renderer.tool_format is not None and renderer.can_trigger

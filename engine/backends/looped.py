@@ -149,8 +149,7 @@ class EngineBackend:
         self._compilers = ThreadPoolExecutor(MAX_WORKERS, "compile", initializer=step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
-        longest = max(ttl.seconds for ttl in TTLS.values()) * settings.ttl_scale
-        longest += ARRIVAL_GRACE_SECONDS
+        longest = max(ttl.seconds for ttl in TTLS.values()) + ARRIVAL_GRACE_SECONDS
         self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
         self._adapters = AdapterShelf()

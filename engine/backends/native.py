@@ -112,7 +112,6 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             attention=loaded.attention,
             device=loaded.device_name,
             default_sampling=recommended(read_json(settings.model, "generation_config.json")),
-            ttl_scale=settings.ttl_scale,
             max_running=settings.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         ),

@@ -154,8 +154,6 @@ def new_memory(
     entries = Entries(
         pool,
         lease_share=settings.lease_share,
-        scope_lease_share=settings.scope_lease_share,
-        ttl_scale=settings.ttl_scale,
         grace_seconds=ARRIVAL_GRACE_SECONDS,
         host=host.pool if host is not None else None,
         store=tier,

@@ -19,6 +19,7 @@ from engine.schedule.runner import Work
 from engine.settings import Settings
 
 STEP_TOKENS = 512
+CONTEXT_TOKENS = 131_072
 DEFAULT_NUM_BLOCKS = 65_536
 KV_BYTES_PER_TOKEN = 131_072
 """Llama-3-8B's in 16 bits: the bytes that a copy between device and host is taken to move."""
@@ -45,7 +46,7 @@ def load_synthetic(
             backend="synthetic",
             model="synthetic",
             epoch="",
-            max_context_tokens=settings.synthetic_context,
+            max_context_tokens=CONTEXT_TOKENS,
             block_size=settings.block_size,
             num_blocks=settings.num_blocks or DEFAULT_NUM_BLOCKS,
             granularity=1,
@@ -59,7 +60,6 @@ def load_synthetic(
                 "own_template",
             ],
             prefix_order="tools_first",
-            ttl_scale=settings.ttl_scale,
             max_running=settings.max_running,
             longest_token_bytes=BYTES_PER_TOKEN,
         ),

@@ -38,7 +38,6 @@ class Entries:
         *,
         lease_share: float,
         scope_lease_share: float = 0.5,
-        ttl_scale: float = 1.0,
         grace_seconds: float = 0.0,
         host: BlockPool | None = None,
         store: StoreTier | None = None,
@@ -60,7 +59,6 @@ class Entries:
         )
         if store is not None:
             store.on_held, store.on_displaced = self._has_copy, self._displaced
-        self._ttl_scale = ttl_scale
         self._grace_seconds = grace_seconds
         self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
@@ -125,7 +123,7 @@ class Entries:
 
     def seconds(self, ttl: Ttl, own: float | None = None) -> float:
         """A lifetime in seconds: the breakpoint's `own`, else the TTL's."""
-        return (TTLS[ttl].seconds if own is None else own) * self._ttl_scale
+        return TTLS[ttl].seconds if own is None else own
 
     def why_missing(self, key: Digest, now: float) -> MissReason | None:
         """Why there is no readable entry at this key, as far as it is remembered."""

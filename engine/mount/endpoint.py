@@ -228,7 +228,6 @@ def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
         end_token_ids=declared if isinstance(declared, list) else [declared],
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
-        template_date=settings.template_date,
     )
 
 

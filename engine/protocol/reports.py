@@ -82,7 +82,6 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = ""
     device: str = ""
     default_sampling: Sampling = Sampling(max_tokens=None)
-    ttl_scale: float = 1.0
     max_running: int = 0
     longest_token_bytes: int = 0
     upstream: str | None = None

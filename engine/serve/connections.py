@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         raise_descriptor_limit()
         super().__init__(
             uvicorn.Config(
-                AccessLog(app, note_call) if settings.access_log else app,
+                AccessLog(app, note_call) if settings.log_level == "debug" else app,
                 host=settings.host,
                 port=settings.port,
                 http=BoundedProtocol,

@@ -366,4 +366,4 @@ def note_call(scope: Any, told: dict[str, Any]) -> None:
     A call without an id is the gateway's own: polls and acknowledgements.
     """
     if scope["path"].startswith("/v1/") and "request_id" in get_contextvars():
-        log.info("call", **told)
+        log.debug("call", **told)

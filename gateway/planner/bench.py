@@ -18,7 +18,6 @@ from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
 from gateway.planner.sizes import GIB, Sizes
 from gateway.planning.traffic import Job, Turn
 
-SCOPE_LEASE_SHARE = 0.5
 HOST_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 10e9, 2e9
 MAX_STRETCH = 5_000
 """Turns of the busiest stretch, under which the curves' points are simulated."""
@@ -147,7 +146,6 @@ class Bench:
             host=host,
             disk=disk,
             lease_share=self._job.asked.lease_share,
-            scope_lease_share=SCOPE_LEASE_SHARE,
             max_running=self._job.asked.max_running,
             block_units=max(BLOCK_TOKENS // self._unit, 1),
             min_cache_tokens=self._job.asked.min_cache_tokens or self._job.min_cache_tokens,

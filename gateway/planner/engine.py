@@ -81,9 +81,7 @@ class Capacities:
     host: int = 0
     disk: int = 0
     lease_share: float = 0.5
-    scope_lease_share: float = 1.0
     max_running: int = _UNBOUNDED
-    ttl_scale: float = 1.0
     grace_seconds: float = ARRIVAL_GRACE_SECONDS
     block_units: int = 1
     min_cache_tokens: int = 1
@@ -499,8 +497,6 @@ def _new_cache(capacities: Capacities, block_tokens: int) -> PrefixCache:
     entries = Entries(
         pool,
         lease_share=capacities.lease_share,
-        scope_lease_share=capacities.scope_lease_share,
-        ttl_scale=capacities.ttl_scale,
         grace_seconds=capacities.grace_seconds,
         host=host.pool if host is not None else None,
         store=store,

@@ -349,14 +349,13 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
 def _upstream_of(backend: str, settings: Settings) -> Iterator[dict[str, str]]:
     """For the backend `upstream`: a `vllm serve` without our plugin, and where it is.
 
-    UPSTREAM_URL names a server that runs already, and UPSTREAM_KIND how it is talked to.
+    UPSTREAM_URL names a server that runs already.
     """
     if backend != "upstream" or "UPSTREAM" in settings:
         yield {}
         return
     if url := os.environ.get("UPSTREAM_URL"):
-        kind = os.environ.get("UPSTREAM_KIND", "auto")
-        yield {"ENGINE_UPSTREAM": url, "ENGINE_UPSTREAM_KIND": kind}
+        yield {"ENGINE_UPSTREAM": url}
         return
     port = free_port()
     command, environment = plain_vllm(port, settings)

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.backends.synthetic import CONTEXT_TOKENS
 from scripts.stack import ADMIN_KEY, API_KEY, Stack, running_stack
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
-CONTEXT = 4096
 # Four bytes are a token here. Only the engine knows that this is too long with what stands around.
-TOO_LONG = "hush " * (4 * (CONTEXT - 1) // 5)
+TOO_LONG = ("hush " * CONTEXT_TOKENS)[: 4 * (CONTEXT_TOKENS - 1)]
 SECRET = "The heron counts forty two stones"
 
 
@@ -35,9 +35,8 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     logs = tmp_path_factory.mktemp("logs")
     engine = {
-        "ENGINE_SYNTHETIC_CONTEXT": str(CONTEXT),
         "ENGINE_MIN_CACHE_TOKENS": "16",
-        "ENGINE_ACCESS_LOG": "true",
+        "ENGINE_LOG_LEVEL": "debug",
     }
     gateway = {"HOLDFAST_ACCESS_LOG": "true"}
     data = tmp_path_factory.mktemp("data")

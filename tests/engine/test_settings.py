@@ -52,8 +52,6 @@ def test_a_bad_setting_ends_the_start_and_is_named(environment: dict[str, str], 
     [
         ({"secret": "short"}, "16 or more"),
         ({"secret": "é" * 20}, "printable ASCII"),
-        ({"template_date": "tomorrow"}, "ENGINE_TEMPLATE_DATE"),
-        ({"ttl_scale": 2}, "ENGINE_TTL_SCALE"),
         ({"clock": "manual", "host": "0.0.0.0"}, "ENGINE_CLOCK"),
         ({"role": "prefill"}, "ENGINE_ROLE"),
         ({"role": "decode", "store": "/nowhere"}, "ENGINE_STORE_SHARED"),
@@ -65,16 +63,14 @@ def test_what_is_no_setting_is_named(settings: dict[str, Any], named: str) -> No
     assert any(named in told for told in problems_of(caught.value))
 
 
-def test_scaled_ttls_and_a_manual_clock_are_logged_loudly() -> None:
-    loud = {"ENGINE_TTL_SCALE": "0.01", "ENGINE_CLOCK": "manual"}
-    with engine({**SECRET, **loud, "ENGINE_PORT": str(free_port())}) as process:
+def test_a_manual_clock_is_logged_loudly() -> None:
+    loud = {"ENGINE_CLOCK": "manual", "ENGINE_PORT": str(free_port())}
+    with engine({**SECRET, **loud}) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(2)]
+        line = process.stdout.readline()
         process.terminate()
         process.communicate()
-    assert all('"level": "warning"' in line for line in lines)
-    assert "TTLS ARE SCALED" in lines[0]
-    assert "THE CLOCK IS MANUAL" in lines[1]
+    assert '"level": "warning"' in line and "THE CLOCK IS MANUAL" in line
 
 
 def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
@@ -84,7 +80,7 @@ def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
 
 def test_a_number_has_a_bound_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """1e30 blocks were an engine that loaded for ever."""
-    assert len(NUMBERS) > 15 and {"max_running", "num_blocks", "lease_share"} < set(NUMBERS)
+    assert len(NUMBERS) > 12 and {"max_running", "num_blocks", "lease_share"} < set(NUMBERS)
     monkeypatch.setenv("ENGINE_SECRET", SECRET["ENGINE_SECRET"])
     for name in (f"ENGINE_{number.upper()}" for number in NUMBERS):
         for wrong in ("-1", "1" + "0" * 30, "inf", "nan", "many", "٣"):

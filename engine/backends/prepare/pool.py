@@ -282,13 +282,12 @@ def new_pool(
             spec=spec, description=description, memory_bytes=MEMORY_BYTES, seconds=PREPARE_SECONDS
         )
         new_worker = partial(WorkerProcess, start)
-    keeps_days = renderer.writes_date and settings.template_date == "session"
     return PreparePool(
         new_worker,
         max_workers=max_workers,
         max_waiting=settings.max_waiting,
         wait_seconds=WAIT_SECONDS,
-        days=days if keeps_days else None,
+        days=days if renderer.writes_date else None,
     )
 
 

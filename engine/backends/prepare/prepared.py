@@ -19,8 +19,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Which renderer a worker process loads: the model's own, or the synthetic engine's.
 
     `model` is the directory or hub id of the tokenizer. `template` goes before the model's own.
-    `end_token_ids` end a turn beside those that the tokenizer's files name. `template_date` is
-    the setting. `image_text` is the renderer's.
+    `end_token_ids` end a turn beside those that the tokenizer's files name. `image_text` is the
+    renderer's.
     """
 
     kind: Literal["chat", "synthetic"]
@@ -29,7 +29,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     end_token_ids: list[int] = []
     tool_format: str = "auto"
     reasoning_format: str = "auto"
-    template_date: str = "session"
     image_text: str = ""
 
 

@@ -1,8 +1,6 @@
 """A model's renderer by the settings: the same in the engine and in its workers."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
@@ -20,7 +18,6 @@ def chat_worker(settings: Settings) -> WorkerSpec:
         model=settings.model,
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
-        template_date=settings.template_date,
     )
 
 
@@ -32,16 +29,7 @@ def chat_renderer(spec: WorkerSpec) -> ChatRenderer:
     ends = frozenset(TokenId(token) for token in spec.end_token_ids)
     files = replace(files, end_token_ids=files.end_token_ids | ends)
     formats = FormatChoice(tools=spec.tool_format, reasoning=spec.reasoning_format)
-    now = clock_of(spec.template_date)
-    return ChatRenderer(files, formats=formats, now=now, image_text=spec.image_text)
-
-
-def clock_of(template_date: str) -> Callable[[], datetime]:
-    """The time that templates write: a fixed day's beginning, else the clock's."""
-    if template_date in ("session", "today"):
-        return datetime.now
-    moment = datetime.fromisoformat(template_date)
-    return lambda: moment
+    return ChatRenderer(files, formats=formats, image_text=spec.image_text)
 
 
 def capabilities_of(renderer: ChatRenderer, more: dict[Capability, bool]) -> list[Capability]:

@@ -450,8 +450,7 @@ class UpstreamBackend(EngineBackend):
         wire = Wire(settings.upstream, settings.upstream_key.get_secret_value(), SILENCE_SECONDS)
         async with AsyncExitStack() as closing:
             closing.push_async_callback(wire.close)
-            kind = settings.upstream_kind
-            kind = await find_kind(wire) if kind == "auto" else kind
+            kind = await find_kind(wire, settings.upstream_model)
             server = SERVERS[kind](wire, files, settings.upstream_model, settings.block_size)
             facts = await examined(server, renderer)
             closing.pop_all()
@@ -535,7 +534,6 @@ class UpstreamBackend(EngineBackend):
         entries = UnheldEntries(
             pool,
             lease_share=0.0,
-            ttl_scale=settings.ttl_scale,
             grace_seconds=ARRIVAL_GRACE_SECONDS,
         )
         hasher = ChainHasher(os.urandom(32), description.block_size)
@@ -589,7 +587,6 @@ class UpstreamBackend(EngineBackend):
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
             default_sampling=files.sampling,
-            ttl_scale=settings.ttl_scale,
             max_running=facts.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         )

@@ -671,11 +671,11 @@ SERVERS: Mapping[Kind, type[Server]] = {
 }
 
 
-async def find_kind(wire: Wire) -> Kind:
+async def find_kind(wire: Wire, model: str) -> Kind:
     """By whom `/v1/models` names as the owner, and by llama.cpp's own `/props`.
 
-    Whatever else lists its models is a server of chat completions. Raises UpstreamRefused,
-    UpstreamDenied, and UpstreamBusy where it is not ready yet.
+    Whatever else lists its models, or has its model named, is a server of chat completions.
+    Raises UpstreamRefused, UpstreamDenied, and UpstreamBusy where it is not ready yet.
     """
     status, answer = await wire.look(MODELS)
     owners = set[str]()
@@ -695,7 +695,8 @@ async def find_kind(wire: Wire) -> Kind:
         raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
     if 429 in (status, props) or max(status, props) >= 500:
         raise UpstreamBusy(f"the server is not ready: status {max(status, props)}")
+    if model:
+        return "openai"
     raise UpstreamRefused(
-        "ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it: `openai` for any server"
-        " of Chat Completions"
+        "ENGINE_UPSTREAM_MODEL: the server lists no models; one of Chat Completions needs the name"
     )

@@ -79,7 +79,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
             "kv_connector_module_path": MODULE,
             "kv_connector_extra_config": {
                 "lease_share": settings.lease_share,
-                "scope_lease_share": settings.scope_lease_share,
+                "scope_lease_share": LEASE_SHARES["scope_lease_share"],
             },
         },
     }

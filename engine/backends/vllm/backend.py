@@ -149,9 +149,7 @@ class VllmBackend(EngineBackend):
         num_spare = 2 * description.max_context_tokens // description.block_size
         num_blocks = description.num_blocks + self._blocks_below + num_spare
         pool = MirrorPool(num_blocks, description.block_size)
-        entries = HeldEntries(
-            pool, ttl_scale=settings.ttl_scale, grace_seconds=ARRIVAL_GRACE_SECONDS
-        )
+        entries = HeldEntries(pool, grace_seconds=ARRIVAL_GRACE_SECONDS)
         hasher = ChainHasher(os.urandom(32), description.block_size)
         cache = HeldCache(pool, entries, hasher, has_states=parts.has_states)
         accounting = Accounting(
@@ -320,7 +318,6 @@ def _description(
         ),
         device=str(config.device_config.device_type),
         default_sampling=recommended(sampling),
-        ttl_scale=settings.ttl_scale,
         max_running=config.scheduler_config.max_num_seqs,
         longest_token_bytes=longest_token_bytes(renderer.tokenizer),
     )

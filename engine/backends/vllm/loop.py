@@ -69,12 +69,11 @@ _WATCH = "name:"
 class HeldEntries(Entries):
     """Entries whose leases the connector holds. It reports which got one and which lost it."""
 
-    def __init__(self, pool: MirrorPool, *, ttl_scale: float, grace_seconds: float = 0.0) -> None:
+    def __init__(self, pool: MirrorPool, *, grace_seconds: float = 0.0) -> None:
         super().__init__(
             pool,
             lease_share=1.0,
             scope_lease_share=1.0,  # the connector decides
-            ttl_scale=ttl_scale,
             grace_seconds=grace_seconds,
         )
         self._states: dict[Digest, HoldState] = {}

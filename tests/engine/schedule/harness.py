@@ -218,7 +218,6 @@ class Harness:
         lease_share: float = 0.5,
         max_context_tokens: int = 10_000,
         clock: Clock | None = None,
-        ttl_scale: float = 1.0,
         runner: Runner | None = None,
         scaffold: TokenId | None = 9999,
         host_blocks: int = 0,
@@ -235,7 +234,6 @@ class Harness:
         self.entries = Entries(
             self.pool,
             lease_share=lease_share,
-            ttl_scale=ttl_scale,
             host=self.host.pool if self.host else None,
         )
         hasher = ChainHasher(b"key", block_size)

@@ -91,7 +91,7 @@ class SilentLlm:
 def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmLoop:
     """vLLM's loop, of its own parts, over nothing that computes."""
     pool = MirrorPool(8, 16)
-    cache = HeldCache(pool, HeldEntries(pool, ttl_scale=1), ChainHasher(bytes(32), 16))
+    cache = HeldCache(pool, HeldEntries(pool), ChainHasher(bytes(32), 16))
     core = VllmCore(llm, 100, takes_seeds=True, is_owner=True)
     running = asyncio.get_running_loop()
     accounting = Accounting(cache, clock, lambda events: None, epoch="e", max_context_tokens=64)

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.backends.synthetic import CONTEXT_TOKENS
 from engine.metrics import render
 from engine.protocol.reports import (
     BlockStats,
@@ -44,7 +45,6 @@ BOUNDED_LABELS |= {f"gen_ai_{name}" for name in ("operation_name", "provider_nam
 BOUNDED_LABELS |= {"gen_ai_response_model"}
 Labels = tuple[tuple[str, str], ...]
 NUM_NAMED = 2
-CONTEXT = 8192
 CLASSES = {
     "input": "input_tokens",
     "cache_read": "cache_read_tokens",
@@ -110,7 +110,7 @@ def play(url: str, key: str, number: int) -> Iterator[int]:
         chat = {"model": "synthetic", "messages": asked, "max_tokens": 5, "n": 3}
         yield http.post("/v1/chat/completions", json=chat).status_code
         # Four bytes are a token here, so only the engine knows that it is too long with its roles.
-        long = [{"role": "user", "content": "x" * 4 * (CONTEXT - 1)}]
+        long = [{"role": "user", "content": "x" * 4 * (CONTEXT_TOKENS - 1)}]
         refused = {"model": "synthetic", "messages": long, "max_tokens": 5}
         yield http.post("/v1/messages", json=refused).status_code
 
@@ -121,7 +121,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     engine = {
         "ENGINE_MIN_CACHE_TOKENS": "16",
         "ENGINE_STORE": str(tmp_path_factory.mktemp("store")),
-        "ENGINE_SYNTHETIC_CONTEXT": str(CONTEXT),
         "ENGINE_SYNTHETIC_DECODE_MS": "5",
     }
     gateway = {"HOLDFAST_METRICS_WORKSPACES": str(NUM_NAMED)}
@@ -420,7 +419,7 @@ DESCRIPTION = Description(
     backend="synthetic",
     model="m",
     epoch="e",
-    max_context_tokens=CONTEXT,
+    max_context_tokens=CONTEXT_TOKENS,
     block_size=16,
     num_blocks=100,
     granularity=1,

@@ -127,16 +127,6 @@ async def test_a_session_keeps_its_day_until_its_lease_ends_whichever_worker_ren
         assert other.usage.cache_read_tokens > 0 and await made.days() == 1
 
 
-@pytest.mark.parametrize(("setting", "expected"), [("2026-01-07", 7), ("20260109", 9)])
-async def test_a_fixed_day_is_the_day_of_every_prompt(
-    model: Path, setting: str, expected: int
-) -> None:
-    async with engine(model, template_date=setting) as made:
-        assert await made.days() == expected
-        made.today = NEW
-        assert await made.days() == expected
-
-
 async def test_segments_that_end_within_a_token_are_told_where_they_are_marked(
     model: Path,
 ) -> None:

@@ -29,7 +29,7 @@ PAINT = Tool("paint", {"type": "object", "properties": {"colour": {"type": "stri
 def running(script: Script) -> Iterator[Engine]:
     with (
         serving_script(script, ScriptedOpenAi) as url,
-        engine_before(url, UPSTREAM_KIND="openai") as engine,
+        engine_before(url) as engine,
     ):
         yield engine
 

@@ -21,7 +21,7 @@ class Books:
 
     def __init__(self) -> None:
         self.pool = MirrorPool(32, SIZE)
-        self.entries = HeldEntries(self.pool, ttl_scale=1.0)
+        self.entries = HeldEntries(self.pool)
         self.cache = HeldCache(self.pool, self.entries, ChainHasher(b"key", SIZE))
         self.time = 0.0
 
