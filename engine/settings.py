@@ -107,6 +107,10 @@ class Settings(BaseSettings):
         description="What proposes tokens, which one forward verifies, so that answers stay the "
         "same (native engine): `ngram`, what followed the same tokens earlier in prompt and answer",
     )
+    approximate: bool = Field(
+        False,
+        description="Compress the prefixes of requests that ask for it (native engine)",
+    )
     max_waiting: int = Field(
         256, ge=1, le=2**20, description="Requests that may wait; more are refused"
     )
@@ -182,6 +186,10 @@ class Settings(BaseSettings):
                 self.speculation != "off" and not is_native,
                 "ENGINE_SPECULATION works with ENGINE_BACKEND native; vLLM takes "
                 "`speculative_config` in ENGINE_VLLM_ARGS",
+            ),
+            (
+                self.approximate and not is_native,
+                "ENGINE_APPROXIMATE works with ENGINE_BACKEND native",
             ),
             (
                 keeps_other and not is_native,

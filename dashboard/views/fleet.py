@@ -50,6 +50,10 @@ def draw(view: View, chosen: Selection) -> None:
     if rows := adapter_table(engines):
         parts.heading("Adapters")
         parts.table(rows, "adapters", f"{len(rows)} adapters, with the engines that have them.")
+    if rows := technique_table(engines):
+        parts.heading("Compressed prefixes")
+        refused = sum(row["Allowed"] == "no" for row in rows)
+        parts.table(rows, "techniques", f"{refused} of {len(rows)} are too far from exact.")
     # What of the engine protocol holds: an engine in front of another server keeps less.
     parts.heading("What engines promise")
     if rows := promise_table(engines):
@@ -157,6 +161,22 @@ def adapter_table(found: Sequence[EngineReport]) -> list[Row]:
             "Engines": ", ".join(engines),
         }
         for (model, one), engines in sorted(having.items(), key=lambda item: item[0][1].name)
+    ]
+
+
+def technique_table(found: Sequence[EngineReport]) -> list[Row]:
+    """How far from exact each way to compress a prefix was at the load of each engine."""
+    return [
+        {
+            "Engine": engine.name,
+            "Scorer": one.scorer,
+            "Kept": formats.percent(one.keep),
+            "KL (nats)": one.kl,
+            "Same next token": formats.percent(one.agreement),
+            "Allowed": "yes" if one.is_allowed else "no",
+        }
+        for engine in found
+        for one in (engine.description.techniques if engine.description else ())
     ]
 
 

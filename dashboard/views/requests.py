@@ -289,6 +289,7 @@ def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
         "Missed because": _missed(turn),
         "Prefix": turn.prefix,
         "TTL": turn.prefix_ttl,
+        "Approximate": turn.approximate,
         "Read (tokens)": turn.cache_read_tokens,
         **{f"Written, {TTLS[ttl].words} (tokens)": n for ttl, n in turn.writes.items()},
         "Reused automatically (tokens)": turn.automatic_input_tokens,

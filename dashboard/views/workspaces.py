@@ -240,6 +240,10 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
             placeholder="none is kept",
             step=1,
         )
+        body["may_approximate"] = st.checkbox(
+            "May ask that only a part of a prefix is kept (approximate answers)",
+            now.may_approximate,
+        )
         if st.form_submit_button("Set limits"):
             path = f"/admin/v1/workspaces/{segment(chosen)}"
             _change(path, body, f"The limits of {chosen} were set.")

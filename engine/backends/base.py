@@ -20,7 +20,7 @@ from engine.protocol import (
 from engine.protocol.reports import Description, Guarantee
 from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter
-from engine.schedule.runner import Runner
+from engine.schedule.runner import Compressor, Runner
 from engine.text.rendered import KnownDays, RenderedPrompt
 
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class Parts:
     depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
     proposes a choice's next tokens; None without speculation. A recurrent state takes
     `state_blocks`; 0 for a model without linear layers. `adapters` are those of the settings.
+    `compressor` is there where prefixes may be compressed.
     """
 
     runner: Runner
@@ -79,6 +80,7 @@ class Parts:
     new_drafter: Callable[[], Drafter] | None = None
     state_blocks: int = 0
     adapters: AdapterParts | None = None
+    compressor: Compressor | None = None
 
 
 def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:

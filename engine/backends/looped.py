@@ -38,6 +38,8 @@ from engine.backends.reports import (
 )
 from engine.backends.storing import OpenStore, new_memory
 from engine.cache.block import Block, Entry
+from engine.cache.compressed import compressed
+from engine.cache.compression import new_compression
 from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
@@ -70,6 +72,7 @@ from engine.protocol.reports import (
     Memory,
     Stats,
     StoreStats,
+    why_refused,
 )
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
@@ -382,7 +385,7 @@ class EngineBackend:
                 self._cancel_soon(loaded, state.request_id)
 
         def submit() -> None:
-            self._adapters.check_held(state.query.digests.adapter)
+            self._adapters.check_held(state.query.adapter)
             loaded.loop.submit(state, samples)
 
         future = loaded.loop.call(submit)
@@ -496,6 +499,7 @@ class LoopedBackend(EngineBackend):
             parts.runner,
             max_waiting=settings.max_waiting,
             store=disk,
+            compressor=parts.compressor,
         )
         if store is not None:
             # Let the engine's thread take what the store's threads did.
@@ -603,7 +607,7 @@ def query_of(
     """The prompt as the cache sees it. Raise NotFound for an adapter that is not here."""
     tokens, least = array("I", prepared.token_ids).tolist(), request.min_cache_tokens
     keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
-    return CacheQuery(
+    query = CacheQuery(
         scope=request.scope,
         tokens=tokens,
         digests=cache.digests(request.scope, keys, acting(request.adapter, tokens)),
@@ -615,6 +619,19 @@ def query_of(
         lease_share=request.lease_share,
         lookback_to=request.lookback_to,
     )
+    asked = [point for point in request.breakpoints if point.keep is not None]
+    if not asked:
+        return query
+    if len(asked) > 1 or request.adapter or prepared.keys:
+        raise InvalidRequest("breakpoints: one may have `keep`, none with an adapter or images")
+    keep, scorer = asked[0].keep, asked[0].scorer
+    if keep is None or (why := why_refused(description.techniques, scorer, keep)) is not None:
+        raise InvalidRequest(f"breakpoints: keep: {why}")
+    end = query.segments[asked[0].segment].end
+    if end is None or not query.min_tokens <= end < len(tokens):
+        return query
+    how = new_compression(scorer, keep, end, description.block_size)
+    return query if how is None else compressed(query, cache, how)
 
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:

@@ -8,13 +8,17 @@ import structlog
 from engine.backends.adapters import AdapterParts
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
+from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.errors import ModelRefused
+from engine.compute.gate import measure
 from engine.compute.loading import load_model, model_facts
+from engine.compute.scorers.kvzip import REPEAT, REPEAT_PART
 from engine.compute.speculate import NgramDrafter
-from engine.protocol import SAMPLING_CAPABILITIES, Capability
-from engine.protocol.reports import Description
+from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
+from engine.protocol.reports import Description, Technique
 from engine.settings import Settings
 from engine.text.files import read_json, recommended
+from engine.text.renderer import ChatRenderer
 from engine.text.tokens.detokenize import longest_token_bytes
 
 log = structlog.get_logger()
@@ -28,6 +32,17 @@ MARKS_A_CONTEXT = 5
 """A recurrent state for each breakpoint of a prompt, and one that goes on."""
 SPECULATION_TOKENS = 8
 """Tokens that are proposed at once at most."""
+
+
+def told_by(renderer: ChatRenderer) -> Told:
+    """What is said to a model that is to repeat its prompt, as its template has it."""
+    text = REPEAT.strip()
+    rendered = renderer.render(
+        Prompt([Message("user", [TextPart(text)])]), thinking=False, scope=""
+    )
+    turn = renderer.tokenizer.decode(list(rendered.token_ids), skip_special_tokens=False)
+    parts = (REPEAT, REPEAT_PART, turn.rpartition(text)[2] or "\n")
+    return Told(*(renderer.tokenizer.encode(part, add_special_tokens=False).ids for part in parts))
 
 
 def load_native(settings: Settings, progress: Progress) -> Parts:
@@ -61,6 +76,12 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             runner.adapters,
             lambda ids: renderer.tokenizer.decode(list(ids), skip_special_tokens=False),
         )
+    compressor, techniques = None, list[Technique]()
+    if settings.approximate:
+        check_compressible(loaded)
+        progress("measuring approximations", 0.96)
+        told = told_by(renderer)
+        compressor, techniques = KvCompressor(runner, told), list(measure(loaded, told))
     layout, facts = loaded.layout, None
     if settings.store:
         # What a stored block depends on: the model as it computes, its template and tokenizer.
@@ -89,6 +110,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         block_bytes=block_bytes,
         state_blocks=state_blocks,
         adapters=adapters,
+        compressor=compressor,
         description=Description(
             backend="native",
             model=Path(settings.model).name,
@@ -114,5 +136,6 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             default_sampling=recommended(read_json(settings.model, "generation_config.json")),
             max_running=settings.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+            techniques=techniques,
         ),
     )

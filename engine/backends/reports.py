@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.cache.block import Block, Entry
+from engine.cache.compression import compression_of
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import (
@@ -193,11 +194,12 @@ def entry_infos(
         live = nlargest(limit, live, key=lambda entry: (entry.tokens, entry.key))
     for entry in live:
         deepest = entry.blocks[max(entry.tokens // block_size - 1, 0)]
+        how = compression_of(entry.adapter, block_size)
         infos.append(
             EntryInfo(
                 entry=entry.key.hex(),
                 scope=entry.scope,
-                tokens=entry.tokens,
+                tokens=entry.tokens + (how.cut if how is not None else 0),
                 blocks=len(entry.blocks),
                 ttl=entry.ttl,
                 state=entry.state,
@@ -209,6 +211,7 @@ def entry_infos(
                 is_stored=entry.outlives_restarts,
                 own_tokens=max(entry.tokens - (len(entry.blocks) - own[entry]) * block_size, 0),
                 shared_by=deepest.ref_count - deepest.lease_count,
+                approximate=how.told if how is not None else None,
             )
         )
     return infos

@@ -52,11 +52,14 @@ E = TypeVar("E", bound=Readable)
 def eligible(
     segments: Sequence[Segment], breakpoints: Sequence[Breakpoint], min_tokens: int
 ) -> list[Mark]:
-    """The breakpoints that have a boundary at or above the minimum, in order."""
+    """The breakpoints that have a boundary at or above the minimum, in order.
+
+    One that is to be compressed, and is not, has none.
+    """
     marks = []
     for point in sorted(breakpoints, key=lambda point: point.segment):
         end = segments[point.segment].end
-        if end is not None and end >= min_tokens:
+        if end is not None and end >= min_tokens and point.keep is None:
             marks.append(Mark(point.segment, end, point.ttl, point.seconds))
     return marks
 

@@ -6,9 +6,10 @@ Sampling, scheduling and clocks are not known here; times are handed in.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.cache.block import Block, Entry, Refresh
+from engine.cache.compression import Compression
 from engine.cache.digests import ActiveAdapter, ChainHasher, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
@@ -19,6 +20,7 @@ from engine.cache.recurrent import RecurrentState, state_position
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (
+    Approximation,
     Breakpoint,
     BreakpointReport,
     ChainHeld,
@@ -38,7 +40,8 @@ class CacheQuery:
     """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
 
     The ends of `segments` are floored to the granularity. `lease_share` None is the common share.
-    `lookback_to` is the request's.
+    `lookback_to` is the request's. Of a compressed prompt (`compressed.py`) all counts are slots,
+    and `origin` is the exact beginning of which some tokens are kept.
     """
 
     scope: str
@@ -51,6 +54,18 @@ class CacheQuery:
     arrived_at: float
     lease_share: float | None = None
     lookback_to: int | None = None
+    compression: Compression | None = None
+    origin: "CacheQuery | None" = None
+
+    @property
+    def adapter(self) -> ActiveAdapter | None:
+        """The adapter that acts on some of the tokens."""
+        return self.digests.adapter if self.compression is None else None
+
+    @property
+    def cut(self) -> int:
+        """By how many slots later tokens lie before their positions."""
+        return self.compression.cut if self.compression is not None else 0
 
 
 @dataclass(slots=True)
@@ -82,6 +97,7 @@ class CacheResult:
     held: ChainHeld | None
     miss_reason: MissReason | None
     read_tier: Tier | None = None
+    approximate: Approximation | None = None
 
 
 class PrefixCache:
@@ -224,8 +240,40 @@ class PrefixCache:
             _release(acquired)
             raise
         found.held, found.state = [], []
-        found.reused = sum(source.num_tokens for source in sources.values())
+        found.reused = sum(source.num_tokens for source in sources.values()) + query.cut
         return copies
+
+    # Compressed prompts.
+
+    def lacks_kept(self, query: CacheQuery, found: Found | None) -> bool:
+        """Whether the tokens that a compressed prompt keeps are not in memory."""
+        if query.compression is None:
+            return False
+        num_blocks = query.compression.kept // self.pool.block_size
+        if found is not None and len(found.held) >= num_blocks:
+            return False
+        return any(self._find_full(query.digests, index) is None for index in range(num_blocks))
+
+    def begin_exact(self, query: CacheQuery, table: BlockTable) -> list[Block]:
+        """Fill an empty table for a compressed prompt's exact beginning.
+
+        Return blocks for what will be kept of it. Raises NoFreeBlocks like `begin`.
+        """
+        assert query.origin is not None and query.compression is not None
+        num_kept = query.compression.kept // self.pool.block_size
+        self.resume(query.origin, query.origin.tokens, table)  # whole blocks: nothing is copied
+        if num_kept > self.pool.num_reclaimable:
+            num_needed = num_kept + len(table.blocks)
+            table.release()
+            raise NoFreeBlocks(num_needed)
+        return [self.pool.allocate(index, query.digests.root) for index in range(num_kept)]
+
+    def add_kept(self, query: CacheQuery, blocks: Sequence[Block]) -> None:
+        """These have what is kept now: they are findable. Their references are given back."""
+        for index, block in enumerate(blocks):
+            self.pool.append(block, query.digests.block_tokens(index))
+            self.pool.index(block, query.digests.full[index])
+        self.pool.release_chain(blocks)
 
     def miss(self, query: CacheQuery, found: Found | None, table: BlockTable) -> None:
         """The store lost the first block that this table waits for: it is computed instead.
@@ -278,11 +326,17 @@ class PrefixCache:
             self.entries.bring_back(found.hit, self._blocks_of(found.hit, table))
         reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
+        cut = query.cut
         receipt, held = self._hold_names(query, table, now)
         if table.state is not None:
             table.state.let_go()
         return CacheResult(
-            usage=bill(found.marks, len(query.tokens), found.read, found.reused),
+            usage=bill(
+                [replace(mark, tokens=mark.tokens + cut) for mark in found.marks],
+                len(query.tokens) + cut,
+                found.read and found.read + cut,
+                found.reused,
+            ),
             breakpoints=[
                 reports.get(point.segment) or self._not_written(query, point)
                 for point in sorted(query.breakpoints, key=lambda point: point.segment)
@@ -291,6 +345,7 @@ class PrefixCache:
             held=held,
             miss_reason=reason,
             read_tier=table.origin(found.read) if found.read else None,
+            approximate=query.compression.told if query.compression is not None else None,
         )
 
     # Inside.
@@ -393,7 +448,10 @@ class PrefixCache:
         )
         if entry is None:
             return BreakpointReport(
-                segment=mark.segment, state="none", tokens=mark.tokens, reason="ttl_expired"
+                segment=mark.segment,
+                state="none",
+                tokens=mark.tokens + query.cut,
+                reason="ttl_expired",
             )
         for name in query.names:
             if name.tokens == mark.tokens:
@@ -402,7 +460,7 @@ class PrefixCache:
         return BreakpointReport(
             segment=mark.segment,
             state=entry.state,
-            tokens=mark.tokens,
+            tokens=mark.tokens + query.cut,
             ttl=entry.ttl,
             expires_in_seconds=entry.expires_at - now if entry.is_leased else None,
             reason=entry.why_unleased,
@@ -453,7 +511,7 @@ class PrefixCache:
                 break
         num_unanchored = 0 if self.has_states else num_held - len(held)
         receipt = Receipt(
-            name_tokens=[name.tokens for name in query.names],
+            name_tokens=[name.tokens + query.cut for name in query.names],
             num_held=num_held,
             num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
             lease_seconds=lease,

@@ -53,13 +53,15 @@ class DecodeGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """`slots` (tokens) are where the new keys and values go; `sampled` indexes the tokens
-    behind which is drawn.
+    behind which is drawn. `positions` count a sequence's slots, `rotary` its prompt's tokens: more
+    behind a compressed prefix.
 
     Either there are `tiles` for the paged kernel, or chunks and groups.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    rotary: torch.Tensor
     slots: torch.Tensor
     sampled: torch.Tensor
     chunks: Sequence[TokenRun] = ()
@@ -92,6 +94,7 @@ def build_batch(
     sampled: list[int] = []
     positions = np.empty(num_tokens, dtype=np.int64)
     slots = np.empty(num_tokens, dtype=np.int64)
+    rotary = np.empty(num_tokens, dtype=np.int64)
     runs: list[Run] = []
     decoding: list[_Decode] = []
     for work in works:
@@ -108,11 +111,13 @@ def build_batch(
             positions[begin:end] = span
             slots[begin:end] = table[span // block_size] * block_size + span % block_size
             runs.append(Run(begin, count, work.start, table))
+        rotary[begin:end] = positions[begin:end] + work.cut
         if work.sample is not None:
             sampled.extend(range(end - 1 - len(work.draft), end))
     packed = Batch(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.from_numpy(positions).to(device),
+        rotary=torch.from_numpy(rotary).to(device),
         slots=torch.from_numpy(slots).to(device),
         sampled=torch.tensor(sampled, dtype=torch.long, device=device),
     )

@@ -256,6 +256,17 @@ class KvPool:
             keys, values = self._codec.decode(keys, dtype), self._codec.decode(values, dtype)
         return keys.flatten(0, 1), values.flatten(0, 1)
 
+    def slots(self, blocks: torch.Tensor) -> torch.Tensor:
+        """The flat slots of blocks, in order."""
+        within = torch.arange(self.block_size, device=self.device)
+        return (blocks[:, None] * self.block_size + within).flatten()
+
+    def copy_slots(self, layer: int, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy tokens' keys and values of one layer from flat slots to others."""
+        for plane in (self.keys[layer], self.values[layer]):
+            rows = plane.flatten(0, 1)
+            rows.index_copy_(0, targets, rows[sources])
+
     @property
     def block_bytes(self) -> int:
         return self.layout.bytes_per_block(self.block_size)

@@ -14,6 +14,7 @@ from engine.compute.batch import build_batch
 from engine.compute.kv import HostKv, KvPool
 from engine.compute.linear import PackedCache, StepStates
 from engine.compute.sampler import biased, is_greedy, penalized, sample, sample_rows, tell_probs
+from engine.compute.scorers.replay import Replay
 from engine.schedule.runner import SampleParams, Work
 
 
@@ -83,6 +84,24 @@ class TorchRunner:
         return self.visit(works)[0]
 
     @torch.inference_mode()
+    def replay(self, token_ids: Sequence[TokenId], start: int, replay: Replay) -> None:
+        """Run tokens at positions start, start + 1, … over a prefix in the pool."""
+        work = Work(token_ids=token_ids, start=0, block_table=[0] * len(token_ids))
+        batch = build_batch([work], self.pool.block_size, self.pool.device)
+        replay.positions = batch.positions + start
+        self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=replay.positions[None],
+            use_cache=False,
+            logits_to_keep=1,
+            **{
+                STEP_ARGUMENT: AttentionStep(
+                    pool=self.pool, batch=batch, windows=self._windows, replay=replay
+                )
+            },
+        )
+
+    @torch.inference_mode()
     def visit(self, works: Sequence[Work]) -> tuple[torch.Tensor, list[int]]:
         """Compute a step; its logits, and the layers whose attention ran, in order."""
         batch = build_batch(
@@ -105,7 +124,7 @@ class TorchRunner:
         with self.adapters.acting(works, self.pool.device):
             output = self._model(
                 input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
+                position_ids=batch.rotary[None],
                 past_key_values=cache,
                 use_cache=cache is not None,
                 logits_to_keep=batch.sampled,

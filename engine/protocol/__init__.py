@@ -7,7 +7,7 @@ are lower-case hex.
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -83,6 +83,10 @@ Capability = Literal[
     "lookback_to",
     "images",
 ]
+Scorer = Literal["kvzip", "keydiff", "chunkkv", "snapkv", "h2o", "sinks", "random"]
+SCORERS: tuple[Scorer, ...] = get_args(Scorer)
+DEFAULT_SCORER: Scorer = "kvzip"
+LEAST_KEEP = 0.1
 MissReason = Literal[
     "cold",
     "no_breakpoint",
@@ -222,12 +226,31 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A segment end whose prefix the client wants held for `ttl`.
 
     With `seconds` the entry lives that long instead, and reads do not prolong it; `ttl` is the
-    class that its write is billed as.
+    class that its write is billed as. With `keep` that part of the prefix's tokens is kept in each
+    layer, chosen by `scorer`, and what follows is computed behind them: an approximation. One
+    breakpoint of a request may have it. Breakpoints in front of it hold nothing.
     """
 
     segment: NotNegative
     ttl: Ttl = "5m"
     seconds: Annotated[float, Meta(gt=0)] | None = None
+    keep: Annotated[float, Meta(ge=LEAST_KEEP, lt=1)] | None = None
+    scorer: Scorer = DEFAULT_SCORER
+
+
+class Approximation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer's prompt was computed behind: `kept` of its first `of` tokens in each layer,
+    of which the part `keep` was asked for."""
+
+    kind: Literal["compressed"] = "compressed"
+    scorer: Scorer
+    keep: float
+    kept: int
+    of: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind} {self.scorer} {self.keep:g}: {self.kept} of {self.of}"
 
 
 class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -490,6 +513,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     stand: they are told in the user's turn beside it. `inexact` are the breakpoints' segments whose
     last tokens depend on the text behind them: their boundary lies before their text's end.
 
+    `approximate` is None where all is exact.
+
     `read_tier` is the lowest tier that `usage.cache_read_tokens` came from; None without a read.
     `bring_back_seconds` are those from admission until all of it was on the device; 0 where it was.
     """
@@ -507,6 +532,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     inexact: list[int] = []
     read_tier: Tier | None = None
     bring_back_seconds: float = 0.0
+    approximate: Approximation | None = None
 
 
 class TokenProb(msgspec.Struct, frozen=True):

@@ -1,17 +1,20 @@
 """What an engine tells of itself: its description, its counters, its memory, its entries."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from engine.protocol import (
     PROTOCOL_VERSION,
+    Approximation,
     BestEffortReason,
     Capability,
     EntryState,
     GuaranteeName,
     InputUsage,
     Sampling,
+    Scorer,
     Tier,
     Ttl,
 )
@@ -48,6 +51,37 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
 
 
+class Technique(msgspec.Struct, frozen=True, kw_only=True):
+    """How far answers behind a compressed prefix are from exact ones, measured at the load on texts
+    that the model itself wrote.
+
+    `kl` is the mean divergence of the next token's distribution, in nats; `agreement` the part of
+    `tokens` places at which the most likely token is the same. What `is_allowed` may be asked for.
+    """
+
+    scorer: Scorer
+    keep: float
+    kl: float
+    agreement: float
+    tokens: int
+    is_allowed: bool
+
+
+def why_refused(techniques: Sequence[Technique], scorer: Scorer, keep: float) -> str | None:
+    """Why an engine does not compress so; None if it does. The next lower part that was measured
+    decides."""
+    known = [one for one in techniques if one.scorer == scorer and one.keep <= keep]
+    if not known:
+        return f"this engine does not compress prefixes by {scorer}"
+    near = max(known, key=lambda one: one.keep)
+    if near.is_allowed:
+        return None
+    return (
+        f"{scorer} at {near.keep} is too far from exact on this model: KL {near.kl:.2f}, "
+        f"agreement {near.agreement:.2f}"
+    )
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
 
@@ -61,7 +95,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     level that the kernel was built for; `device` is `cpu`, or a GPU's name or kind. A 0 or empty
     text is what the engine does not tell. `guarantees` has each name once. An engine with a `role`
     shares a store with the others of its model. Requests may carry a `record` where it
-    `keeps_records`.
+    `keeps_records`. `techniques` are the ways of compressing a prefix that were measured; none
+    where that is off, or the engine can't.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -89,6 +124,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     role: EngineRole = "both"
     keeps_records: bool = False
     adapters: list[AdapterInfo] = []
+    techniques: list[Technique] = []
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -321,7 +357,8 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     `name` is the gateway's name of just this prefix. `shared_by` counts the sequences that hold its
     deepest full block. `reason` says why nothing holds a `best_effort` one. `tier` is where its
     first block is. An entry that `is_stored` outlives a restart. `own_tokens` are those that no
-    shorter entry has, nor a leased one if it is best effort: each is in one entry's.
+    shorter entry has, nor a leased one if it is best effort: each is in one entry's. What is
+    `approximate` has fewer tokens in memory.
     """
 
     entry: str
@@ -338,3 +375,4 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "device"
     is_stored: bool = False
     own_tokens: int = 0
+    approximate: Approximation | None = None

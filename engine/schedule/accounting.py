@@ -162,6 +162,7 @@ class Accounting:
                 inexact=list(request.inexact),
                 read_tier=written.read_tier,
                 bring_back_seconds=brought,
+                approximate=written.approximate,
             )
         )
         if request.request.sampling.max_tokens == 0:
@@ -183,7 +184,7 @@ class Accounting:
             sequence.finish = sequence.parser.finish
         elif max_tokens is not None and sequence.num_output >= max_tokens:
             sequence.finish = "length"
-        elif len(sequence.tokens) >= self._max_context_tokens:
+        elif len(sequence.tokens) + request.query.cut >= self._max_context_tokens:
             sequence.finish = "context"
 
     def text(self, sequence: SequenceState, deltas: Sequence[Delta], num_output: int) -> None:

@@ -15,7 +15,7 @@ from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
 from engine.schedule.masks import MaskPool, SampledTokens
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
-from engine.schedule.runner import Runner, SampleParams, Work
+from engine.schedule.runner import Compressor, Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class EngineLoop:
         max_waiting: int,
         masks: MaskPool | None = None,
         store: StoreWork | None = None,
+        compressor: Compressor | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.accounting = accounting
@@ -59,6 +60,7 @@ class EngineLoop:
         self._max_waiting = max_waiting
         self._masks = masks or MaskPool()
         self._store = store
+        self._compressor = compressor
         self._num_arrived = 0
         self._is_idle = False
         self._sampled = SampledTokens(accounting.clock, accounting.token)
@@ -94,6 +96,7 @@ class EngineLoop:
         begun = self._clock.now()
         works = [self._work(chunk) for chunk in chunks]
         tokens = self._runner.execute(works) if works else []
+        is_compressing = self._compress()
         self.scheduler.computed(chunks, self._clock.now() - begun)
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
@@ -107,7 +110,7 @@ class EngineLoop:
             self.accounting.ended(sequence)
         if self._store is not None:
             self._store.after_step(self._clock.now())
-        self._is_idle = not chunks and not self._num_arrived
+        self._is_idle = not (chunks or self._num_arrived or is_compressing)
         self.accounting.publish()
 
     def _advance(self, chunk: PrefillChunk, work: Work, token: TokenId | None) -> None:
@@ -116,7 +119,10 @@ class EngineLoop:
         assert sequence.table.num_tokens == chunk.start
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
         if sequence.request.started_at is None:
-            sequence.request.computed.add(chunk.start, chunk.start + chunk.count)
+            start = chunk.start + work.cut
+            sequence.request.computed.add(start, start + chunk.count)
+        if sequence.is_exact_part:
+            return
         # All prompt tokens but the last are computed. From here the other choices share them.
         request, num_shared = sequence.request, len(sequence.request.query.tokens) - 1
         is_whole = sequence is request.leader and sequence.table.num_tokens >= num_shared
@@ -133,6 +139,29 @@ class EngineLoop:
                     sequence.drafter.verified(len(chunk.draft), len(work.behind))
                 self._sampled.add(sequence, [token, *work.behind])
 
+    def _compress(self) -> bool:
+        """Do a part of the work for each compressed prompt whose exact beginning is computed.
+
+        Return whether there was one.
+        """
+        due = [one for one in self.scheduler.running if one.is_exact_part and not one.num_pending]
+        for sequence in due:
+            assert self._compressor is not None
+            how = sequence.request.query.compression
+            assert how is not None
+            if sequence.compressing is None:
+                targets = [block.block_id for block in sequence.kept_blocks]
+                sources = [block.block_id for block in sequence.table.blocks]
+                sequence.compressing = self._compressor.compress(
+                    how, sequence.tokens, sources, targets
+                )
+            num_tokens = next(sequence.compressing, None)
+            if num_tokens is None:
+                self.scheduler.compressed(sequence)
+            else:
+                self.scheduler.charge(sequence, num_tokens)
+        return bool(due)
+
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""
         for sequence in sequences:
@@ -141,7 +170,9 @@ class EngineLoop:
 
     def _work(self, chunk: PrefillChunk) -> Work:
         sequence, start = chunk.sequence, chunk.start
+        query, is_exact = sequence.request.query, sequence.is_exact_part
         samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
+        samples = samples and not is_exact
         token_ids = sequence.tokens[start : start + chunk.count]
         return Work(
             token_ids=[*token_ids, *chunk.draft] if chunk.draft else token_ids,
@@ -154,7 +185,8 @@ class EngineLoop:
             probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
             draft=chunk.draft,
             state=sequence.table.state.move() if sequence.table.state else None,
-            adapter=sequence.request.query.digests.adapter,
+            adapter=query.adapter,
+            cut=0 if is_exact else query.cut,
         )
 
     # Requests, on the engine's thread.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from engine.cache.block import Block
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
@@ -66,6 +67,11 @@ class SequenceState:
     `Work`'s, None without a repetition penalty. `last_output_at` is when the last token came, in
     seconds of the engine's clock; None before the first. `logprobs` is there if the request wants
     them. `draft` are tokens that the `drafter` proposes next, which is there with speculation.
+
+    Where the kept tokens of a compressed prompt are not in memory, its exact beginning is computed
+    first: `tokens` and the table are that one's then, and the choice's own tokens are `later`. Its
+    `kept_blocks` get what is kept by `compressing`, a part at a time. `num_found` tokens of the
+    beginning were in memory.
     """
 
     request: "RequestState"
@@ -82,6 +88,10 @@ class SequenceState:
     logprobs: LogProbs | None = None
     draft: list[TokenId] = field(default_factory=list)
     drafter: Drafter | None = None
+    later: list[TokenId] | None = None
+    kept_blocks: list[Block] = field(default_factory=list)
+    compressing: Iterator[int] | None = None
+    num_found: int = 0
 
     def __post_init__(self) -> None:
         num_top = self.request.request.sampling.logprobs
@@ -94,8 +104,11 @@ class SequenceState:
         if self.bias is not None and is_early:
             self.bias |= dict.fromkeys(self.parser.end_token_ids, NEVER)
         if sample.repetition_penalty != 1:
-            self.seen = bytearray(max(self.tokens, default=-1) + 1)
-            for token in self.tokens:
+            query, tokens = self.request.query, self.tokens
+            if query.compression is not None and query.origin is not None:
+                tokens = [*query.origin.tokens, *tokens[query.compression.kept :]]
+            self.seen = bytearray(max(tokens, default=-1) + 1)
+            for token in tokens:
                 self.seen[token] = 1
 
     def append(self, token: TokenId) -> None:
@@ -124,6 +137,33 @@ class SequenceState:
             return False
         self.table.commit(self.tokens[-1:])
         return True
+
+    def go_to(self, table: BlockTable, *, exact: bool) -> None:
+        """Go to a compressed prompt's exact beginning, or back. The tables are empty."""
+        if exact != self.is_exact_part:
+            origin = self.request.query.origin
+            assert origin is not None
+            self.tokens, self.later = (
+                (list(origin.tokens), self.tokens) if exact else (self.later or [], None)
+            )
+            self.table = table
+
+    def release(self) -> None:
+        """Give all blocks back."""
+        self.table.release()
+        for block in reversed(self.kept_blocks):
+            block.home.release(block)
+        self.kept_blocks, self.compressing = [], None
+
+    @property
+    def is_exact_part(self) -> bool:
+        """Whether it computes a compressed prompt's exact beginning."""
+        return self.later is not None
+
+    @property
+    def num_computed(self) -> int:
+        """The tokens, or slots of a compressed prompt, that are there."""
+        return 0 if self.is_exact_part else self.table.num_tokens
 
     @property
     def scope(self) -> str:
@@ -154,7 +194,8 @@ class SequenceState:
 
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - len(self.request.query.tokens)
+        own = self.tokens if self.later is None else self.later
+        return len(own) - len(self.request.query.tokens)
 
     @property
     def num_pending(self) -> int:

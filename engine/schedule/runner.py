@@ -1,9 +1,10 @@
 """The interface between the scheduler and the model: the work of one step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.cache.compression import Compression
 from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import BlockId, TokenId
 from engine.cache.recurrent import StateMove
@@ -65,6 +66,8 @@ class Work:
 
     `state` says where the recurrent state behind [0, start) is, and where the new one is written,
     for models with linear layers. `adapter` acts on the tokens from its start on.
+
+    Behind a compressed prefix `start` counts the slots before: positions are `cut` more.
     """
 
     token_ids: Sequence[TokenId]
@@ -79,6 +82,24 @@ class Work:
     behind: list[TokenId] = field(default_factory=list)
     state: StateMove | None = None
     adapter: ActiveAdapter | None = None
+    cut: int = 0
+
+
+class Compressor(Protocol):
+    """Compresses a prefix that is in the KV memory."""
+
+    def compress(
+        self,
+        how: Compression,
+        tokens: Sequence[TokenId],
+        sources: Sequence[BlockId],
+        targets: Sequence[BlockId],
+    ) -> Iterator[int]:
+        """Copy what is kept of the prefix of these tokens from `sources` into `targets`.
+
+        Each item is a bounded part of the work: so many tokens of prefill take about as long.
+        """
+        ...
 
 
 class Runner(Protocol):

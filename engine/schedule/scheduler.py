@@ -102,7 +102,7 @@ class Scheduler:
             self.waiting[sequence.is_batch].remove(sequence)
         if sequence is sequence.request.leader and sequence.request.found is not None:
             self._cache.let_go(sequence.request.found)
-        sequence.table.release()
+        sequence.release()
 
     def schedule(self, now: float) -> list[PrefillChunk]:
         """The next step's chunks. The copies of `take_copies` must be made before them."""
@@ -177,7 +177,7 @@ class Scheduler:
                 store = self._cache.store_of(block)
                 if store.is_lost(block):
                     request = sequence.request
-                    if self._cache.state_blocks:
+                    if self._cache.state_blocks or request.query.compression is not None:
                         # Its entry is read whole or not at all: look it up again.
                         self._preempt(sequence)
                         break
@@ -238,7 +238,7 @@ class Scheduler:
             return False
         twin = request.twin
         is_computing = twin is not None and twin.sequence in self.running
-        if twin is None or not is_computing or twin.sequence.table.num_tokens >= twin.tokens:
+        if twin is None or not is_computing or twin.sequence.num_computed >= twin.tokens:
             request.twin = find_twin(request, self.running, self._cache.pool.block_size)
             if request.twin is not None:
                 request.raced = max(request.raced, request.twin.tokens)
@@ -352,16 +352,18 @@ class Scheduler:
     def _admit(self, sequence: SequenceState, now: float) -> bool:
         if sequence.lacks_look_up or not sequence.can_sample:
             return False
-        request, table = sequence.request, sequence.table
+        request = sequence.request
         while True:
             try:
-                if sequence.is_new:
-                    assert request.found is not None
-                    request.found.raced = request.raced
-                    self.copies += self._cache.begin(request.query, request.found, table)
-                    request.began_at = now if request.began_at is None else request.began_at
+                if self._cache.lacks_kept(
+                    request.query, request.found if sequence.is_new else None
+                ):
+                    self._begin_exact(sequence)
                 else:
-                    self.copies += self._cache.resume(request.query, sequence.tokens, table)
+                    if sequence.is_exact_part:
+                        sequence.go_to(self._cache.new_table(request.query), exact=False)
+                    self._begin(sequence)
+                request.began_at = now if request.began_at is None else request.began_at
             except NoFreeBlocks as lack:
                 request.num_needed = lack.num_needed
                 if self._preempt_batch(sequence):
@@ -377,6 +379,43 @@ class Scheduler:
         self.running.append(sequence)
         return sequence.finish is None
 
+    def _begin(self, sequence: SequenceState) -> None:
+        request, table = sequence.request, sequence.table
+        if sequence.is_new:
+            assert request.found is not None
+            request.found.raced = request.raced
+            self.copies += self._cache.begin(request.query, request.found, table)
+        else:
+            self.copies += self._cache.resume(request.query, sequence.tokens, table)
+
+    def _begin_exact(self, sequence: SequenceState) -> None:
+        """Begin with the exact beginning of a compressed prompt."""
+        query = sequence.request.query
+        assert query.origin is not None
+        sequence.go_to(self._cache.new_table(query.origin), exact=True)
+        sequence.kept_blocks = self._cache.begin_exact(query, sequence.table)
+        sequence.num_found = sequence.table.num_tokens + sum(sequence.table.beyond.values())
+
+    def compressed(self, sequence: SequenceState) -> None:
+        """The kept blocks of a running sequence are written: go on behind them."""
+        request, kept = sequence.request, sequence.kept_blocks
+        sequence.kept_blocks = []
+        self._cache.add_kept(request.query, kept)
+        sequence.release()
+        sequence.go_to(self._cache.new_table(request.query), exact=False)
+        try:
+            self._begin(sequence)
+        except NoFreeBlocks as lack:
+            request.num_needed = lack.num_needed
+            self._preempt(sequence)
+            return
+        if sequence.is_new and request.found is not None and request.query.origin is not None:
+            request.found.reused -= len(request.query.origin.tokens) - sequence.num_found
+
+    def charge(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Its scope pays for work as for so many tokens."""
+        self.waiting[sequence.is_batch].charge({sequence.scope: num_tokens})
+
     def _preempt(self, sequence: SequenceState) -> None:
         """Give the sequence's blocks back and put it first in the queue.
 
@@ -384,7 +423,7 @@ class Scheduler:
         """
         self.num_preempted += 1
         self.running.remove(sequence)
-        sequence.table.release()
+        sequence.release()
         request = sequence.request
         if sequence is request.leader and request.started_at is None and request.found is not None:
             self._cache.give_up(request.found)
@@ -420,10 +459,11 @@ def find_twin(
     usable = (digests.num_tokens - 1) // block_size
     for sequence in running:
         # A batch sequence may be paused: an interactive request does not wait for it.
-        if sequence.num_pending < block_size or sequence.is_batch > request.leader.is_batch:
+        is_done = sequence.num_pending < block_size and not sequence.is_exact_part
+        if is_done or sequence.is_batch > request.leader.is_batch:
             continue
         shared = min(common_blocks(digests, sequence.request.query.digests), usable) * block_size
-        computed = sequence.table.num_tokens
+        computed = sequence.num_computed
         saved = shared - max(read, computed)
         if saved >= block_size and 2 * saved >= shared - computed and saved > most:
             best, most = Twin(sequence, shared), saved

@@ -77,7 +77,7 @@ def _usable(sequence: SequenceState, max_context_tokens: int) -> Sequence[TokenI
 
     One token more than proposed is drawn, so neither the output's limit nor the context is passed.
     """
-    room = max_context_tokens - len(sequence.tokens) - 1
+    room = max_context_tokens - sequence.request.query.cut - len(sequence.tokens) - 1
     max_tokens = sequence.request.request.sampling.max_tokens
     if max_tokens is not None:
         room = min(room, max_tokens - sequence.num_output - 1)

@@ -77,6 +77,7 @@ class WorkspaceChanges(KeyChanges, kw_only=True):
     monthly_spend_nano: NanoDollars | UnsetType | None = UNSET
     lease_share: Share | UnsetType | None = UNSET
     keep_days: Days | UnsetType | None = UNSET
+    may_approximate: bool | UnsetType = UNSET
 
 
 class NewWorkspace(WorkspaceChanges, kw_only=True):

@@ -211,6 +211,7 @@ class KeyRing:
             lease_share=None if found is None else found.lease_share,
             auto_cache=policy,
             keeps_contents=found is not None and found.keep_days is not None,
+            may_approximate=found is not None and found.may_approximate,
         )
 
     async def _write_uses(self) -> None:

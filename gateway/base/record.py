@@ -63,6 +63,7 @@ class TurnRecord(InputUsage, kw_only=True):
     name: str | None = None
     status: int | None = None
     error: str | None = None
+    approximate: str | None = None
     first_leg: InputUsage | None = None
     is_first_leg: bool = False
 
@@ -75,7 +76,7 @@ class TurnRecord(InputUsage, kw_only=True):
         """Begin the next attempt: clear the counts of the one before."""
         self.attempt += 1
         self.is_first_leg = False
-        self.epoch = self.miss_reason = self.fingerprint = None
+        self.epoch = self.miss_reason = self.fingerprint = self.approximate = None
         self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
         self.available_tokens = self.captured_tokens = None
         self.thinking_tokens = 0

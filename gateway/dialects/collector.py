@@ -62,7 +62,8 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     full, or the prefix grew. `ignored` are fields of the request that were not done; `auto_cache`
     is there if breakpoints are the server's own. `folded` are the paths of system messages that the
     engine told in the user's turn beside them. `read_tier` is the lowest tier that the read came
-    from, `bring_back_seconds` those until all of it was on the device."""
+    from, `bring_back_seconds` those until all of it was on the device. `approximate` is there where
+    the answer was computed behind a part of its prefix."""
 
     engine: str
     automatic_tokens: int
@@ -75,6 +76,7 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     folded: Sequence[str] | UnsetType = UNSET
     read_tier: Tier | UnsetType = UNSET
     bring_back_seconds: float | UnsetType = UNSET
+    approximate: protocol.Approximation | UnsetType = UNSET
 
 
 def extension_of(started: protocol.Started, found: Found, paths: Sequence[str]) -> Holdfast:
@@ -101,6 +103,7 @@ def extension_of(started: protocol.Started, found: Found, paths: Sequence[str]) 
         folded=[paths[segment] for segment in started.folded] or UNSET,
         read_tier=started.read_tier or UNSET,
         bring_back_seconds=started.bring_back_seconds or UNSET,
+        approximate=started.approximate or UNSET,
     )
 
 

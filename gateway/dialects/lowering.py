@@ -41,7 +41,7 @@ from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_c
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.images import ImageReader
 from gateway.prompt.media import Media, Unreadable, stand_in
-from gateway.prompt.plan import Layout, Plan, Slot, make_plan, mark_latest
+from gateway.prompt.plan import Keep, Layout, Plan, Slot, make_plan, mark_latest
 
 NATIVE_TTL: Ttl = "30m"
 NATIVE_LOOKBACK = 80
@@ -180,7 +180,11 @@ class Lowering:
         is_absent: bool = False,
     ) -> None:
         """Add the next segment's slot, or one of what is kept out of the prompt."""
-        found = [marker.ttl for marker in markers if marker is not None]
+        given = [marker for marker in markers if marker is not None]
+        found = [marker.ttl for marker in given]
+        kept = [marker.holdfast for marker in given if marker.holdfast is not None]
+        if kept:
+            self.check_approximate(f"{path}.cache_control.holdfast")
         if len(set(found)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: {self.disagreement}")
         if native is not None and not found:
@@ -192,8 +196,16 @@ class Lowering:
                 num_markers=self.num_markers(found),
                 can_carry=can_carry and not is_absent,
                 is_absent=is_absent,
+                keep=Keep(kept[0].keep, kept[0].scorer) if kept else None,
             )
         )
+
+    def check_approximate(self, path: str) -> None:
+        """Raise InvalidRequest where nothing may be approximate."""
+        if not self.asked.principal.may_approximate:
+            raise InvalidRequest(f"{path}: this workspace may not ask for approximations")
+        if self.asked.model.weights is not None:
+            raise InvalidRequest(f"{path}: not with an adapter")
 
     def num_markers(self, found: Sequence[Ttl]) -> int:
         """How many of a prompt's markers those of one place are."""
@@ -227,6 +239,13 @@ class Lowering:
         if strict:
             self._strict.append((f"{path}.strict", name))
         return Tool(name, NO_PARAMETERS if schema is None else schema, description, bool(strict))
+
+
+def automatic_ttl(marker: CacheControl) -> Ttl:
+    """The TTL of a request's own marker, which marks its last block."""
+    if marker.holdfast is not None:
+        raise InvalidRequest("cache_control.holdfast: must be in a block's marker")
+    return marker.ttl
 
 
 def uncallable(path: str) -> InvalidRequest:

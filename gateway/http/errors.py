@@ -73,6 +73,8 @@ async def before_send(message: Message, scope: Scope) -> None:
     id_header = (ID_HEADERS[dialect].encode(), request_id(scope).encode())
     headers = [*message.get("headers", []), id_header]
     message["headers"] = headers
+    if (approximate := scope["state"].get("approximate")) is not None:
+        headers.append((b"holdfast-approximate", approximate.encode()))
     state = scope["litestar_app"].state
     if state.stopping.is_set():
         # The next request of this client goes to another gateway.

@@ -116,6 +116,8 @@ class Begun(NamedTuple):
 async def begun(request: KeyRequest, ask: Ask) -> Begun:
     """Run the turn until an engine has it, or the client leaves."""
     turns = services_of(request).turns
+    if point := ask.plan.compressed:
+        request.scope["state"]["approximate"] = f"keep={point.keep:g}; scorer={point.scorer}"
     turn_id = turns.new_id()
     items = turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))

@@ -71,6 +71,7 @@ class WorkspaceRow(Base):
     auto_cache: Mapped[str | None] = mapped_column(String(16))
     auto_cache_ttl: Mapped[str | None] = mapped_column(String(4))
     keep_days: Mapped[int | None]
+    may_approximate: Mapped[bool] = mapped_column(server_default="0")
 
 
 class SharedLimitsRow(Base):
@@ -195,6 +196,7 @@ class TurnRow(CacheColumns, Base):
     name: Mapped[str | None] = mapped_column(String(64))
     status: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(String(300))
+    approximate: Mapped[str | None] = mapped_column(String(64))
 
 
 class TurnRollupRow(CacheColumns, Base):

@@ -89,7 +89,7 @@ class Principal:
 
     `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
     None is no bound of its own. `auto_cache` is for requests without markers. `keeps_contents`: its
-    workspace keeps prompts and answers.
+    workspace keeps prompts and answers. `may_approximate`: it may ask for approximations.
     """
 
     workspace: str
@@ -100,6 +100,7 @@ class Principal:
     lease_share: float | None = None
     auto_cache: AutoCache = DEFAULT_AUTO_CACHE
     keeps_contents: bool = False
+    may_approximate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

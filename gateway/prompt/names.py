@@ -19,6 +19,7 @@ from xxhash import xxh3_128_digest
 from engine.protocol import (
     IMAGE_REFERENCE,
     MAX_NAMES,
+    Breakpoint,
     Image,
     Name,
     Prompt,
@@ -72,11 +73,17 @@ class Prefix(NamedTuple):
     num_bytes: int
 
 
-def find_prefixes(prompt: Prompt, scope: str, adapter: AdapterInfo | None = None) -> list[Prefix]:
+def find_prefixes(
+    prompt: Prompt,
+    scope: str,
+    adapter: AdapterInfo | None = None,
+    kept: Breakpoint | None = None,
+) -> list[Prefix]:
     """All prefixes of the prompt that have a name, shallowest first.
 
     From the segment on in which an `adapter` begins to act its weights are in the chain. Before,
-    names are the base model's, as keys and values are.
+    names are the base model's, as keys and values are. From the end of the segment on that is
+    marked by `kept`, what is kept of the prefix is in the chain.
     """
     begins = None if adapter is None else _begin_of(adapter, prompt)
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
@@ -109,6 +116,8 @@ def find_prefixes(prompt: Prompt, scope: str, adapter: AdapterInfo | None = None
                 prefixes.append(Prefix(Name(chain.hexdigest(), segment, end), num_bytes))
             start = end
         depth += length
+        if kept is not None and segment == kept.segment:
+            taken += f"\x05{kept.scorer} {kept.keep}".encode()
         chain.update(taken + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
     return prefixes

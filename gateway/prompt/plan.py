@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from engine.protocol import (
     Breakpoint,
     Name,
     Prompt,
+    Scorer,
     TextPart,
     ToolResultPart,
     Ttl,
@@ -39,6 +41,13 @@ _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 
 
+class Keep(NamedTuple):
+    """What is kept of a marked prefix, and who chooses it."""
+
+    part: float
+    scorer: Scorer
+
+
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """One segment's place in the request, and the marker on it.
 
@@ -50,6 +59,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     num_markers: int = 0
     can_carry: bool = True
     is_absent: bool = False
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sketch: Sketch | None = None
     lookback_to: int | None = None
     image_paths: Mapping[str, str] = {}
+
+    @property
+    def compressed(self) -> Breakpoint | None:
+        """The breakpoint of whose prefix a part is kept."""
+        return next((point for point in self.breakpoints if point.keep is not None), None)
 
     @property
     def paths(self) -> list[str]:
@@ -161,8 +176,11 @@ def make_plan(
     if policy is not None:
         breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
-    prefixes = find_prefixes(layout.prompt, scope, adapter)
-    named = trim_names(prefixes, marked)
+    kept = next((point for point in breakpoints if point.keep is not None), None)
+    prefixes = find_prefixes(layout.prompt, scope, adapter, kept)
+    # An engine that compresses a prefix holds nothing in front of its end.
+    told = [one for one in prefixes if kept is None or is_behind(one.name, kept.segment)]
+    named = trim_names(told, marked)
     return Plan(
         prompt=layout.prompt,
         slots=slots,
@@ -188,7 +206,17 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
     for (_, _, before), (_, slot, ttl) in pairwise(marked):
         if outlives(ttl, before):
             raise MarkersBroken(f"{slot.path}.cache_control.ttl: {_ORDER}")
-    breakpoints = [Breakpoint(index, ttl) for index, _, ttl in marked]
+    kept = [slot for slot in slots if slot.keep is not None]
+    if len(kept) > 1:
+        raise MarkersBroken(
+            f"{kept[1].path}.cache_control.holdfast: one marker of a request may have it"
+        )
+    breakpoints = [
+        Breakpoint(index, ttl)
+        if slot.keep is None
+        else Breakpoint(index, ttl, keep=slot.keep.part, scorer=slot.keep.scorer)
+        for index, slot, ttl in marked
+    ]
     if automatic is None:
         return breakpoints
     target = find_target(slots)
@@ -222,8 +250,13 @@ def leave_out(
     for point in breakpoints:
         segment = segments[point.segment]
         if segment >= 0:
-            moved.setdefault(segment, Breakpoint(segment, point.ttl))
+            moved.setdefault(segment, replace(point, segment=segment))
     return [slot for slot in slots if not slot.is_absent], list(moved.values())
+
+
+def is_behind(name: Name, segment: int) -> bool:
+    """Whether a prefix reaches to the end of a segment, or further."""
+    return name.segment > segment or (name.segment == segment and name.characters is None)
 
 
 def mark_latest(slots: Sequence[Slot], wanted: Sequence[int], ttl: Ttl, *, room: int) -> list[Slot]:

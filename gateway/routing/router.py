@@ -22,7 +22,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from engine.protocol import Started
-from engine.protocol.reports import Description, EngineRole
+from engine.protocol.reports import Description, EngineRole, why_refused
 from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
@@ -448,6 +448,12 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         # In the Responses API log probabilities are a wish.
         if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
+    for point in ask.plan.breakpoints:
+        if point.keep is not None and (
+            why := why_refused(description.techniques, point.scorer, point.keep)
+        ):
+            path = ask.plan.paths[point.segment]
+            raise InvalidRequest(f"{path}.cache_control.holdfast.keep: {why}")
     if description.upstream is not None and "own_template" not in can:
         # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.
         prompt = ask.plan.prompt

@@ -282,6 +282,8 @@ class Dispatcher:
             self.router.rates.learn(record.engine_model, num_bytes, usage.prompt_tokens)
         record.available_tokens = choice.exact(choice.available, started)
         record.captured_tokens = choice.exact(choice.captured, started)
+        if started.approximate is not None:
+            self.metrics.count("approximate_turns", started.approximate.scorer)
         reused = usage.cache_read_tokens + usage.automatic_tokens
         for stage, amount in (
             ("available", record.available_tokens),

@@ -162,6 +162,7 @@ class Turn:
                 record.first_token_seconds = seconds
                 record.queue_seconds = frame.queue_seconds
                 record.prefill_seconds = frame.prefill_seconds
+                record.approximate = frame.approximate.text if frame.approximate else None
                 record.take_usage(frame.usage)
             case Finished(reason="too_costly"):
                 field = "tools" if self.ask.output_schema is None else "output_schema"

@@ -137,7 +137,7 @@ def upgrade() -> None:
         cost_without_cache_nano:int? num_removed:int=0 fingerprint:bytes? dialect:16? prefix:16?
         prefix_ttl:8? stop_reason:32? queue_seconds:real? prefill_seconds:real? decode_seconds:real?
         available_tokens:int? captured_tokens:int? http_request_id:40? user_agent:64? name:64?
-        status:int? error:300?
+        status:int? error:300? approximate:64?
         """,
     )
     op.create_index("ix_turns_engine", "turns", ["engine", "opened_ms", "id"])
@@ -168,7 +168,7 @@ def upgrade() -> None:
         """
         id:64 created_at:time display_name:128= archived_at:time? requests_per_minute:int?
         tokens_per_minute:int? max_concurrency:int? monthly_spend_nano:int? lease_share:real?
-        auto_cache:16? auto_cache_ttl:4? keep_days:int?
+        auto_cache:16? auto_cache_ttl:4? keep_days:int? may_approximate:bool=0
         """,
     )
     _create("kept_responses", "id", "id:64 workspace_id:64 at_ms:int body:bytes")

@@ -14,6 +14,7 @@ from scripts.stack import ROOT, python
 
 NEEDS = ["gateway", "engine", "dashboard", "test", "bench"]
 BENCHMARKS = {
+    "compressed": "what a part of a prefix costs in quality, and saves",
     "dashboard": "how soon each page shows its numbers, and ten sessions",
     "flood": "what a flood leaves of a leased, a best-effort and an unmarked prefix",
     "gateway": "CPU, added latency and throughput of the gateway itself",

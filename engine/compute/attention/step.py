@@ -28,6 +28,7 @@ from engine.compute.batch import Batch, TokenRun
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvPool
 from engine.compute.linear import PackedCache, StepStates
+from engine.compute.scorers.replay import Replay
 
 Attend = Callable[[torch.Tensor, KvPool, Layer], torch.Tensor]
 """Attends all rows of a step (heads, rows, head_dim), whose keys and values are in the pool."""
@@ -54,7 +55,7 @@ class AttentionStep:
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
     counts the layers whose attention ran, for the check at load. `written` are the places of layers
     whose keys and values are in the pool. `attend` is the paged kernel, where it is
-    used.
+    used. With `replay` nothing is written, and it attends.
     """
 
     pool: KvPool
@@ -63,6 +64,7 @@ class AttentionStep:
     visited: list[int] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
     attend: Attend | None = None
+    replay: Replay | None = None
 
 
 def paged_attention(
@@ -85,6 +87,9 @@ def paged_attention(
     if not isinstance(step, AttentionStep):
         raise ModelRefused("the model does not hand its forward arguments to its attention")
     layer = _layer_of(module, step, attention_mask, arguments, query.shape[-1])
+    if step.replay is not None:
+        output = step.replay.attend(query, key, value, layer)
+        return output.transpose(1, 2).contiguous(), None
     pool, layout = step.pool, step.pool.layout
     if layout.latent_rank is not None:
         # Its keys and values are in the pool, as latents (`LatentCache`).

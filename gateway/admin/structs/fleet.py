@@ -197,7 +197,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """A null limit is no limit. Money is in nano-dollars, months are in UTC.
 
     `auto_cache` says what is held of requests without markers; null is the installation's setting.
-    Prompts and answers are kept for `keep_days`, encrypted; with null none is.
+    Prompts and answers are kept for `keep_days`, encrypted; with null none is. Requests of one that
+    `may_approximate` may ask that only a part of a prefix is kept.
     """
 
     id: str
@@ -212,6 +213,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     auto_cache: AutoCacheMode | None = None
     auto_cache_ttl: AutoCacheTtl | None = None
     keep_days: int | None = None
+    may_approximate: bool = False
 
 
 class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):

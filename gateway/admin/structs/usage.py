@@ -243,6 +243,7 @@ class Turn(InputUsage, kw_only=True):
     name: str | None
     status: int | None
     error: str | None
+    approximate: str | None
 
     @property
     def automatic_input_tokens(self) -> int:

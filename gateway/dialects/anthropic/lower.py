@@ -32,6 +32,7 @@ from gateway.dialects.lowering import (
     HOSTED,
     Asked,
     Lowering,
+    automatic_ttl,
     sampling_of,
     text_in,
     uncallable,
@@ -270,7 +271,7 @@ class _MessagesLowering(Lowering):
                 self.add(message.role, self._parts(f"messages.{index}", message))
         if not self.messages:
             raise InvalidRequest("messages: at least one message is required")
-        automatic = request.cache_control.ttl if request.cache_control else None
+        automatic = automatic_ttl(request.cache_control) if request.cache_control else None
         if automatic or any(slot.num_markers for slot in self.slots):
             policy = None
         plan = self.plan(policy, automatic, list(islice(self._named.values(), MAX_NAMED)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, defstruct
 
+from engine.protocol import DEFAULT_SCORER, LEAST_KEEP, Scorer
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest, ThreadNotFound
 from gateway.dialects import fields
@@ -30,9 +31,17 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
     """Base of every request shape: unknown keys are errors."""
 
 
+class Approximate(Strict):
+    """Our own: of the marked prefix the part `keep` is kept in each layer, chosen by `scorer`."""
+
+    keep: Annotated[float, msgspec.Meta(ge=LEAST_KEEP, lt=1)]
+    scorer: Scorer = DEFAULT_SCORER
+
+
 class CacheControl(Strict):
     type: Literal["ephemeral"]
     ttl: Ttl = "5m"
+    holdfast: Approximate | None = None
 
 
 CacheTtl = Literal["30m", "12h"]

@@ -29,6 +29,7 @@ from gateway.dialects.lowering import (
     Asked,
     Lowering,
     arguments_of,
+    automatic_ttl,
     sampling_of,
     split_data_url,
     uncallable,
@@ -59,7 +60,7 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
     automatic: Ttl | None = None
     options = request.prompt_cache_options
     if request.cache_control:
-        automatic = request.cache_control.ttl
+        automatic = automatic_ttl(request.cache_control)
     elif options and options.mode == "implicit":
         automatic = NATIVE_TTL
     lowering = _ChatLowering(asked)

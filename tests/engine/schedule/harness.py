@@ -6,13 +6,15 @@ request must answer however it was scheduled.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from zlib import crc32
 
 import msgspec
 
+from engine.cache.compressed import compressed
+from engine.cache.compression import Compression
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
@@ -130,6 +132,20 @@ class FakeRunner:
             self._move_state(work)
         return [self._answer(work) for work in works]
 
+    def compress(
+        self,
+        how: Compression,
+        tokens: Sequence[TokenId],
+        sources: Sequence[BlockId],
+        targets: Sequence[BlockId],
+    ) -> Iterator[int]:
+        memory = [slot for block in sources for slot in self.memory[block]]
+        assert memory[: how.of] == list(tokens)
+        kept = chosen(memory, how)
+        for place, target in enumerate(targets):
+            yield 1
+            self.memory[target] = kept[place * self._size : (place + 1) * self._size]
+
     def _move_state(self, work: Work) -> None:
         if work.state is None:
             return
@@ -155,6 +171,19 @@ class FakeRunner:
             token = next_token(memory[:end], work.sample.seed)
             work.behind.append(token)
         return first
+
+
+def chosen(tokens: Sequence[TokenId], how: Compression) -> list[TokenId]:
+    """What the fake runner keeps of a prefix."""
+    return [tokens[place * how.of // how.kept] for place in range(how.kept)]
+
+
+def in_memory(query: CacheQuery) -> list[TokenId]:
+    """What stands in the memory of a prompt."""
+    if query.compression is None or query.origin is None:
+        return list(query.tokens)
+    kept = chosen(query.origin.tokens, query.compression)
+    return [*kept, *query.tokens[query.compression.kept :]]
 
 
 class Words:
@@ -198,11 +227,13 @@ class Sent:
 
     def answer(self, choice: int = 0) -> list[TokenId]:
         """The tokens a choice sampled, as its sequence has them."""
-        return self.state.sequences[choice].tokens[len(self.state.query.tokens) :]
+        sequence = self.state.sequences[choice]
+        own = sequence.tokens if sequence.later is None else sequence.later
+        return own[len(self.state.query.tokens) :]
 
     def wanted(self, choice: int = 0) -> list[TokenId]:
         sequence = self.state.sequences[choice]
-        prompt = self.state.query.tokens
+        prompt = in_memory(self.state.query)
         return expected(prompt, sequence.sample.seed, len(self.answer(choice)))
 
 
@@ -266,6 +297,7 @@ class Harness:
             runner or self.runner,
             max_waiting=max_waiting,
             store=store,
+            compressor=self.runner,
         )
         self._num_sent = 0
         self._scaffold = scaffold
@@ -281,10 +313,12 @@ class Harness:
         stop: TokenId | None = None,
         service_class: ServiceClass = "interactive",
         has_names: bool = False,
+        keep: tuple[int, float] | None = None,
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold, where there is one.
 
-        `has_names`: each segment's end has the name that a gateway would give it.
+        `has_names`: each segment's end has the name that a gateway would give it. Of what ends
+        with the segment `keep[0]` the part `keep[1]` is kept, in whole blocks.
         """
         self._num_sent += 1
         tokens: list[TokenId] = []
@@ -296,6 +330,20 @@ class Harness:
             tokens.append(self._scaffold)
         points = [Breakpoint(index, ttl) for index, ttl in (marks or {}).items()]
         frames: list[Frame] = []
+        query = CacheQuery(
+            scope=scope,
+            tokens=tokens,
+            digests=self.cache.digests(scope, tokens),
+            segments=spans,
+            breakpoints=points,
+            names=_names(scope, tokens, spans) if has_names else [],
+            min_tokens=1,
+            arrived_at=self.clock.now(),
+        )
+        if keep is not None and (end := spans[keep[0]].end) is not None:
+            size = self.pool.block_size
+            kept = max(int(end * keep[1]) // size, 1) * size
+            query = compressed(query, self.cache, Compression("keydiff", keep[1], end, kept))
         state = RequestState(
             request=GenerateRequest(
                 request_id=f"r{self._num_sent}",
@@ -305,16 +353,7 @@ class Harness:
                 breakpoints=points,
                 service_class=service_class,
             ),
-            query=CacheQuery(
-                scope=scope,
-                tokens=tokens,
-                digests=self.cache.digests(scope, tokens),
-                segments=spans,
-                breakpoints=points,
-                names=_names(scope, tokens, spans) if has_names else [],
-                min_tokens=1,
-                arrived_at=self.clock.now(),
-            ),
+            query=query,
             parsers=[Words(stop) for _ in range(choices)],
             emit=frames.append,
             submitted_at=self.clock.now(),
@@ -344,7 +383,8 @@ class Harness:
         for sent in sents:
             assert sent.is_over, "it never ended"
             if sent.started is not None:
-                _check_usage(sent.started.usage, len(sent.state.query.tokens))
+                query = sent.state.query
+                _check_usage(sent.started.usage, len(query.tokens) + query.cut)
             for choice in range(len(sent.state.sequences)):
                 assert sent.answer(choice) == sent.wanted(choice)
 

@@ -1,0 +1,62 @@
+"""What is kept of a compressed prefix, and how its kind stands in the chain of digests. Pure."""
+
+from dataclasses import dataclass
+
+from engine.cache.digests import ActiveAdapter
+from engine.protocol import LEAST_KEEP, SCORERS, Approximation, Scorer
+
+LEAST_KEPT = 64
+"""Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
+_MAGIC = b"compress"
+_SCALE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """Of the first `of` tokens `kept` are kept in each layer, whole blocks, chosen by `scorer`.
+
+    `keep` is the part that was asked for.
+    """
+
+    scorer: Scorer
+    keep: float
+    of: int
+    kept: int
+
+    @property
+    def cut(self) -> int:
+        """By how many slots a later token lies before its position."""
+        return self.of - self.kept
+
+    @property
+    def told(self) -> Approximation:
+        return Approximation(scorer=self.scorer, keep=self.keep, kept=self.kept, of=self.of)
+
+    @property
+    def domain(self) -> ActiveAdapter:
+        """Kind and parameters, as the chain of digests takes what changes keys and values."""
+        numbers = self.of.to_bytes(4) + round(self.keep * _SCALE).to_bytes(2)
+        packed = _MAGIC + self.scorer.encode().ljust(8, b"\0") + numbers
+        return ActiveAdapter(packed.ljust(32, b"\0").hex(), 0)
+
+
+def new_compression(
+    scorer: Scorer, keep: float, num_tokens: int, block_size: int
+) -> Compression | None:
+    """None where too little would be left of so short a prefix, or nothing cut from it."""
+    assert LEAST_KEEP <= keep < 1
+    parts = round(keep * _SCALE)
+    kept = -(-(num_tokens * parts // _SCALE) // block_size) * block_size
+    is_worth_it = LEAST_KEPT <= kept < num_tokens
+    return Compression(scorer, parts / _SCALE, num_tokens, kept) if is_worth_it else None
+
+
+def compression_of(domain: ActiveAdapter | None, block_size: int) -> Compression | None:
+    """What a chain's domain says. None for an exact chain, also one that an adapter acts on."""
+    packed = bytes.fromhex(domain.digest) if domain is not None else b""
+    name = packed[8:16].rstrip(b"\0")
+    scorer = next((one for one in SCORERS if one.encode() == name), None)
+    if not packed.startswith(_MAGIC) or scorer is None:
+        return None
+    of, parts = int.from_bytes(packed[16:20]), int.from_bytes(packed[20:22])
+    return new_compression(scorer, parts / _SCALE, of, block_size)

@@ -1,0 +1,168 @@
+"""Compressed prefixes through gateway and engine: asked for, allowed, told, kept over a restart."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import pytest
+
+from engine.protocol import SCORERS
+from engine.protocol.reports import Description, EntryInfo
+from scripts.stack import ADMIN_KEY, API_HEADERS, ENGINE_SECRET
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.prompts import MODEL
+from tests.gateway.serving import eventually
+
+TEXT = " ".join(f"Line {number} of the handbook says {number * number}." for number in range(60))
+
+T = TypeVar("T")
+
+
+class Asking:
+    """A gateway in front of one engine, and what its workspace is told."""
+
+    def __init__(self, url: str, model: str = MODEL) -> None:
+        self.url, self._model = url, model
+        self._headers = API_HEADERS
+
+    def ask(self, question: str, holdfast: dict[str, Any] | None = None) -> httpx.Response:
+        marker: dict[str, Any] = {"type": "ephemeral"}
+        if holdfast is not None:
+            marker["holdfast"] = holdfast
+        body = {
+            "model": self._model,
+            "max_tokens": 12,
+            "temperature": 0,
+            "system": [{"type": "text", "text": TEXT, "cache_control": marker}],
+            "messages": [{"role": "user", "content": question}],
+        }
+        url = f"{self.url}/v1/messages"
+        return httpx.post(url, json=body, headers=self._headers, timeout=120, trust_env=False)
+
+    def read(self, question: str, holdfast: dict[str, Any] | None = None) -> dict[str, Any]:
+        reply = self.ask(question, holdfast)
+        assert reply.status_code == 200, reply.text
+        found: dict[str, Any] = reply.json()
+        told = reply.headers.get("holdfast-approximate")
+        assert (told is None) == (holdfast is None)
+        return found
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        reply = httpx.request(
+            method,
+            f"{self.url}/admin/v1/{path}",
+            json=body,
+            headers={"x-api-key": ADMIN_KEY},
+            timeout=60,
+            trust_env=False,
+        )
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def allow(self) -> None:
+        (workspace,) = self.admin("GET", "workspaces")
+        self.admin("POST", f"workspaces/{workspace['id']}", {"may_approximate": True})
+
+    def stranger(self) -> "Asking":
+        """Another workspace that may ask for the same."""
+        self.admin("POST", "workspaces", {"id": "stranger", "may_approximate": True})
+        key = self.admin("POST", "keys", {"workspace": "stranger"})["key"]
+        other = Asking(self.url, self._model)
+        other._headers = {**API_HEADERS, "x-api-key": key}
+        return other
+
+    def recorded(self, message: dict[str, Any]) -> str | None:
+        rows: dict[str, dict[str, Any]] = {}
+
+        def is_there() -> bool:
+            rows.update((row["id"], row) for row in self.admin("GET", "turns?limit=1000"))
+            return message["id"] in rows
+
+        eventually(is_there)
+        approximate: str | None = rows[message["id"]]["approximate"]
+        return approximate
+
+
+def refused(reply: httpx.Response) -> str:
+    assert reply.status_code == 400, reply.text
+    message: str = reply.json()["error"]["message"]
+    return message
+
+
+def told(fleet: Fleet, path: str, kind: type[T]) -> T:
+    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+    reply = httpx.get(f"{fleet.engines[0]}/v1/{path}", headers=headers, timeout=60, trust_env=False)
+    return msgspec.json.decode(reply.raise_for_status().content, type=kind)
+
+
+@pytest.mark.timeout(300)
+def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: Path) -> None:
+    settings = {
+        "ENGINE_MIN_CACHE_TOKENS": "32",
+        "ENGINE_NUM_BLOCKS": "512",
+        "ENGINE_STORE": str(tmp_path / "store"),
+        "ENGINE_APPROXIMATE": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    keep, question = {"keep": 0.5}, "What does line 7 say?"
+    with running_fleet(tmp_path, 1, 1, settings, {}, backend="native") as fleet:
+        asking = Asking(fleet.gateways[0].url)
+        path = "system.0.cache_control.holdfast"
+        assert path in refused(asking.ask(question, keep))
+        asking.allow()
+        assert "holdfast.keep: Input" in refused(asking.ask(question, {"keep": 0.05}))
+        check_the_gate(fleet, asking)
+        exact = asking.read(question)
+        num_tokens = exact["usage"]["cache_creation_input_tokens"]
+        assert num_tokens > 400
+        cold = asking.read(question, keep)
+        assert cold["usage"]["cache_creation_input_tokens"] == num_tokens
+        approximate = cold["holdfast"]["approximate"]
+        assert approximate["of"] == num_tokens
+        assert abs(approximate["kept"] / num_tokens - 0.5) < 0.05
+        warm = asking.read(question, keep)
+        assert warm["usage"]["cache_read_input_tokens"] == num_tokens
+        assert warm["holdfast"]["approximate"] == approximate
+        assert warm["content"] == cold["content"]
+        said = f"compressed kvzip 0.5: {approximate['kept']} of {num_tokens}"
+        assert asking.recorded(warm) == said
+        again = asking.read(question)
+        assert again["usage"]["cache_read_input_tokens"] == num_tokens
+        assert again["content"] == exact["content"] and "approximate" not in again["holdfast"]
+        assert asking.recorded(again) is None
+        probe = asking.stranger().read(question, keep)
+        assert probe["usage"]["cache_read_input_tokens"] == 0
+        assert probe["holdfast"]["automatic_tokens"] == 0
+        assert probe["content"] == cold["content"]
+        entries = [one for one in told(fleet, "entries", list[EntryInfo]) if one.reads]
+        held = {one.approximate is not None: one for one in entries}
+        assert held[True].tokens == held[False].tokens == num_tokens
+        assert held[True].blocks * 16 == approximate["kept"]
+        eventually(lambda: all(e.is_stored for e in told(fleet, "entries", list[EntryInfo])))
+        fleet.kill(0)
+        fleet.restart(0)
+        eventually(fleet.all_ready)
+        restarted = asking.read(question, keep)
+        assert restarted["usage"]["cache_read_input_tokens"] == num_tokens
+        assert restarted["holdfast"]["read_tier"] == "disk"
+        assert restarted["content"] == cold["content"]
+
+
+def check_the_gate(fleet: Fleet, asking: Asking) -> None:
+    """What the engine measured is told, and what is too far from exact is refused by its number."""
+    techniques = told(fleet, "describe", Description).techniques
+    assert {one.scorer for one in techniques} == set(SCORERS)
+    worst = max(techniques, key=lambda one: one.kl)
+    assert not worst.is_allowed
+    message = refused(asking.ask("?", {"keep": worst.keep, "scorer": worst.scorer}))
+    assert "cache_control.holdfast.keep" in message and f"{worst.kl:.2f}" in message
+
+
+@pytest.mark.timeout(300)
+def test_an_engine_that_does_not_compress_refuses(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, 1, 1, {"ENGINE_MIN_CACHE_TOKENS": "32"}, {}) as fleet:
+        asking = Asking(fleet.gateways[0].url, "synthetic")
+        asking.allow()
+        message = refused(asking.ask("?", {"keep": 0.5}))
+        assert message.startswith("system.0.cache_control.holdfast.keep: this engine does not")

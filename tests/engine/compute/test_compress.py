@@ -1,0 +1,194 @@
+"""Compressed prefixes against transformers' own forward over the same kept keys and values, and
+scores against kvpress 0.5.5's."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from engine.cache.compression import Compression, compression_of, new_compression
+from engine.cache.ids import BlockId
+from engine.compute.compress import KvCompressor, Told, check_compressible
+from engine.compute.errors import ModelRefused
+from engine.compute.gate import MIN_AGREEMENT, measure
+from engine.compute.scorers import SCORE_KEYS, SINKS, choose
+from engine.compute.scorers.h2o import h2o
+from engine.compute.scorers.kvzip import pieces
+from engine.compute.scorers.replay import Replay
+from engine.compute.scorers.snapkv import snapkv
+from engine.protocol import SCORERS, Scorer
+from engine.protocol.reports import why_refused
+from engine.schedule.runner import Work
+from tests.engine.compute.tiny import (
+    GREEDY,
+    TinyModel,
+    new_tiny_model,
+    new_works,
+    random_prompt,
+    relative_difference,
+    run_in_turn,
+)
+
+BOUND = 1e-5
+Models = Callable[[str], TinyModel]
+VECTORS = json.loads((Path(__file__).parent / "kvpress_scores.json").read_text())
+KEYS = torch.sin(torch.arange(2 * 47 * 16) ** 1.5).view(2, 47, 16)
+"""The keys of which kvpress made its scores."""
+IDS = [(i * i * 7 + i * 3) % 199 for i in range(100)]
+TOLD = Told([11, 12, 13], [11, 12], [21, 22])
+"""What it made scores of attention of, with the tiny Llama."""
+
+
+def expected_logits(model: TinyModel, prompt: list[int], how: Compression) -> torch.Tensor:
+    """The last token's, by transformers: the prefix's cache cut to what each layer keeps."""
+    cache = DynamicCache(config=model.plain.config)
+    with torch.inference_mode():
+        model.plain(torch.tensor([prompt[: how.of]]), past_key_values=cache)
+        for layer in cache.layers:
+            scores = SCORE_KEYS[how.scorer](layer.keys[0], how.kept)
+            kept = choose(scores, how.kept)
+            layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+        rest = torch.tensor([prompt[how.of :]])
+        positions = torch.arange(how.of, len(prompt))[None]
+        output = model.plain(rest, past_key_values=cache, position_ids=positions)
+    logits: torch.Tensor = output.logits[0, -1]
+    return logits
+
+
+@pytest.mark.parametrize("scorer", SCORE_KEYS)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_compressed_prefix_computes_what_transformers_does_over_what_is_kept(
+    both_attentions: Models, family: str, scorer: Scorer
+) -> None:
+    model, rng = both_attentions(family), random.Random(3)
+    for keep in (0.25, 0.75):
+        prompt = random_prompt(rng, 90, 150)
+        of = rng.randint(70, 85)
+        how = Compression(scorer, keep, of, int(of * keep) // 8 * 8)
+        runner = model.runner()
+        run_in_turn(runner, new_works(prompt[:of], [30], range(20)))
+        targets = [BlockId(block) for block in range(20, 45)]
+        sources, compressor = list(map(BlockId, range(20))), KvCompressor(runner, TOLD)
+        steps = list(compressor.compress(how, prompt[:of], sources, targets[: how.kept // 8]))
+        assert len(steps) == model.loaded.layout.num_layers
+        rest = prompt[of:]
+        half = len(rest) // 2
+        works = [
+            Work(token_ids=rest[:half], start=how.kept, block_table=targets, cut=how.cut),
+            Work(
+                token_ids=rest[half:],
+                start=how.kept + half,
+                block_table=targets,
+                sample=GREEDY,
+                cut=how.cut,
+            ),
+        ]
+        logits = run_in_turn(runner, works)
+        assert relative_difference(logits, expected_logits(model, prompt, how)) <= BOUND
+        assert relative_difference(logits, model.plain_logits(prompt)) > 100 * BOUND
+
+
+def test_scores_are_those_of_kvpress() -> None:
+    for scorer in ("keydiff", "sinks"):
+        scores = SCORE_KEYS[scorer](KEYS, int(47 * 0.5))
+        assert torch.allclose(scores, torch.tensor(VECTORS[scorer]), atol=2e-6)
+    # Whole chunks of 20 there: of three the best one.
+    kept = SCORE_KEYS["chunkkv"](KEYS, 20).sum(0).sort(descending=True, stable=True).indices
+    assert sorted(kept[: len(VECTORS["chunkkv_kept"])].tolist()) == VECTORS["chunkkv_kept"]
+
+
+def test_scores_of_attention_are_those_of_kvpress(both_attentions: Models) -> None:
+    """By running over a prefix, in several steps, while another sequence's blocks lie between."""
+    runner = both_attentions("llama").runner()
+    table = [3, 9, 1, *range(20, 31)]
+    run_in_turn(runner, new_works(IDS, [30], table))
+    before = runner.pool.read_bytes(list(map(BlockId, range(64)))).clone()
+    ((columns, behind),) = pieces(IDS, TOLD.repeat, TOLD.repeat_part, TOLD.turn)
+    blocks = torch.tensor(table[:13])
+    told = Replay(runner.pool, blocks, 100, columns)
+    own = Replay(runner.pool, blocks, 100, range(100), is_own=True)
+    last = Replay(runner.pool, blocks, 100, range(100), is_own=True)
+    for begin in range(0, len(behind), 40):
+        runner.replay(behind[begin : begin + 40], 100 + begin, told)
+    for begin in range(0, 100, 40):
+        runner.replay(IDS[begin : begin + 40], begin, own)
+    runner.replay(IDS[-64:], 36, last)
+    for layer in range(3):
+        for scorer, scores in (
+            ("kvzip", told.noted[layer]),
+            ("h2o", h2o(own.noted[layer])),
+            ("snapkv", snapkv(last.noted[layer])),
+        ):
+            assert torch.allclose(scores, torch.tensor(VECTORS[scorer][layer]), atol=2e-5), scorer
+    assert torch.equal(runner.pool.read_bytes(list(map(BlockId, range(64)))), before)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("scorer", ["kvzip", "snapkv", "h2o"])
+def test_scorers_that_run_over_the_prefix_keep_what_they_like(
+    both_attentions: Models, scorer: Scorer
+) -> None:
+    model = both_attentions("llama")
+    runner, sources = model.runner(), list(map(BlockId, range(13)))
+    run_in_turn(runner, new_works(IDS, [], sources))
+    targets = list(map(BlockId, range(20, 27)))
+    how = Compression(scorer, 0.56, 100, 56)
+    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, sources, targets))
+    assert max(steps) <= 128 and sum(steps[:-3]) == {"kvzip": 105, "snapkv": 64, "h2o": 100}[scorer]
+    scores = torch.tensor(VECTORS[scorer])
+    for layer in range(3):
+        by_head = scores[layer].amax(0, keepdim=True) if scorer == "kvzip" else scores[layer]
+        keys = runner.pool.gather(layer, torch.tensor(sources))[0].clone()
+        kept = runner.pool.gather(layer, torch.tensor(targets))[0]
+        assert torch.equal(kept, keys[choose(by_head, 56)])
+
+
+def test_the_first_tokens_are_kept_and_equal_scores_go_by_place() -> None:
+    kept = choose(torch.zeros(2, 40), 10)
+    assert kept.tolist() == list(range(10))
+    worst_first = torch.arange(40.0)[None]
+    assert choose(worst_first, 6).tolist() == [*range(SINKS), 38, 39]
+
+
+def test_a_kind_is_read_back_from_its_domain() -> None:
+    how = new_compression("chunkkv", 0.35, 1001, 16)
+    assert how is not None and how.kept == 352 and how.cut == 649
+    assert compression_of(how.domain, 16) == how
+    assert compression_of(None, 16) is None
+    assert compression_of(how.domain._replace(digest="ab" * 32), 16) is None
+    others = [
+        replace(how, scorer="keydiff"),
+        replace(how, keep=0.36),
+        replace(how, of=1002),
+    ]
+    assert len({one.domain for one in (how, *others)}) == 4
+    # Too short a prefix is not compressed, nor one of which nothing would go.
+    assert new_compression("keydiff", 0.5, 96, 16) is None
+    assert new_compression("keydiff", 0.99, 100, 16) is None
+
+
+def test_models_that_it_does_not_fit_are_refused(tiny_models: Models) -> None:
+    check_compressible(tiny_models("llama").loaded)
+    for family, why in (("gemma2", "sliding"), ("deepseek_v3", "latent"), ("gpt_oss", "sliding")):
+        with pytest.raises(ModelRefused, match=why):
+            check_compressible(tiny_models(family).loaded)
+
+
+def test_the_gate_measures_every_technique_and_refuses_what_is_too_far() -> None:
+    found = list(measure(new_tiny_model("llama").loaded, TOLD))
+    assert {(one.scorer, one.keep) for one in found} == {
+        (scorer, keep) for scorer in SCORERS for keep in (0.75, 0.5, 0.25, 0.1)
+    }
+    by_kind = {(one.scorer, one.keep): one for one in found}
+    assert all(one.kl >= 0 and 0 <= one.agreement <= 1 and one.tokens == 256 for one in found)
+    # A random model's next token depends on every token before.
+    worst = by_kind["random", 0.1]
+    assert worst.agreement < MIN_AGREEMENT and not worst.is_allowed
+    assert "random at 0.1" in (why_refused(found, "random", 0.2) or "")
+    assert why_refused(found, "random", 0.05) is not None
+    assert why_refused([], "keydiff", 0.5) is not None
