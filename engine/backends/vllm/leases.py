@@ -182,19 +182,20 @@ class LeaseManager:
         A live entry of that key stays, leased if it can be now. `claim` is who wants it: see
         `end_claim`.
         """
-        found = self._find(want.key)
-        hold = found if found is not None and found.blocks else None
-        if hold is None and (hold := self._make(want, scope, block_hashes)) is None:
+        hold, made = self._find(want.key), None
+        if hold is None or not hold.blocks:
+            made = self._make(want, scope, block_hashes)
+        if hold is None:
+            hold = made
+        elif made is not None:  # it was below alone, and is here again
+            hold.blocks, hold.hashes = made.blocks, made.hashes
+            self._holds[want.key] = hold
+        if hold is None:
             return None
-        if found is not None and not found.blocks:
-            # It was below alone, and is here again.
-            found.blocks, found.hashes = hold.blocks, hold.hashes
-            self._holds[want.key], hold, found = found, found, None
         hold.expires_at = max(hold.expires_at, want.expires_at)
-        if not hold.is_leased and not self._try_lease(hold):
-            if found is None:
-                self._pool.touch(hold.blocks)
-                self._depend(hold)
+        if hold.blocks and not hold.is_leased and not self._try_lease(hold) and made is not None:
+            self._pool.touch(hold.blocks)
+            self._depend(hold)
         hold.claims.add(claim)
         return hold
 

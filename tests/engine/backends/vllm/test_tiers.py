@@ -6,7 +6,7 @@ is a function of its hash; what comes back is compared with it.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -332,3 +332,69 @@ def test_a_full_tier_keeps_what_it_has(tmp_path: Path) -> None:
     spec.blocks_per_chunk = 2
     with pytest.raises(ValueError, match="blocks_per_chunk"):
         LeaseTier(spec, view, "LeaseTier", str(tmp_path / "other"), 2**20)
+
+
+class Kept:
+    """A tier that keeps what it is told to, at once, and loses some of it."""
+
+    max_blocks = 10_000
+    above: object = None
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self.kept: set[bytes] = set()
+        self._gone: set[bytes] = set()
+
+    def want(self, keys: Sequence[bytes], until: float) -> None:
+        if self._rng.random() < 0.7:
+            self.kept.update(keys)
+
+    def keeps(self, keys: Iterable[bytes]) -> bool:
+        return self.kept.issuperset(keys)
+
+    def take_gone(self) -> set[bytes]:
+        gone, self._gone = self._gone, set()
+        return gone
+
+    def lose(self, num: int) -> None:
+        lost = self._rng.sample(sorted(self.kept), min(num, len(self.kept)))
+        self.kept.difference_update(lost)
+        self._gone.update(lost)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("second", [None, "window"])
+def test_the_server_hears_of_each_lease_that_neither_has(
+    llama: Path, seed: int, second: str | None
+) -> None:
+    rng = Random(seed)
+    sim, told = Simulator(llama, second=second), dict[str, str]()
+    sim.leases.below = kept = Kept(rng)
+    prefixes = [tokens_of(f"prefix{n}", 320) for n in range(8)]
+    for turn in range(80):
+        act, number = rng.random(), rng.randrange(8)
+        if act < 0.6:
+            lengths = sorted(rng.sample([80, 160, 240, 320], rng.randrange(1, 3)))
+            wants = [(f"{number}-{n}", n, float(rng.randrange(999))) for n in lengths]
+            scope = f"scope{number % 3}"
+            prompt = [*prefixes[number], 1, turn + 5]
+            sim.run(f"turn{turn}", prompt, wants=wants, scope=scope, read=wants[-1][0])
+        elif act < 0.8:
+            sim.flood(rng.random(), scope=f"flood{turn}")
+        elif act < 0.9:
+            kept.lose(rng.randrange(1, 9))
+        elif told:
+            key = rng.choice(sorted(told))
+            sim.leases.release([key])
+            del told[key]
+        now = sim.states()
+        for key, reason in sim.losses().items():
+            told[key] = "best_effort"
+            if reason in ("evicted", "reset"):
+                del told[key]
+        if act < 0.6:
+            held = sim.report(f"turn{turn}").held
+            told |= {one.key: one.state for one in held if one.state != "none"}
+        assert told == sim.states(), (turn, now)
+        sim.check_refs()
+    assert sim.leases.num_lowered > 5
