@@ -52,7 +52,9 @@ class Keeper:
     def keep(self, turn: Turn) -> None:
         """Keep what a turn was asked and what it answered so far. This never awaits."""
         frames = turn.whole
-        num_bytes = turn.ask.plan.num_bytes + sum(map(_length, frames))
+        plan = turn.ask.plan
+        num_bytes = plan.num_bytes + sum(map(_length, frames))
+        num_bytes += sum(len(image.data) for image in plan.prompt.images)
         if num_bytes > MAX_BYTES or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             log = get_logger("contents")
             log.warning("content_not_kept", turn=turn.record.id, bytes=num_bytes)

@@ -45,6 +45,8 @@ log = structlog.get_logger()
 _CACHE_BYTES = {**DTYPE_BYTES, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
 BIND_SECONDS = 60.0
 """A running vLLM answers between two steps."""
+_CHANGED = (AttributeError, ImportError, KeyError, RuntimeError, TypeError)
+"""What a version of vLLM that shows images in another way may raise, or a processor of a model."""
 TRIAL_SECONDS = 120.0
 """Seconds for the first image, for which a processor may have to be loaded."""
 
@@ -213,7 +215,7 @@ def image_text(model: Any) -> str:
     kind = get_model_cls(model)
     try:
         first, second = (kind.get_placeholder_str("image", number) for number in (1, 2))
-    except ValueError:
+    except (NotImplementedError, ValueError):
         return ""
     return str(first) if first and first == second else ""
 
@@ -225,12 +227,13 @@ async def sees_images(parts: VllmParts) -> bool:
     file = BytesIO()
     Pillow.new("RGB", (64, 64)).save(file, "PNG")
     image = Image("0" * 64, "image/png", file.getvalue(), 64, 64)
-    prompt = Prompt([Message("user", [TextPart(f"See {image.reference} here.")])], images=[image])
+    texts = [TextPart(text) for text in ("See", image.reference, "here.")]
+    prompt = Prompt([Message("user", [*texts])], images=[image])
     rendered = parts.renderer.render(prompt, thinking=False)
     shown = Shown(rendered.token_ids, [image])
     try:
         Widening(shown.token_ids, await parts.core.show_first(shown))
-    except (EngineError, TypeError, KeyError, AttributeError) as error:
+    except (EngineError, *_CHANGED) as error:
         log.warning("this model is told of images, and shown none", why=trace_of(error))
         return False
     return True
