@@ -615,15 +615,14 @@ class RequestTracker:
         state = self._states.get(request_id)
         if state is None or state.is_started:
             return
-        hit_tokens = state.found_tokens
         if state.is_admitted:
             # What an admission did not find it computed itself: the next one finds that as well,
             # which makes it no reuse. vLLM's own `num_cached_tokens` stays the first one's.
-            hit_tokens = min(hit_tokens, state.hit_tokens)
             # Preempted before its first token: what was lost with a reset is to be held anew.
             state.num_taken = state.num_watched = 0
             self._want(state)
-        state.hit_tokens = hit_tokens
+        else:
+            state.hit_tokens = state.found_tokens
         state.is_admitted = True
         self._unprotect(state)
 
@@ -633,7 +632,7 @@ class RequestTracker:
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
                 start, most = state.request.num_computed_tokens, state.request.num_prompt_tokens
-                # What another connector loads may fail, and is computed then.
+                # Lost by a preemption, or not loaded by another connector: it is computed.
                 state.hit_tokens = min(state.hit_tokens, start)
                 if (end := min(start + num_scheduled, most)) > start:
                     state.computed.add(start, end)
