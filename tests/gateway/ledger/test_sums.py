@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, select
+from sqlalchemy.dialects import postgresql
 
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
@@ -21,7 +22,7 @@ from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range, latency
 from gateway.ledger.reads.turns import epochs
-from gateway.ledger.rollups import dimensions
+from gateway.ledger.rollups import dimensions, gap_changes
 from gateway.ledger.schema import (
     EpochRow,
     HorizonRow,
@@ -441,3 +442,26 @@ async def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
     # The range begins at 22:30 and is widened to the days that it touches.
     assert found.misses.requests == 10 * (1 + (22.5 + hours > 24) + (22.5 + hours > 48))
     assert found.misses.p50 is not None and found.series and found.cells
+
+
+@pytest.mark.postgres
+def test_postgresql_looks_each_gap_up_once_and_compiles_nothing(
+    postgres: str, tmp_path: Path
+) -> None:
+    """It merged the look-ups into each of their uses and compiled them for seconds, batch by batch:
+    50 killed gateways never got their turns into the ledger."""
+    made = DatabaseSettings(data=tmp_path, database_url=new_database(postgres, uuid4().hex))
+    migrate(made)
+    changes = select(gap_changes(True)).compile(dialect=postgresql.psycopg.dialect())
+
+    async def look(ledger: Ledger) -> tuple[str, str]:
+        async with ledger.transaction() as connection:
+            jit = (await connection.exec_driver_sql("SHOW jit")).scalar_one()
+            words = f"EXPLAIN {changes}", changes.construct_params({"turn_ids": "[]"})
+            plan = (await connection.exec_driver_sql(*words)).scalars()
+            return jit, "\n".join(plan)
+
+    jit, plan = asyncio.run(with_ledger(made.ledger_url, look))
+    assert jit == "off"
+    written = str(changes).count("json_array_elements_text")
+    assert plan.count("Function Scan on json_array_elements_text") == written, plan
