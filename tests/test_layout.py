@@ -49,7 +49,7 @@ BUDGETS: dict[str, int] = {
     "gateway/dialects": 6869,
     "gateway/http": 3486,
     "gateway/journal": 1083,
-    "gateway/ledger": 3646,
+    "gateway/ledger": 3649,
     "gateway/planner": 2010,
     "gateway/planning": 409,
     "gateway/prices": 409,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 57649,
+    "tests": 57673,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
