@@ -79,9 +79,11 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     compressor, techniques = None, list[Technique]()
     if settings.approximate:
         check_compressible(loaded)
-        progress("measuring approximations", 0.96)
         told = told_by(renderer)
-        compressor, techniques = KvCompressor(runner, told), list(measure(loaded, told))
+        compressor = KvCompressor(runner, told)
+        for technique in measure(loaded, told):
+            progress(f"measuring {technique.scorer}", 0.96)
+            techniques.append(technique)
     layout, facts = loaded.layout, None
     if settings.store:
         # What a stored block depends on: the model as it computes, its template and tokenizer.
