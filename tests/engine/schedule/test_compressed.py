@@ -49,6 +49,16 @@ def test_neither_kind_reads_the_other() -> None:
     assert usage_of(other).cache_read_tokens == 0
 
 
+def test_an_exact_prompt_of_the_tokens_that_stand_for_what_is_kept_finds_nothing() -> None:
+    engine = Harness()
+    first = engine.send(words(0, 40), words(100, 5), marks={0: "5m"}, keep=(0, 0.5))
+    engine.finish(first)
+    forged = engine.send(first.state.query.tokens[:20], words(100, 5), marks={0: "5m"})
+    engine.finish(forged)
+    usage = usage_of(forged)
+    assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
+
+
 def test_what_follows_inherits_the_kind() -> None:
     engine, document = Harness(), words(0, 40)
     marks: dict[int, Ttl] = {0: "1h", 1: "5m"}
