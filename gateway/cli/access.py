@@ -78,6 +78,7 @@ def add_commands(commands: Commands) -> None:
         parser.add_argument("--lease-share", type=or_none(share), help="0 to 1, or `none`")
         days_help = "how long prompts and answers are kept, or `none` (as it is at first)"
         parser.add_argument("--keep-days", type=or_none(days), help=days_help)
+        parser.add_argument("--may-approximate", action=argparse.BooleanOptionalAction)
     for parser in (create, change, make, limit):
         add_auto_cache(parser)
     works: tuple[tuple[argparse.ArgumentParser, Work], ...] = (

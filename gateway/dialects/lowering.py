@@ -184,7 +184,12 @@ class Lowering:
         found = [marker.ttl for marker in given]
         kept = [marker.holdfast for marker in given if marker.holdfast is not None]
         if kept:
-            self.check_approximate(f"{path}.cache_control.holdfast")
+            where = f"{path}.cache_control.holdfast"
+            self.check_approximate(where)
+            if is_absent:
+                raise InvalidRequest(f"{where}: nothing of this block is in the prompt")
+            if any(marker.holdfast != kept[0] for marker in given):
+                raise InvalidRequest(f"{where}: two markers in one place ask for different things")
         if len(set(found)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: {self.disagreement}")
         if native is not None and not found:

@@ -13,7 +13,13 @@ from engine.asgi import CallerLeft, while_connected
 from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
-from gateway.base.errors import ClientGone, EngineFailed, GatewayError, UnsupportedMedia
+from gateway.base.errors import (
+    ClientGone,
+    EngineFailed,
+    GatewayError,
+    InvalidRequest,
+    UnsupportedMedia,
+)
 from gateway.dialects import sse
 from gateway.dialects.collector import Writer
 from gateway.dialects.lowering import Asked
@@ -116,6 +122,8 @@ class Begun(NamedTuple):
 async def begun(request: KeyRequest, ask: Ask) -> Begun:
     """Run the turn until an engine has it, or the client leaves."""
     turns = services_of(request).turns
+    if "holdfast-approximate" in request.headers:
+        raise InvalidRequest("holdfast-approximate: answers have it; `cache_control.holdfast` asks")
     if point := ask.plan.compressed:
         request.scope["state"]["approximate"] = f"keep={point.keep:g}; scorer={point.scorer}"
     turn_id = turns.new_id()

@@ -29,6 +29,8 @@ _REFUSALS: dict[Kind, str] = {
 _HEAD_CHARACTERS = 48 * 1024
 """As much base64 as is decoded of a file. A JPEG's size comes behind its metadata."""
 _MAX_NAME = 64
+_MAX_SEGMENTS = 1000
+"""Of a JPEG in front of its size, with bytes of padding. A colour profile takes 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ def image_size(head: bytes) -> tuple[int, int] | None:
                     width, height = _pair("<HH", head, 26)
                     return width & 0x3FFF, height & 0x3FFF
         at = 2 if head.startswith(b"\xff\xd8") else len(head)
-        while at + 4 <= len(head) and head[at] == 0xFF:
+        for _ in range(_MAX_SEGMENTS):
+            if at + 4 > len(head) or head[at] != 0xFF:
+                break
             marker = head[at + 1]
             # SOF0 to SOF15 without DHT (C4), JPG (C8) and DAC (CC).
             if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):

@@ -41,10 +41,7 @@ class ImageCheck:
 
     def check(self, images: Sequence[Image]) -> None:
         """Raise ImageRefused for an image that is broken, or not as large as it is said to be."""
-        if len(images) > MAX_IMAGES:
-            raise InvalidRequest(f"prompt.images: at most {MAX_IMAGES}")
-        if sum(image.width * image.height for image in images) > MAX_PROMPT_PIXELS:
-            raise InvalidRequest(f"prompt.images: at most {MAX_PROMPT_PIXELS} pixels together")
+        check_amount(images)
         if len(self._is_whole) > MAX_KNOWN:
             self._is_whole.clear()
         for image in images:
@@ -52,6 +49,14 @@ class ImageCheck:
                 self._is_whole[image.id] = _is_whole(image)
             if not self._is_whole[image.id]:
                 raise ImageRefused(image)
+
+
+def check_amount(images: Sequence[Image]) -> None:
+    """Raise InvalidRequest for more images, or more pixels, than a prompt may have."""
+    if len(images) > MAX_IMAGES:
+        raise InvalidRequest(f"prompt.images: at most {MAX_IMAGES}")
+    if sum(image.width * image.height for image in images) > MAX_PROMPT_PIXELS:
+        raise InvalidRequest(f"prompt.images: at most {MAX_PROMPT_PIXELS} pixels together")
 
 
 def _is_whole(image: Image) -> bool:
@@ -70,9 +75,11 @@ def _is_whole(image: Image) -> bool:
 
 
 def shown(prompt: Prompt, rendered: RenderedPrompt) -> list[Image]:
-    """The images that the tokens have a place for, in order."""
+    """The images that the tokens have a place for, in order. Raise InvalidRequest for too many."""
     by_id = {image.id: image for image in prompt.images}
-    return [by_id[one] for one in rendered.images]
+    images = [by_id[one] for one in rendered.images]
+    check_amount(images)  # a text may repeat the reference of an image
+    return images
 
 
 class Expanded(NamedTuple):

@@ -39,12 +39,16 @@ class VllmAdapters:
             raise StartRefused("`alora_invocation_tokens`: vLLM has no activated LoRA")
         if files.digest not in self._taken:
             copy = Path(self._copies.name, files.digest)
-            files.write(copy)
-            taking = self._core.add_adapter(files.digest, str(copy))
             try:
+                files.write(copy)
+                taking = self._core.add_adapter(files.digest, str(copy))
                 asyncio.run_coroutine_threadsafe(taking, self._event_loop).result(LOAD_SECONDS)
             except TimeoutError:
+                self.let_go(files.digest)  # it may be taken yet
                 raise StartRefused(f"vLLM has not taken it in {LOAD_SECONDS:g} s") from None
+            except (OSError, StartRefused) as error:
+                rmtree(copy, ignore_errors=True)
+                raise StartRefused(f"{error}") from error
             self._taken.add(files.digest)
         return TakenAdapter(files.digest, files.max_rank, len(files.weights))
 

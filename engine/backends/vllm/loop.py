@@ -56,7 +56,7 @@ from engine.cache.lookup import longest_hit
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
-from engine.errors import ImageRefused
+from engine.errors import ImageRefused, PromptTooLong
 from engine.protocol import ErrorCode, Failed, MissReason
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
@@ -245,6 +245,8 @@ def _want(key: Digest, tokens: int, expires_at: float) -> Want:
 
 FIRST_ADAPTER_ID = 2**30
 """vLLM's own clients name adapters by numbers from 1 on."""
+MAX_DECODING = 2
+"""Prompts whose images are decoded at a time: one may have 300 MB of pixels."""
 log = structlog.get_logger()
 
 
@@ -302,6 +304,7 @@ class VllmCore:
         self._adapter_ids = count(FIRST_ADAPTER_ID)
         self._adding: dict[str, asyncio.Task[Any]] = {}
         self._alone: Sequence[TokenId] = ()
+        self._decoding = asyncio.Semaphore(MAX_DECODING)
 
     async def bind(self) -> int:
         """Tell the connector the token that our directives carry. Must come before `generate`.
@@ -325,6 +328,9 @@ class VllmCore:
             return await self._expand(shown)
         except _refusals() as error:
             refused = error
+        if getattr(refused, "parameter", None) == "input_tokens":
+            length = getattr(refused, "value", 0)
+            raise PromptTooLong(length, self._llm.model_config.max_model_len - 1) from refused
         for image in shown.images[:-1]:
             try:
                 await self._expand(Shown(self._alone, [image]))
@@ -336,8 +342,9 @@ class VllmCore:
     async def _expand(self, shown: Shown) -> Expanded:
         """vLLM has a cache for what is not sent on. What is in its other one, which a sent request
         fills, the scheduler's process must have got."""
-        prompt = await _prompt_of(shown)
-        (made,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
+        async with self._decoding:
+            prompt = await _prompt_of(shown)
+            (made,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
         spans = [(place.offset, place.length) for place in made["mm_placeholders"]["image"]]
         return Expanded(made["prompt_token_ids"], spans)
 
@@ -345,7 +352,8 @@ class VllmCore:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
         prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
         if order.shown is not None:
-            prompt = await _prompt_of(order.shown)
+            async with self._decoding:
+                prompt = await _prompt_of(order.shown)
         # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
         salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
         try:
@@ -404,7 +412,8 @@ class VllmCore:
 
     async def remove_adapter(self, digest: str) -> None:
         """No request has it any more."""
-        await self._llm.remove_lora(self._adapters.pop(digest).lora_int_id)
+        if (request := self._adapters.pop(digest, None)) is not None:
+            await self._llm.remove_lora(request.lora_int_id)
 
     async def report(self, request_id: str) -> Report:
         """What became of a directive; raises RuntimeError for one never heard of."""

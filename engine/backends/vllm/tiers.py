@@ -266,8 +266,10 @@ class LeaseTier(SecondaryTierManager):
                 written, end = line.split()
                 told[bytes.fromhex(written.decode())] = float(end)
         now, files = self._wanted.clock(), set(self._directory.names())
-        for key, until in told.items():
-            if until > now and (name := self._reader.keys.name_of(key)) in files:
+        for key, until in sorted(told.items(), key=lambda one: -one[1]):
+            if len(self._stored) == self.max_blocks or until <= now:
+                break
+            if (name := self._reader.keys.name_of(key)) in files:
                 files.discard(name)
                 self._stored[key] = None
                 self._wanted.want(key, until)

@@ -43,6 +43,7 @@ from gateway.prompt.plan import find_target
 
 _TEXT_TYPES = ("", "text/plain")
 _JSON_TYPE = "application/json"
+_STANDARD_BASE64 = str.maketrans("-_", "+/")
 _ROLES: dict[str | None, Role] = {
     None: "user",
     "": "user",
@@ -310,9 +311,11 @@ class _GeminiLowering(Lowering):
             name = file.display_name or file.file_uri
             return self._stand_in(f"{path}.fileData", file.mime_type, name=name)
         where = f"{path}.inlineData"
+        # Google's own client writes the alphabet for URLs (RFC 4648 section 5).
+        data = blob.data.translate(_STANDARD_BASE64)
         if not blob.mime_type.startswith(_READ_TYPES):
-            return self._stand_in(where, blob.mime_type, blob.data, blob.display_name or "")
-        text = text_in(blob.data)
+            return self._stand_in(where, blob.mime_type, data, blob.display_name or "")
+        text = text_in(data)
         if text is None:
             raise InvalidRequest(f"{where}.data: must be base64 of text in UTF-8")
         return text

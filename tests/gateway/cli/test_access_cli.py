@@ -41,12 +41,13 @@ def test_a_workspace_is_made_limited_listed_archived_and_restored(gateway: Gatew
         *("workspaces", "set", "team-a", "--display-name", "Team A"),
         *("--requests-per-minute", "60", "--tokens-per-minute", "40000"),
         *("--max-concurrency", "4", "--lease-share", "0.25", "--monthly-spend", "none"),
+        "--may-approximate",
     )
     assert "within 4 seconds" in changed
     assert gateway("workspaces", "list").splitlines() == [
         "team-a active name='Team A' requests_per_minute=60 tokens_per_minute=40000"
         " max_concurrency=4 monthly_spend=none lease_share=0.25 auto_cache=none auto_cache_ttl=none"
-        " keep_days=none"
+        " keep_days=none may_approximate=True"
     ]
     assert "team-a archived" in gateway("workspaces", "archive", "team-a")
     assert "team-a active" in gateway("workspaces", "restore", "team-a")

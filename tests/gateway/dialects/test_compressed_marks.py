@@ -4,12 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from anthropic import BadRequestError
 
 from engine.protocol.reports import Description, Technique
 from gateway.base.errors import InvalidRequest
 from gateway.prompt.ask import Ask
 from gateway.routing.router import check_capabilities
 from tests.gateway.bodies import ASKED, body, lowered, lowered_chat, said, text
+from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import MODEL
 
 ALLOWED = replace(ASKED, principal=replace(ASKED.principal, may_approximate=True))
 HALF = {"type": "ephemeral", "holdfast": {"keep": 0.5}}
@@ -62,6 +65,23 @@ def test_chat_marks_alike() -> None:
     assert [p.keep for p in lowered_chat(request, ALLOWED).plan.breakpoints][:1] == [0.5]
     with pytest.raises(InvalidRequest, match="this workspace may not"):
         lowered_chat(request)
+
+
+def test_a_marker_that_asks_is_never_left_out_without_a_word() -> None:
+    part = {"type": "text", "text": "A document. " * 300, "cache_control": PLAIN}
+    message = {"role": "user", "content": [part], "cache_control": HALF}
+    with pytest.raises(InvalidRequest, match="two markers in one place"):
+        lowered_chat({"model": "m", "messages": [message]}, ALLOWED)
+
+
+def test_the_header_of_answers_asks_for_nothing(stack: Stack) -> None:
+    with pytest.raises(BadRequestError, match="holdfast-approximate: answers have it"):
+        stack.sdk().messages.create(
+            model=MODEL,
+            max_tokens=5,
+            messages=[{"role": "user", "content": "q"}],
+            extra_headers={"holdfast-approximate": "keep=0.5"},
+        )
 
 
 def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact() -> None:

@@ -1,11 +1,13 @@
 """Images for a model that sees: what is taken, and what becomes of their bytes on the way."""
 
+import time
 from base64 import b64encode
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
+from google.genai import types
 
 from engine import protocol
 from engine.protocol import IMAGE_REFERENCE, MAX_IMAGES, Prompt, TextPart, ToolResultPart
@@ -16,6 +18,7 @@ from gateway.prompt.names import find_prefixes
 from gateway.prompt.plan import Layout, Slot, make_plan
 from tests.gateway.bodies import told
 from tests.gateway.conftest import stacked
+from tests.gateway.gemini_bodies import client
 from tests.gateway.openai_bodies import MODEL
 from tests.gateway.prompt.test_media import IMAGES, png
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -36,6 +39,15 @@ def test_an_image_is_known_by_its_bytes_and_its_scope(data: bytes, size: tuple[i
     assert reader.read("c", media(data + b"\0")) != reference
     assert ImageReader("another").read("a", media(data)) != reference
     assert IMAGE_REFERENCE.fullmatch(reference)
+
+
+@pytest.mark.parametrize("filling", [b"\xff" * 2**23, b"\xff\xe0\0\2" * 2**21])
+def test_a_jpeg_of_padding_alone_costs_nothing(filling: bytes) -> None:
+    """Each of these took ten seconds and more."""
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match="must be a PNG, JPEG"):
+        ImageReader("s").read("a", media(b"\xff\xd8" + filling))
+    assert time.process_time() - began < 1
 
 
 def test_what_is_too_large_is_refused_before_it_is_decoded() -> None:
@@ -76,6 +88,12 @@ def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) ->
         said = stack.sdk().messages.create(model=MODEL, max_tokens=5, messages=messages)
         assert told(said) == []
         prompt, points = engine.requests[-1].prompt, engine.requests[-1].breakpoints
+        # Google's client writes base64 for URLs.
+        data = png(640, 480) + b"\xfb\xff\xfe" * 3
+        with client(stack) as google:
+            part = types.Part.from_bytes(data=data, mime_type="image/png")
+            google.models.generate_content(model=MODEL, contents=[part])
+        assert engine.requests[-1].prompt.images[0].data == data
     [image] = prompt.images
     assert image.data == png(640, 480)
     texts = [p.text for m in prompt.messages for p in m.parts if isinstance(p, TextPart)]

@@ -15,6 +15,7 @@ from engine.backends.prepare.preparer import Preparer
 from engine.errors import InvalidRequest
 from engine.protocol import (
     MAX_IMAGE_PIXELS,
+    MAX_IMAGES,
     Breakpoint,
     CountRequest,
     Image,
@@ -159,6 +160,15 @@ def test_a_broken_image_is_refused_by_its_reference(
         if "width" not in broken:
             assert answer.is_public
             assert answer.message == f"{bad.reference}: Could not process image"
+
+
+def test_an_image_that_a_text_repeats_counts_each_time(seeing: Preparer) -> None:
+    one = image(1)
+    prompt = turn(*[one.reference] * (MAX_IMAGES + 1), images=[one])
+    for asked in (request(prompt), CountRequest(SCOPE, prompt)):
+        kind = COUNT if isinstance(asked, CountRequest) else GENERATE
+        answer = seeing.answer(Job(kind, msgspec.json.encode(asked)))
+        assert isinstance(answer, Refused) and "at most 100" in answer.message
 
 
 def test_an_engine_that_reads_text_refuses_images() -> None:
