@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 # Where an import's name is not its distribution's.
-PACKAGES = {"opentelemetry": "opentelemetry-api"}
+PACKAGES = {"opentelemetry": "opentelemetry-api", "PIL": "pillow"}
 
 
 @pytest.fixture(scope="module")
