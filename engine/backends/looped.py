@@ -39,7 +39,7 @@ from engine.backends.reports import (
 from engine.backends.storing import OpenStore, new_memory
 from engine.cache.block import Block, Entry
 from engine.cache.compressed import compressed
-from engine.cache.compression import new_compression
+from engine.cache.compression import LEAST_KEPT, new_compression
 from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
@@ -628,10 +628,22 @@ def query_of(
     if keep is None or (why := why_refused(description.techniques, scorer, keep)) is not None:
         raise InvalidRequest(f"breakpoints: keep: {why}")
     end = query.segments[asked[0].segment].end
-    if end is None or not query.min_tokens <= end < len(tokens):
-        return query
+    if end is None:
+        raise InvalidRequest("breakpoints: keep: the marked prefix has no end in tokens")
+    least = query.min_tokens
+    if not least <= end < len(tokens):
+        why = f"a marked prefix has {least} to {len(tokens) - 1} tokens, this one has {end}"
+        raise InvalidRequest(f"breakpoints: keep: {why}")
     how = new_compression(scorer, keep, end, description.block_size)
-    return query if how is None else compressed(query, cache, how)
+    if how is None:
+        why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
+        raise InvalidRequest(f"breakpoints: keep: {why}")
+    # The prefix and what is kept of it are in memory at once.
+    needed = -(-end // description.block_size) + how.kept // description.block_size
+    if needed > (most := cache.pool.num_blocks):
+        why = f"{end} tokens and the kept {how.kept} take {needed} blocks, of {most}"
+        raise InvalidRequest(f"breakpoints: keep: {why}")
+    return compressed(query, cache, how)
 
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:

@@ -21,14 +21,14 @@ from engine.protocol import HeldName
 
 
 def compressed(query: CacheQuery, cache: PrefixCache, how: Compression) -> CacheQuery:
-    """The prompt in slots. `origin` is the exact beginning, of which nothing is held apart."""
+    """The prompt in slots. `origin` is the exact beginning, with the prompt's marks and names."""
 
     def slot(end: int | None) -> int | None:
         return None if end is None or end < how.of else end - how.cut
 
     exact = query.tokens[: how.of]
     digests = cache.digests(query.scope, exact)
-    origin = replace(query, tokens=exact, digests=digests, segments=[], breakpoints=[], names=[])
+    origin = replace(query, tokens=exact, digests=digests)
     standing = shake_256(bytes.fromhex(how.domain.digest) + digests.packed).digest(how.kept)
     # Every vocabulary has these.
     tokens = [*(TokenId(byte & 127) for byte in standing), *query.tokens[how.of :]]

@@ -499,8 +499,9 @@ class PrefixCache:
             full = name.tokens // size
             if full:
                 block = self.pool.canonical(query.digests.full[full - 1], table.blocks[full - 1])
-                is_news |= self.pool.anchor(name.digest, block, full * size)
-                held.append(HeldName(name.digest, full * size))
+                end = full * size + query.cut
+                is_news |= self.pool.anchor(name.digest, block, end)
+                held.append(HeldName(name.digest, end))
                 if block.is_promised:
                     num_leased = len(held)
         lease: float | None = None
@@ -511,7 +512,7 @@ class PrefixCache:
                 break
         num_unanchored = 0 if self.has_states else num_held - len(held)
         receipt = Receipt(
-            name_tokens=[name.tokens + query.cut for name in query.names],
+            name_tokens=[name.tokens for name in (query.origin or query).names],
             num_held=num_held,
             num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
             lease_seconds=lease,

@@ -19,7 +19,9 @@ from engine.protocol import Scorer
 _TOKENS_A_COST = 256
 """Reading the keys of so many tokens in one layer is charged as one token of prefill."""
 _STEP_TOKENS = 128
-"""Tokens that run over a prefix in one step."""
+"""Tokens that run over a prefix in one step, at most."""
+_STEP_BYTES = 2**28
+"""What the attention scores of such a step may take. A longer prefix gets shorter steps."""
 
 
 class Told(NamedTuple):
@@ -56,6 +58,7 @@ class KvCompressor:
                 keys = pool.gather(layer, blocks)[0][: how.of].transpose(0, 1)
                 scores[layer] = SCORE_KEYS[how.scorer](keys.float(), how.kept)
             pool.copy_slots(layer, slots[choose(scores.pop(layer), how.kept)], into)
+            pool.wait()  # else the next step's time, by which its pace is learned, would have it
             yield how.of // _TOKENS_A_COST
 
     def _score(
@@ -84,9 +87,12 @@ class KvCompressor:
             scores[layer] = SCORE_ATTENDED[scorer](found)
 
     def _run(self, tokens: Sequence[TokenId], start: int, replay: Replay) -> Iterator[int]:
-        for begin in range(0, len(tokens), _STEP_TOKENS):
-            some = tokens[begin : begin + _STEP_TOKENS]
+        num_bytes = 4 * self._runner.num_heads * (replay.num_tokens + len(tokens))
+        step = min(max(_STEP_BYTES // num_bytes, 1), _STEP_TOKENS)
+        for begin in range(0, len(tokens), step):
+            some = tokens[begin : begin + step]
             self._runner.replay(some, start + begin, replay)
+            self._runner.pool.wait()
             yield len(some)
 
 

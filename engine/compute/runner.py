@@ -51,6 +51,7 @@ class TorchRunner:
         self.host = host
         self._model = model
         self._windows = windows
+        self.num_heads: int = model.config.get_text_config().num_attention_heads
         self.adapters = Adapters(model)
         self.copy_blocks, self.clear_blocks = pool.copy_blocks, pool.clear_blocks
         self.demote, self.promote = host.demote, host.promote

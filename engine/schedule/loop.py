@@ -93,11 +93,13 @@ class EngineLoop:
         if arrivals.promotions or arrivals.loads:
             self.scheduler.note_arrived(self._clock.now())
         self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
+        # One that must be looked up again has no blocks any more.
+        chunks = [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
         begun = self._clock.now()
         works = [self._work(chunk) for chunk in chunks]
         tokens = self._runner.execute(works) if works else []
-        is_compressing = self._compress()
         self.scheduler.computed(chunks, self._clock.now() - begun)
+        is_compressing = self._compress()
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
         is_shared, stepped = self.scheduler.is_shared, [chunk.sequence for chunk in chunks]
@@ -140,27 +142,25 @@ class EngineLoop:
                 self._sampled.add(sequence, [token, *work.behind])
 
     def _compress(self) -> bool:
-        """Do a part of the work for each compressed prompt whose exact beginning is computed.
+        """Do a part of the work for one compressed prompt whose exact beginning is computed.
 
         Return whether there was one.
         """
-        due = [one for one in self.scheduler.running if one.is_exact_part and not one.num_pending]
-        for sequence in due:
-            assert self._compressor is not None
-            how = sequence.request.query.compression
-            assert how is not None
-            if sequence.compressing is None:
-                targets = [block.block_id for block in sequence.kept_blocks]
-                sources = [block.block_id for block in sequence.table.blocks]
-                sequence.compressing = self._compressor.compress(
-                    how, sequence.tokens, sources, targets
-                )
-            num_tokens = next(sequence.compressing, None)
-            if num_tokens is None:
-                self.scheduler.compressed(sequence)
-            else:
-                self.scheduler.charge(sequence, num_tokens)
-        return bool(due)
+        sequence = self.scheduler.next_to_compress()
+        if sequence is None:
+            return False
+        how = sequence.request.query.compression
+        assert self._compressor is not None and how is not None
+        if sequence.compressing is None:
+            targets = [block.block_id for block in sequence.kept_blocks]
+            sources = [block.block_id for block in sequence.table.blocks]
+            sequence.compressing = self._compressor.compress(how, sequence.tokens, sources, targets)
+        num_tokens = next(sequence.compressing, None)
+        if num_tokens is None:
+            self.scheduler.compressed(sequence)
+        else:
+            self.scheduler.charge(sequence, num_tokens)
+        return True
 
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""

@@ -161,6 +161,11 @@ class SequenceState:
         return self.later is not None
 
     @property
+    def is_to_compress(self) -> bool:
+        """Whether that beginning is computed, and is compressed now."""
+        return self.is_exact_part and not self.num_pending
+
+    @property
     def num_computed(self) -> int:
         """The tokens, or slots of a compressed prompt, that are there."""
         return 0 if self.is_exact_part else self.table.num_tokens
@@ -292,9 +297,12 @@ def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChun
     """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
     if budget <= 0:
         return
+    boundaries, origin = sequence.request.boundaries, sequence.request.query.origin
+    if sequence.is_exact_part and origin is not None:
+        boundaries = sorted(_marked_ends(origin))
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
         end = min(start + budget, stop)
-        for boundary in sequence.request.boundaries:
+        for boundary in boundaries:
             if start < boundary < end:
                 end = boundary
                 break
@@ -311,10 +319,14 @@ def new_boundaries(request: RequestState) -> list[int]:
     chunks as without it (bitwise equal results). One is before the last token if several choices
     start there. A recurrent state is kept at some of them, and at no other place.
     """
-    ends = {request.query.segments[p.segment].end for p in request.query.breakpoints}
-    boundaries = {end for end in ends if end}
+    boundaries = _marked_ends(request.query)
     if request.request.sampling.num_choices > 1:
         boundaries.add(len(request.query.tokens) - 1)
     if (state := request.leader.table.state) is not None:
         boundaries.update(state.plan)
     return sorted(boundaries)
+
+
+def _marked_ends(query: CacheQuery) -> set[int]:
+    ends = {query.segments[point.segment].end for point in query.breakpoints}
+    return {end for end in ends if end}

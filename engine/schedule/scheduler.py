@@ -71,6 +71,7 @@ class Scheduler:
         self._reuse_order = ReuseOrder(cache, max_step_tokens)
         self._max_running = max_running
         self._batch_share = BatchShare()
+        self._has_batch_turn = False
         self.waiting = WaitingClasses()
         self.running: list[SequenceState] = []
         self.copies: list[BlockCopy] = []
@@ -122,7 +123,10 @@ class Scheduler:
         room = self._pace.new_room(len(chunks))
         chunks += self._prefills(room, now, is_batch=False)
         num_interactive = len(chunks)
-        if self._batch_share.allows(self.running, self.waiting, now) or not chunks:
+        is_busy = chunks or any(one.is_to_compress and not one.is_batch for one in self.running)
+        allows = self._batch_share.allows(self.running, self.waiting, now)
+        self._has_batch_turn = allows or not is_busy
+        if self._has_batch_turn:
             chunks += self._decode(is_batch=True)
             if num_interactive:
                 is_overdue = self._batch_share.is_overdue(now)
@@ -412,8 +416,27 @@ class Scheduler:
         if sequence.is_new and request.found is not None and request.query.origin is not None:
             request.found.reused -= len(request.query.origin.tokens) - sequence.num_found
 
+    def next_to_compress(self) -> SequenceState | None:
+        """The sequence of which this step compresses a part: one of a class until it is done.
+
+        A batch sequence only in steps that compute such. There it goes first, for its floor.
+        """
+        turn = self._has_batch_turn
+        due = [one for one in self.running if one.is_to_compress and one.is_batch <= turn]
+        return min(
+            due,
+            key=lambda one: (
+                one.is_batch != turn,
+                one.compressing is None,
+                self.waiting[one.is_batch].served(one),
+            ),
+            default=None,
+        )
+
     def charge(self, sequence: SequenceState, num_tokens: int) -> None:
         """Its scope pays for work as for so many tokens."""
+        if sequence.is_batch:
+            self._batch_share.computed()
         self.waiting[sequence.is_batch].charge({sequence.scope: num_tokens})
 
     def _preempt(self, sequence: SequenceState) -> None:

@@ -60,9 +60,9 @@ class Speculation:
         left = self._max_step_tokens
         extended = []
         for chunk in chunks:
-            draft = _usable(chunk.sequence, self._max_context_tokens)[:left]
-            if chunk.count == 1 and chunk.is_last and draft:
-                table = chunk.sequence.table
+            sequence, table = chunk.sequence, chunk.sequence.table
+            draft = _usable(sequence, self._max_context_tokens)[:left]
+            if chunk.count == 1 and chunk.is_last and draft and not sequence.is_exact_part:
                 needed = table.blocks_needed(1 + len(draft))
                 if not needed or needed + len(chunks) <= pool.num_reclaimable:
                     copies.extend(table.prepare(1 + len(draft)))

@@ -9,8 +9,9 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
-from engine.errors import PromptTooLong
+from engine.errors import InvalidRequest, PromptTooLong
 from engine.protocol import (
+    Breakpoint,
     GenerateRequest,
     Message,
     Name,
@@ -22,6 +23,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from engine.protocol.reports import Technique
 from engine.text.rendered import SegmentSpan
 from tests.engine.backends.looped import description, request
 
@@ -30,9 +32,17 @@ BLOCK_SIZE = 4
 
 def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
     described = description(
-        max_context_tokens=1000, block_size=BLOCK_SIZE, num_blocks=num_blocks, min_cache_tokens=7
+        max_context_tokens=1000,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        min_cache_tokens=7,
+        techniques=[
+            Technique(
+                scorer="keydiff", keep=0.1, kl=0.0, agreement=1.0, tokens=256, is_allowed=True
+            )
+        ],
     )
-    pool = BlockPool(8, BLOCK_SIZE)
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
     cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE))
     rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
     prepared = prepare(asked, rendered, described, asked)
@@ -85,3 +95,23 @@ def test_choices_draw_differently_and_a_seed_makes_them_repeatable() -> None:
     free = seeds(num_choices=2)
     assert free == seeds(num_choices=2)
     assert len({*free, *seeds("other", num_choices=2)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "keep", "num_blocks", "why"),
+    [
+        (3, 0.5, 64, "a marked prefix has 7 to"),
+        (200, 0.25, 128, "0.25 of 200 tokens must leave at least 64"),
+        (100, 0.99, 128, "0.99 of 100 tokens must leave at least 64, and fewer than all"),
+        (200, 0.5, 74, "200 tokens and the kept 100 take 75 blocks, of 74"),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused(
+    num_tokens: int, keep: float, num_blocks: int, why: str
+) -> None:
+    point = Breakpoint(0, "5m", keep=keep, scorer="keydiff")
+    asked = ask("a" * 4 * num_tokens, breakpoints=[point])
+    with pytest.raises(InvalidRequest, match=f"breakpoints: keep: {why}"):
+        query(asked, num_blocks)
+    wide = ask("a" * 4 * 200, breakpoints=[Breakpoint(0, "5m", keep=0.5, scorer="keydiff")])
+    assert query(wide, 128).compression is not None

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from engine.cache.compression import Compression, compression_of, new_compression
 from engine.cache.ids import BlockId
+from engine.compute import compress
 from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import MIN_AGREEMENT, measure
@@ -146,6 +147,20 @@ def test_scorers_that_run_over_the_prefix_keep_what_they_like(
         keys = runner.pool.gather(layer, torch.tensor(sources))[0].clone()
         kept = runner.pool.gather(layer, torch.tensor(targets))[0]
         assert torch.equal(kept, keys[choose(by_head, 56)])
+
+
+@torch.inference_mode()
+def test_scores_of_a_long_prefix_take_bounded_memory(
+    both_attentions: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, sources = both_attentions("llama").runner(), list(map(BlockId, range(13)))
+    run_in_turn(runner, new_works(IDS, [], sources))
+    # Of 100 tokens over 100 and themselves, ten at a time.
+    monkeypatch.setattr(compress, "_STEP_BYTES", 4 * runner.num_heads * 200 * 10)
+    how = Compression("h2o", 0.56, 100, 56)
+    targets = list(map(BlockId, range(20, 27)))
+    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, sources, targets))
+    assert steps[:-3] == [10] * 10
 
 
 def test_the_first_tokens_are_kept_and_equal_scores_go_by_place() -> None:

@@ -2,10 +2,18 @@
 of exact ones, and neither kind is ever found by the other."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from engine.protocol import InputUsage, Ttl
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import PrefixCache
+from engine.cache.store_tier import StoreTier
+from engine.clock import ManualClock
+from engine.protocol import ChainHeld, InputUsage, Ttl
 from tests.engine.schedule.harness import Harness, Sent, words
 
 ENDS: tuple[Ttl, ...] = ("5m", "1h")
@@ -118,6 +126,115 @@ def test_a_cancelled_turn_leaves_nothing_behind() -> None:
         engine.loop.cancel(sent.state.request_id)
         engine.step()
         assert engine.pool.counts().active == 0
+
+
+def test_a_chunk_of_a_prompt_whose_file_is_lost_is_not_computed() -> None:
+    pool, hasher = BlockPool(64, 4), ChainHasher(b"key", 4)
+    store = StoreTier(64, 4, hasher, bytes.hex, lower_than=[pool])
+    cache = PrefixCache(pool, Entries(pool, lease_share=0.5), hasher, store=store)
+    clock = ManualClock()
+    engine, document = Harness(cache=cache, clock=clock), words(0, 80)
+    engine.finish(engine.send(document, marks={0: "5m"}))
+    (entry,) = engine.entries.live()
+    store.want(entry)
+    for save in store.take_saves(64):
+        store.written(save.key.name, is_good=True)
+    stored = store.copy_of(entry)
+    clock.advance(301)
+    engine.finish(engine.send(words(500, 230), scope="other"))
+    store.end(entry)
+    # What is left lies behind a hole of three steps.
+    for block in stored[:12]:
+        store.forget(block)
+    sent = engine.send(document, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
+    engine.step()
+    lost = list(sent.state.leader.table.arriving())
+    assert len(lost) == 7  # the last is computed always
+    for block in lost:
+        store.forget(block)
+    engine.finish(sent)
+    engine.check_idle()
+
+
+def test_a_step_compresses_a_part_of_one_prompt_and_batches_come_last() -> None:
+    engine = Harness(num_blocks=256, max_step_tokens=64)
+    parts = 0
+
+    def counted(steps: Iterator[int]) -> Iterator[int]:
+        nonlocal parts
+        for step in steps:
+            parts += 1
+            yield step
+
+    plain = engine.runner.compress
+    engine.runner.compress = lambda *how: counted(plain(*how))  # type: ignore[method-assign]
+    sents = [
+        engine.send(
+            words(1000 * number, 40),
+            marks={0: "5m"},
+            keep=(0, 0.5),
+            service_class="batch" if number < 2 else "interactive",
+        )
+        for number in range(4)
+    ]
+    while not all(sent.is_over for sent in sents):
+        before = parts
+        engine.step()
+        assert parts <= before + 1
+        if parts > before and any(one.started is None for one in sents[2:]):
+            assert all(one.state.leader.compressing is None for one in sents[:2])
+    assert parts == 20
+    engine.finish(*sents)
+
+
+def test_compressing_teaches_no_pace() -> None:
+    clock = ManualClock()
+    engine = Harness(clock=clock)
+    seconds: list[float] = []
+    plain = engine.runner.compress
+
+    def slow(*how: Any) -> Iterator[int]:
+        for step in plain(*how):
+            clock.advance(5.0)
+            yield step
+
+    engine.runner.compress = slow  # type: ignore[method-assign]
+    learn = engine.scheduler.computed
+    engine.scheduler.computed = lambda chunks, took: (  # type: ignore[method-assign]
+        seconds.append(took),
+        learn(chunks, took),
+    )[1]
+    engine.finish(engine.send(words(0, 40), marks={0: "5m"}, keep=(0, 0.5)))
+    assert seconds and max(seconds) == 0
+
+
+def test_the_exact_beginning_is_computed_in_the_chunks_of_an_exact_prompt() -> None:
+    def chunks(keep: tuple[int, float] | None) -> list[tuple[int, int]]:
+        engine = Harness(max_step_tokens=32)
+        marks: dict[int, Ttl] = {0: "1h", 1: "1h", 2: "5m"}
+        texts = [words(0, 10), words(100, 30), words(200, 7)]
+        engine.finish(engine.send(*texts, marks=marks, keep=keep))
+        works = [work for step in engine.runner.steps for work in step if not work.cut]
+        return [(work.start, len(work.token_ids)) for work in works if work.start < 40]
+
+    assert chunks((1, 0.5)) == chunks(None)
+
+
+def test_names_tell_tokens_of_the_whole_prompt() -> None:
+    engine = Harness()
+    sent = engine.send(
+        words(0, 8),
+        words(50, 32),
+        words(100, 8),
+        marks={1: "1h", 2: "5m"},
+        keep=(1, 0.5),
+        has_names=True,
+    )
+    engine.finish(sent)
+    assert sent.started is not None
+    assert sent.started.receipt.name_tokens == [8, 40, 48]
+    held = [event for event in engine.events if isinstance(event, ChainHeld)]
+    assert [name.tokens for event in held for name in event.names] == [40, 48]
 
 
 @pytest.mark.parametrize("host_blocks", [0, 96])
