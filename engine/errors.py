@@ -5,6 +5,7 @@ EngineError            500 internal
 │   ├── PromptTooLong  400 prompt_too_long
 │   ├── SchemaRefused  400 invalid_request       its message may be shown to the client
 │   ├── ImageRefused   400 invalid_request       so may its message
+│   ├── KeepRefused    400 invalid_request       so may its message
 │   └── AdapterRefused 400 invalid_request       so may its message, to an operator
 ├── TooCostly          400 too_costly
 ├── Unsupported        400 unsupported
@@ -17,7 +18,7 @@ EngineError            500 internal
 
 from typing import ClassVar
 
-from engine.protocol import STATUS_OF, ErrorCode, Image
+from engine.protocol import KEEP_FIELD, STATUS_OF, ErrorCode, Image
 
 
 class EngineError(Exception):
@@ -53,6 +54,15 @@ class ImageRefused(InvalidRequest):
 
     def __init__(self, image: Image) -> None:
         super().__init__(f"{image.reference}: Could not process image")
+
+
+class KeepRefused(InvalidRequest):
+    """No such part can be kept of the marked prefix. The message begins with the field."""
+
+    is_public: ClassVar[bool] = True
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{KEEP_FIELD}: {why}")
 
 
 class AdapterRefused(InvalidRequest):

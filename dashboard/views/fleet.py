@@ -171,7 +171,7 @@ def technique_table(found: Sequence[EngineReport]) -> list[Row]:
             "Engine": engine.name,
             "Scorer": one.scorer,
             "Kept": formats.percent(one.keep),
-            "KL (nats)": one.kl,
+            "KL (nats)": round(one.kl, 3),
             "Same next token": formats.percent(one.agreement),
             "Allowed": "yes" if one.is_allowed else "no",
         }

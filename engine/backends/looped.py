@@ -45,7 +45,7 @@ from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
-from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
+from engine.errors import InvalidRequest, KeepRefused, NotFound, NotReady, Unsupported
 from engine.protocol import (
     MAX_CELLS,
     NEUTRAL,
@@ -623,26 +623,27 @@ def query_of(
     if not asked:
         return query
     if len(asked) > 1 or request.adapter or prepared.keys:
-        raise InvalidRequest("breakpoints: one may have `keep`, none with an adapter or images")
+        raise KeepRefused("in one marker of a request, and in none with an adapter or images")
     keep, scorer = asked[0].keep, asked[0].scorer
-    if keep is None or (why := why_refused(description.techniques, scorer, keep)) is not None:
-        raise InvalidRequest(f"breakpoints: keep: {why}")
+    assert keep is not None
+    if (why := why_refused(description.techniques, scorer, keep)) is not None:
+        raise KeepRefused(why)
     end = query.segments[asked[0].segment].end
     if end is None:
-        raise InvalidRequest("breakpoints: keep: the marked prefix has no end in tokens")
+        raise KeepRefused("the marked prefix has no end in tokens")
     least = query.min_tokens
     if not least <= end < len(tokens):
         why = f"a marked prefix has {least} to {len(tokens) - 1} tokens, this one has {end}"
-        raise InvalidRequest(f"breakpoints: keep: {why}")
+        raise KeepRefused(why)
     how = new_compression(scorer, keep, end, description.block_size)
     if how is None:
         why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
-        raise InvalidRequest(f"breakpoints: keep: {why}")
+        raise KeepRefused(why)
     # The prefix and what is kept of it are in memory at once.
     needed = -(-end // description.block_size) + how.kept // description.block_size
     if needed > (most := cache.pool.num_blocks):
         why = f"{end} tokens and the kept {how.kept} take {needed} blocks, of {most}"
-        raise InvalidRequest(f"breakpoints: keep: {why}")
+        raise KeepRefused(why)
     return compressed(query, cache, how)
 
 

@@ -11,8 +11,9 @@ from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers import SCORE_ATTENDED, SCORE_KEYS, choose
-from engine.compute.scorers.kvzip import SINKS, pieces
+from engine.compute.scorers.kvzip import pieces
 from engine.compute.scorers.replay import Replay
+from engine.compute.scorers.sinks import SINKS
 from engine.compute.scorers.snapkv import WINDOW
 from engine.protocol import Scorer
 

@@ -87,6 +87,8 @@ Scorer = Literal["kvzip", "keydiff", "chunkkv", "snapkv", "h2o", "sinks", "rando
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 DEFAULT_SCORER: Scorer = "kvzip"
 LEAST_KEEP = 0.1
+KEEP_FIELD = "breakpoints: keep"
+"""What refusals of a `Breakpoint.keep` begin with."""
 MissReason = Literal[
     "cold",
     "no_breakpoint",

@@ -67,8 +67,9 @@ class ThreadNotFound(
 
 
 class DemandRefused(InvalidRequest):
-    """A tool or a schema that output can't be held to. The message begins with the engine
-    protocol's field (`output_schema`, `tools[0].input_schema`), which each dialect renames."""
+    """A tool or a schema that output can't be held to, or an image or a part of a prefix that an
+    engine can't take. The message begins with the engine protocol's field (`output_schema`,
+    `tools[0].input_schema`), which each dialect renames."""
 
 
 class SchemaTooCostly(DemandRefused):

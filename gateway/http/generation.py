@@ -124,11 +124,11 @@ async def begun(request: KeyRequest, ask: Ask) -> Begun:
     turns = services_of(request).turns
     if "holdfast-approximate" in request.headers:
         raise InvalidRequest("holdfast-approximate: answers have it; `cache_control.holdfast` asks")
-    if point := ask.plan.compressed:
-        request.scope["state"]["approximate"] = f"keep={point.keep:g}; scorer={point.scorer}"
     turn_id = turns.new_id()
     items = turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))
+    if point := ask.plan.compressed:  # an engine that does not compress it has refused it
+        request.scope["state"]["approximate"] = f"keep={point.keep:g}; scorer={point.scorer}"
     return Begun(turn_id, items, taken.findings)
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from engine.protocol import (
     IMAGE_REFERENCE,
+    KEEP_FIELD,
     MAX_BREAKPOINTS,
     Breakpoint,
     Name,
@@ -127,14 +128,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             texts = [IMAGE_REFERENCE.sub("", text) for text in texts]
         return sum(len(text.strip().encode()) for text in texts)
 
+    def kept_path(self, point: Breakpoint) -> str:
+        """Where the request says what is kept of a breakpoint's prefix."""
+        return f"{self.paths[point.segment]}.cache_control.holdfast.keep"
+
     def in_request(self, message: str) -> str:
         """An engine's message about a tool, by the tool's number in the client's list, or about an
-        image, by its place.
+        image or what is kept of a prefix, by its place.
 
         The prompt has fewer tools where some are left out.
         """
         if (shown := IMAGE_REFERENCE.match(message)) is not None:
             return self.image_paths.get(shown[1], "messages") + message[shown.end() :]
+        if message.startswith(KEEP_FIELD) and (point := self.compressed) is not None:
+            return f"{self.kept_path(point)}{message.removeprefix(KEEP_FIELD)}"
         said = _TOOL.match(message)
         if said is None or int(said[1]) >= len(self.prompt.tools):
             return message

@@ -452,8 +452,7 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         if point.keep is not None and (
             why := why_refused(description.techniques, point.scorer, point.keep)
         ):
-            path = ask.plan.paths[point.segment]
-            raise InvalidRequest(f"{path}.cache_control.holdfast.keep: {why}")
+            raise InvalidRequest(f"{ask.plan.kept_path(point)}: {why}")
     if description.upstream is not None and "own_template" not in can:
         # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.
         prompt = ask.plan.prompt

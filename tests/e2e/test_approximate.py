@@ -26,7 +26,9 @@ class Asking:
         self.url, self._model = url, model
         self._headers = API_HEADERS
 
-    def ask(self, question: str, holdfast: dict[str, Any] | None = None) -> httpx.Response:
+    def ask(
+        self, question: str, holdfast: dict[str, Any] | None = None, text: str = TEXT
+    ) -> httpx.Response:
         marker: dict[str, Any] = {"type": "ephemeral"}
         if holdfast is not None:
             marker["holdfast"] = holdfast
@@ -34,7 +36,7 @@ class Asking:
             "model": self._model,
             "max_tokens": 12,
             "temperature": 0,
-            "system": [{"type": "text", "text": TEXT, "cache_control": marker}],
+            "system": [{"type": "text", "text": text, "cache_control": marker}],
             "messages": [{"role": "user", "content": question}],
         }
         url = f"{self.url}/v1/messages"
@@ -86,6 +88,7 @@ class Asking:
 
 def refused(reply: httpx.Response) -> str:
     assert reply.status_code == 400, reply.text
+    assert "holdfast-approximate" not in reply.headers
     message: str = reply.json()["error"]["message"]
     return message
 
@@ -112,6 +115,8 @@ def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: 
         assert path in refused(asking.ask(question, keep))
         asking.allow()
         assert "holdfast.keep: Input" in refused(asking.ask(question, {"keep": 0.05}))
+        too_little = refused(asking.ask(question, {"keep": 0.1}, text="A short text. " * 20))
+        assert too_little.startswith(f"{path}.keep: ") and "at least 64" in too_little
         check_the_gate(fleet, asking)
         exact = asking.read(question)
         num_tokens = exact["usage"]["cache_creation_input_tokens"]

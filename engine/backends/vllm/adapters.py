@@ -41,16 +41,21 @@ class VllmAdapters:
             copy = Path(self._copies.name, files.digest)
             try:
                 files.write(copy)
-                taking = self._core.add_adapter(files.digest, str(copy))
-                asyncio.run_coroutine_threadsafe(taking, self._event_loop).result(LOAD_SECONDS)
-            except TimeoutError:
-                self.let_go(files.digest)  # it may be taken yet
-                raise StartRefused(f"vLLM has not taken it in {LOAD_SECONDS:g} s") from None
+                self._take(files.digest, copy)
             except (OSError, StartRefused) as error:
                 rmtree(copy, ignore_errors=True)
                 raise StartRefused(f"{error}") from error
             self._taken.add(files.digest)
         return TakenAdapter(files.digest, files.max_rank, len(files.weights))
+
+    def _take(self, digest: str, copy: Path) -> None:
+        adding = self._core.add_adapter(digest, str(copy))
+        taking = asyncio.run_coroutine_threadsafe(adding, self._event_loop)
+        try:
+            taking.result(LOAD_SECONDS)
+        except TimeoutError:
+            taking.cancel()
+            raise StartRefused(f"vLLM has not taken it in {LOAD_SECONDS:g} s") from None
 
     def hold(self, digest: str) -> None:
         """vLLM has it already."""

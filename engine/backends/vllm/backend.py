@@ -93,8 +93,7 @@ class VllmBackend(EngineBackend):
         self._blocks_below = binding.result(BIND_SECONDS)
         description = parts.description
         if parts.renderer.image_text:
-            trial = asyncio.run_coroutine_threadsafe(sees_images(parts), self._event_loop)
-            if trial.result(TRIAL_SECONDS):
+            if asyncio.run_coroutine_threadsafe(sees_images(parts), self._event_loop).result():
                 can = [*description.capabilities, "images"]
                 description = msgspec.structs.replace(description, capabilities=can)
         self._parts = parts
@@ -232,8 +231,9 @@ async def sees_images(parts: VllmParts) -> bool:
     rendered = parts.renderer.render(prompt, thinking=False)
     shown = Shown(rendered.token_ids, [image])
     try:
-        Widening(shown.token_ids, await parts.core.show_first(shown))
-    except (EngineError, *_CHANGED) as error:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            Widening(shown.token_ids, await parts.core.show_first(shown))
+    except (EngineError, TimeoutError, *_CHANGED) as error:
         log.warning("this model is told of images, and shown none", why=trace_of(error))
         return False
     return True

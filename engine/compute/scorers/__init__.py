@@ -8,12 +8,9 @@ from engine.compute.scorers.chunkkv import chunkkv
 from engine.compute.scorers.h2o import h2o
 from engine.compute.scorers.keydiff import keydiff
 from engine.compute.scorers.random import random
-from engine.compute.scorers.sinks import sinks
+from engine.compute.scorers.sinks import SINKS, sinks
 from engine.compute.scorers.snapkv import snapkv
 from engine.protocol import Scorer
-
-SINKS = 4
-"""The first tokens are always kept: attention that has nowhere to go goes there."""
 
 ScoreKeys = Callable[[torch.Tensor, int], torch.Tensor]
 """Takes a layer's keys (heads, tokens, head size), rotated, and how many tokens are kept. Gives the

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from engine.cache.ids import TokenId
 
 PIECE = 2048
-SINKS = 4
 REPEAT = "\n\nRepeat the previous context exactly."
 REPEAT_PART = "\n\nRepeat the part of the previous context exactly, starting with"
 BEFORE = 8

@@ -6,10 +6,11 @@ score_i = 0 for the tokens behind the first four that are too many, else 1, as i
 
 import torch
 
-FIRST = 4
+SINKS = 4
+"""The first tokens are always kept: attention that has nowhere to go goes there."""
 
 
 def sinks(keys: torch.Tensor, num_kept: int) -> torch.Tensor:
     scores = torch.ones_like(keys[..., 0])
-    scores[:, FIRST : FIRST + keys.shape[1] - num_kept] = 0
+    scores[:, SINKS : SINKS + keys.shape[1] - num_kept] = 0
     return scores
