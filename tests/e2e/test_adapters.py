@@ -63,7 +63,9 @@ def either(request: pytest.FixtureRequest, model: Path, folder: Path) -> Iterato
 
 
 def adapters_of(engine: Engine) -> dict[str, AdapterInfo]:
-    return {info.name: info for info in engine.get("describe", Description).adapters}
+    """By name; of two, one of which leaves, the one that stays."""
+    found = engine.get("describe", Description).adapters
+    return {info.name: info for info in sorted(found, key=lambda info: not info.is_leaving)}
 
 
 def digest_of(engine: Engine, name: str) -> str:
