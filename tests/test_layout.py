@@ -38,7 +38,7 @@ BUDGETS: dict[str, int] = {
     "engine/protocol": 1117,
     "engine/schedule": 2439,
     "engine/serve": 641,
-    "engine/store": 1474,
+    "engine/store": 1476,
     "engine/text": 6247,
     "gateway": 273,
     "gateway/admin": 3873,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 57948,
+    "tests": 57956,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

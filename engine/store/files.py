@@ -12,7 +12,7 @@ never stands for a part of a file while the machine runs. A block's file is:
 
     magic, version, lengths, fingerprint, scope, chain and parent digests, place   fixed
     token ids, 32 bits each                                                        num_tokens x 4
-    checksum of the payload, XXH3 of 128 bits                                      16
+    checksum of all but itself, XXH3 of 128 bits                                   16
     payload                                                                        payload_bytes
 
 A reader knows what stands in front of the payload, and takes a file in which just that stands. The
@@ -35,7 +35,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128
 
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.store_tier import BlockKey, Payload
@@ -94,8 +94,8 @@ class StoreRefused(Exception):
 class StoreKeys:
     """Keys that follow from one secret. None of them tells another.
 
-    `chain` is that of chain digests, `seal` that of checksums: a file of another installation has
-    none that is right.
+    `chain` is that of chain digests, `seal` that of the journal's lines: one of another
+    installation has none that is right.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -135,7 +135,9 @@ def encode_header(key: BlockKey, payload: Payload, model: bytes) -> bytes:
     num_tokens = len(key.packed) // TOKEN_BYTES
     lengths = header_bytes(num_tokens), num_tokens, key.place, len(payload)
     fixed = _FIXED.pack(_MAGIC, FORMAT, *lengths, model, key.owner, key.digest, key.parent)
-    return fixed + key.packed + xxh3_128_digest(payload)
+    checksum = xxh3_128(fixed + key.packed)
+    checksum.update(payload)
+    return fixed + key.packed + checksum.digest()
 
 
 def decode(data: bytes, key: BlockKey, model: bytes, payload_bytes: int) -> bytes:

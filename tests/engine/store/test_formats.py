@@ -54,6 +54,14 @@ def test_a_whole_file_is_read_back_and_every_single_flipped_bit_is_a_miss() -> N
         assert reason_of(bytes(flipped)) == "checksum", f"bit {position}"
 
 
+def test_no_file_of_two_is_one() -> None:
+    """Not even one whose second half begins with its own checksum."""
+    other = encode(a_key((5, 6, 7, 8), "blue"), PAYLOAD[::-1])
+    for cut in range(1, len(FILE)):
+        if FILE[cut:] != other[cut:]:
+            assert reason_of(FILE[:cut] + other[cut:]) == "checksum", cut
+
+
 def test_every_truncation_and_every_longer_file_is_a_miss() -> None:
     for length in range(len(FILE)):
         assert reason_of(FILE[:length]) == "short"
