@@ -111,9 +111,17 @@ class StoredEngine(Harness):
 
     def settle(self) -> None:
         """Step until nothing is wanted of the store, and everything is in its files."""
-        assert self.store is not None and self.cache.store is not None
-        store = self.cache.store
-        self.step_until(lambda: not store.num_wanted)
+        self.step_until(lambda: not self.is_wanting)
+        self.flush()
+
+    @property
+    def is_wanting(self) -> bool:
+        """Whether blocks wait to be written to the store."""
+        return self.cache.store is not None and self.cache.store.num_wanted > 0
+
+    def flush(self) -> None:
+        """Everything that was decided so far is in the files, and the engine knows it."""
+        assert self.store is not None
         self.store.disk.flush().result(DEADLINE_SECONDS)
         self.step()
 

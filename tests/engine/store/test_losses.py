@@ -84,7 +84,9 @@ def test_on_a_full_disk_leased_is_what_memory_holds_and_stored_what_a_restart_fi
     for number in range(12):
         [outcome] = started(engine.say(prompt(number))).breakpoints
         states[number] = outcome.state
-        engine.settle()
+        # While the store is down its next try is half a minute away.
+        engine.step_until(lambda: not (engine.stats.is_up and engine.is_wanting))
+    engine.flush()
     stats = engine.stats
     assert not stats.is_up and stats.failed_writes
     live = engine.entries.live()
