@@ -384,6 +384,7 @@ def plain_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]
 
 
 def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> list[str]:
+    arguments = json.loads(str(settings["VLLM_ARGS"]))
     flags: dict[str, object] = {
         "served-model-name": "holdfast-demo",
         "host": HOST,
@@ -391,7 +392,8 @@ def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> li
         "dtype": settings.get("DTYPE", "float32"),
         "block-size": settings["BLOCK_SIZE"],
         "num-gpu-blocks-override": int(settings["NUM_BLOCKS"]) + 1,  # one is vLLM's null block
-        "max-model-len": json.loads(str(settings["VLLM_ARGS"]))["max_model_len"],
+        "max-model-len": arguments["max_model_len"],
+        "limit-mm-per-prompt": json.dumps(arguments.get("limit_mm_per_prompt", {})),
         "max-num-seqs": 32,
         "structured-outputs-config.backend": "guidance",
         **more,

@@ -1,5 +1,6 @@
 """Images on an engine that sees, as the official SDKs and coding agents send them: real sockets, a
-tiny vision model on vLLM's CPU build. With VLLM_MOUNTED=1 that engine is our plugin's."""
+tiny vision model on vLLM's CPU build: in our process, and in a server before which we stand. With
+VLLM_MOUNTED=1 that engine is our plugin's."""
 
 import os
 import struct
@@ -33,7 +34,9 @@ id = "tiny-eyes"
 engine_model = "{served}"
 min_cache_tokens = 32
 """
-IS_OURS = not os.environ.get("VLLM_MOUNTED")
+ENGINES = ("vllm",) if os.environ.get("VLLM_MOUNTED") else ("vllm", "upstream")
+# As models that see have it: the template shows an image among texts.
+SHOWN = "{%- if part.type == 'image' -%}<image>{%- else -%}{{ part.text }}{%- endif -%}"
 MARK = {"type": "ephemeral"}
 
 
@@ -70,8 +73,10 @@ class House(NamedTuple):
         return Anthropic(api_key=key, base_url=self.url, max_retries=0, timeout=120)
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+@pytest.fixture(scope="module", params=ENGINES)
+def house(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
     model = tmp_path_factory.mktemp("model") / "eyes"
     model.mkdir()
     settings = {
@@ -80,7 +85,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         "BLOCK_SIZE": BLOCK_SIZE,
         "VLLM_ARGS": '{"max_model_len": 4096, "limit_mm_per_prompt": {"image": 6}}',
     }
-    with running_engine("vllm", settings) as engine:
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace("{{ part.text }}", SHOWN))
+    with running_engine(request.param, settings) as engine:
         assert "images" in engine.description.capabilities
         directory = tmp_path_factory.mktemp("gateway")
         models = MODELS_TOML.format(served=engine.description.model)
@@ -236,6 +243,5 @@ def test_a_bad_image_is_a_400_of_the_dialect_that_names_the_block(house: House) 
         source = {"type": "url", "url": "http://127.0.0.1/a.png"}
         with pytest.raises(BadRequestError, match="fetches no addresses"):
             ask(client, [{"type": "image", "source": source}])
-        if IS_OURS:  # a server of others is started with their limit
-            with pytest.raises(BadRequestError, match=r"messages\.0\.content\.6.*Could not"):
-                ask(client, [block(png(shade=shade)) for shade in range(7)])
+        with pytest.raises(BadRequestError, match=r"messages\.0\.content\.6.*Could not"):
+            ask(client, [block(png(shade=shade)) for shade in range(7)])

@@ -365,9 +365,13 @@ class Preparer:
         if is_bound(request):
             self._compile(request)
         request, unheld = self._held(request)
-        # A server of conversations renders them once more.
-        is_chat = "own_template" not in self._description.capabilities
-        kept = request if is_chat else without_texts(request)
+        kept = without_texts(request)
+        if "own_template" not in self._description.capabilities or (
+            self._description.backend == "upstream" and request.prompt.images
+        ):
+            # A server of conversations renders them once more.
+            prompt = msgspec.structs.replace(request.prompt, images=[])
+            kept = msgspec.structs.replace(request, prompt=prompt)
         marked = {point.segment for point in request.breakpoints}
         return msgspec.structs.replace(
             prepare(request, rendered, self._description, kept),

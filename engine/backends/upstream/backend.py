@@ -18,14 +18,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import structlog
 
 from engine.backends.base import Progress
-from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, Order, new_order
+from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
 from engine.backends.looped import EngineBackend, Loaded
+from engine.backends.prepare.images import Expanded
 from engine.backends.prepare.pool import PreparePool, new_pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.reports import EventLog, pool_stats
+from engine.backends.upstream.images import (
+    ImageCounts,
+    image_text,
+    trial_order,
+    trial_request,
+    tried,
+)
 from engine.backends.upstream.server import (
     Facts,
     ModelFacts,
@@ -45,22 +54,17 @@ from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import Clock
-from engine.errors import NotReady
+from engine.errors import NotReady, rebuilt
 from engine.protocol import (
     Capability,
     GenerateRequest,
-    Message,
-    Prompt,
-    Sampling,
-    TextPart,
     Tool,
     ToolChoice,
 )
 from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.schedule.accounting import Accounting, Totals
 from engine.schedule.output import OutputParser
-from engine.schedule.request import SequenceState
-from engine.schedule.runner import SampleParams
+from engine.schedule.request import SequenceState, Shown
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
@@ -73,6 +77,7 @@ SILENCE_SECONDS = 300.0
 """Seconds without a byte after which a request has failed."""
 PROBE_TOKENS = 160
 GRAMMAR_TOKENS = 256
+_HELLO = "Say hello."
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"colour": {"enum": ["zq-blue", "zq-green"]}},
@@ -99,7 +104,7 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
     # digits has several tokens, so there are blocks of them.
     num_words = max(PROBE_TOKENS, 3 * (facts.block_size or 0)) // 12
     first, second = (
-        _order(renderer, _request(text=" ".join(uuid4().hex for _ in range(num_words))), 1)
+        trial_order(renderer, trial_request(" ".join(uuid4().hex for _ in range(num_words))))
         for _ in range(2)
     )
     own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
@@ -128,6 +133,7 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
         else:
             note = f"a second scope reused {foreign} tokens of the first one's prompt"
             facts = replace(facts, isolation="none", isolation_note=note)
+    facts = await tried(server, renderer, facts)
     if facts.forced_note:
         return facts
     # Bind an answer to a schema that no model writes by itself, and a call to one.
@@ -135,9 +141,10 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
     if not renderer.can_constrain:
         return replace(facts, forced_note="the grammar library can't use the tokenizer")
     try:
-        if await _keeps_to(server, renderer, _request(output_schema=_SCHEMA)):
+        if await _keeps_to(server, renderer, trial_request(_HELLO, output_schema=_SCHEMA)):
             found.add("structured_output")
-            call = _request(tools=[Tool("paint", _SCHEMA)], choice=ToolChoice("tool", name="paint"))
+            choice = ToolChoice("tool", name="paint")
+            call = trial_request(_HELLO, tools=[Tool("paint", _SCHEMA)], tool_choice=choice)
             note = "the template has no tool calls that we know"
             if renderer.tool_format is not None:
                 note = "it did not keep to a grammar of a call"
@@ -157,7 +164,7 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
 
 async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateRequest) -> bool:
     parser = renderer.parser(request)
-    order = _order(renderer, request, GRAMMAR_TOKENS)
+    order = trial_order(renderer, request, GRAMMAR_TOKENS)
     order = replace(order, end_token_ids=sorted(parser.end_token_ids), grammar=parser.grammar)
     async with aclosing(server.generate(order)) as pieces:
         async for piece in pieces:
@@ -166,33 +173,6 @@ async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateReq
                 if parser.finish is not None:
                     return parser.finish != "too_costly"
     return False
-
-
-def _order(renderer: ChatRenderer, request: GenerateRequest, max_tokens: int) -> Order:
-    return Order(
-        order_id=request.request_id,
-        scope=request.scope,
-        token_ids=renderer.render(request.prompt, thinking=False).token_ids,
-        request=request,
-        sample=SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0),
-        max_tokens=max_tokens,
-    )
-
-
-def _request(
-    tools: list[Tool] | None = None,
-    choice: ToolChoice | None = None,
-    output_schema: dict[str, Any] | None = None,
-    text: str = "Say hello.",
-) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=uuid4().hex,
-        scope=uuid4().hex,
-        prompt=Prompt([Message("user", [TextPart(text)])], tools or []),
-        sampling=Sampling(max_tokens=GRAMMAR_TOKENS, temperature=0.0),
-        tool_choice=choice or ToolChoice(),
-        output_schema=output_schema,
-    )
 
 
 class UnheldEntries(Entries):
@@ -365,6 +345,7 @@ class _Parts:
     renderer: ChatRenderer
     description: Description
     workers: PreparePool
+    images: ImageCounts | None
 
 
 class UpstreamBackend(EngineBackend):
@@ -380,6 +361,7 @@ class UpstreamBackend(EngineBackend):
         super().__init__(settings, clock, on_crash)
         self._supervisor = supervisor
         self._totals = Totals()
+        self._worker = chat_worker(settings)
         self._asking: Future[_Parts] | None = None
         self._parts: _Parts | None = None
         self._is_suspect = asyncio.Event()
@@ -390,7 +372,9 @@ class UpstreamBackend(EngineBackend):
     def load(self, progress: Progress) -> None:
         """Waits for a server that is down. Raises UpstreamRefused and TemplateRefused."""
         progress("loading tokenizer", 0.1)
-        renderer = chat_renderer(chat_worker(self._settings))
+        text = image_text(self._settings.model)
+        self._worker = msgspec.structs.replace(self._worker, image_text=text)
+        renderer = chat_renderer(self._worker)
         files = ModelFacts.of(self._settings.model, renderer)
         progress("asking the server", 0.5)
         asking = self._asking = asyncio.run_coroutine_threadsafe(
@@ -457,8 +441,9 @@ class UpstreamBackend(EngineBackend):
         if facts.isolation == "none":
             log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
         description = self._description(facts, renderer, files)
-        workers = new_pool(renderer, chat_worker(settings), description, settings, self._days)
-        return _Parts(server, facts, renderer, description, workers)
+        workers = new_pool(renderer, self._worker, description, settings, self._days)
+        images = _image_counts(server, renderer, facts)
+        return _Parts(server, facts, renderer, description, workers, images)
 
     async def _watch_server(self, _stopping: asyncio.Event) -> None:
         """Raises UpstreamGone while the server is away: a failing loop is no ready engine."""
@@ -506,7 +491,8 @@ class UpstreamBackend(EngineBackend):
             self._on_crash(RuntimeError("the upstream server came back as another one"))
             return parts
         known = replace(parts.facts, fingerprint=facts.fingerprint)
-        parts = self._parts = replace(parts, facts=known)
+        images = _image_counts(parts.server, parts.renderer, known)
+        parts = self._parts = replace(parts, facts=known, images=images)
         self._events = EventLog(epoch=uuid4().hex)
         self._loaded = self._assemble(parts)
         self._loaded.loop.start(self._on_crash)
@@ -520,6 +506,18 @@ class UpstreamBackend(EngineBackend):
             return await super()._parsers(loaded, request)
         tokenizer, choices = parts.renderer.tokenizer, range(request.sampling.num_choices)
         return [ChatParser(request, tokenizer) for _ in choices]
+
+    async def _expand(self, shown: Shown) -> Expanded:
+        parts = self._parts
+        if parts is None or parts.images is None:
+            return await super()._expand(shown)
+        try:
+            return await parts.images.expand(shown)
+        except UpstreamError as error:
+            log.warning("the upstream server counted no image", why=str(error))
+            if isinstance(error, UpstreamGone):
+                self._is_suspect.set()
+            raise rebuilt(error.code, str(error), is_public=False) from None
 
     def _ready(self) -> Loaded:
         if self._loaded is None and self._parts is not None:
@@ -590,6 +588,10 @@ class UpstreamBackend(EngineBackend):
             max_running=facts.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         )
+
+
+def _image_counts(server: Server, renderer: ChatRenderer, facts: Facts) -> ImageCounts | None:
+    return ImageCounts(server, renderer) if "images" in facts.capabilities else None
 
 
 def _lasting(facts: Facts) -> tuple[Any, ...]:

@@ -51,6 +51,10 @@ class UpstreamGone(UpstreamError):
     code: ClassVar[ErrorCode] = "not_ready"
 
 
+class UpstreamRejected(UpstreamError):
+    """The server does not take this request."""
+
+
 class UpstreamDenied(UpstreamError):
     """The server wants a key, or another one."""
 
@@ -120,11 +124,13 @@ class Wire:
 
 
 def check_status(status: int, path: str) -> None:
-    """Raise UpstreamBusy, UpstreamDenied or UpstreamError unless it is 200."""
+    """Raise UpstreamError, or what is more exact, unless it is 200."""
     if status in _BUSY:
         raise UpstreamBusy(f"{path}: the server is overloaded (status {status})")
     if status in (401, 403):
         raise UpstreamDenied(f"{path}: status {status}: set ENGINE_UPSTREAM_KEY")
+    if status in (400, 413, 422):
+        raise UpstreamRejected(f"{path}: status {status}")
     if status != 200:
         raise UpstreamError(f"{path}: status {status}")
 

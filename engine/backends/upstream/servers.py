@@ -7,8 +7,10 @@ token; the generation that follows finds it in the cache.
 A server of chat completions renders and parses by its own template and formats.
 """
 
+import asyncio
 import json
 import re
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -34,10 +36,12 @@ from engine.backends.upstream.server import (
 )
 from engine.cache.ids import TokenId
 from engine.protocol import (
+    IMAGE_REFERENCE,
     SAMPLING_CAPABILITIES,
     Delta,
     FinishReason,
     GenerateRequest,
+    Image,
     Prompt,
     TextDelta,
     TextPart,
@@ -102,8 +106,26 @@ _FINISH: dict[str, FinishReason] = {
 """Whatever else ends an answer is a `stop`."""
 
 
-def chat_messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """Earlier thoughts are left out. A raw text was refused before."""
+def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str, Any]]:
+    """Earlier thoughts are left out. A raw text was refused before.
+
+    An image stands where its reference is. vLLM knows it by its `uuid`, which is its scope's alone.
+    """
+    by_id = {image.id: image for image in images}
+
+    def content(text: str) -> str | list[dict[str, Any]]:
+        parts = list[dict[str, Any]]()
+        # Every other piece is the id of a reference.
+        for place, piece in enumerate(IMAGE_REFERENCE.split(text) if by_id else [text]):
+            if place % 2 and (image := by_id.get(piece)):
+                data = b64encode(image.data).decode()
+                url = {"url": f"data:{image.media_type};base64,{data}"}
+                parts.append({"type": "image_url", "image_url": url, "uuid": image.id})
+            elif piece:
+                told = f"[image {piece}]" if place % 2 else piece
+                parts.append({"type": "text", "text": told})
+        return parts if any("uuid" in part for part in parts) else text
+
     messages: list[dict[str, Any]] = []
     if prompt.system:
         system = SEPARATOR.join(part.text for part in prompt.system)
@@ -111,7 +133,7 @@ def chat_messages(prompt: Prompt) -> list[dict[str, Any]]:
     for message in prompt.messages:
         texts = [part.text for part in message.parts if isinstance(part, TextPart)]
         messages += [
-            {"role": "tool", "tool_call_id": part.tool_use_id, "content": part.text}
+            {"role": "tool", "tool_call_id": part.tool_use_id, "content": content(part.text)}
             for part in message.parts
             if isinstance(part, ToolResultPart)
         ]
@@ -125,19 +147,25 @@ def chat_messages(prompt: Prompt) -> list[dict[str, Any]]:
             if isinstance(part, ToolUsePart)
         ]
         if texts or calls:
-            told: dict[str, Any] = {"role": message.role, "content": SEPARATOR.join(texts) or None}
+            said = content(SEPARATOR.join(texts)) or None
+            told: dict[str, Any] = {"role": message.role, "content": said}
             messages.append(told | ({"tool_calls": calls} if calls else {}))
     return messages
 
 
-def chat_tools(request: GenerateRequest) -> dict[str, Any]:
-    if not request.prompt.tools or request.tool_choice.mode == "none":
+def chat_tools(prompt: Prompt) -> dict[str, Any]:
+    if not prompt.tools:
         return {}
     functions = [
         {"name": t.name, "description": t.description or "", "parameters": t.input_schema}
-        for t in request.prompt.tools
+        for t in prompt.tools
     ]
     return {"tools": [{"type": "function", "function": function} for function in functions]}
+
+
+def _conversation(order: Order) -> dict[str, Any]:
+    prompt, images = order.request.prompt, () if order.shown is None else order.shown.images
+    return {"messages": chat_messages(prompt, images), **chat_tools(prompt)}
 
 
 class ChatParser:
@@ -241,6 +269,7 @@ class Server:
     TOLD_BY: ClassVar[str] = "usage.prompt_tokens_details.cached_tokens"
     NOT_TOLD: ClassVar[str] = "its usage has no prompt_tokens_details.cached_tokens"
     UNPROVEN: ClassVar[str] = "the server knows no scopes"
+    TAKES_IMAGES: ClassVar[bool] = False
 
     def __init__(self, wire: Wire, files: ModelFacts, model: str, block_size: int) -> None:
         """`model`: the server's name of it, or empty for its only one.
@@ -268,13 +297,17 @@ class Server:
         """Compute the prompt alone, for servers that tell what they reused at the end only."""
         raise NotImplementedError
 
+    async def count(self, order: Order) -> int:
+        """How many tokens the server counts of a prompt. Raises UpstreamRejected."""
+        raise NotImplementedError
+
     async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
         """Run a choice to its end; closing the iterator ends it at the server too."""
-        size, reason = 0, None
-        async for data in self._wire.events(self.PATH, self._body(order, place)):
+        size, reason, path = 0, None, self._path(order)
+        async for data in self._wire.events(path, await self._sent(order, place)):
             if data == b"[DONE]":
                 break
-            event = decoded(data, self.EVENT, self.PATH)
+            event = decoded(data, self.EVENT, path)
             if event.error is not None:
                 raise UpstreamError("the server ended the stream with an error")
             if (piece := self._piece(event, order, place)) is None:
@@ -288,6 +321,15 @@ class Server:
         if reason is None:
             raise UpstreamGone("the stream ended without a reason")
         yield Piece(is_last=True, finish=self.ENDS.get(reason))
+
+    def _path(self, order: Order) -> str:
+        return self.PATH
+
+    async def _sent(self, order: Order, place: Place) -> dict[str, Any]:
+        # Images have megabytes.
+        if order.shown is None:
+            return self._body(order, place)
+        return await asyncio.to_thread(self._body, order, place)
 
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
         raise NotImplementedError
@@ -358,6 +400,8 @@ class ChatServer(Server):
     # An event of one token has a few hundred bytes; servers that send several at a time have more.
     MAX_TOKEN_EVENT_BYTES = 4096
     PREFILLS_SEEDED: ClassVar[bool] = False
+    READS_TOKENS: ClassVar[bool] = False
+    TAKES_IMAGES = True
 
     async def find_facts(self) -> Facts:
         model = await self._find_model()
@@ -373,11 +417,18 @@ class ChatServer(Server):
         )
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
-        body = self._body(order, place) | {"max_tokens": 1, "stream": False, "seed": None}
+        body = await self._sent(order, place) | {"max_tokens": 1, "stream": False, "seed": None}
         body |= {"stream_options": None, "structured_outputs": None, "min_tokens": None}
         body = {name: value for name, value in body.items() if value is not None}
-        answer = await self._wire.ask(self.PATH, _Answer, body, is_long=True)
+        answer = await self._wire.ask(self._path(order), _Answer, body, is_long=True)
         return self._usage(answer.usage, order)
+
+    async def count(self, order: Order) -> int:
+        """Has one token computed, as nothing else tells."""
+        counted = (await ChatServer.prefill(self, order)).prompt_tokens
+        if counted is None:
+            raise UpstreamError("an answer without usage")
+        return counted
 
     async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
         if order.is_seeded and self.PREFILLS_SEEDED:
@@ -403,14 +454,15 @@ class ChatServer(Server):
         sample = order.sample
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": chat_messages(order.request.prompt),
+            **_conversation(order),
             "max_tokens": order.max_tokens,
             "temperature": sample.temperature,
             "top_p": sample.top_p,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **chat_tools(order.request),
         }
+        if order.request.tool_choice.mode == "none":
+            body.pop("tools", None)
         return body | ({"seed": sample.seed % 2**31} if order.is_seeded else {})
 
     def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
@@ -421,10 +473,10 @@ class ChatServer(Server):
         if not answer.choices:
             return told
         (choice,) = answer.choices
-        tokens = choice.token_ids if choice.delta is None else None
+        tokens = choice.token_ids if self.READS_TOKENS else None
         return Piece(
             token_ids=self._files.check_tokens(tokens or []),
-            delta=choice.delta,
+            delta=None if self.READS_TOKENS else choice.delta,
             finish_reason=choice.finish_reason,
             sampled_tokens=told.sampled_tokens,
         )
@@ -468,6 +520,7 @@ class VllmServer(ChatServer):
     UNPROVEN = "cache_salt is sent, and nothing shows whether the server heeds it"
     # vLLM's CPU build ends when a prompt with a seed is computed in several steps.
     PREFILLS_SEEDED = True
+    READS_TOKENS = True
 
     async def find_facts(self) -> Facts:
         model = await self._find_model()
@@ -499,18 +552,26 @@ class VllmServer(ChatServer):
         await super().fingerprint()
         return (await self._metrics())[1]
 
+    async def count(self, order: Order) -> int:
+        body = {"model": self._model, **await asyncio.to_thread(_conversation, order)}
+        return len((await self._wire.ask("/tokenize", _Tokenized, body, is_long=True)).tokens)
+
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
         piece = await super().prefill(order, place)
         if piece.prompt_tokens is None:
             raise UpstreamError("an answer without usage")
         return piece
 
+    def _path(self, order: Order) -> str:
+        """No images come with token ids, so the server renders a prompt that has some."""
+        return self.PATH if order.shown is None else ChatServer.PATH
+
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
         structured = None if order.grammar is None else {"grammar": order.grammar}
         return {
             **vllm_sampling(order, self._files.vocabulary_size),
             "model": self._model,
-            "prompt": list(order.token_ids),
+            **self._prompt(order),
             "add_special_tokens": False,
             "return_token_ids": True,
             "cache_salt": order.scope,
@@ -519,8 +580,21 @@ class VllmServer(ChatServer):
             **({} if structured is None else {"structured_outputs": structured}),
         }
 
+    def _prompt(self, order: Order) -> dict[str, Any]:
+        if order.shown is None:
+            return {"prompt": list(order.token_ids)}
+        thinking = order.request.thinking
+        is_open = order.request.prompt.messages[-1].role == "assistant"
+        return {
+            **_conversation(order),
+            "tool_choice": "none",  # calls are parsed here
+            "chat_template_kwargs": {"enable_thinking": thinking, "thinking": thinking},
+            "add_generation_prompt": not is_open,
+            "continue_final_message": is_open,
+        }
+
     def _is_ours(self, usage: _Usage, order: Order) -> bool:
-        return True
+        return order.shown is None or super()._is_ours(usage, order)
 
     _size, _most = Server._size, Server._most
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from engine.protocol import Message, Prompt, TextPart
@@ -26,6 +26,11 @@ class ScriptedOpenAi(ScriptedVllm):
         model = {"id": "demo", "owned_by": "somebody", "max_model_len": self.script.context}
         return 200, json.dumps({"data": [model]}).encode()
 
+    def _tokens(self, contents: list[Any]) -> Sequence[int] | None:
+        """Those of the users' messages; None for what it does not take."""
+        prompt = Prompt([Message("user", [TextPart(text or "")]) for text in contents])
+        return self._renderer.render(prompt, thinking=False).token_ids
+
     async def _complete(
         self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -33,9 +38,10 @@ class ScriptedOpenAi(ScriptedVllm):
         if fault.status != 200:
             await send(writer, fault.status, b"{}")
             return
-        texts = [TextPart(m["content"] or "") for m in body["messages"] if m["role"] == "user"]
-        prompt = Prompt([Message("user", [text]) for text in texts])
-        tokens = self._renderer.render(prompt, thinking=False).token_ids
+        tokens = self._tokens([m["content"] for m in body["messages"] if m["role"] == "user"])
+        if tokens is None:
+            await send(writer, 400, b"{}")
+            return
         usage: dict[str, Any] = {"prompt_tokens": len(tokens)}
         reused = self.script.reuse({"prompt": list(tokens)})
         if self.script.tells:

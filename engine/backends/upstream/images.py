@@ -1,0 +1,177 @@
+"""Images before a server that is not ours: whether it sees them, and what they make of our tokens.
+
+Only the server knows how many tokens its processor makes of an image. It is asked once for each
+image, alone in a prompt, and for more images together than it was ever sent.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from engine.backends.external import Order
+from engine.backends.prepare.images import MAX_KNOWN, Expanded, Widening
+from engine.backends.upstream.server import (
+    Facts,
+    UpstreamBusy,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamRejected,
+)
+from engine.backends.upstream.servers import Server
+from engine.cache.ids import TokenId
+from engine.errors import EngineError, ImageRefused, InvalidRequest
+from engine.protocol import GenerateRequest, Image, Message, Part, Prompt, Sampling, TextPart, Tool
+from engine.schedule.request import Shown
+from engine.schedule.runner import SampleParams
+from engine.text.files import read_json, read_prompt_files
+from engine.text.renderer import ChatRenderer
+
+log = structlog.get_logger()
+MAX_ASKED = 2
+"""Questions about images that a server has at a time."""
+TRIED_WORDS = 32
+"""Of 32 hexadecimal digits each, behind the image of a trial: blocks that could be reused."""
+_ANY = Image("0" * 64, "image/png", b"", 1, 1)
+
+
+def image_text(model: str) -> str:
+    """The token that stands for an image by the model's config.json; empty where it names none."""
+    config = read_json(model, "config.json")
+    token = config.get("image_token_id", config.get("image_token_index"))
+    if not isinstance(token, int):
+        return ""
+    tokenizer = read_prompt_files(model).tokenizer
+    text = tokenizer.id_to_token(token) or ""
+    return text if tokenizer.encode(text, add_special_tokens=False).ids == [token] else ""
+
+
+class ImageCounts:
+    """How many tokens images have at a server. Used on one event loop."""
+
+    def __init__(self, server: Server, renderer: ChatRenderer) -> None:
+        self._server = server
+        self._token = renderer.tokenizer.token_to_id(renderer.image_text)
+        alone = trial_order(renderer, trial_request(_ANY.reference, images=[_ANY]))
+        self._num_around = len(alone.token_ids) - 1
+        self._lengths: dict[str, int] = {}
+        self._most = 1
+        self._asking = asyncio.Semaphore(MAX_ASKED)
+
+    async def expand(self, shown: Shown) -> Expanded:
+        """Raises ImageRefused for what the server does not take, and UpstreamError."""
+        lengths = [await self._length(image) for image in shown.images]
+        if len(shown.images) > self._most:
+            await self._ask(shown.images)
+            self._most = max(self._most, len(shown.images))
+        given = list(shown.token_ids)
+        places = [place for place, token in enumerate(given) if token == self._token]
+        if len(places) != len(lengths):
+            raise InvalidRequest("the prompt's images are not where the template put them")
+        token_ids, spans, end = list[TokenId](), list[tuple[int, int]](), 0
+        for place, length in zip(places, lengths, strict=True):
+            token_ids += given[end:place]
+            spans.append((len(token_ids), length))
+            token_ids += given[place : place + 1] * length
+            end = place + 1
+        token_ids += given[end:]
+        return Expanded(token_ids, spans)
+
+    async def _length(self, image: Image) -> int:
+        if image.id not in self._lengths:
+            if len(self._lengths) > MAX_KNOWN:
+                self._lengths.clear()
+            length = await self._ask([image]) - self._num_around
+            if length <= 0:
+                raise UpstreamError("the server counted no tokens of an image")
+            self._lengths[image.id] = length
+        return self._lengths[image.id]
+
+    async def _ask(self, images: Sequence[Image]) -> int:
+        request = trial_request(*(image.reference for image in images), images=images)
+        async with self._asking:
+            try:
+                return await self._server.count(_order(request, ()))
+            except UpstreamRejected:
+                raise ImageRefused(images[-1]) from None
+
+
+def trial_request(
+    *texts: str,
+    images: Sequence[Image] = (),
+    tools: Sequence[Tool] = (),
+    scope: str = "",
+    **more: Any,
+) -> GenerateRequest:
+    """One message of a user, for the server alone."""
+    parts: list[Part] = [TextPart(text) for text in texts]
+    return GenerateRequest(
+        request_id=uuid4().hex,
+        scope=scope or uuid4().hex,
+        prompt=Prompt([Message("user", parts)], [*tools], images=[*images]),
+        sampling=Sampling(max_tokens=None, temperature=0.0),
+        **more,
+    )
+
+
+def trial_order(renderer: ChatRenderer, request: GenerateRequest, max_tokens: int = 1) -> Order:
+    return _order(request, renderer.render(request.prompt, thinking=False).token_ids, max_tokens)
+
+
+def _order(request: GenerateRequest, token_ids: Sequence[TokenId], max_tokens: int = 1) -> Order:
+    images = request.prompt.images
+    return Order(
+        order_id=request.request_id,
+        scope=request.scope,
+        token_ids=token_ids,
+        request=request,
+        sample=SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0),
+        max_tokens=max_tokens,
+        shown=Shown(token_ids, images) if images else None,
+    )
+
+
+async def tried(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
+    """The facts, with the capability `images` where the server sees them.
+
+    A prompt with an image is sent, and then another that differs in one pixel: what is reused of
+    that must end in front of the image. Raises UpstreamGone and UpstreamBusy.
+    """
+    if not renderer.image_text or not server.TAKES_IMAGES:
+        return facts
+    try:
+        first, second = (_image(red) for red in (0, 1))
+        counts, scope = ImageCounts(server, renderer), uuid4().hex
+        words = " ".join(uuid4().hex for _ in range(TRIED_WORDS))
+        for image in (first, second):
+            texts = "See", image.reference, words
+            order = trial_order(renderer, trial_request(*texts, images=[image], scope=scope))
+            assert order.shown is not None
+            expanded = await counts.expand(order.shown)
+            Widening(order.token_ids, expanded)
+            told = await server.prefill(replace(order, token_ids=expanded.token_ids))
+        if (told.cached_tokens or 0) > expanded.spans[0][0]:
+            raise UpstreamError("it takes one image for another")
+    except (UpstreamGone, UpstreamBusy):
+        raise
+    except (UpstreamError, EngineError, ImportError) as error:
+        log.warning("the model may see images, and is shown none here", why=str(error))
+        return facts
+    if told.prompt_tokens not in (None, ours := len(expanded.token_ids)):
+        note = f"not told of prompts with images: it counts {told.prompt_tokens} tokens of {ours}"
+        facts = replace(facts, tells_note=f"{facts.tells_note}; {note}")
+    return replace(facts, capabilities=facts.capabilities | {"images"})
+
+
+def _image(red: int) -> Image:
+    # Only engines of models that see need Pillow: what clients send is decoded with it too.
+    from PIL import Image as Pillow
+
+    picture, file = Pillow.new("RGB", (64, 64), (90, 90, 90)), BytesIO()
+    picture.putpixel((0, 0), (red, 90, 90))
+    picture.save(file, "PNG")
+    return Image(f"{red:064}", "image/png", file.getvalue(), 64, 64)
