@@ -25,7 +25,6 @@ BENCHMARKS = {
     "ttft": "time to the first token with and without a cached prefix",
 }
 ELSEWHERE = {
-    "vllm_hybrid": "what vLLM reads of a hybrid's prompts, with a mark and without: likewise",
     "vllm_leases": "what our connector costs vLLM: run it with vLLM's own Python",
 }
 

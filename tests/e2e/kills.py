@@ -5,7 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +219,3 @@ def _compare(report: Report, clients: SdkClients, url: str) -> None:
     counters = report.stats["counters"]
     report.ledger = {name: sum(row[name] for row in rows) for name in CLASSES}
     report.engine = {name: counters.get(name, 0) for name in CLASSES}
-
-
-def table(report: Any) -> str:
-    """The fields of a report as a Markdown table."""
-    found = {each.name: getattr(report, each.name) for each in fields(report)}
-    rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in found.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])

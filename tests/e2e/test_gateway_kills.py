@@ -1,22 +1,45 @@
-"""`kill -9` of the gateway; scripts/long_tests kills does it 50 times on both databases."""
+"""`kill -9` of the gateway; scripts/long_tests kills does it 50 times under 50 streams."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.kills import run_kills
+from tests.faults.sizes import number, told
+from tests.postgres import new_database
 
 
 @pytest.mark.parametrize(
-    "backend, kills, streams, max_tokens",
-    [("synthetic", 2, 20, 60), pytest.param("native", 1, 3, 20, marks=pytest.mark.slow)],
+    "backend, database, kills, streams, max_tokens",
+    [
+        ("synthetic", "sqlite", number(2, 50), number(20, 50), 60),
+        pytest.param(
+            *("synthetic", "postgres", number(1, 50), number(10, 50), 60),
+            marks=[pytest.mark.slow, pytest.mark.postgres],
+        ),
+        pytest.param("native", "sqlite", 1, 3, 20, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_gateway_loses_doubles_and_leaks_nothing(
-    tmp_path: Path, backend: str, kills: int, streams: int, max_tokens: int
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    backend: str,
+    database: str,
+    kills: int,
+    streams: int,
+    max_tokens: int,
 ) -> None:
+    is_postgres = database == "postgres"
+    url = new_database(request.getfixturevalue("postgres"), "kills") if is_postgres else ""
     report = run_kills(
-        tmp_path, kills=kills, streams=streams, backend=backend, max_tokens=max_tokens
+        tmp_path,
+        kills=kills,
+        streams=streams,
+        backend=backend,
+        database_url=url,
+        max_tokens=max_tokens,
     )
+    told("kills of the gateway", **vars(report))
     assert not report.lost and not report.wrong and not report.duplicates
     assert report.left_open == 0 and report.leaked == 0
     assert report.ledger == report.engine and report.ledger["output_tokens"] > 0

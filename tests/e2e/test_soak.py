@@ -1,41 +1,270 @@
-"""A small soak; tests/faults/soak.py is the long one."""
+"""Many streams at once, whole and in order, then a mixture: does anything grow?
+
+scripts/long_tests soak has 500 streams and 20 minutes.
+"""
 
 import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
-from scripts.stack import API_KEY
-from tests.e2e.fleet import running_fleet
-from tests.e2e.soaking import (
-    ENGINE,
-    GATEWAY,
-    SPARE_FDS,
-    Target,
-    idle_readings,
-    run_soak,
-    run_streams,
-)
+import httpx
 
-STREAMS = 60
-FAST = {**ENGINE, "ENGINE_SYNTHETIC_DECODE_MS": "20"}
+from scripts.bench.load import MESSAGES, Answer, ask, body_of
+from scripts.stack import API_HEADERS
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.faults.sizes import number, told
+
+ENGINE = {
+    # So few that they are full well before the second half, of which growth is measured.
+    "ENGINE_NUM_BLOCKS": "8192",
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_MAX_RUNNING": "1024",
+    "ENGINE_MAX_WAITING": "4096",
+    "ENGINE_SYNTHETIC_DECODE_MS": "50",
+    "ENGINE_LOG_LEVEL": "error",
+}
+GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "120"}
+IDLE_SECONDS = 120.0
+# Connections that are kept, and files that happen to be open.
+SPARE_FDS = 8
+MIB = 1 << 20
+# Between two rounds of the same load: allocators keep some of what was freed.
+MAX_ADDED_MIB = 16
+MAX_MIB_AN_HOUR, MAX_FDS_AN_HOUR = 8, 8
+# Odd, so that each goes through both of two gateways.
+_HANDBOOKS = 31
 
 
-def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
+@dataclass
+class Streams:
+    """`wrong` says what was not as it should be, stream by stream; times are in seconds."""
+
+    count: int
+    first: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    num_open_at_once: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at one process: its resident bytes and its open descriptors.
+
+    `active` counts an engine's blocks that sequences hold, `waiting` turns that are in a journal or
+    that an engine has not been told to forget.
+    """
+
+    at: float
+    rss: float
+    fds: float
+    active: float
+    waiting: float
+
+
+def values(text: str) -> dict[str, float]:
+    """Every value of a page of Prometheus metrics, by its name with its labels."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
+    return {name: float(value) for name, _, value in lines}
+
+
+def total(found: Mapping[str, float], name: str, label: str = "") -> float:
+    """The sum over the series of a metric, those with this label."""
+    return sum(
+        value
+        for series, value in found.items()
+        if series.partition("{")[0] == name and label in series
+    )
+
+
+async def reading(http: httpx.AsyncClient, url: str) -> Reading:
+    found = values((await http.get(f"{url}/metrics")).text)
+    return Reading(
+        at=time.monotonic(),
+        rss=found["process_resident_memory_bytes"],
+        fds=found["process_open_fds"],
+        active=total(found, "holdfast_engine_kv_blocks", 'state="active"'),
+        waiting=found.get("holdfast_gateway_journal_backlog", 0.0)
+        + total(found, "holdfast_engine_unacknowledged"),
+    )
+
+
+async def readings(fleet: Fleet) -> dict[str, Reading]:
+    processes = [*(gateway.url for gateway in fleet.gateways), *fleet.engines]
+    async with client() as http:
+        return {url: await reading(http, url) for url in processes}
+
+
+async def idle_readings(
+    fleet: Fleet, before: Mapping[str, Reading] | None = None
+) -> dict[str, Reading]:
+    """Read every process once nothing runs and nothing waits.
+
+    With `before`, idle connections get time to end as well. Raises TimeoutError where something
+    still runs after IDLE_SECONDS.
+    """
+    deadline = time.monotonic() + IDLE_SECONDS
+    while True:
+        found = await readings(fleet)
+        is_idle = not any(one.active or one.waiting for one in found.values())
+        extra = max(one.fds - before[url].fds for url, one in found.items()) if before else 0
+        is_late = time.monotonic() > deadline
+        if is_idle and (extra <= SPARE_FDS or is_late):
+            return found
+        if is_late:
+            raise TimeoutError(f"not idle after {IDLE_SECONDS} s: {found}")
+        await asyncio.sleep(0.5)
+
+
+def client() -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(timeout=300, limits=limits, trust_env=False)
+
+
+async def run_streams(fleet: Fleet, count: int, max_tokens: int) -> Streams:
+    """So many streams at once, spread over the gateways; each must be whole and in order.
+
+    They share some handbooks: of a single one all streams would go to the one engine that has it.
+    """
+    found = Streams(count)
+    rules = "A rule that many share. " * 120
+
+    async def one(http: httpx.AsyncClient, index: int) -> Answer:
+        gateway = fleet.gateways[index % len(fleet.gateways)]
+        handbook = f"Handbook {index % _HANDBOOKS}. {rules}"
+        more = {"stream": True, "max_tokens": max_tokens}
+        asked = body_of(gateway.model, handbook, f"stream {index}", **more)
+        return await ask(http, asked, gateway.url + MESSAGES, API_HEADERS)
+
+    begun = time.monotonic()
+    async with client() as http:
+        answers = await asyncio.gather(*(one(http, index) for index in range(count)))
+    found.seconds = time.monotonic() - begun
+    found.first = [one.first_seconds for one in answers if one.first_seconds is not None]
+    found.num_open_at_once = most_at_once(answers)
+    for index, answer in enumerate(answers):
+        if fault := answer.error or disorder(answer.events, answer.text, max_tokens):
+            found.wrong.append(f"{index}: {answer.status} {fault}")
+    return found
+
+
+def most_at_once(answers: Sequence[Answer]) -> int:
+    """How many had begun to answer, and not ended, at the same time."""
+    begun = [(one.begun + one.first_seconds, 1) for one in answers if one.first_seconds is not None]
+    ended = [(one.begun + one.seconds, -1) for one in answers if one.first_seconds is not None]
+    return max(accumulate(change for _, change in sorted(begun + ended)), default=0)
+
+
+def disorder(names: list[str], text: str, max_tokens: int) -> str:
+    """What is wrong with a stream of the synthetic engine, whose words count up."""
+    ends = [name for name in names if name not in ("ping", "content_block_delta")]
+    order = ["message_start", "content_block_start", "content_block_stop"]
+    if ends != [*order, "message_delta", "message_stop"]:
+        return f"events {ends}"
+    wanted = " ".join(["synthetic", *(str(index) for index in range(max_tokens - 1))])
+    return "" if text == wanted else f"text {text[:80]!r}… of {len(text)} characters"
+
+
+@dataclass
+class Soak:
+    """What came of a long mixture: answers by kind and status, and readings over time."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+    unexpected: list[str] = field(default_factory=list)
+    history: dict[str, list[Reading]] = field(default_factory=dict)
+
+
+async def run_soak(fleet: Fleet, seconds: float, clients: int, pause: float, seed: int = 1) -> Soak:
+    """Hits, misses, aborts and errors, by so many clients at once."""
+    soak, until = Soak(), time.monotonic() + seconds
+
+    async def watch() -> None:
+        while time.monotonic() < until:
+            for url, found in (await readings(fleet)).items():
+                soak.history.setdefault(url, []).append(found)
+            await asyncio.sleep(pause)
+
+    async with client() as http:
+        await asyncio.gather(
+            watch(), *(_mix(http, fleet, soak, until, f"{seed}-{n}") for n in range(clients))
+        )
+    return soak
+
+
+async def _mix(http: httpx.AsyncClient, fleet: Fleet, soak: Soak, until: float, seed: str) -> None:
+    rng = random.Random(seed)
+    index = 0
+    while time.monotonic() < until:
+        index += 1
+        gateway = rng.choice(fleet.gateways)
+        url = gateway.url + MESSAGES
+        kind = rng.choices(("hit", "miss", "abort", "error"), (50, 25, 15, 10))[0]
+        shared = f"Handbook {rng.randrange(20)}. " if kind != "miss" else f"New {seed} {index}. "
+        question = f"question {seed} {index}"
+        asked = body_of(gateway.model, shared + "Another rule. " * 150, question, max_tokens=32)
+        try:
+            if kind == "abort":
+                asked |= {"stream": True, "max_tokens": 200}
+                async with http.stream("POST", url, json=asked, headers=API_HEADERS) as reply:
+                    async for _ in reply.aiter_bytes():
+                        if rng.random() < 0.2:
+                            break
+                status = reply.status_code
+            else:
+                asked |= {"temperature": 7} if kind == "error" else {}
+                reply = await http.post(url, json=asked, headers=API_HEADERS)
+                status = reply.status_code
+        except httpx.TransportError as error:
+            soak.unexpected.append(f"{kind}: {error!r}")
+            continue
+        soak.asked[f"{kind} {status}"] += 1
+        if status not in ({400} if kind == "error" else {200, 529}):
+            soak.unexpected.append(f"{kind}: {status} {reply.text[:200]}")
+
+
+def slope_an_hour(history: Sequence[Reading], name: str) -> float:
+    """By least squares, of the second half: in the first, caches and pools fill."""
+    half = list(history)[len(history) // 2 :]
+    times = [one.at for one in half]
+    found = [float(getattr(one, name)) for one in half]
+    middle, mean = sum(times) / len(times), sum(found) / len(found)
+    spread = sum((at - middle) ** 2 for at in times)
+    if not spread:
+        return 0.0
+    both = zip(times, found, strict=True)
+    return sum((at - middle) * (value - mean) for at, value in both) / spread * 3600
+
+
+def test_all_streams_are_whole_and_nothing_grows(tmp_path: Path) -> None:
     """The same streams twice, of which the second time opens no more descriptors.
 
     Gateways keep idle connections to engines for 30 s, engines for 75 s: nobody waits for that.
     """
-    with running_fleet(tmp_path, 3, 2, FAST, GATEWAY) as fleet:
-        urls = [gateway.url for gateway in fleet.gateways]
-        target = Target(urls, fleet.engines, API_KEY, "synthetic")
-        asyncio.run(run_streams(target, STREAMS, 40))
-        before = asyncio.run(idle_readings(target))
-        streams = asyncio.run(run_streams(target, STREAMS, 40))
-        assert not streams.wrong, streams.wrong[:3]
-        assert len(streams.first) == STREAMS and streams.num_open_at_once > STREAMS / 2
-        soak = asyncio.run(run_soak(target, 5, 8, 1))
-        assert not soak.unexpected, soak.unexpected[:3]
-        kinds = {name.split()[0] for name in soak.asked}
-        assert kinds == {"hit", "miss", "abort", "error"}
-        after = asyncio.run(idle_readings(target, before))
+    streams, max_tokens, rounds, minutes = number((60, 40, 2, 5 / 60), (500, 100, 4, 20.0))
+    settings = {**ENGINE, "ENGINE_SYNTHETIC_DECODE_MS": number("20", "50")}
+    with running_fleet(tmp_path, 3, 2, settings, GATEWAY) as fleet:
+        asyncio.run(run_streams(fleet, streams, max_tokens))
+        before = asyncio.run(idle_readings(fleet))
+        for _ in range(1, rounds):
+            found = asyncio.run(run_streams(fleet, streams, max_tokens))
+            assert not found.wrong, found.wrong[:3]
+            assert len(found.first) == streams and found.num_open_at_once > streams / 2
+        again = asyncio.run(idle_readings(fleet, before))
+        seconds = minutes * 60
+        soak = asyncio.run(run_soak(fleet, seconds, number(8, 16), max(seconds / 120, 1)))
+        after = asyncio.run(idle_readings(fleet, before))
+    told("mixture", minutes=minutes, **soak.asked)
+    assert not soak.unexpected, soak.unexpected[:3]
+    assert {name.split()[0] for name in soak.asked} == {"hit", "miss", "abort", "error"}
     for url, end in after.items():
         assert end.fds - before[url].fds <= SPARE_FDS, url
+        if number(False, True):
+            history = soak.history[url]
+            memory, fds = slope_an_hour(history, "rss") / MIB, slope_an_hour(history, "fds")
+            told(url, added_mib=(again[url].rss - before[url].rss) / MIB, mib_an_hour=memory)
+            assert again[url].rss - before[url].rss <= MAX_ADDED_MIB * MIB, url
+            assert memory <= MAX_MIB_AN_HOUR and fds <= MAX_FDS_AN_HOUR, url
