@@ -64,6 +64,8 @@ def draw_range(session: Session) -> None:
     keys = session.client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace})
     names = {each.id: each.name for each in keys}
     draw_streams(streams, names)
+    parts.heading("Prefixes that are nearly the same")
+    draw_findings(report.near_duplicates, "advice_near", "No two prefixes are nearly the same.")
     labels = [
         f"{number}. {each.workspace} · {names.get(each.key, each.key)} · {each.model}"
         for number, each in enumerate(streams, 1)
@@ -212,6 +214,7 @@ def draw_pasted(session: Session) -> None:
         parts.heading("Compared with each other")
         none = "Nothing breaks their shared beginning."
         draw_findings(stream.findings, "pasted_compared", none)
+        draw_findings(report.near_duplicates, "pasted_near", "They are not nearly the same.")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from statistics import median
@@ -29,13 +30,14 @@ from gateway.admin.controller import (
 from gateway.admin.structs.advice import (
     AdviceReport,
     AdviceSummary,
+    NearDuplicate,
     Plan,
     PlanChoices,
     PlanFailed,
     StreamAdvice,
 )
 from gateway.admission.workers import INLINE_BYTES
-from gateway.advice import pasted
+from gateway.advice import duplicates, pasted
 from gateway.advice.observation import Observation, Row, observe
 from gateway.advice.pasted import MAX_REQUESTS, PastedDialect, advise_request, with_own_paths
 from gateway.advice.stream import advise_stream
@@ -65,10 +67,13 @@ from gateway.prompt.fingerprint import unpack
 
 MAX_TURNS = 60_000
 MAX_STREAMS = 50
+MAX_NEAR = 20
+"""Groups of near-duplicate prefixes, of all workspaces together."""
 
 # Advices wait for each other: one thread computes for all.
 _LINE = "advice"
 _APART_MS = 1000
+_HEAD = ("tools", "system")
 StreamKey = tuple[str, str, str]
 _Ms = Annotated[int, msgspec.Meta(ge=0, le=MAX_MS)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL)]
@@ -132,7 +137,21 @@ async def of_range(
     for (_, _, model), turns in gathering.largest():
         least = asked.min_tokens or min_tokens_of(services, model)
         advices.append(await in_thread(services, viewer, _LINE, advise_stream, turns, least))
-    return gathering.report(of, advices, asked.max_turns)
+    near: list[NearDuplicate | None] = []
+    for (workspace, model), turns in gathering.together():
+        least = asked.min_tokens or min_tokens_of(services, model)
+        groups = await in_thread(services, viewer, _LINE, duplicates.find_groups, turns, least)
+        for group in groups[: MAX_NEAR - len(near)]:
+            prompts: dict[str, Any] = {}
+            if viewer.workspace is not None or viewer.may_change:  # who may read what was written
+                for turn_id in group.compared:
+                    with suppress(NotFound):
+                        kept, _ = await services.turns.keeper.read(workspace, turn_id)
+                        prompts[turn_id] = kept.prompt
+            near.append(
+                await in_thread(services, viewer, _LINE, duplicates.told, group, least, prompts)
+            )
+    return gathering.report(of, advices, asked.max_turns, [each for each in near if each])
 
 
 def of_requests(
@@ -153,6 +172,12 @@ def of_requests(
         plans.append(read)
         found.append(advise_request(read, turn, least))
     streams = [with_own_paths(advise_stream(turns, least), plans)] if len(turns) > 1 else []
+    prompts = {
+        turn.id: {part: msgspec.to_builtins(getattr(read.plan.prompt, part)) for part in _HEAD}
+        for turn, read in zip(turns, plans, strict=True)
+    }
+    groups = duplicates.find_groups(turns, least)
+    near = [duplicates.told(group, least, prompts) for group in groups]
     return AdviceReport(
         text=f"{len(turns)} pasted request{'s' * (len(turns) > 1)}, tokens estimated from bytes.",
         num_turns=len(turns),
@@ -162,6 +187,7 @@ def of_requests(
         until_ms=None,
         streams=streams,
         requests=found,
+        near_duplicates=[each for each in near if each],
     )
 
 
@@ -213,7 +239,20 @@ class Gathering:
         )
         return [(key, turns[::-1]) for key, turns in by_tokens[:MAX_STREAMS]]
 
-    def report(self, of: Range, advices: list[StreamAdvice], max_turns: int) -> AdviceReport:
+    def together(self) -> list[tuple[tuple[str, str], list[Observation]]]:
+        """The turns of each workspace and model, in order of time; of the largest streams."""
+        found: dict[tuple[str, str], list[Observation]] = defaultdict(list)
+        for (workspace, _, model), turns in self.largest():
+            found[workspace, model] += turns
+        return [(key, sorted(turns, key=lambda turn: turn.at_ms)) for key, turns in found.items()]
+
+    def report(
+        self,
+        of: Range,
+        advices: list[StreamAdvice],
+        max_turns: int,
+        near: Sequence[NearDuplicate] = (),
+    ) -> AdviceReport:
         is_cut = self._num_turns >= max_turns
         text = f"{self._num_turns:,} requests were looked at"
         if is_cut:
@@ -232,6 +271,7 @@ class Gathering:
             until_ms=of.until_ms,
             streams=advices,
             requests=[],
+            near_duplicates=sorted(near, key=lambda each: -each.multiples),
         )
 
 

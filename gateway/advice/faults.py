@@ -114,7 +114,7 @@ class _Finder:
         for fault in self._found.values():
             is_timed = False
             if fault.kind == "varying_text":
-                fault.kind = _timed(texts[fault.section, fault.index])
+                fault.kind = timed(texts[fault.section, fault.index])
                 is_timed = fault.kind in ("date", "hour")
                 parts = self._parts[fault.section, fault.index]
                 fault.part = parts.most_common(1)[0][0] if parts else ""
@@ -129,7 +129,7 @@ class _Finder:
         if first != turn.head or before is None:
             return False
         there, here = before.pieces_of(first), turn.pieces_of(first)
-        return bool(there and here) and there[0] != here[0] and _overlap(there, here) >= _ALIKE
+        return bool(there and here) and there[0] != here[0] and overlap(there, here) >= _ALIKE
 
     def _compare(self, turn: Observation, first: int) -> None:
         earlier = self._earlier(turn, first)
@@ -137,10 +137,7 @@ class _Finder:
             earlier = self._chains[turn.digests[first - 1]] if first else earlier
         if earlier is None:
             return
-        within = _in_tools if first < turn.num_tools else _in_system
-        if first >= turn.head:
-            within = _in_messages
-        found = within(earlier, turn, first)
+        found = difference_at(earlier, turn, first)
         if found is None:
             return
         is_of_tools = found.kind == "varying_text" and found.section == "tools"
@@ -205,7 +202,7 @@ def _texts_at(wanted: set[tuple[Section, int]], turns: Sequence[Observation]) ->
     return found
 
 
-def _timed(texts: Sequence[tuple[int, bytes]]) -> FaultKind:
+def timed(texts: Sequence[tuple[int, bytes]]) -> FaultKind:
     """What kind of text varies: by how long it stays the same."""
     values = {text for _, text in texts}
     if not texts:
@@ -241,70 +238,76 @@ def _chains(turn: Observation, count: int) -> list[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Difference:
+class Difference:
     kind: FaultKind
     section: Section
     index: int
     tokens: int
 
 
-def _in_tools(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
+def difference_at(earlier: Observation, turn: Observation, first: int) -> Difference | None:
+    """What the difference at this segment, their first one, is; None where it is no fault."""
+    within = _in_tools if first < turn.num_tools else _in_system
+    return (_in_messages if first >= turn.head else within)(earlier, turn, first)
+
+
+def _in_tools(earlier: Observation, turn: Observation, first: int) -> Difference | None:
     before, after = earlier.segments[: earlier.num_tools], turn.segments[: turn.num_tools]
     tokens = _same_tokens(earlier, turn, first)
     names = Counter(tool.own for tool in before), Counter(tool.own for tool in after)
     if names[0] == names[1]:
-        return _Difference("tool_order", "tools", first, tokens)
+        return Difference("tool_order", "tools", first, tokens)
     if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
         changed = sum(a.tokens for b, a in zip(before, after, strict=True) if a.own != b.own)
-        return _Difference("key_order", "tools", first, tokens + changed)
+        return Difference("key_order", "tools", first, tokens + changed)
     if Counter(tool.unordered for tool in before) == Counter(tool.unordered for tool in after):
-        return _Difference("tool_order", "tools", first, tokens)
+        return Difference("tool_order", "tools", first, tokens)
     if len(before) != len(after):
-        return _Difference("tool_set", "tools", first, tokens)
-    return _Difference("varying_text", "tools", first, tokens)
+        return Difference("tool_set", "tools", first, tokens)
+    return Difference("varying_text", "tools", first, tokens)
 
 
-def _in_system(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
+def _in_system(earlier: Observation, turn: Observation, first: int) -> Difference | None:
     index = first - turn.num_tools
     tokens = _same_tokens(earlier, turn, first)
     if _moves(earlier, turn, first):
-        return _Difference("moved_text", "system", index, tokens)
+        return Difference("moved_text", "system", index, tokens)
     here = turn.segments[first]
     there = earlier.segments[first] if first < len(earlier.segments) else None
     if there is None or not (here.pieces and there.pieces):
         # A short block changed as a whole, and what stands behind it did not.
         is_kept = tokens >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
-        return _Difference("varying_text", "system", index, tokens) if is_kept else None
-    alike = _overlap(there.pieces, here.pieces)
+        return Difference("varying_text", "system", index, tokens) if is_kept else None
+    alike = overlap(there.pieces, here.pieces)
     if _grows(there, here):
-        return _Difference("growing_text", "system", index, tokens + there.tokens)
+        return Difference("growing_text", "system", index, tokens + there.tokens)
     if alike >= _ALIKE:
-        return _Difference("varying_text", "system", index, tokens + round(alike * here.tokens))
+        return Difference("varying_text", "system", index, tokens + round(alike * here.tokens))
     if _has_rest(earlier, turn, first):
-        return _Difference("varying_text", "system", index, tokens)
+        return Difference("varying_text", "system", index, tokens)
     return None
 
 
-def _in_messages(earlier: Observation, turn: Observation, first: int) -> _Difference | None:
+def _in_messages(earlier: Observation, turn: Observation, first: int) -> Difference | None:
     index = first - turn.head
     before, after = earlier.segments, turn.segments
     tokens = _same_tokens(earlier, turn, first)
     if _slides(earlier, turn, first):
-        return _Difference("sliding_history", "messages", index, tokens)
+        return Difference("sliding_history", "messages", index, tokens)
     here, there = after[first], before[first] if first < len(before) else None
     if there is None:
         return None
     if here.unordered is not None and here.unordered == there.unordered:
-        return _Difference("key_order", "messages", index, tokens + here.tokens)
+        return Difference("key_order", "messages", index, tokens + here.tokens)
     if _moves(earlier, turn, first):
-        return _Difference("moved_text", "messages", index, tokens)
+        return Difference("moved_text", "messages", index, tokens)
     if _has_rest(earlier, turn, first) and len(before) > first + 1:
-        return _Difference("varying_text", "messages", index, tokens)
+        return Difference("varying_text", "messages", index, tokens)
     if index == 0 and there.pieces and here.pieces and there.pieces[0] != here.pieces[0]:
-        alike = _overlap(there.pieces, here.pieces)
+        alike = overlap(there.pieces, here.pieces)
         if alike >= _ALIKE:
             same = tokens + round(alike * here.tokens)
-            return _Difference("varying_text", "messages", index, same)
+            return Difference("varying_text", "messages", index, same)
     return None
 
 
@@ -352,7 +355,7 @@ def _slides(earlier: Observation, turn: Observation, first: int) -> bool:
     return len(same) >= 2 and all(same[: len(behind)])
 
 
-def _overlap(there: Sequence[bytes], here: Sequence[bytes]) -> float:
+def overlap(there: Sequence[bytes], here: Sequence[bytes]) -> float:
     """The part of the pieces that both texts have."""
     return (Counter(there) & Counter(here)).total() / max(len(there), len(here))
 

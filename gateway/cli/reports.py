@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, TrafficGathering, of_requests
 from gateway.admin.structs.advice import AdviceReport, Finding, FleetAnswer, Plan, Planned, Point
+from gateway.advice.duplicates import find_groups, told
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
 from gateway.advice.stream import advise_stream
 from gateway.base.clock import Clock
@@ -113,7 +114,10 @@ def _advise(options: argparse.Namespace) -> int:
         of = Range(since_ms=since, until_ms=until, workspace=options.workspace, model=options.model)
         gathering = _gathered(Gathering(prices), of, options.key, MAX_TURNS)
         advices = [advise_stream(turns, options.min_tokens) for _, turns in gathering.largest()]
-        report = gathering.report(of, advices, MAX_TURNS)
+        least = options.min_tokens
+        groups = [g for _, t in gathering.together() for g in find_groups(t, least)]
+        near = [each for group in groups if (each := told(group, least, {}))]
+        report = gathering.report(of, advices, MAX_TURNS, near)
     return _print(options, report, _advice_lines(report))
 
 
@@ -194,6 +198,9 @@ def _advice_lines(report: AdviceReport) -> Iterable[str]:
         yield from _findings(stream.findings)
         yield f"  {stream.prewarm.text}"
         yield f"  From: {', '.join(stream.turns)}"
+    if report.near_duplicates:
+        yield "\nPrefixes that are nearly the same"
+        yield from _findings(report.near_duplicates)
 
 
 def _findings(findings: Iterable[Finding]) -> Iterable[str]:

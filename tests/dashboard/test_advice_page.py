@@ -80,9 +80,16 @@ def test_the_figures_are_those_of_the_api(page: Page, gateway: str) -> None:
 
 def test_a_fault_is_shown_with_its_block_and_its_requests(page: Page) -> None:
     app = page(workspace="team-b")
-    (finding,) = [each.value for each in app.text if each.value.startswith("system.0: ")]
+    (finding,) = [each.value for each in app.text if each.value.startswith("system.0: A part")]
     assert "new in every request" in finding, "once, and in full"
     assert any("msg_team-b_" in each.proto.label for each in app.get("page_link"))
+
+
+def test_near_duplicate_prefixes_are_shown_with_what_one_name_saves(page: Page) -> None:
+    app = page(workspace="team-b")
+    (told,) = [each.value for each in app.text if "12 prefixes of about" in each.value]
+    assert told.startswith("system.0: Workspace team-b") and "differ in an id" in told
+    assert not any("prefixes of about" in each.value for each in page(workspace="team-a").text)
 
 
 def test_the_advised_policy_is_set_for_the_key(page: Page, gateway: str) -> None:

@@ -26,6 +26,9 @@ FaultKind = Literal[
 ]
 
 
+DuplicateKind = Literal[
+    "tool_order", "key_order", "date", "time", "nonce", "whitespace", "varying_text"
+]
 Verdict = Literal["mark", "unmark", "leave"]
 
 
@@ -69,7 +72,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     turns that these were compared with.
     """
 
-    kind: FaultKind | Literal["too_short", "invalid", "unmarked", "changing_end", "suspect"]
+    kind: (
+        FaultKind
+        | DuplicateKind
+        | Literal["too_short", "invalid", "unmarked", "changing_end", "suspect"]
+    )
     path: str
     text: str
     change: str
@@ -80,6 +87,18 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     num_turns: int = 0
     turns: list[str] = []
     earlier: list[str] = []
+
+
+class NearDuplicate(Finding, frozen=True, kw_only=True):
+    """Prefixes (tools and system blocks) of a workspace's turns, of all its keys, that one
+    normalisation makes one: `kind` and `path` are of their first difference. What it would have
+    saved is computed as for markers. `is_compared`: kept prompts told what differs; elsewhere
+    digests and times do."""
+
+    workspace: str
+    model: str
+    num_prefixes: int
+    is_compared: bool
 
 
 class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +177,7 @@ class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `requests` go with those that were given; two or more are compared as one stream too. `text`
     says what was looked at. `num_without_sketch` turns are of an earlier version and are left out.
-    `is_cut`: the range has more turns, which are older.
+    `is_cut`: the range has more turns, which are older. `near_duplicates` come the dearest first.
     """
 
     text: str
@@ -169,6 +188,7 @@ class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int | None
     streams: list[StreamAdvice]
     requests: list[RequestAdvice]
+    near_duplicates: list[NearDuplicate] = []
 
 
 LineKind = Literal["ttl", "unpaid", "markers", "fault", "prewarm"]

@@ -1,0 +1,299 @@
+"""Near-duplicate prefixes of one workspace: tools and system blocks that one normalisation makes
+one. Pure.
+
+They are found by digests, over all keys. What differs is told by the kept prompts' texts where the
+caller has them, and by when it changes elsewhere. A text that no normalisation makes equal is not
+named; where no text is known, the report says so. What it saves is what the contract's cache
+(`cache.py`) reads more when the prefixes have one name.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from gateway.admin.structs.advice import DuplicateKind, NearDuplicate
+from gateway.advice.cache import Cache, Sums
+from gateway.advice.faults import difference_at, overlap, timed
+from gateway.advice.observation import Mark, Observation
+from gateway.advice.placements import Place, Placement
+from gateway.advice.stream import amount
+
+MAX_GROUPS = 10
+"""Of one workspace and model, those with the most tokens."""
+MAX_HEADS = 5_000
+"""Further prefixes of a workspace and model are not compared with the ones before."""
+MAX_TEXTS = 6
+"""So many prefixes of a group are compared by their texts."""
+_MAX_CHARACTERS = 1_000_000
+_MAX_TURNS_NAMED = 5
+# Of a text's twelve pieces three may differ: those that changed, and one that took a place.
+_ALIKE = 0.75
+_MOSTLY = 0.8
+_SHORT_TOKENS = 40
+_FEW = 3
+_HEAD = Placement("shared_5m", Place("system", -1), "5m")
+_DAY = r"(?:\b(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,? )?"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)[a-z]{0,6}"
+_NORMALISATIONS: dict[DuplicateKind, re.Pattern[str]] = {
+    "date": re.compile(
+        rf"{_DAY}(?:\b20\d\d-[01]\d-[0-3]\d(?!\d)|\b{_MONTH} \d{{1,2}},? 20\d\d\b"
+        rf"|\b\d{{1,2}} {_MONTH} 20\d\d\b)"
+    ),
+    "time": re.compile(
+        r"(?<!\d)[T ]?\d{1,2}:\d\d(?::\d\d(?:\.\d{1,9})?)?(?!\d)(?: ?[AP]M|Z|[+-]\d\d:?\d\d)?"
+        r"|\b1[5-9]\d{8}(?:\d{3})?\b"
+    ),
+    "nonce": re.compile(
+        r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+        r"|\b(?=[A-Za-z_]{0,64}\d)(?=\d{0,64}[A-Za-z_])\w{8,64}\b|\b\d{9,64}\b"
+    ),
+    "whitespace": re.compile(r"\s+"),
+}
+"""What is replaced, in this order. Whatever is left must be equal."""
+_TOLD: dict[DuplicateKind, tuple[str, str]] = {
+    "tool_order": ("the order of tools", "Sort the tools by name before sending them."),
+    "key_order": ("the order of keys", "Write JSON with its keys in a fixed order."),
+    "date": ("a date", "Put the date into the last user message."),
+    "time": ("a time", "Put the time into the last user message."),
+    "nonce": ("an id", "Leave the id out, or put it into the last user message."),
+    "whitespace": ("white space", "Write the text with the same white space always."),
+    "varying_text": (
+        "a part of a text (nothing is kept of the prompts: a date, an id and white space can't be"
+        " told apart)",
+        "Put what changes behind what stays the same.",
+    ),
+}
+"""What differs, and the normalisation."""
+
+
+@dataclass(slots=True)
+class Group:
+    """The turns whose prefixes are nearly the same as that of the `first`, in order of time.
+
+    `kinds` and `path` are of the first difference, as far as digests tell.
+    """
+
+    first: Observation
+    turns: list[Observation] = field(default_factory=list)
+    heads: dict[bytes, Observation] = field(default_factory=dict)
+    kind: DuplicateKind = "varying_text"
+    path: str = ""
+    place: int = 0
+
+    @property
+    def others(self) -> list[Observation]:
+        """One turn of each prefix but the first's."""
+        return list(self.heads.values())[1:]
+
+    @property
+    def compared(self) -> list[str]:
+        """The turns whose texts tell what differs, the first one of them."""
+        return [turn.id for turn in self.heads.values()][:MAX_TEXTS]
+
+
+def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
+    """The near-duplicates among a workspace's turns of one model, in order of time; those with the
+    most tokens first. Prefixes below `min_tokens` are not looked at."""
+    groups: list[Group] = []
+    by_head: dict[bytes, Group] = {}
+    by_feature: dict[bytes, Group] = {}
+    for turn in turns:
+        head = _head(turn)
+        is_new = head not in by_head and len(by_head) >= MAX_HEADS
+        if head is None or is_new or turn.tokens[turn.prefix_at(turn.head - 1)] < min_tokens:
+            continue
+        group = by_head.get(head)
+        if group is None:
+            features = _features(turn)
+            votes = Counter(id(by_feature[one]) for one in features if one in by_feature)
+            found = {id(by_feature[one]): by_feature[one] for one in features if one in by_feature}
+            likely = found[votes.most_common(1)[0][0]] if votes else None
+            group = likely if likely is not None and _joins(likely, turn) else None
+            if group is None:
+                group = Group(turn)
+                groups.append(group)
+                by_feature.update(dict.fromkeys(features, group))
+            by_head[head] = group
+            group.heads[head] = turn
+        group.turns.append(turn)
+    several = [group for group in groups if len(group.heads) > 1]
+    return sorted(several, key=lambda each: -sum(t.total for t in each.turns))[:MAX_GROUPS]
+
+
+def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDuplicate | None:
+    """What is to be said; None where a text shows that no normalisation makes the prefixes one, or
+    where that saves nothing. `prompts` are kept ones by their turns, as JSON."""
+    kinds, is_compared = [_by_time(group)], False
+    texts = {each: _texts(prompts[each]) for each in group.compared if each in prompts}
+    texts = {each: found for each, found in texts.items() if _length(found) <= _MAX_CHARACTERS}
+    own = texts.pop(group.first.id, None)
+    if own is not None and texts:
+        normal = {each: normalisations(own, other) for each, other in texts.items()}
+        # Those that stay different are prefixes of their own.
+        gone = {_head(turn) for turn in group.others if normal.get(turn.id, []) is None}
+        turns = [turn for turn in group.turns if _head(turn) not in gone]
+        heads = {head: turn for head, turn in group.heads.items() if head not in gone}
+        group = replace(group, turns=turns, heads=heads)
+        found = {kind for kinds in normal.values() for kind in kinds or ()}
+        of_tools = [group.kind] if group.kind in ("tool_order", "key_order") else []
+        kinds = [*of_tools, *(kind for kind in _NORMALISATIONS if kind in found)]
+        is_compared = True
+    if len(group.heads) < 2 or not kinds:
+        return None
+    before, after = simulated(group, min_tokens)
+    timings = [each for each in group.turns if each.prefill_seconds is not None]
+    computed = sum(each.usage.computed_tokens for each in timings)
+    rate = sum(each.prefill_seconds or 0.0 for each in timings) / computed if computed else None
+    saves = amount(before, after, rate)
+    if saves.multiples <= 0:
+        return None
+    first, num_keys = group.first, len({turn.key for turn in group.turns})
+    size = first.tokens[first.prefix_at(first.head - 1)]
+    about = f"Workspace {first.workspace} with {first.model}: " if first.workspace else ""
+    marked = "" if _is_marked(group) else ", with a 5-minute marker behind it"
+    return NearDuplicate(
+        kind=kinds[0],
+        path=group.path,
+        text=f"{about}{len(group.heads):,} prefixes of about {size:,} tokens, of {num_keys:,}"
+        f" key{'s' * (num_keys > 1)}, differ in {' and '.join(_TOLD[kind][0] for kind in kinds)}."
+        f" As one they would have saved the price of {saves.multiples:,.0f} input tokens{marked}.",
+        change=" ".join(_TOLD[kind][1] for kind in kinds),
+        tokens=saves.tokens,
+        multiples=saves.multiples,
+        nano=saves.nano,
+        prefill_seconds=saves.prefill_seconds,
+        num_turns=len(group.turns),
+        turns=[each.id for each in group.others][:_MAX_TURNS_NAMED],
+        earlier=[first.id],
+        workspace=first.workspace,
+        model=first.model,
+        num_prefixes=len(group.heads),
+        is_compared=is_compared,
+    )
+
+
+def normalisations(one: Sequence[str], other: Sequence[str]) -> list[DuplicateKind] | None:
+    """Those that are needed to make the texts equal, one by one; None where all are not enough."""
+    wanted = list(_NORMALISATIONS)
+    if _normal(one, wanted) != _normal(other, wanted):
+        return None
+    for kind in list(wanted):
+        fewer = [each for each in wanted if each != kind]
+        if _normal(one, fewer) == _normal(other, fewer):
+            wanted = fewer
+    return wanted
+
+
+def simulated(group: Group, min_tokens: int) -> tuple[Sums, Sums]:
+    """What the group's turns would have cost as they were sent, and under one name."""
+    as_sent, as_one, is_marked = Cache(min_tokens), Cache(min_tokens), _is_marked(group)
+    for turn in group.turns:
+        marks: Sequence[Mark] = turn.marks if is_marked else _HEAD.marks(turn)
+        as_sent.take(turn, marks)
+        as_one.take(renamed(group, turn), marks)
+    return as_sent.sums, as_one.sums
+
+
+def renamed(group: Group, turn: Observation) -> Observation:
+    """The turn as if its prefix were the first's, with its own tokens. Behind the sketched segments
+    names stay as they are."""
+    first, owns = group.first, turn.owns
+    digests = list(turn.digests)
+    chain, reached = blake2b(first.digests[first.prefix_at(first.head - 1)], digest_size=8), 0
+    for place, segment in enumerate(turn.places):
+        if segment < turn.head:
+            at = first.prefix_at(segment)
+            digests[place] = first.digests[at] if at >= 0 else digests[place]
+        elif segment < len(owns):
+            chain.update(b"".join(owns[turn.head + reached : segment + 1]))
+            reached = segment + 1 - turn.head
+            digests[place] = chain.digest()
+    return replace(turn, digests=digests)
+
+
+def _is_marked(group: Group) -> bool:
+    return any(turn.marks for turn in group.turns)
+
+
+def _head(turn: Observation) -> bytes | None:
+    """The name of the tools and system blocks; None without any, or where not all are sketched."""
+    owns = turn.owns[: turn.head]
+    is_whole = 0 < turn.head == len(owns) and turn.prefix_at(turn.head - 1) >= 0
+    return b"%d:" % turn.num_tools + b"".join(owns) if is_whole else None
+
+
+def _features(turn: Observation) -> set[bytes]:
+    """What near-duplicates have in common."""
+    found = set[bytes]()
+    for segment in turn.segments[: turn.head]:
+        found.update((segment.own, segment.unordered or segment.own, *segment.pieces))
+    return found
+
+
+def _joins(group: Group, turn: Observation) -> bool:
+    """Whether the turn's prefix is nearly that of the group; note what differs first."""
+    first = group.first
+    if (first.num_tools, first.num_system) != (turn.num_tools, turn.num_system):
+        return False
+    before, after = first.segments[: first.head], turn.segments[: turn.head]
+    kind: DuplicateKind = "varying_text"
+    if Counter(tool.unordered for tool in before[: first.num_tools]) == Counter(
+        tool.unordered for tool in after[: turn.num_tools]
+    ):
+        before, after = before[first.num_tools :], after[turn.num_tools :]
+    same = sum(each.tokens for each in turn.segments[: turn.num_tools])
+    same = same if len(after) < turn.head else 0
+    for there, here in zip(before, after, strict=True):
+        has_pieces = bool(there.pieces or here.pieces)
+        alike = overlap(there.pieces, here.pieces) if has_pieces else 0.0
+        alike = 1.0 if there.own == here.own else alike
+        is_short = not has_pieces and max(there.tokens, here.tokens) <= _SHORT_TOKENS
+        if alike < _ALIKE and not is_short:
+            return False
+        same += round(alike * here.tokens)
+    if same < _MOSTLY * sum(each.tokens for each in turn.segments[: turn.head]):
+        return False
+    if not group.path:
+        place = next(n for n, own in enumerate(turn.owns) if own != first.owns[n])
+        found = difference_at(first, turn, place)
+        if found is not None and (found.kind == "tool_order" or found.kind == "key_order"):
+            kind = found.kind
+        group.kind, group.place = kind, place
+        number = place if place < turn.num_tools else place - turn.num_tools
+        group.path = f"{'tools' if place < turn.num_tools else 'system'}.{number}"
+    return True
+
+
+def _by_time(group: Group) -> DuplicateKind:
+    """What differs first, by digests and by when it changes."""
+    if group.kind != "varying_text" or len(group.heads) < _FEW:
+        return group.kind
+    found = timed([(turn.at_ms, turn.owns[group.place]) for turn in group.turns])
+    if found in ("hour", "minute"):
+        return "time"
+    return found if found == "date" or found == "nonce" else "varying_text"
+
+
+def _texts(prompt: Any) -> list[str]:
+    """Of the tools in the order of their names, with sorted keys, and of the system blocks."""
+    tools = sorted(prompt.get("tools") or (), key=lambda tool: str(tool.get("name")))
+    described = [json.dumps(tool, sort_keys=True) for tool in tools]
+    return [*described, *(str(block.get("text")) for block in prompt.get("system") or ())]
+
+
+def _length(texts: Iterable[str]) -> int:
+    return sum(map(len, texts))
+
+
+def _normal(texts: Iterable[str], kinds: Iterable[DuplicateKind]) -> list[str]:
+    normal = []
+    for text in texts:
+        for kind in kinds:
+            pattern, is_space = _NORMALISATIONS[kind], kind == "whitespace"
+            text = pattern.sub(" ", text).strip() if is_space else pattern.sub("\0", text)
+        normal.append(text)
+    return normal

@@ -1,0 +1,97 @@
+"""Near-duplicates among turns that were really sent, and what the engine itself saves on them."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from scripts.stack import ADMIN_KEY, API_HEADERS, serving_engine, serving_gateway
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually
+
+FAST = {
+    "ENGINE_SYNTHETIC_PREFILL_US": "0",
+    "ENGINE_SYNTHETIC_DECODE_MS": "0",
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+}
+TOOLS = [
+    {"name": name, "description": f"It {name}s.", "input_schema": {"type": "object"}}
+    for name in ("find", "read", "send")
+]
+DATED = "Today is {}, 2026.\n" + "".join(f"Rule {n} of the house.\n" for n in range(60))
+NONCE = "Session 0000{}9f4c2b.\n" + "".join(f"Step {n} of the work.\n" for n in range(60))
+TOOLED = "".join(f"Point {n} of the guide.\n" for n in range(60))
+
+
+def test_near_duplicates_are_found_and_named_and_save_what_the_engine_then_reads(
+    tmp_path: Path,
+) -> None:
+    with serving_engine("synthetic", FAST) as engine:
+        data = tmp_path / "data"
+        with serving_gateway(data, [engine.url], {}) as starting:
+            admin = Admin(starting.wait().url, ADMIN_KEY)
+            check(admin)
+
+
+def check(admin: Admin) -> None:
+    keys = {}
+    for name, days in (("kept", 1), ("unkept", None), ("as-one", None)):
+        admin.workspace(name, keep_days=days)
+        keys[name] = [admin.make_key(name)[1] for _ in range(2)]
+    num_turns, writes = 0, {}
+
+    def ask(key: str, system: str, tools: Any = ()) -> dict[str, Any]:
+        nonlocal num_turns
+        num_turns += 1
+        marker = {"type": "ephemeral"}
+        body = {
+            "model": "synthetic",
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": system, "cache_control": marker}],
+            "tools": list(tools),
+            "messages": [{"role": "user", "content": f"Question {num_turns}?"}],
+        }
+        headers = {**API_HEADERS, "x-api-key": key}
+        url = f"{admin.url}/v1/messages"
+        reply = httpx.post(url, json=body, headers=headers, timeout=120, trust_env=False)
+        usage: dict[str, Any] = reply.raise_for_status().json()["usage"]
+        return usage
+
+    first, second = keys["kept"]
+    pairs = {
+        "date": ((DATED.format("November 26"), ()), (DATED.format("November 27"), ())),
+        "nonce": ((NONCE.format("a81"), ()), (NONCE.format("b77"), ())),
+        "tool_order": ((TOOLED, TOOLS), (TOOLED, TOOLS[::-1])),
+    }
+    for kind, (one, other) in pairs.items():
+        ask(first, *one)
+        writes[kind] = ask(second, *other)["cache_creation_input_tokens"]
+    ask(keys["unkept"][0], DATED.format("November 25"))
+    ask(keys["unkept"][1], DATED.format("November 24"))
+    eventually(lambda: len(admin.get("turns?limit=100")) == num_turns)
+
+    def advised(asking: Admin, **of: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = asking.post("advise", of)["near_duplicates"]
+        return found
+
+    # What is kept is written behind the answer.
+    eventually(lambda: all(each["is_compared"] for each in advised(admin, workspace="kept")))
+    found = {each["kind"]: each for each in advised(admin, workspace="kept")}
+    assert set(found) == set(pairs)
+    for kind, path in (("date", "system.0"), ("nonce", "system.0"), ("tool_order", "tools.0")):
+        near = found[kind]
+        assert (near["path"], near["num_prefixes"], near["num_turns"]) == (path, 2, 2)
+        assert near["workspace"] == "kept" and "of 2 keys" in near["text"]
+        # Sent with one name, the second turn reads what it wrote: to the token.
+        one, _ = pairs[kind]
+        ask(keys["as-one"][0], *one)
+        read = ask(keys["as-one"][1], *one)["cache_read_input_tokens"]
+        assert near["tokens"] == read == writes[kind] > 0
+    (unkept,) = advised(admin, workspace="unkept")
+    assert (unkept["kind"], unkept["is_compared"]) == ("varying_text", False)
+    assert unkept["num_prefixes"] == 2 and "November" not in str(found) + str(unkept)
+    # A workspace's key sees its own alone; who may not read prompts is told by digests alone.
+    assert {each["workspace"] for each in advised(Admin(admin.url, first))} == {"kept"}
+    _, reader = admin.make_key("kept", scope="read_only_admin")
+    of_reader = advised(Admin(admin.url, reader), workspace="kept")
+    assert not any(each["is_compared"] for each in of_reader) and len(of_reader) == 3
