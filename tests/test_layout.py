@@ -22,14 +22,14 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 390
+MAX_MODULES = 391
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 734,
     "dashboard/access": 451,
     "dashboard/ui": 1042,
-    "dashboard/views": 3934,
+    "dashboard/views": 3937,
     "engine": 1286,
     "engine/backends": 8670,
     "engine/cache": 3467,
@@ -41,11 +41,11 @@ BUDGETS: dict[str, int] = {
     "engine/store": 1476,
     "engine/text": 6247,
     "gateway": 273,
-    "gateway/admin": 3873,
+    "gateway/admin": 3933,
     "gateway/admission": 1949,
-    "gateway/advice": 1829,
+    "gateway/advice": 2131,
     "gateway/base": 1692,
-    "gateway/cli": 1161,
+    "gateway/cli": 1168,
     "gateway/dialects": 6875,
     "gateway/http": 3494,
     "gateway/journal": 1083,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 57874,
+    "tests": 58143,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
