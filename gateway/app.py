@@ -33,6 +33,7 @@ from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import BatchRunner
 from gateway.http.bodies import BodyDeadline
 from gateway.http.errors import Refusals
+from gateway.http.image_hosts import ImageHosts
 from gateway.http.server import logged
 from gateway.http.services import Services
 from gateway.journal.drain import Billing, Drain
@@ -69,10 +70,14 @@ class Foundation:
     supervisor: Supervisor
     clock: Clock
     traces: Traces | None
+    image_hosts: ImageHosts
 
 
-def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
+def create_app(
+    settings: Settings, *, clock: Clock | None = None, image_hosts: ImageHosts | None = None
+) -> Litestar:
     clock = clock or Clock()
+    image_hosts = image_hosts or ImageHosts(settings.tuning.image_hosts)
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
     prices = PriceBook(settings.prices, settings.hosted_prices)
     traces = open_traces("holdfast-gateway") if settings.traces else None
@@ -85,7 +90,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             supervisor = Supervisor(clock.monotonic, count_ends, has_messages=True)
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
-            base = Foundation(metrics, supervisor, clock, traces)
+            base = Foundation(metrics, supervisor, clock, traces, image_hosts)
             try:
                 app.state.services = await _start(stack, settings, base, catalogue, prices)
             except GatewayError as error:
@@ -261,6 +266,7 @@ async def _start(
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,
         responses=responses,
+        image_hosts=base.image_hosts,
     )
     rows = replace(turns, admission=RowAdmission(limits, queue, most_cost, shared))
     run_beside("batches", BatchRunner(services, rows, settings.batch_concurrency).run)

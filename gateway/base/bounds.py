@@ -13,6 +13,7 @@ MEBIBYTE = 1 << 20
 TEN_YEARS = 10 * 365 * 86_400.0
 
 Count = Annotated[int, Field(ge=1, le=1 << 50)]
+Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})+$")]
 Seconds = Annotated[float, Field(gt=0, le=TEN_YEARS)]
 
 
@@ -66,6 +67,8 @@ class Tuning(RequestBounds):
     16 KiB."""
     stall_seconds: Seconds = 60.0
     """After so long a client that does not read its answer is cut off."""
+    image_hosts: tuple[Host, ...] = ()
+    """From which `https` images by address are fetched, each time; from no others."""
     batches: Count = 100
     """Of a workspace that have not ended."""
     batch_rows: Count = 100_000

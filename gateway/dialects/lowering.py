@@ -12,7 +12,7 @@ line and nothing else, and where the first system text begins with it and a line
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -39,7 +39,7 @@ from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl
 from gateway.dialects.bodies import check_json
 from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
-from gateway.prompt.images import ImageReader
+from gateway.prompt.images import ImageReader, ImagesNamed
 from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import Keep, Layout, Plan, Slot, make_plan, mark_latest
 
@@ -60,7 +60,7 @@ _NONCE = re.compile(
 class Asked:
     """Who asks what model, and when (monotonic). `unreadable` says what becomes of images and the
     like; `removes_nonces` leaves out billing lines; `keeps_responses`: clients may go on with a
-    response."""
+    response. `fetched` are the files of addresses, None where no hosts are listed."""
 
     principal: Principal
     model: Model
@@ -68,6 +68,7 @@ class Asked:
     unreadable: Unreadable = "placeholder"
     removes_nonces: bool = False
     keeps_responses: bool = False
+    fetched: Mapping[str, bytes] | None = None
 
 
 class Lowering:
@@ -80,7 +81,7 @@ class Lowering:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.notepad = Notepad()
-        self.images = ImageReader(asked.principal.scope)
+        self.images = ImageReader(asked.principal.scope, asked.fetched)
         self.slots: list[Slot] = []
         self.tools: list[Tool] = []
         self.system: list[TextPart] = []
@@ -97,7 +98,9 @@ class Lowering:
     ) -> Plan:
         """Raise InvalidRequest where the markers break a rule. `named` are tools that the
         conversation names. Of OpenAI's own markers the latest count: as many as the others and an
-        `automatic` one or the `policy`'s leave."""
+        `automatic` one or the `policy`'s leave. Raise ImagesNamed for images to be fetched."""
+        if self.images.named:
+            raise ImagesNamed(self.images.named)
         is_implicit = automatic or (policy is not None and policy.mode == "conversation")
         room = MAX_BREAKPOINTS - bool(is_implicit)
         slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)

@@ -1,7 +1,9 @@
 """The steps that generating calls of all dialects share: read, wait for an engine, answer."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -23,10 +25,12 @@ from gateway.base.errors import (
 from gateway.dialects import sse
 from gateway.dialects.collector import Writer
 from gateway.dialects.lowering import Asked
+from gateway.http.bodies import brought_in
 from gateway.http.errors import origin_of
 from gateway.http.services import services_of
 from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Principal, TurnId
+from gateway.prompt.images import ImagesNamed
 from gateway.turn.state import Findings
 from gateway.turn.turn import Taken
 
@@ -84,7 +88,8 @@ async def prepared(
     fetch: Callable[[RequestT], Coroutine[Any, Any, tuple[RequestT, int]]] | None = None,
 ) -> AskT:
     """Decode and lower a body where `Workers` decides, and stop if the client leaves. `fetch`
-    brings in what the request names, and says how many bytes that is."""
+    brings in what the request names, and says how many bytes that is. Images by address are
+    fetched where the first lowering names them."""
     services, num_bytes = services_of(request), len(body)
     workers, user, arrived = services.workers, request.user, request.scope["state"]["arrived"]
 
@@ -93,12 +98,21 @@ async def prepared(
 
     if num_bytes <= INLINE_BYTES and fetch is None:
         decoded = decode(body, services.bounds)
-        return make(decoded, asked(decoded))
+        with suppress(ImagesNamed):
+            return make(decoded, asked(decoded))
 
     async def work() -> AskT:
         decoded = await workers.run(user.workspace, num_bytes, decode, body, services.bounds)
         decoded, more = (decoded, 0) if fetch is None else await fetch(decoded)
-        return await workers.run(user.workspace, num_bytes + more, make, decoded, asked(decoded))
+        size, given = num_bytes + more, asked(decoded)
+        try:
+            return await workers.run(user.workspace, size, make, decoded, given)
+        except ImagesNamed as named:
+            places = named.places
+        take = partial(brought_in, request.scope)
+        files = await services.image_hosts.fetch(user.workspace, places, take)
+        size, given = size + sum(map(len, files.values())), replace(given, fetched=files)
+        return await workers.run(user.workspace, size, make, decoded, given)
 
     return await while_present(request, work())
 

@@ -20,6 +20,7 @@ from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
 from gateway.dialects.lowering import Asked
 from gateway.http.auth import AdminGate
+from gateway.http.image_hosts import ImageHosts
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.identity import Identity
@@ -70,6 +71,7 @@ class Services:
     unreadable: Unreadable
     auto_cache_messages: bool
     responses: KeptResponses
+    image_hosts: ImageHosts
 
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)
@@ -80,7 +82,8 @@ class Services:
 
     def asked(self, user: Principal, model: Model, arrived: float) -> Asked:
         keeps = self.responses.keeps(user)
-        return Asked(user, model, arrived, self.unreadable, self.removes_nonces, keeps)
+        fetched = dict[str, bytes]() if self.image_hosts.hosts else None
+        return Asked(user, model, arrived, self.unreadable, self.removes_nonces, keeps, fetched)
 
 
 def services_of(request: litestar.Request[Any, Any, Any]) -> Services:

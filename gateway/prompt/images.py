@@ -1,12 +1,12 @@
 """Images for a model that sees: read from base64, bounded by their headers, named by their bytes.
 
-Nothing is decoded here: the engine's preparing process does that, and refuses what is broken. An
-address is not fetched: whoever writes a prompt would choose what this server calls.
+Nothing is decoded here: the engine's preparing process does that, and refuses what is broken.
 """
 
 import hmac
 from base64 import b64decode
 from binascii import Error as Base64Error
+from collections.abc import Mapping
 
 from engine.protocol import MAX_IMAGE_PIXELS, MAX_IMAGES, MAX_PROMPT_PIXELS, Image
 from gateway.base.errors import InvalidRequest
@@ -15,16 +15,30 @@ from gateway.prompt.media import Media, image_size
 MAX_IMAGE_BYTES = 10 * 1024 * 1024
 _TYPES = {b"\x89PNG": "image/png", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 # Coding agents look for these words, and go on without the image.
-_REFUSED = "Could not process image"
+REFUSED = "Could not process image"
+
+
+class ImagesNamed(InvalidRequest):
+    """A prompt has images by address alone: `places` say where each address stands first.
+
+    They have to be `fetched` before it is lowered once more. Elsewhere it is a refusal.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        super().__init__(f"{next(iter(places.values()))}: must be base64 here. {REFUSED}")
+        self.places = places
 
 
 class ImageReader:
     """The images of one request, by id, in the order in which they were `found`.
 
-    `paths` are where each of them stands first. Equal images of one scope are one.
+    `paths` are where each of them stands first. Equal images of one scope are one. With `fetched`
+    None nothing is fetched; else it has the files by their addresses, and the others are `named`.
     """
 
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, fetched: Mapping[str, bytes] | None = None) -> None:
+        self.named: dict[str, str] = {}
+        self._fetched = fetched
         self.found: dict[str, Image] = {}
         self.paths: dict[str, str] = {}
         self._scope = scope.encode()
@@ -34,28 +48,34 @@ class ImageReader:
         """The reference of the image. Raise InvalidRequest for one that can't be shown."""
         self._num_shown += 1
         if self._num_shown > MAX_IMAGES:
-            raise InvalidRequest(f"{path}: at most {MAX_IMAGES} images. {_REFUSED}")
-        if not media.data:
+            raise InvalidRequest(f"{path}: at most {MAX_IMAGES} images. {REFUSED}")
+        data = b""
+        if self._fetched is not None and media.name.startswith(("http://", "https://")):
+            if media.name not in self._fetched:
+                self.named.setdefault(media.name, path)
+                return f"[image {'0' * 64}]"
+            data = self._fetched[media.name]
+        elif not media.data:
             raise InvalidRequest(
-                f"{path}: must be base64: this server fetches no addresses. {_REFUSED}"
+                f"{path}: must be base64: this server fetches no addresses. {REFUSED}"
             )
         if len(media.data) // 4 * 3 - 2 > MAX_IMAGE_BYTES:
-            raise InvalidRequest(f"{path}: at most {MAX_IMAGE_BYTES} bytes an image. {_REFUSED}")
+            raise InvalidRequest(f"{path}: at most {MAX_IMAGE_BYTES} bytes an image. {REFUSED}")
         try:
-            data = b64decode(media.data, validate=True)
+            data = data or b64decode(media.data, validate=True)
         except (Base64Error, ValueError):
-            raise InvalidRequest(f"{path}: must be base64. {_REFUSED}") from None
+            raise InvalidRequest(f"{path}: must be base64. {REFUSED}") from None
         if (size := image_size(data)) is None:
-            raise InvalidRequest(f"{path}: must be a PNG, JPEG, GIF or WebP file. {_REFUSED}")
+            raise InvalidRequest(f"{path}: must be a PNG, JPEG, GIF or WebP file. {REFUSED}")
         width, height = size
         if not 0 < width * height <= MAX_IMAGE_PIXELS:
             raise InvalidRequest(
-                f"{path}: {width} × {height} pixels, of {MAX_IMAGE_PIXELS} at most. {_REFUSED}"
+                f"{path}: {width} × {height} pixels, of {MAX_IMAGE_PIXELS} at most. {REFUSED}"
             )
         self._num_pixels += width * height
         if self._num_pixels > MAX_PROMPT_PIXELS:
             raise InvalidRequest(
-                f"{path}: at most {MAX_PROMPT_PIXELS} pixels of all images together. {_REFUSED}"
+                f"{path}: at most {MAX_PROMPT_PIXELS} pixels of all images together. {REFUSED}"
             )
         image = Image(
             id=hmac.digest(self._scope, data, "sha256").hex(),

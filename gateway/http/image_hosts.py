@@ -1,0 +1,124 @@
+"""Images by address, from hosts that the operator lists.
+
+Whoever writes a prompt would choose what this server calls (CWE-918). So, by OWASP's cheat sheet on
+server-side request forgery: listed hosts alone, `https` on its own port, no redirect followed. And
+the connection goes to a checked address, which no second look-up can change (DNS rebinding); it is
+none of RFC 6890's special ones, nor one that carries an IPv4 address inside.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from ipaddress import IPv6Address, IPv6Network, ip_address
+from socket import SOCK_STREAM
+
+import httpx
+
+from gateway.admission.rates import ReadLimit
+from gateway.base.errors import InvalidRequest
+from gateway.prompt.images import MAX_IMAGE_BYTES, REFUSED
+
+PORT = 443
+SECONDS = 20.0
+"""For all images of a request, beside 5 for each silence."""
+PER_WORKSPACE = 4
+MAX_BYTES = 3 * MAX_IMAGE_BYTES
+"""Of all images of a request."""
+LookUp = Callable[[str], Awaitable[Sequence[tuple[str, int]]]]
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+async def look_up(host: str) -> Sequence[tuple[str, int]]:
+    """Addresses and ports of a host. Raises OSError and UnicodeError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, PORT, type=SOCK_STREAM)
+    return [(str(address[0]), PORT) for *_, address in found]
+
+
+def is_public(address: str) -> bool:
+    one = ip_address(address)
+    if isinstance(one, IPv6Address) and (one.sixtofour or one.teredo or one in _NAT64):
+        return False
+    return one.is_global and not one.is_multicast
+
+
+class _Refused(Exception):
+    """Why an address is not fetched, or its answer not taken."""
+
+
+class ImageHosts:
+    """Fetches from `hosts` in bounded time and size, a few requests of a workspace at a time."""
+
+    def __init__(
+        self,
+        hosts: Collection[str],
+        *,
+        find: LookUp = look_up,
+        is_allowed: Callable[[str], bool] = is_public,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        """`trust`: whose certificates are taken, by default those that the system trusts."""
+        self.hosts = frozenset(host.lower() for host in hosts)
+        self._find = find
+        self._is_allowed = is_allowed
+        self._trust = trust or (ssl.create_default_context() if hosts else None)
+        self._places = ReadLimit(PER_WORKSPACE, 0.0, "requests with images by address at once")
+
+    async def fetch(
+        self, workspace: str, places: Mapping[str, str], take: Callable[[int], Awaitable[None]]
+    ) -> dict[str, bytes]:
+        """The files at addresses, whose `places` are where the request names them.
+
+        `take` is awaited with the bytes of each, and may refuse. Raises InvalidRequest, which names
+        the place, and RateLimited.
+        """
+        files = dict[str, bytes]()
+        async with self._places.taken(workspace):
+            ends, room = asyncio.get_running_loop().time() + SECONDS, MAX_BYTES
+            for address, place in places.items():
+                try:
+                    async with asyncio.timeout_at(ends):
+                        file = await self._get(address, min(room, MAX_IMAGE_BYTES))
+                except _Refused as error:
+                    raise InvalidRequest(f"{place}: {error}. {REFUSED}") from None
+                except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
+                    raise InvalidRequest(f"{place}: does not answer. {REFUSED}") from None
+                await take(len(file))
+                files[address], room = file, room - len(file)
+        return files
+
+    async def _get(self, address: str, room: int) -> bytes:
+        # One parser decides and calls: two may read one address in two ways.
+        url = httpx.URL(address)
+        if url.scheme != "https" or url.port not in (None, PORT) or url.userinfo:
+            raise _Refused("must be https, without a port or a name of a user")
+        host = url.raw_host.decode("ascii")
+        if host not in self.hosts:
+            raise _Refused("this server fetches no addresses of that host")
+        found = await self._find(host)
+        if not found or not all(self._is_allowed(one) for one, _ in found):
+            raise _Refused("its host has an address that is not public")
+        assert self._trust is not None
+        # Connections are not kept: one of another host with this address would be used.
+        async with (
+            httpx.AsyncClient(
+                verify=self._trust,
+                trust_env=False,
+                follow_redirects=False,
+                limits=httpx.Limits(max_keepalive_connections=0),
+            ) as client,
+            client.stream(
+                "GET",
+                url.copy_with(host=found[0][0], port=found[0][1]),
+                headers={"host": host, "accept": "image/*", "accept-encoding": "identity"},
+                extensions={"sni_hostname": host},
+            ) as response,
+        ):
+            if response.status_code != 200:
+                raise _Refused(f"its server answered with the status {response.status_code}")
+            file = bytearray()
+            async for chunk in response.aiter_raw():
+                file += chunk
+                if len(file) > room:
+                    raise _Refused(f"at most {room} bytes")
+        return bytes(file)
