@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 391
+MAX_MODULES = 392
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -40,20 +40,20 @@ BUDGETS: dict[str, int] = {
     "engine/serve": 641,
     "engine/store": 1476,
     "engine/text": 6247,
-    "gateway": 273,
+    "gateway": 279,
     "gateway/admin": 3933,
     "gateway/admission": 1949,
     "gateway/advice": 2131,
-    "gateway/base": 1692,
+    "gateway/base": 1695,
     "gateway/cli": 1168,
-    "gateway/dialects": 6875,
-    "gateway/http": 3494,
+    "gateway/dialects": 6878,
+    "gateway/http": 3635,
     "gateway/journal": 1083,
     "gateway/ledger": 3649,
     "gateway/planner": 2010,
     "gateway/planning": 409,
     "gateway/prices": 409,
-    "gateway/prompt": 1373,
+    "gateway/prompt": 1393,
     "gateway/routing": 2421,
     "gateway/turn": 1636,
     "migrations": 256,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 58143,
+    "tests": 58327,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
