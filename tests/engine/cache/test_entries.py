@@ -70,6 +70,21 @@ def test_a_prefix_that_only_look_back_finds_begins_its_ttl_anew() -> None:
     assert world.entry_at("red", FIVE) is None
 
 
+def test_a_turn_that_was_held_up_takes_nothing_of_the_time_that_an_earlier_reader_got() -> None:
+    world = World()
+    finished(world, "red", EIGHT)
+    world.wait(200)
+    finished(world, "red", EIGHT)
+    # It arrived at 100 s, between the other two.
+    world.wait(10)
+    world.end(world.run("red", [EIGHT], {0: "5m"}, age=110))
+    world.check()
+    world.wait(289)
+    assert world.entry_at("red", EIGHT) is not None
+    world.wait(2)
+    assert world.entry_at("red", EIGHT) is None
+
+
 def test_who_goes_on_in_the_midst_of_a_best_effort_tail_leaves_it_as_it_is() -> None:
     world = World(lease_share=0.0)
     world.end(world.run("red", [FIVE, (6,)], {0: "5m", 1: "5m"}))

@@ -271,10 +271,15 @@ class World:
         self.lives.remove(life)
 
     def run(
-        self, scope: str, segments: Sequence[Sequence[int]], marks: dict[int, Ttl], answer: int = 0
+        self,
+        scope: str,
+        segments: Sequence[Sequence[int]],
+        marks: dict[int, Ttl],
+        answer: int = 0,
+        **more: Any,
     ) -> Life:
         """A whole request; it keeps its blocks until `end`."""
-        life = self.arrive(scope, segments, marks)
+        life = self.arrive(scope, segments, marks, **more)
         assert self.begin(life)
         self.bring_back(life)
         self.compute(life, life.pending)
