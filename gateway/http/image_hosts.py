@@ -25,7 +25,7 @@ PER_WORKSPACE = 4
 MAX_BYTES = 3 * MAX_IMAGE_BYTES
 """Of all images of a request."""
 LookUp = Callable[[str], Awaitable[Sequence[tuple[str, int]]]]
-_NAT64 = IPv6Network("64:ff9b::/96")
+_WITH_IPV4 = [IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")]
 
 
 async def look_up(host: str) -> Sequence[tuple[str, int]]:
@@ -37,7 +37,9 @@ async def look_up(host: str) -> Sequence[tuple[str, int]]:
 
 def is_public(address: str) -> bool:
     one = ip_address(address)
-    if isinstance(one, IPv6Address) and (one.sixtofour or one.teredo or one in _NAT64):
+    if isinstance(one, IPv6Address) and (
+        one.sixtofour or one.teredo or any(one in net for net in _WITH_IPV4)
+    ):
         return False
     return one.is_global and not one.is_multicast
 

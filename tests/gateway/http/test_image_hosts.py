@@ -171,6 +171,8 @@ def test_another_address_is_a_400_that_names_the_block(house: House, url: str, w
         *("127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1", "192.168.1.1", "0.0.0.0"),
         *("::1", "::ffff:127.0.0.1", "fe80::1", "fd00::1", "64:ff9b::7f00:1", "2002:7f00:1::"),
         *("224.0.0.1", "ff0e::1", "2001:0:7f00:1::"),
+        "64:ff9b:1::1",
+        "::127.0.0.1",
     ],
 )
 def test_special_addresses_are_not_public(address: str) -> None:
