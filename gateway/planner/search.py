@@ -8,7 +8,9 @@ of the bandwidth. GPUs of one engine (tensor parallel) add up at TOGETHER_SHARE.
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -130,13 +132,14 @@ def search(
         offer = offers[number]
         bench = Bench(offer.job, offer.sizes, unit, distinct_tokens)
         requests = bench.requests(stretch, is_warmed=is_cut)
-        asked = offer.job.asked
+        asked, points, too_few = offer.job.asked, dict[int, Point](), 0
 
         def in_time(count: int = 0) -> None:
             if time.monotonic() > ends:
                 raise _OutOfTime
 
-        def point(engines: int) -> Point | None:
+        def reaches(engines: int) -> bool:
+            nonlocal too_few
             in_time()
             fleet = Fleet(
                 label=f"{engines} × {offer.answer.title}",
@@ -145,13 +148,26 @@ def search(
                 disk_gib=asked.disk_gib,
                 kv_dtype=asked.kv_dtype,
             )
-            try:
+            with suppress(Hopeless):
                 found = bench.point(fleet, requests, in_time, target.first_token_p95)
-            except Hopeless:
-                return None
-            return found if reaches_all(found, target) else None
+                if reaches_all(found, target):
+                    points[engines] = found
+                    return True
+            too_few = engines
+            return False
 
-        answer = _answer(offer, point, guesses[offer.answer.gpu])
+        answer, why = offer.answer, ""
+        try:
+            if fewest(reaches, guesses[answer.gpu], MAX_ENGINES) is None:
+                why = f"{MAX_ENGINES} engines do not reach the target"
+        except _OutOfTime:
+            # What reaches it is an answer, though fewer may do as well.
+            why = f"not looked at to the end: more than {too_few} are needed"
+        best = min(points, default=None)
+        answer = msgspec.structs.replace(answer, why=why, engines=best)
+        if best is not None:
+            price = best * answer.gpus_per_engine * offer.per_hour
+            answer = msgspec.structs.replace(answer, per_hour=price, point=points[best])
         tell_turns(1)
         return answer
 
@@ -167,56 +183,14 @@ def search(
     )
 
 
-def _answer(offer: Offer, point: Callable[[int], Point | None], guess: int) -> FleetAnswer:
-    points = dict[int, Point]()
-
-    def reaches(engines: int) -> bool:
-        if (found := point(engines)) is not None:
-            points[engines] = found
-        return found is not None
-
-    known = Known()
-    why = ""
-    try:
-        if (engines := fewest(reaches, guess, MAX_ENGINES, known)) is None:
-            why = f"{MAX_ENGINES} engines do not reach the target"
-    except _OutOfTime:
-        # What reaches it is an answer, though fewer may do as well.
-        engines = known.enough
-        why = f"not looked at to the end: more than {known.too_few} are needed"
-    answer = msgspec.structs.replace(offer.answer, why=why)
-    if engines is None:
-        return answer
-    per_hour = engines * answer.gpus_per_engine * offer.per_hour
-    return msgspec.structs.replace(
-        answer, engines=engines, per_hour=per_hour, point=points[engines]
-    )
-
-
-@dataclass(slots=True)
-class Known:
-    """What the search knows: so few do not reach the target, and so many do."""
-
-    too_few: int = 0
-    enough: int | None = None
-
-
-def fewest(reaches: Callable[[int], bool], guess: int, most: int, known: Known) -> int | None:
+def fewest(reaches: Callable[[int], bool], guess: int, most: int) -> int | None:
     """The fewest that reach the target, where more reach it too. None where `most` do not."""
-    high = min(max(guess, 1), most)
+    low, high = 0, min(max(guess, 1), most)
     while not reaches(high):
-        known.too_few = high
         if high == most:
             return None
-        high = min(2 * high, most)
-    known.enough = high
-    while known.enough - known.too_few > 1:
-        middle = (known.too_few + known.enough) // 2
-        if reaches(middle):
-            known.enough = middle
-        else:
-            known.too_few = middle
-    return known.enough
+        low, high = high, min(2 * high, most)
+    return low + 1 + bisect_left(range(low + 1, high), True, key=reaches)
 
 
 def reaches_all(point: Point, target: Target) -> bool:

@@ -1,5 +1,5 @@
 """Damaged stores: every damaged file that an engine looks for is one counted miss, and no answer is
-another. `python -m tests.faults.store --damaged 1000` runs a thousand of these.
+another. STORE_SEEDS=1000 runs a thousand of these.
 """
 
 import os

@@ -8,7 +8,7 @@ import pytest
 from gateway.admin.structs.advice import Plan
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import plan
-from gateway.planner.search import Known, at_rate, fewest
+from gateway.planner.search import at_rate, fewest
 from gateway.planning.traffic import (
     GpuChoice,
     Job,
@@ -98,13 +98,12 @@ def test_the_fewest_are_found_from_any_guess_in_few_simulations(enough: int, gue
         tried.append(engines)
         return engines >= enough
 
-    assert fewest(reaches, guess, 64, Known()) == enough
+    assert fewest(reaches, guess, 64) == enough
     assert len(tried) == len(set(tried)) <= 13
 
 
 def test_no_number_reaches_what_the_most_do_not() -> None:
-    known = Known()
-    assert fewest(lambda engines: False, 3, 64, known) is None and known.too_few == 64
+    assert fewest(lambda engines: False, 3, 64) is None
 
 
 CROWD = MadeTraffic(
