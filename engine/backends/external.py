@@ -131,7 +131,8 @@ class MirrorPool(BlockPool):
             self.requeue(block)
 
     def _enqueue(self, block: Block) -> None:
-        if not block.names and not block.dependents:
+        # Names below are hints until their entry is read. Then it stands on blocks of the device.
+        if not block.dependents and (not block.names or self.tier == "disk"):
             self._forget_content(block)
         super()._enqueue(block)
 

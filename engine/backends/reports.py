@@ -145,11 +145,9 @@ def chains_held(cache: PrefixCache, now: Callable[[], float]) -> Iterator[list[C
     Each part is to be taken between two steps. Events behind the first part may be in later parts
     already. A follower takes them in again: each says what its names are from then on.
     """
-    pools = [cache.pool.blocks, *([cache.host.pool.blocks] if cache.host is not None else [])]
-    pools.extend(store.pool.blocks for store in cache.stores)
     part, num_names, num_blocks = list[ChainHeld](), 0, 0
-    for blocks in pools:
-        for block in blocks:
+    for pool in cache.pools:
+        for block in pool.blocks:
             num_blocks += 1
             if block.names:
                 num_names += len(block.names)

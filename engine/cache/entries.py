@@ -74,8 +74,7 @@ class Entries:
     @property
     def num_leases(self) -> int:
         """The number of leases in all tiers."""
-        held = self._store.holds.entries() if self._store is not None else []
-        return len(self.leases) + sum(one.is_leased and one.lease_tier == "disk" for one in held)
+        return sum(entry.is_leased for entry in self._by_key.values())
 
     # Reading.
 

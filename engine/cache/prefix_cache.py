@@ -116,7 +116,8 @@ class PrefixCache:
         `state_blocks`: the blocks that one recurrent state takes; 0 for a model without linear
         layers. A model with such a state reads whole entries alone: nothing else is reused.
 
-        `scopes` has the last scopes of requests by what their blocks have as `owner`.
+        `pools` are those of all tiers, the highest first. `scopes` has the last scopes of requests
+        by what their blocks have as `owner`.
         """
         self.state_blocks = state_blocks
         self.has_states = state_blocks > 0
@@ -124,8 +125,8 @@ class PrefixCache:
         self.host = host
         self.store = store
         self.stores = [one for one in (store, peers) if one is not None]
-        self._pools = [pool, *([host.pool] if host is not None else [])]
-        self._pools.extend(one.pool for one in self.stores)
+        self.pools = [pool, *([host.pool] if host is not None else [])]
+        self.pools.extend(one.pool for one in self.stores)
         self.entries = entries
         self.scopes: dict[Digest, str] = {}
         self._hasher = hasher
@@ -401,7 +402,7 @@ class PrefixCache:
         if self.state_blocks:
             return None
         digest, packed = digests.full[index], digests.block_tokens(index)
-        for pool in self._pools:
+        for pool in self.pools:
             if (block := pool.find(digest, packed)) is not None:
                 return block
         return None

@@ -3,22 +3,22 @@
 One sealed line a record, so that a damaged line costs its record alone. A `put` has a whole entry,
 a `touch` its times and lease, and an `end` says that the entry is gone. A record has the seconds
 that were left, and the moment at which they were left by the wall clock. An entry has all of its
-tokens, so that the keys of its files follow from it.
+tokens, so that the keys of its files follow from it. Below vLLM the files are named in it.
 """
 
 import hmac
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 
 from engine.cache.block import Entry
 from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher
-from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.recurrent import split_states
 from engine.cache.store_tier import BlockKey
@@ -43,6 +43,18 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     is_leased: bool
     reads: int
 
+    @classmethod
+    def of(cls, entry: Entry, now: float, wall: float) -> "Times":
+        """`now` is the engine's clock, `wall` the same moment in seconds since 1970."""
+        return cls(
+            at=wall,
+            left=entry.expires_at - now,
+            idle=max(now - entry.used_at, 0.0),
+            age=now - entry.ready_at,
+            is_leased=entry.is_leased,
+            reads=entry.reads,
+        )
+
     def seconds_since(self, wall: float) -> float:
         """A wall clock that went back counts as no time."""
         return max(wall - self.at, 0.0)
@@ -53,7 +65,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     """An entry. `packed` are its token ids, and the markers of its state. `names` are by the index
-    of the block they stand at."""
+    of the block they stand at. `model` is a fingerprint as hex. `files` are vLLM's block hashes."""
 
     key: str
     model: str
@@ -65,6 +77,25 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     names: dict[int, list[HeldName]]
     times: Times
     adapter: ActiveAdapter | None = None
+    files: list[bytes] = []
+
+    @classmethod
+    def of(
+        cls, entry: Entry, times: Times, packed: bytes, names: dict[int, list[HeldName]]
+    ) -> "Put":
+        """Without the model, which is the store's to say."""
+        return cls(
+            key=entry.key.hex(),
+            model="",
+            scope=entry.scope,
+            packed=packed,
+            ttl=entry.ttl,
+            seconds=entry.seconds,
+            name=entry.name,
+            names=names,
+            times=times,
+            adapter=entry.adapter,
+        )
 
     def keys(self, hasher: ChainHasher, file_keys: StoreKeys) -> list[BlockKey] | None:
         """The keys of the entry's files, in order. None where its tokens are not the key's."""
@@ -115,6 +146,13 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 Record = Put | Touch | End
+
+
+class Restoring(Protocol):
+    """What takes back entries whose files are all there; False if it can't."""
+
+    def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool: ...
+
 
 # What tells of an entry in a line that is damaged elsewhere.
 _KEY, _NO_LEASE = re.compile(rb'"key":"([0-9a-f]+)"'), b'"is_leased":false'
@@ -209,7 +247,7 @@ class Restored:
 
 def restore(
     told: Told,
-    entries: Entries,
+    entries: Restoring,
     keys_of: Callable[[Put], list[BlockKey] | None],
     miss_of: Callable[[BlockKey], Missed | None],
     now: float,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, Protocol
 
+import msgspec
 import structlog
 
 from engine.cache.block import Block, Entry, Recorded
@@ -84,7 +85,7 @@ class StoreThreads:
         self._is_closed = threading.Event()
         self._unwritten: list[bytes] = []
         self._untold: dict[Entry, Recorded] = {}
-        self.journal_bytes = self.compacted_bytes = 0
+        self._journal_bytes = self._compacted_bytes = 0
 
     # Tasks of the writer.
 
@@ -106,9 +107,9 @@ class StoreThreads:
         """Delete every file that is not known. Nothing may have been written before."""
         self._writer.submit(self._try, lambda: self._sweep(known))
 
-    def barrier(self) -> "Future[None]":
-        """Done when everything before is done."""
-        return self._writer.submit(lambda: None)
+    def run(self, task: Callable[[], None] = lambda: None) -> "Future[None]":
+        """Done when everything before is done, and the task. It must not raise."""
+        return self._writer.submit(task)
 
     # Tasks of the readers.
 
@@ -129,7 +130,7 @@ class StoreThreads:
         """Finish the writer's tasks. False if that took too long."""
         self._is_closed.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
-        done = self.barrier()
+        done = self.run()
         self._writer.shutdown(wait=False)
         return not wait([done], timeout).not_done
 
@@ -161,16 +162,22 @@ class StoreThreads:
     def _append(self, records: Sequence[Record], told: dict[Entry, Recorded]) -> None:
         """Lines that could not be written are tried again with the next ones, on a line of their
         own."""
-        self._unwritten.extend(encode_line(record, self.reader.keys) for record in records)
+        for record in records:
+            if isinstance(record, Put):
+                record = msgspec.structs.replace(record, model=self.reader.model.hex())
+            self._unwritten.append(encode_line(record, self.reader.keys))
         self._untold.update(told)
         if not self._unwritten:
             return
         lines = b"".join(self._unwritten)
         if self._try(lambda: self._directory.append_journal(lines)):
             self._unwritten.clear()
-            self.journal_bytes += len(lines)
+            self._journal_bytes += len(lines)
             told, self._untold = self._untold, {}
             self.results.put(Appended(told))
+            if self._journal_bytes > JOURNAL_GROWTH * self._compacted_bytes + JOURNAL_SLACK:
+                self._compacted_bytes = self._journal_bytes  # also where it can't be done
+                self._try(self._compact)
         elif self._unwritten[0] != b"\n":
             self._unwritten.insert(0, b"\n")
 
@@ -179,7 +186,7 @@ class StoreThreads:
         told = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
         lines = b"".join(encode_line(put, keys) for put in told.entries.values())
         self._directory.rewrite_journal(lines)
-        self.journal_bytes = self.compacted_bytes = len(lines)
+        self._journal_bytes = self._compacted_bytes = len(lines)
 
     def _sweep(self, known: frozenset[str]) -> None:
         for name in self._directory.names():
@@ -300,7 +307,7 @@ class DiskStore:
         """Done when everything that was decided so far is on the disk."""
         self._write_notes(self._clock.now())
         self._delete()
-        return self._threads.barrier()
+        return self._threads.run()
 
     def close(self, seconds: float) -> None:
         """Write what is still wanted. The engine's thread has ended."""
@@ -447,37 +454,16 @@ class DiskStore:
                 if note.kind != "end" and note.entry.stored is not None
             }
             self._threads.append([self._record(note, now, wall) for note in notes], told)
-        threads = self._threads
-        if threads.journal_bytes > JOURNAL_GROWTH * threads.compacted_bytes + JOURNAL_SLACK:
-            threads.journal_bytes = 0
-            threads.compact()
 
     def _record(self, note: Note, now: float, wall: float) -> Record:
         entry, key = note.entry, note.key.hex()
         if note.kind == "end" or entry.stored is None:
             return End(key=key)
-        times = Times(
-            at=wall,
-            left=entry.expires_at - now,
-            idle=max(now - entry.used_at, 0.0),
-            age=now - entry.ready_at,
-            is_leased=entry.is_leased,
-            reads=entry.reads,
-        )
+        times = Times.of(entry, now, wall)
         if note.kind == "touch":
             return Touch(key=key, times=times)
-        return Put(
-            key=key,
-            model=self._threads.reader.model.hex(),
-            scope=entry.scope,
-            packed=b"".join(self._tier.key_of(block).packed for block in entry.stored),
-            ttl=entry.ttl,
-            seconds=entry.seconds,
-            name=entry.name,
-            names=self._names(entry, entry.stored),
-            times=times,
-            adapter=entry.adapter,
-        )
+        packed = b"".join(self._tier.key_of(block).packed for block in entry.stored)
+        return Put.of(entry, times, packed, self._names(entry, entry.stored))
 
     def _names(self, entry: Entry, stored: Sequence[Block]) -> dict[int, list[HeldName]]:
         """The names that stand at an entry's blocks, wherever they are."""

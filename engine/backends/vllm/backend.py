@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.vllm.adapters import VllmAdapters
 from engine.backends.vllm.arguments import engine_arguments
+from engine.backends.vllm.directive import Bound
 from engine.backends.vllm.internals import ADAPTERS_SINCE, check_version
 from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCore, VllmLoop
 from engine.cache.digests import ChainHasher
@@ -84,13 +86,13 @@ class VllmBackend(EngineBackend):
         self._load_vllm = load_parts or load_vllm
         self._parts: VllmParts | None = None
         self._closing = ExitStack()
-        self._blocks_below = 0
+        self._bound = Bound()
 
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
         # The connector knows our directives by a token, so it hears of that before any of them.
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
-        self._blocks_below = binding.result(BIND_SECONDS)
+        self._bound = binding.result(BIND_SECONDS)
         description = parts.description
         if parts.renderer.image_text:
             if asyncio.run_coroutine_threadsafe(sees_images(parts), self._event_loop).result():
@@ -141,18 +143,23 @@ class VllmBackend(EngineBackend):
                 **{name: getattr(core, name) for name in BlockStats.__struct_fields__}
             ),
             leases=LeaseStats(blocks=core.leased_blocks, max_blocks=core.max_leased_blocks),
-            num_leases=len(loaded.cache.entries.leases),
+            num_leases=loaded.cache.entries.num_leases,
+            store=core.store,
         )
 
     def _assemble(self, parts: VllmParts, description: Description) -> Loaded:
         settings = self._settings
         # Room for what vLLM has evicted and not told yet.
         num_spare = 2 * description.max_context_tokens // description.block_size
-        num_blocks = description.num_blocks + self._blocks_below + num_spare
+        bound = self._bound
+        num_blocks = description.num_blocks + bound.max_blocks + num_spare
         pool = MirrorPool(num_blocks, description.block_size)
-        entries = HeldEntries(pool, grace_seconds=ARRIVAL_GRACE_SECONDS)
-        hasher = ChainHasher(os.urandom(32), description.block_size)
+        entries = HeldEntries(
+            pool, grace_seconds=ARRIVAL_GRACE_SECONDS, is_recorded=bound.max_blocks > 0
+        )
+        hasher = ChainHasher(bound.chain or os.urandom(32), description.block_size)
         cache = HeldCache(pool, entries, hasher, has_states=parts.has_states)
+        cache.restore(bound.entries, self._clock.now(), time.time())
         accounting = Accounting(
             cache,
             self._clock,

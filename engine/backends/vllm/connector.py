@@ -32,6 +32,7 @@ from engine.backends.vllm.leases import Below, LeaseManager, RequestTracker
 from engine.backends.vllm.metrics import HoldfastStats, NoMetrics
 from engine.backends.vllm.plugin import register
 from engine.backends.vllm.switch import Switch, guarded
+from engine.store.journal import Record
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -186,6 +187,9 @@ class Held(NamedTuple):
     switch: Switch
 
 
+_records = msgspec.json.Decoder(list[Record])
+
+
 def add_utilities() -> None:
     """Add the calls, once or again."""
     to_builtins = msgspec.to_builtins
@@ -195,6 +199,7 @@ def add_utilities() -> None:
         directive.REPORT: lambda core, of: to_builtins(_running(core).tracker.report(of)),
         directive.RELEASE: lambda core, keys: _running(core).leases.release(keys),
         directive.UNLEASE: lambda core, keys: _running(core).leases.unlease(keys),
+        directive.RECORD: lambda core, told: _running(core).leases.record(_records.decode(told)),
         directive.LOSSES: lambda core: to_builtins(_running(core).leases.take_losses()),
         directive.CORE_STATS: _core_stats,
     }
@@ -240,11 +245,15 @@ def cut_at_marks() -> None:
     setattr(Scheduler, split.__name__, split_at_marks)
 
 
-def _bind(core: Any, token: str) -> int:
+def _bind(core: Any, token: str) -> Any:
     leases, tracker, _ = _running(core)
     leases.below = _find_below(core.scheduler)
     tracker.bind(token)
-    return 0 if leases.below is None else leases.below.max_blocks
+    below, bound = leases.below, directive.Bound()
+    if below is not None:
+        entries = leases.restore()
+        bound = directive.Bound(max_blocks=below.max_blocks, chain=below.chain, entries=entries)
+    return msgspec.to_builtins(bound)
 
 
 def _find_below(scheduler: Any) -> Below | None:
@@ -285,6 +294,7 @@ def _core_stats(core: Any) -> Any:
         max_leased_blocks=leases.max_leased_blocks,
         evicted_blocks=leases.evicted_blocks,
         leases_lowered=leases.num_lowered,
+        store=None if leases.below is None else leases.below.stats(),
     )
     return msgspec.to_builtins(stats)
 

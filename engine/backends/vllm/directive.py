@@ -11,11 +11,12 @@ with another token, or before a `BIND`, is ignored.
 
 | call | arguments → what `msgspec.convert` makes of the answer |
 |---|---|
-| `BIND` | token → blocks that a tier below may keep (int); all earlier holds end |
+| `BIND` | token → `Bound`; all earlier holds end |
 | `SWITCH_OFF` | why → None; all holds end, for good: the server's books failed |
 | `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
 | `RELEASE` | keys → how many were held (int); unknown keys are no error |
 | `UNLEASE` | keys → None; their leases are over, their entries stay as best-effort ones |
+| `RECORD` | records as JSON → None; the tier below tells its journal of entries |
 | `LOSSES` | → list of `Loss` since the last call |
 | `CORE_STATS` | → `CoreStats` |
 """
@@ -24,6 +25,9 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol.reports import StoreStats
+from engine.store.journal import Put
+
 PARAM_KEY = "holdfast"
 
 BIND = "holdfast_bind"
@@ -31,11 +35,21 @@ SWITCH_OFF = "holdfast_switch_off"
 REPORT = "holdfast_report"
 RELEASE = "holdfast_release"
 UNLEASE = "holdfast_unlease"
+RECORD = "holdfast_record"
 LOSSES = "holdfast_losses"
 CORE_STATS = "holdfast_core_stats"
 
 HoldState = Literal["leased", "best_effort", "none"]
 LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier below keeps `max_blocks` at most, and has these entries of an earlier process, which
+    are held. The secret of their keys is `chain`."""
+
+    max_blocks: int = 0
+    chain: bytes = b""
+    entries: list[Put] = []
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +142,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
 
     `leased_blocks` are those that leases hold, whoever else does, of `max_leased_blocks` that they
     may. `evicted_blocks` had content that had to go, and `leases_lowered` gave their room to others
-    while a tier below kept their content, since the start. `foreign` are active blocks
+    while a tier below (`store`) kept their content, since the start. `foreign` are active blocks
     that only requests without a directive use; `foreign_running` are such requests.
     """
 
@@ -147,3 +161,4 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     max_leased_blocks: int
     evicted_blocks: int
     leases_lowered: int = 0
+    store: StoreStats | None = None

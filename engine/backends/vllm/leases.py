@@ -31,9 +31,12 @@ from engine.backends.vllm.directive import (
     Watch,
 )
 from engine.backends.vllm.internals import Block, CacheManager, Request, keeps_states
+from engine.cache.digests import TOKEN_BYTES
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
 from engine.cache.order import Order
+from engine.protocol.reports import StoreStats
 from engine.schedule.request import Ranges
+from engine.store.journal import End, Put, Record
 
 Blocks = tuple[Block, ...]
 
@@ -44,10 +47,12 @@ MAX_UNTOLD_LOSSES = 65_536
 class Below(Protocol):
     """A tier under vLLM's blocks, by their hashes. Times are Unix times.
 
-    `above` is the policy of the tier between, which may want to hear of leases too.
+    `above` is the policy of the tier between, which may want to hear of leases too. `chain` is the
+    secret of the keys of entries.
     """
 
     max_blocks: int
+    chain: bytes
     above: object
 
     def want(self, keys: Sequence[bytes], until: float) -> None:
@@ -58,6 +63,16 @@ class Below(Protocol):
     def take_gone(self) -> set[bytes]:
         """What was kept, and is no more, since the last call."""
         ...
+
+    def record(self, records: Sequence[Record]) -> None:
+        """Have the journal tell of entries, so that they are there after a restart."""
+        ...
+
+    def take_restored(self) -> list[Put]:
+        """The entries that are there whole from an earlier process, once."""
+        ...
+
+    def stats(self) -> StoreStats: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +97,10 @@ class Hold:
     is_watch: bool = False
     below: tuple[bytes, ...] = ()
     is_lowered: bool = False
+
+    @property
+    def tier_keys(self) -> tuple[bytes, ...]:
+        return self.below or tuple(key for key in self.hashes if key is not None)
 
     @property
     def is_intact(self) -> bool:
@@ -229,12 +248,37 @@ class LeaseManager:
 
     # What the server does.
 
-    def release(self, keys: Iterable[str]) -> int:
+    def release(self, keys: Sequence[str]) -> int:
         """End entries; how many there were."""
         holds = [hold for key in keys if (hold := self._holds.get(key)) is not None]
         for hold in holds:
             self._remove(hold)
+        if self.below is not None:
+            self.below.record([End(key=key) for key in keys])
         return len(holds)
+
+    def record(self, records: Iterable[Record]) -> None:
+        """What the journal of the tier below shall tell of entries. It gets their blocks' keys."""
+        told = list[Record]()
+        for one in records:
+            if isinstance(one, Put):
+                keys = None if (hold := self._holds.get(one.key)) is None else hold.tier_keys
+                if not keys:
+                    continue
+                one = msgspec.structs.replace(one, files=list(keys))
+            told.append(one)
+        if self.below is not None:
+            self.below.record(told)
+
+    def restore(self) -> list[Put]:
+        """Hold the entries that the tier below has from an earlier process."""
+        puts = [] if self.below is None else self.below.take_restored()
+        for put in puts:
+            tokens = len(put.packed) // TOKEN_BYTES
+            hold = Hold(put.key, put.scope, tokens, 0.0, (), (), below=tuple(put.files))
+            hold.is_confirmed, hold.is_lowered = True, put.times.is_leased
+            self._holds[put.key] = hold
+        return puts
 
     def unlease(self, keys: Iterable[str]) -> None:
         """Leases that are over by the server's clock. Their entries become best-effort ones."""
@@ -453,7 +497,7 @@ class LeaseManager:
             self._note_loss(hold, "evicted")
 
     def _has_copy(self, hold: Hold) -> bool:
-        keys = tuple(key for key in hold.hashes if key is not None)
+        keys = hold.tier_keys
         if self.below is not None and not hold.below and keys and self.below.keeps(keys):
             hold.below = keys
         return bool(hold.below)

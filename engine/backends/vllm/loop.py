@@ -11,6 +11,7 @@ here.
 import asyncio
 import secrets
 import time
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -34,10 +35,12 @@ from engine.backends.vllm.directive import (
     CORE_STATS,
     LOSSES,
     PARAM_KEY,
+    RECORD,
     RELEASE,
     REPORT,
     SWITCH_OFF,
     UNLEASE,
+    Bound,
     CoreStats,
     Directive,
     Held,
@@ -47,8 +50,8 @@ from engine.backends.vllm.directive import (
     Want,
     Watch,
 )
-from engine.cache.block import Entry
-from engine.cache.digests import ChainHasher
+from engine.cache.block import Block, Entry, Recorded
+from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest, TokenId
 from engine.cache.leases import EndReason
@@ -57,10 +60,11 @@ from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
 from engine.errors import ImageRefused, PromptTooLong
-from engine.protocol import ErrorCode, Failed, MissReason
+from engine.protocol import ErrorCode, Failed, HeldName, MissReason
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState, Shown
+from engine.store.journal import Put, Record, Times, Touch
 from engine.supervisor import Supervisor, trace_of
 
 _WATCH = "name:"
@@ -69,7 +73,10 @@ _WATCH = "name:"
 class HeldEntries(Entries):
     """Entries whose leases the connector holds. It reports which got one and which lost it."""
 
-    def __init__(self, pool: MirrorPool, *, grace_seconds: float = 0.0) -> None:
+    def __init__(
+        self, pool: MirrorPool, *, grace_seconds: float = 0.0, is_recorded: bool = False
+    ) -> None:
+        """`is_recorded`: a tier below has a journal, of which `take_records` is."""
         super().__init__(
             pool,
             lease_share=1.0,
@@ -79,6 +86,8 @@ class HeldEntries(Entries):
         self._states: dict[Digest, HoldState] = {}
         self._removed: list[Digest] = []
         self._unleased: dict[Digest, None] = {}
+        self._is_recorded = is_recorded
+        self._changed: dict[Entry, None] = {}
 
     def learn(self, held: Iterable[Held]) -> None:
         """What became of a request's wants; of entries that are not written yet, for `write`."""
@@ -95,11 +104,38 @@ class HeldEntries(Entries):
             return
         if loss.reason in ("sacrificed", "yielded"):
             if entry.is_leased:
-                self.leases.end(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
+                self._end_lease(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
             return
         why = entry.why_broken
         self.end(entry, why, "dropped")
         entry.is_broken = True
+
+    def take_back_put(self, put: Put, blocks: list[Block], now: float, wall: float) -> None:
+        """Take in an entry of an earlier process. It stands on blocks of the tier below."""
+        entry = put.entry(now, wall, is_leased=False)
+        entry.blocks = entry.stored = blocks
+        entry.recorded = Recorded(blocks, put.times.is_leased)
+        self._states = {entry.key: "leased" if put.times.is_leased else "best_effort"}
+        self.take_in(entry)
+
+    def take_records(self, now: float, wall: float) -> list[Record]:
+        """What the journal must be told since the last call. Entries that ended are released."""
+        changed, self._changed = self._changed, {}
+        records = list[Record]()
+        for entry in filter(self.is_live, changed):
+            times = Times.of(entry, now, wall)
+            if entry.recorded is not None:
+                records.append(Touch(key=entry.key.hex(), times=times))
+                continue
+            entry.recorded = Recorded([], entry.is_leased)
+            packed = b"".join(bytes(block.tokens) for block in entry.blocks)
+            names = {
+                index: [HeldName(name, tokens) for name, tokens in block.names.items()]
+                for index, block in enumerate(entry.blocks)
+                if block.names
+            }
+            records.append(Put.of(entry, times, packed, names))
+        return records
 
     def take_removed(self) -> list[Digest]:
         """The keys of the entries that ended since the last call."""
@@ -121,9 +157,36 @@ class HeldEntries(Entries):
 
     def _try_lease(self, entry: Entry) -> bool:
         if self._states.get(entry.key) != "leased":
-            entry.why_unleased = entry.why_unleased or "over_budget"
+            if not entry.is_leased:
+                entry.why_unleased = entry.why_unleased or "over_budget"
             return False
         return super()._try_lease(entry)
+
+    def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
+        super().bring_back(entry, blocks)
+        if not entry.is_partly_away:
+            entry.stored = None  # it may have a copy, of which nothing is told here
+
+    def _lease_in_store(self, entry: Entry) -> bool:
+        if not entry.is_partly_away:
+            return False
+        entry.is_leased, entry.lease_tier, entry.why_unleased = True, "disk", None
+        return True
+
+    def _end_lease(self, entry: Entry, reason: EndReason) -> None:
+        if entry.lease_tier == "device":
+            super()._end_lease(entry, reason)
+            return
+        entry.is_leased = False
+        free = (block for block in entry.blocks if not block.is_promised)
+        self.leases.tell_end(entry, reason, [name for block in free for name in block.names])
+
+    def _note(self, entry: Entry) -> None:
+        if self._is_recorded:
+            self._changed[entry] = None
+
+    def _want_copy(self, entry: Entry) -> None:
+        self._note(entry)
 
     def end(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         super().end(entry, why, reason)
@@ -150,6 +213,24 @@ class HeldCache(MirrorCache):
         super().__init__(pool, entries, hasher)
         self.has_states = has_states
         self._wanted: Counter[Digest] = Counter()
+
+    def restore(self, puts: Sequence[Put], now: float, wall: float) -> None:
+        """Take in the entries that the tier below has from an earlier process."""
+        size = self.pool.block_size * TOKEN_BYTES
+        if not puts:
+            return
+        below = MirrorPool(
+            sum(len(put.packed) // size for put in puts), self.pool.block_size, tier="disk"
+        )
+        below.changes = self.pool.changes
+        self.pools.append(below)
+        for put in puts:
+            digests = self.digests(put.scope, array("I", put.packed), put.adapter)
+            blocks = below.mirror(digests)
+            self.entries.take_back_put(put, blocks, now, wall)
+            for index, names in put.names.items():
+                blocks[index].names.update({one.digest: one.tokens for one in names})
+            below.release_chain(blocks)
 
     def directive(
         self, request_id: str, query: CacheQuery, found: Found, lease_blocks: int | None
@@ -306,12 +387,9 @@ class VllmCore:
         self._alone: Sequence[TokenId] = ()
         self._decoding = asyncio.Semaphore(MAX_DECODING)
 
-    async def bind(self) -> int:
-        """Tell the connector the token that our directives carry. Must come before `generate`.
-
-        Return how many blocks a tier below keeps at most.
-        """
-        return int(await self._call(BIND, self._token))
+    async def bind(self) -> Bound:
+        """Tell the connector the token that our directives carry. Must come before `generate`."""
+        return msgspec.convert(await self._call(BIND, self._token), Bound)
 
     async def switch_off(self, reason: str) -> None:
         """End all holds for good: nobody keeps books of them any more."""
@@ -432,6 +510,9 @@ class VllmCore:
 
     async def unlease(self, keys: Sequence[str]) -> None:
         await self._call(UNLEASE, list(keys))
+
+    async def record(self, records: Sequence[Record]) -> None:
+        await self._call(RECORD, msgspec.json.encode(records))
 
     async def losses(self) -> list[Loss]:
         return msgspec.convert(await self._call(LOSSES), list[Loss])
@@ -651,6 +732,8 @@ class VllmLoop(ExternalLoop):
     def _tell(self) -> None:
         """Publish what happened, and let the connector go of what ended."""
         super()._tell()
+        if records := self._cache.entries.take_records(self._clock.now(), time.time()):
+            self._spawn(self._core.record(records))
         if unleased := [key.hex() for key in self._cache.take_unleased()]:
             self._spawn(self._core.unlease(unleased))
         released, self._released = self._released, []

@@ -6,18 +6,20 @@
         "secondary_tiers": [{"type": "LeaseTier", "module_path": "…backends.vllm.tiers",
             "directory": "/var/lib/holdfast", "max_bytes": 107374182400}]}}
 
-The connector beside it says which chunks leases want, and until when (`want`). Chunks are found by
-vLLM's block hashes, which begin with the scope. Times are Unix times. All but the threads' work
-runs in the scheduler's thread; what it can't do (a full disk, a damaged file) is a miss.
+The connector beside it says which chunks leases want, and until when (`want`), and which entries
+stand on them, for the store's journal. An entry whose files are all there is back at the next
+start. Chunks are found by vLLM's block hashes, which begin with the scope. Times are Unix times.
+All but the threads' work runs in the scheduler's thread; what it can't do is a miss.
 """
 
 import heapq
 import queue
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +30,10 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from engine.backends.vllm.directive import PARAM_KEY
+from engine.cache.block import Entry
 from engine.cache.ids import NOBODY
 from engine.cache.store_tier import BlockKey
+from engine.protocol.reports import StoreStats
 from engine.store.files import (
     Arrived,
     BlockReader,
@@ -38,6 +42,8 @@ from engine.store.files import (
     fingerprint,
     header_bytes,
 )
+from engine.store.journal import End, Put, Record, replay, restore
+from engine.store.store import Failed, StoreThreads
 
 MAX_BLOCKS = 262_144
 """The most blocks of a tier. The server's books have some 600 bytes for each."""
@@ -45,8 +51,7 @@ MAX_WANTED = 1_000_000
 """Chunks that are remembered as wanted at most, some 100 bytes each."""
 GRACE_SECONDS = 60.0
 """Content is kept for so long behind its lease: the server's clock says when a lease ends."""
-TORN_LINES = 4
-"""The journal is written anew when it has so many lines for each file."""
+CLOSE_SECONDS = 30.0
 
 
 class Wanted:
@@ -140,12 +145,13 @@ class LeasedLast(CachePolicy):
 
 
 class Done(NamedTuple):
-    """A job that a thread has done: the chunks that it has written or read, and the others."""
+    """A job that a thread has done: the chunks that it has written or read, and the others, of
+    which those that it read have a reason."""
 
     job_id: int
     is_load: bool
     done: Sequence[bytes]
-    failed: Sequence[bytes]
+    failed: dict[bytes, str]
     seconds: float
 
 
@@ -184,13 +190,28 @@ class LeaseTier(SecondaryTierManager):
         self._gone: list[bytes] = []
         self._jobs: set[Future[None]] = set()
         self._finished: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        self._num_lines = 0
-        self._threads = ThreadPoolExecutor(4, "lease-tier")
-        # In one thread, so that lines and files come in the order of what they tell.
-        self._writer = ThreadPoolExecutor(1, "lease-tier-writer")
-        file_bytes = header_bytes(len(_packed(b"\0" * 36)) // 4) + self._block_size_bytes
-        self.max_blocks = min(max_bytes // file_bytes, MAX_BLOCKS)
-        self._restore()
+        self._readers = ThreadPoolExecutor(4, "lease-tier")
+        # One thread changes files, so that they change in order.
+        self._threads = StoreThreads(self._directory, self._reader)
+        self._file_bytes = header_bytes(len(_packed(b"\0" * 36)) // 4) + self._block_size_bytes
+        self.max_blocks = min(max_bytes // self._file_bytes, MAX_BLOCKS)
+        self.chain = self._directory.keys.chain
+        self._counts = Counter[str]()
+        self._puts = replay(self._directory.journal_lines(), model.hex(), self._directory.keys)
+        self._leases: dict[str, bool] = {}
+        now = clock()
+        self._restored = restore(
+            self._puts,
+            self,
+            lambda put: list(map(self._block_of, put.files)),
+            partial(self._reader.miss_of, self._directory.path),
+            now,
+            now,
+        )
+        self._misses = self._restored.misses
+        self._threads.append([End(key=key) for key in self._restored.dead], {})
+        self._threads.compact()
+        self._threads.sweep(frozenset(map(self._reader.keys.name_of, self._stored)))
 
     # What leases want and have.
 
@@ -199,7 +220,6 @@ class LeaseTier(SecondaryTierManager):
             self.above.want(keys, until)
         for key in keys:
             self._wanted.want(key, until + GRACE_SECONDS)
-        self._note([key for key in keys if key in self._stored])
 
     def keeps(self, keys: Iterable[bytes]) -> bool:
         return all(key in self._stored for key in keys)
@@ -209,6 +229,55 @@ class LeaseTier(SecondaryTierManager):
         self._end()
         gone, self._gone = self._gone, []
         return set(gone)
+
+    def record(self, records: Sequence[Record]) -> None:
+        """Tell the journal of entries. What is said of one that it does not know is left out."""
+        told = [one for one in records if isinstance(one, Put) or one.key in self._leases]
+        for one in told:
+            if isinstance(one, End):
+                self._leases.pop(one.key, None)
+            else:
+                self._leases[one.key] = one.times.is_leased
+        self._threads.append(told, {})
+
+    def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
+        """Keep an entry of an earlier process; False where there is no room."""
+        files = self._puts.entries[key := entry.key.hex()].files
+        num_new = sum(file not in self._stored for file in files)
+        if len(self._stored) + num_new > self.max_blocks:
+            return False
+        for file in files:
+            self._stored[file] = None
+            self._wanted.want(file, entry.expires_at + GRACE_SECONDS)
+        self._leases[key] = entry.is_leased
+        return True
+
+    def take_restored(self) -> list[Put]:
+        """The entries that are there from an earlier process, once."""
+        puts, self._puts.entries = self._puts.entries, {}
+        return [puts[key] for key in self._leases if key in puts]
+
+    def stats(self) -> StoreStats:
+        used, restored = len(self._stored), self._restored
+        return StoreStats(
+            is_up=True,
+            blocks=self.max_blocks,
+            used_blocks=used,
+            held_blocks=used,
+            max_bytes=self.max_blocks * self._file_bytes,
+            used_bytes=used * self._file_bytes,
+            entries=len(self._leases),
+            leases=sum(self._leases.values()),
+            written_bytes=self._counts["written"] * self._block_size_bytes,
+            read_bytes=self._counts["loaded"] * self._block_size_bytes,
+            written_blocks=self._counts["written"],
+            loaded_blocks=self._counts["loaded"],
+            restored_entries=restored.num_entries,
+            restored_leases=restored.num_leases,
+            lost_leases=restored.num_lost,
+            failed_writes=self._counts["failed"],
+            misses=dict(self._misses),
+        )
 
     # What vLLM's manager calls.
 
@@ -230,14 +299,16 @@ class LeaseTier(SecondaryTierManager):
             if is_new and has_room and key not in self._writing:
                 self._writing.add(key)
                 pairs.append((key, int(chunk)))
-        self._submit(self._writer, self._write, job_metadata.job_id, pairs)
+        self._jobs.add(self._threads.run(partial(self._write, job_metadata.job_id, pairs)))
 
     def submit_load(self, job_metadata: Any) -> None:
         pairs = list(zip(job_metadata.keys, map(int, job_metadata.chunk_ids), strict=True))
-        self._submit(self._threads, self._read, job_metadata.job_id, pairs)
+        self._jobs.add(self._readers.submit(self._read, job_metadata.job_id, pairs))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         self._jobs = {job for job in self._jobs if not job.done()}
+        failures = (one for one in self._threads.results.take() if isinstance(one, Failed))
+        self._counts["failed"] += sum(1 for _ in failures)
         results = list[JobResult]()
         with suppress(queue.Empty):
             while True:
@@ -248,71 +319,38 @@ class LeaseTier(SecondaryTierManager):
         return bool(self._jobs) or not self._finished.empty()
 
     def drain_jobs(self) -> None:
-        wait(self._jobs)
+        wait([*self._jobs, self._threads.run()])
 
     def shutdown(self) -> None:
-        self._threads.shutdown()
-        self._writer.shutdown()
+        self._readers.shutdown()
+        self._threads.close(CLOSE_SECONDS)
         self._bytes.release()
         self._directory.close()
 
     # Inside.
-
-    def _restore(self) -> None:
-        """Take in the files that the journal tells of; all others are deleted."""
-        told = dict[bytes, float]()
-        for line in self._directory.journal_lines():
-            with suppress(ValueError):
-                written, end = line.split()
-                told[bytes.fromhex(written.decode())] = float(end)
-        now, files = self._wanted.clock(), set(self._directory.names())
-        for key, until in sorted(told.items(), key=lambda one: -one[1]):
-            if len(self._stored) == self.max_blocks or until <= now:
-                break
-            if (name := self._reader.keys.name_of(key)) in files:
-                files.discard(name)
-                self._stored[key] = None
-                self._wanted.want(key, until)
-        for name in files:
-            self._directory.delete(name)
-        self._compact()
-
-    def _compact(self) -> None:
-        lines = b"".join(map(self._line, self._stored))
-        self._submit(self._writer, self._directory.rewrite_journal, lines)
-        self._num_lines = len(self._stored)
-
-    def _note(self, keys: Sequence[bytes]) -> None:
-        if keys:
-            lines = b"".join(map(self._line, keys))
-            self._submit(self._writer, self._directory.append_journal, lines)
-            self._num_lines += len(keys)
-
-    def _line(self, key: bytes) -> bytes:
-        return b"%s %.3f\n" % (key.hex().encode(), self._wanted.until.get(key, 0.0))
 
     def _end(self) -> None:
         """Delete what nobody wants any more."""
         ended = [key for key in self._wanted.take_ended() if key in self._stored]
         for key in ended:
             self._forget(key)
-        if self._num_lines > TORN_LINES * max(len(self._stored), 1024):
-            self._compact()
 
     def _forget(self, key: bytes) -> None:
         if key in self._stored:
             del self._stored[key]
             self._gone.append(key)
-            self._submit(self._writer, self._directory.delete, self._reader.keys.name_of(key))
+            self._threads.delete(self._reader.keys.name_of(key))
 
     def _take(self, done: Done) -> JobResult:
+        self._counts["loaded" if done.is_load else "written"] += len(done.done)
         if done.is_load:
+            self._misses.update(done.failed.values())
             for key in done.failed:
                 self._forget(key)
         else:
+            self._counts["failed"] += len(done.failed)
             self._writing.difference_update(done.done, done.failed)
             self._stored.update(dict.fromkeys(done.done))
-            self._note(done.done)
             for key in done.done:
                 if key not in self._wanted.until:  # its time is over already
                     self._forget(key)
@@ -324,13 +362,10 @@ class LeaseTier(SecondaryTierManager):
             transfer_bytes=len(done.done) * self._block_size_bytes,
         )
 
-    def _submit(self, threads: ThreadPoolExecutor, work: Callable[..., None], *given: Any) -> None:
-        self._jobs.add(threads.submit(work, *given))
-
     # In the threads.
 
     def _write(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
-        began, done, failed = time.monotonic(), list[bytes](), list[bytes]()
+        began, done, failed = time.monotonic(), list[bytes](), dict[bytes, str]()
         for key, chunk in pairs:
             payload, block = self._chunk(chunk), self._block_of(key)
             try:
@@ -338,18 +373,18 @@ class LeaseTier(SecondaryTierManager):
                 self._directory.write(block.name, header, payload)
                 done.append(key)
             except OSError:
-                failed.append(key)
+                failed[key] = "unwritten"
         self._finished.put(Done(job_id, False, done, failed, time.monotonic() - began))
 
     def _read(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
-        began, done, failed = time.monotonic(), list[bytes](), list[bytes]()
+        began, done, failed = time.monotonic(), list[bytes](), dict[bytes, str]()
         for key, chunk in pairs:
             found = self._reader.read(self._directory.path, self._block_of(key))
             if isinstance(found, Arrived):
                 self._chunk(chunk)[:] = found.payload
                 done.append(key)
             else:
-                failed.append(key)
+                failed[key] = found.reason
         self._finished.put(Done(job_id, True, done, failed, time.monotonic() - began))
 
     def _chunk(self, chunk: int) -> memoryview:

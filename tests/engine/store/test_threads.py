@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back_and_results_that_nobody_took_yet_wake_once
     for number in (1, 2):
         for key in keys:
             threads.write(key, memoryview(CONTENT))
-        threads.barrier().result(60)
+        threads.run().result(60)
         assert len(wakes) == number
         taken = threads.results.take()
         assert [one.error for one in taken if isinstance(one, Written)] == [None] * len(keys)

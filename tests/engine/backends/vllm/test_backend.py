@@ -14,7 +14,15 @@ import pytest
 
 from engine.backends.external import Order
 from engine.backends.vllm.backend import VllmBackend, VllmParts
-from engine.backends.vllm.directive import CoreStats, Directive, Held, Loss, LossReason, Report
+from engine.backends.vllm.directive import (
+    Bound,
+    CoreStats,
+    Directive,
+    Held,
+    Loss,
+    LossReason,
+    Report,
+)
 from engine.backends.vllm.loop import Output, StepCounts, VllmCore
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
@@ -66,8 +74,8 @@ class ScriptedCore(VllmCore):
         self.orders: list[Order] = []
         self._reports: dict[str, Report] = {}
 
-    async def bind(self) -> int:
-        return 0
+    async def bind(self) -> Bound:
+        return Bound()
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         if self.prefills:

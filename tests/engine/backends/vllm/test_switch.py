@@ -30,7 +30,16 @@ PARTS = {"tracker": RequestTracker, "leases": LeaseManager}
 # What our server asks through vLLM, which gives the caller the error, and what ends our part.
 ASKED = {
     "tracker": {"bind", "report"},
-    "leases": {"release", "unlease", "state", "take_losses", "block_states", "abandon"},
+    "leases": {
+        "release",
+        "unlease",
+        "record",
+        "restore",
+        "state",
+        "take_losses",
+        "block_states",
+        "abandon",
+    },
 }
 # Errors of these end vLLM's start, as its operator must see.
 AT_START = {

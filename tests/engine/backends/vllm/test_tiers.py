@@ -5,6 +5,7 @@ is a function of its hash; what comes back is compared with it.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -13,6 +14,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
@@ -25,14 +27,22 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from engine.backends.external import Order
+from engine.backends.external import MirrorPool, Order
+from engine.backends.reports import chains_held, entry_infos
 from engine.backends.vllm import directive
-from engine.backends.vllm.loop import OrderRefused, VllmCore
-from engine.backends.vllm.tiers import GRACE_SECONDS, LeasedLast, LeaseTier
+from engine.backends.vllm.loop import HeldCache, HeldEntries, OrderRefused, VllmCore
+from engine.backends.vllm.tiers import LeasedLast, LeaseTier
+from engine.cache.digests import ChainHasher
+from engine.cache.lookup import Segment
+from engine.cache.prefix_cache import CacheQuery, CacheResult
+from engine.protocol import Breakpoint, ChainHeld, HeldName
+from engine.protocol.reports import EntryInfo, StoreStats
 from engine.schedule.runner import SampleParams
 from engine.store.files import StoreRefused
+from engine.store.journal import Put, Record
 from tests.engine.backends.looped import request
 from tests.engine.backends.vllm.simulator import BLOCK, TOKEN, Simulator, tokens_of
+from tests.engine.cache.checks import check_entries, check_pool
 
 TIERS = "engine.backends.vllm.tiers"
 CHUNK_BYTES = 4096
@@ -65,7 +75,8 @@ class Offloading(Simulator):
         self.view = self.offloading.manager.primary_tier.get_kv_memoryview().cast("B")
         self.loaded: dict[int, bytes] = {}
         self.num_loaded = 0
-        assert self.call(directive.BIND, TOKEN) == self.tier.max_blocks > 1000
+        self.bound = msgspec.convert(self.call(directive.BIND, TOKEN), directive.Bound)
+        assert self.bound.max_blocks == self.tier.max_blocks > 1000
 
     def step(self) -> None:
         super().step()
@@ -79,6 +90,7 @@ class Offloading(Simulator):
             self.step()
             assert time.monotonic() < deadline
         self.drain()
+        self.tier.drain_jobs()
 
     def close(self) -> None:
         if not self.is_closed:
@@ -131,8 +143,8 @@ Make = Callable[..., Offloading]
 def make(request: pytest.FixtureRequest, llama: Path, tmp_path: Path) -> Iterator[Make]:
     made: list[Offloading] = []
 
-    def make(**options: Any) -> Offloading:
-        made.append(Offloading(llama, tmp_path / "tier", depth=request.param, **options))
+    def make(at: str = "tier", **options: Any) -> Offloading:
+        made.append(Offloading(llama, tmp_path / at, depth=request.param, **options))
         return made[-1]
 
     yield make
@@ -211,19 +223,135 @@ def test_a_damaged_file_is_computed_and_its_lease_told_as_lost(make: Make, damag
     assert path.read_bytes() == written
 
 
-def test_what_leases_wanted_outlives_the_process_until_its_time_is_over(make: Make) -> None:
-    sim = make()
-    sim.run("first", PREFIX, wants=[("first", 640, soon())])
-    sim.run("short", tokens_of("short", 320), wants=[("short", 320, soon(1 - GRACE_SECONDS))])
-    sim.settle()
+NAME = "00112233aabbccdd"
+
+
+class Server:
+    """The books of a server over the scheduler of a simulator. Its clock began at its start."""
+
+    def __init__(self, sim: Offloading) -> None:
+        self.sim = sim
+        self.began_at = time.time()
+        self.pool = MirrorPool(4096, BLOCK)
+        self.entries = HeldEntries(self.pool, is_recorded=True)
+        self.cache = HeldCache(self.pool, self.entries, ChainHasher(sim.bound.chain, BLOCK))
+        self.cache.restore(sim.bound.entries, self.now, time.time())
+
+    @property
+    def now(self) -> float:
+        return time.time() - self.began_at
+
+    def turn(self, name: str, prompt: list[int], *, age: float = 0.0) -> CacheResult:
+        """A prompt with a breakpoint at its first 640 tokens, for 300 seconds."""
+        query = CacheQuery(
+            scope="scope",
+            tokens=prompt,
+            digests=self.cache.digests("scope", prompt),
+            segments=[Segment("text", 640)],
+            breakpoints=[Breakpoint(0)],
+            names=[HeldName(NAME, 640)],
+            min_tokens=1,
+            arrived_at=self.now - age,
+        )
+        found = self.cache.look_up(query)
+        asked = self.cache.directive(name, query, found, None)
+        told = msgspec.structs.replace(asked, token=TOKEN, unix_offset=self.began_at)
+        transfer = {directive.PARAM_KEY: msgspec.to_builtins(told)}
+        self.sim.add_foreign(name, prompt, transfer=transfer, scope="scope")
+        self.sim.drain()
+        self.cache.lose(self.sim.leases.take_losses())
+        table = self.cache.new_table(query)
+        self.cache.admit(query, found, table, self.sim.report(name))
+        written = self.cache.write(query, found, table, self.now)
+        self.cache.let_go(found)
+        table.release()
+        self.sim.call(directive.RELEASE, [key.hex() for key in self.cache.let_off(asked)])
+        self.tell()
+        return written
+
+    def tell(self) -> None:
+        released = [key.hex() for key in self.cache.take_released()]
+        self.sim.call(directive.RELEASE, released)
+        records = self.entries.take_records(self.now, time.time())
+        self.sim.call(directive.RECORD, msgspec.json.encode(records))
+        self.sim.settle()
+        check_pool(self.pool)
+
+    def told(self) -> list[EntryInfo]:
+        check_entries(self.entries)
+        return entry_infos(self.cache, lambda: self.now, {})
+
+    def chains(self) -> list[ChainHeld]:
+        return [chain for part in chains_held(self.cache, lambda: self.now) for chain in part]
+
+    def killed(self, make: Make, at: str) -> "Server":
+        """What a new process has of what this one had on the disk at this moment."""
+        here = self.sim.tier._directory.path
+        shutil.copytree(here, here.parent / at)
+        return Server(make(at=at))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0], ids=["leased", "best_effort"])
+def test_an_entry_whose_files_are_there_outlives_the_process(make: Make, share: float) -> None:
+    server = Server(make(lease_share=share))
+    state = "leased" if share else "best_effort"
+    assert server.turn("writer", [*PREFIX, 1]).usage.cache_read_tokens == 0
+    server.turn("other", [*tokens_of("other", 640), 1])
     with pytest.raises(StoreRefused):
         make()
-    sim.close()
-    time.sleep(1.1)
-    again = make()
-    assert again.run("reader", [*PREFIX, 1, 2]).hit_tokens == 640
-    assert again.check_loaded() == 40
-    assert again.run("late", [*tokens_of("short", 320), 1]).hit_tokens == 0
+    again = server.killed(make, "again")
+    assert [(one.state, one.tier, one.tokens) for one in again.told()] == [(state, "disk", 640)] * 2
+    assert all(295 < one.expires_in_seconds <= 300 for one in again.told())
+    assert {(one.tier, one.num_leased) for one in again.chains()} == {("disk", int(share > 0))}
+    assert again.entries.num_leases == (2 if share else 0)
+    reader = again.turn("reader", [*PREFIX, 1, 2])
+    assert (reader.usage.cache_read_tokens, reader.usage.computed_tokens) == (640, 2)
+    assert again.sim.check_loaded() == 40
+    assert sorted(one.tier for one in again.told()) == ["device", "disk"]
+    # Whatever ended is not there again; what was refreshed is.
+    assert again.entries.drop("scope", again.entries.live()[1].key) == 1
+    again.tell()
+    third = again.killed(make, "third")
+    assert len(third.told()) == 1
+    stats = third.sim.tier.stats()
+    assert (stats.restored_entries, stats.lost_leases, stats.used_blocks) == (1, 0, 40)
+
+
+def test_an_entry_whose_time_is_over_is_not_there_again(make: Make) -> None:
+    server = Server(make())
+    server.turn("writer", [*PREFIX, 1], age=297.0)
+    assert server.told()[0].state == "leased"
+    time.sleep(3.1)
+    again = server.killed(make, "again")
+    assert again.told() == []
+    assert again.turn("reader", [*PREFIX, 1]).usage.input_tokens > 0
+    assert again.sim.check_loaded() == 0
+
+
+@pytest.mark.parametrize("damage", ["changed", "short", "gone"])
+def test_a_file_that_is_damaged_while_nothing_runs_is_a_counted_miss(
+    make: Make, damage: str
+) -> None:
+    server = Server(make())
+    server.turn("writer", [*PREFIX, 1])
+    (entry,) = server.entries.live()
+    key = server.sim.leases._holds[entry.key.hex()].hashes[20]
+    path = server.sim.tier._directory.path / "blocks"
+    name = server.sim.tier._reader.keys.name_of(key)
+    path = path / name[:2] / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content[:-1] + (b"" if damage == "short" else bytes([content[-1] ^ 1])))
+    again = server.killed(make, "again")
+    assert len(again.told()) == (damage == "changed"), "its content is looked at when it is read"
+    usage = again.turn("reader", [*PREFIX, 1]).usage
+    assert usage.cache_read_tokens == 0 and usage.computed_tokens + usage.automatic_tokens == 641
+    assert again.sim.check_loaded() == (20 if damage == "changed" else 0)
+    stats, reason = again.sim.tier.stats(), {"gone": "missing", "changed": "checksum"}
+    assert stats.misses == {reason.get(damage, damage): 1}
+    assert stats.lost_leases == (damage != "changed")
+    assert again.turn("again", [*PREFIX, 1]).usage.cache_read_tokens == 640
 
 
 def test_files_of_another_model_are_misses(llama: Path, tmp_path: Path, make: Make) -> None:
@@ -338,6 +466,7 @@ class Kept:
     """A tier that keeps what it is told to, at once, and loses some of it."""
 
     max_blocks = 10_000
+    chain = b"chain"
     above: object = None
 
     def __init__(self, rng: Random) -> None:
@@ -355,6 +484,15 @@ class Kept:
     def take_gone(self) -> set[bytes]:
         gone, self._gone = self._gone, set()
         return gone
+
+    def record(self, records: Sequence[Record]) -> None:
+        pass
+
+    def take_restored(self) -> list[Put]:
+        return []
+
+    def stats(self) -> StoreStats:
+        return StoreStats(is_up=True)
 
     def lose(self, num: int) -> None:
         lost = self._rng.sample(sorted(self.kept), min(num, len(self.kept)))
