@@ -41,7 +41,7 @@ from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_c
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.images import ImageReader, ImagesNamed
 from gateway.prompt.media import Media, Unreadable, stand_in
-from gateway.prompt.plan import Keep, Layout, Plan, Slot, make_plan, mark_latest
+from gateway.prompt.plan import KEEP_HEADER, Keep, Layout, Plan, Slot, make_plan, mark_latest
 
 NATIVE_TTL: Ttl = "30m"
 NATIVE_LOOKBACK = 80
@@ -60,7 +60,8 @@ _NONCE = re.compile(
 class Asked:
     """Who asks what model, and when (monotonic). `unreadable` says what becomes of images and the
     like; `removes_nonces` leaves out billing lines; `keeps_responses`: clients may go on with a
-    response. `fetched` are the files of addresses, None where no hosts are listed."""
+    response. `fetched` are the files of addresses, None where no hosts are listed. `keep` is what
+    the request's header asks for."""
 
     principal: Principal
     model: Model
@@ -69,6 +70,7 @@ class Asked:
     removes_nonces: bool = False
     keeps_responses: bool = False
     fetched: Mapping[str, bytes] | None = None
+    keep: Keep | None = None
 
 
 class Lowering:
@@ -112,7 +114,10 @@ class Lowering:
             images=[*self.images.found.values()],
         )
         scope, adapter = self.asked.principal.scope, self.asked.model.weights
-        plan = make_plan(Layout(prompt, slots), automatic, scope, policy, adapter)
+        if self.asked.keep is not None:
+            self.check_approximate(KEEP_HEADER)
+        layout, keep = Layout(prompt, slots), self.asked.keep
+        plan = make_plan(layout, automatic, scope, policy, adapter, keep)
         if self.images.found:
             plan = msgspec.structs.replace(plan, image_paths=self.images.paths)
         if self.lookback is None:

@@ -37,7 +37,14 @@ from gateway.dialects.gemini.request import (
 )
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
-from gateway.http.generation import KeyRequest, answered, check_media, until_taken, while_present
+from gateway.http.generation import (
+    KeyRequest,
+    answered,
+    check_media,
+    keep_of,
+    until_taken,
+    while_present,
+)
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.ledger.stored import CachedContent
@@ -208,6 +215,7 @@ async def _hold(
 
     Raise InvalidRequest for a prompt of which no engine keeps an entry.
     """
+    keep_of(request, is_taken=False)
     arrived = request.scope["state"]["arrived"]
     asked = services.asked(request.user, model, arrived)
     # A model's template wants a user's turn at the end. It stands behind what is held.

@@ -23,6 +23,7 @@ from gateway.base.errors import (
     UnsupportedMedia,
 )
 from gateway.dialects import sse
+from gateway.dialects.anthropic.request import Approximate
 from gateway.dialects.collector import Writer
 from gateway.dialects.lowering import Asked
 from gateway.http.bodies import brought_in
@@ -31,6 +32,7 @@ from gateway.http.services import services_of
 from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.prompt.images import ImagesNamed
+from gateway.prompt.plan import KEEP_HEADER, Keep
 from gateway.turn.state import Findings
 from gateway.turn.turn import Taken
 
@@ -80,6 +82,27 @@ def check_media(request: Request[Any, Any, Any]) -> None:
         raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
 
 
+def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep | None:
+    """What the header asks for, `keep=0.5` or `keep=0.5; scorer=keydiff`; None without it.
+
+    Raise InvalidRequest for anything else, and where it is not taken at all.
+    """
+    given = request.headers.getall(KEEP_HEADER, [])
+    if not given:
+        return None
+    if not is_taken:
+        raise InvalidRequest(f"{KEEP_HEADER}: not here; `cache_control.holdfast` of a block asks")
+    fields = [field.partition("=") for field in "; ".join(given).split(";")]
+    named = {name.strip(): value.strip() for name, _, value in fields}
+    try:
+        if len(named) < len(fields):
+            raise InvalidRequest(f"{KEEP_HEADER}: a field is there twice")
+        found = msgspec.convert(named, Approximate, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{KEEP_HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
+    return Keep(found.keep, found.scorer)
+
+
 async def prepared(
     request: KeyRequest,
     body: bytes,
@@ -92,9 +115,10 @@ async def prepared(
     fetched where the first lowering names them."""
     services, num_bytes = services_of(request), len(body)
     workers, user, arrived = services.workers, request.user, request.scope["state"]["arrived"]
+    keep = keep_of(request)
 
     def asked(decoded: RequestT) -> Asked:
-        return services.asked(user, services.find_model(decoded.model), arrived)
+        return services.asked(user, services.find_model(decoded.model), arrived, keep)
 
     if num_bytes <= INLINE_BYTES and fetch is None:
         decoded = decode(body, services.bounds)
@@ -136,8 +160,6 @@ class Begun(NamedTuple):
 async def begun(request: KeyRequest, ask: Ask) -> Begun:
     """Run the turn until an engine has it, or the client leaves."""
     turns = services_of(request).turns
-    if "holdfast-approximate" in request.headers:
-        raise InvalidRequest("holdfast-approximate: answers have it; `cache_control.holdfast` asks")
     turn_id = turns.new_id()
     items = turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))

@@ -64,6 +64,7 @@ from gateway.http.generation import (
     begun,
     check_media,
     gathered,
+    keep_of,
     prepared,
     until_taken,
     while_present,
@@ -690,6 +691,7 @@ async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) 
     services, workspace = services_of(request), request.user.workspace
     workers, bounds = services.workers, services.bounds
     arrived, is_streamed = request.scope["state"]["arrived"], method == _STREAM
+    keep = keep_of(request)
 
     def read() -> GenerateRequest:
         if method == _COUNT:
@@ -697,7 +699,7 @@ async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) 
         return decode_generate(body, name, bounds, is_streamed=is_streamed)
 
     def make(decoded: GenerateRequest, found: Model, held: gemini.Held | None) -> tuple[Ask, bool]:
-        asked = services.asked(request.user, found, arrived)
+        asked = services.asked(request.user, found, arrived, keep)
         ask = gemini.ask_of(decoded, asked, stream=is_streamed, held=held)
         return ask, decoded.generation_config.is_enum
 

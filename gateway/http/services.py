@@ -30,6 +30,7 @@ from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Principal
 from gateway.prompt.media import Unreadable
+from gateway.prompt.plan import Keep
 from gateway.routing.fleet import Fleet
 from gateway.routing.history import LoadHistory
 from gateway.turn.contents import KeptResponses
@@ -80,10 +81,13 @@ class Services:
         """The one name of an engine's model; None while the engine has not described itself."""
         return None if described is None else self.catalogue.name_of(described.model)
 
-    def asked(self, user: Principal, model: Model, arrived: float) -> Asked:
+    def asked(
+        self, user: Principal, model: Model, arrived: float, keep: Keep | None = None
+    ) -> Asked:
         keeps = self.responses.keeps(user)
         fetched = dict[str, bytes]() if self.image_hosts.hosts else None
-        return Asked(user, model, arrived, self.unreadable, self.removes_nonces, keeps, fetched)
+        flags = self.unreadable, self.removes_nonces, keeps
+        return Asked(user, model, arrived, *flags, fetched=fetched, keep=keep)
 
 
 def services_of(request: litestar.Request[Any, Any, Any]) -> Services:

@@ -37,6 +37,8 @@ _ORDER = (
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
     " blocks are processed in the following order: `tools`, `system`, `messages`."
 )
+KEEP_HEADER = "holdfast-approximate"
+"""Of a request whose client can put nothing into a marker."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
@@ -78,7 +80,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
     are the client's. `kinds` and `sketch`: see `sketch.py`. `lookback_to` is the segment to which
     entries are looked for over any number of positions; None is the rule of 20 positions.
-    `image_paths` say by id where in the request each of the prompt's images stands first."""
+    `image_paths` say by id where in the request each of the prompt's images stands first.
+    `has_header`: the header says what is kept."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -91,6 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sketch: Sketch | None = None
     lookback_to: int | None = None
     image_paths: Mapping[str, str] = {}
+    has_header: bool = False
 
     @property
     def compressed(self) -> Breakpoint | None:
@@ -130,6 +134,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def kept_path(self, point: Breakpoint) -> str:
         """Where the request says what is kept of a breakpoint's prefix."""
+        if self.has_header:
+            return KEEP_HEADER
         return f"{self.paths[point.segment]}.cache_control.holdfast.keep"
 
     def in_request(self, message: str) -> str:
@@ -172,16 +178,19 @@ def make_plan(
     scope: str,
     policy: AutoCache | None = None,
     adapter: AdapterInfo | None = None,
+    keep: Keep | None = None,
 ) -> Plan:
     """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot.
 
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
-    is the one that answers.
+    is the one that answers. `keep` is the header's (`keep_behind_head`).
     """
     slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
+    if keep is not None:
+        breakpoints = keep_behind_head(layout.prompt, breakpoints, keep)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     kept = next((point for point in breakpoints if point.keep is not None), None)
     prefixes = find_prefixes(layout.prompt, scope, adapter, kept)
@@ -198,7 +207,24 @@ def make_plan(
         automatic=policy if len(breakpoints) > num_given else None,
         kinds=kinds_of(layout.prompt),
         sketch=sketch_of(layout.prompt, scope),
+        has_header=keep is not None,
     )
+
+
+def keep_behind_head(
+    prompt: Prompt, breakpoints: Sequence[Breakpoint], keep: Keep
+) -> list[Breakpoint]:
+    """The last breakpoint of tools and system prompt keeps a part of its prefix, or the first of
+    all where none is there. Those behind it move as a conversation grows: an entry that ends at one
+    would be read by no later turn."""
+    if any(point.keep is not None for point in breakpoints):
+        raise InvalidRequest(f"{KEEP_HEADER}: a marker of the request says already what is kept")
+    if not breakpoints:
+        raise InvalidRequest(f"{KEEP_HEADER}: nothing of this request is marked")
+    head, kept = len(prompt.tools) + len(prompt.system), list(breakpoints)
+    place = max((n for n, point in enumerate(kept) if point.segment < head), default=0)
+    kept[place] = replace(kept[place], keep=keep.part, scorer=keep.scorer)
+    return kept
 
 
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:

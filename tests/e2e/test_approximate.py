@@ -6,10 +6,12 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 
 from engine.protocol import SCORERS
 from engine.protocol.reports import Description, EntryInfo
-from scripts.stack import ADMIN_KEY, API_HEADERS, ENGINE_SECRET
+from scripts.stack import ADMIN_KEY, API_HEADERS, API_KEY, ENGINE_SECRET
 from tests.e2e.fleet import Fleet, running_fleet
 from tests.e2e.prompts import MODEL
 from tests.gateway.serving import eventually
@@ -152,6 +154,44 @@ def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: 
         assert restarted["usage"]["cache_read_input_tokens"] == num_tokens
         assert restarted["holdfast"]["read_tier"] == "disk"
         assert restarted["content"] == cold["content"]
+        check_the_header(asking, question, num_tokens, warm["content"])
+
+
+def check_the_header(asking: Asking, question: str, num_tokens: int, content: Any) -> None:
+    """Unmodified markers and a header read the entry of the marker's extension; and clients that
+    mark nothing ask alike, over the official SDKs."""
+    header = {"holdfast-approximate": "keep=0.5"}
+    with Anthropic(base_url=asking.url, api_key=API_KEY, timeout=120) as sdk:
+        marker: Any = {"type": "ephemeral"}
+        message = sdk.messages.create(
+            model=MODEL,
+            max_tokens=12,
+            system=[{"type": "text", "text": TEXT, "cache_control": marker}],
+            messages=[{"role": "user", "content": question}],
+            extra_headers=header,
+        )
+    assert message.usage.cache_read_input_tokens == num_tokens
+    with OpenAI(base_url=f"{asking.url}/v1", api_key=API_KEY, timeout=120) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            max_tokens=12,
+            temperature=0,
+            messages=[
+                {"role": "system", "content": TEXT},
+                {"role": "user", "content": question},
+            ],
+            extra_headers={"holdfast-approximate": "keep=0.5; scorer=kvzip"},
+        )
+        assert raw.headers["holdfast-approximate"] == "keep=0.5; scorer=kvzip"
+        completion = raw.parse()
+        assert completion.choices[0].message.content == content[0]["text"]
+        usage = completion.usage
+        assert usage and usage.prompt_tokens_details
+        assert usage.prompt_tokens_details.cached_tokens >= num_tokens
+        answer = client.responses.create(
+            model=MODEL, instructions=TEXT, input=question, extra_headers=header
+        )
+        assert answer.usage and answer.usage.input_tokens_details.cached_tokens >= num_tokens
 
 
 def check_the_gate(fleet: Fleet, asking: Asking) -> None:

@@ -94,7 +94,7 @@ def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
     if not prompt:
         raise InvalidRequest("prompt: must not be empty")
     layout, scope = Layout(Prompt([], text=prompt), [Slot(path="prompt")]), asked.principal.scope
-    plan = make_plan(layout, None, scope, adapter=asked.model.weights)
+    plan = make_plan(layout, None, scope, adapter=asked.model.weights, keep=asked.keep)
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)
     return _ask(Lowering(asked), request, plan, sampling, _bound(request))

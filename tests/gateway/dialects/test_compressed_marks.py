@@ -1,18 +1,24 @@
 """Markers that ask for a part of a prefix: who may, where, and what the prefixes are called."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import anthropic
+import httpx
+import openai
 import pytest
-from anthropic import BadRequestError
 
 from engine.protocol.reports import Description, Technique
 from gateway.base.errors import InvalidRequest
+from gateway.base.grants import AutoCache
 from gateway.prompt.ask import Ask
+from gateway.prompt.plan import Keep
 from gateway.routing.router import check_capabilities
 from tests.gateway.bodies import ASKED, body, lowered, lowered_chat, said, text
 from tests.gateway.conftest import Stack
-from tests.gateway.openai_bodies import MODEL
+from tests.gateway.openai_bodies import MESSAGES, MODEL
+from tests.gateway.serving import API_KEY
 
 ALLOWED = replace(ASKED, principal=replace(ASKED.principal, may_approximate=True))
 HALF = {"type": "ephemeral", "holdfast": {"keep": 0.5}}
@@ -74,14 +80,99 @@ def test_a_marker_that_asks_is_never_left_out_without_a_word() -> None:
         lowered_chat({"model": "m", "messages": [message]}, ALLOWED)
 
 
-def test_the_header_of_answers_asks_for_nothing(stack: Stack) -> None:
-    with pytest.raises(BadRequestError, match="holdfast-approximate: answers have it"):
+HEADED = replace(ALLOWED, keep=Keep(0.5, "kvzip"))
+
+
+def kept_at(ask: Ask) -> dict[int, float | None]:
+    return {point.segment: point.keep for point in ask.plan.breakpoints}
+
+
+def test_the_header_is_for_the_last_marker_that_stays_where_it_is() -> None:
+    system = [text("One. " * 300, PLAIN), text("Two. " * 300, PLAIN), text("Three.")]
+    grown = lowered(body(system=system, messages=[said(text("q", PLAIN))]), HEADED)
+    assert kept_at(grown) == {0: None, 1: 0.5, 3: None}
+    marked = {**body(messages=[said(text("A document. " * 300, HALF), text("q", PLAIN))])}
+    plain = {**body(messages=[said(text("A document. " * 300, PLAIN), text("q", PLAIN))])}
+    # The same entry as the marker's extension asks for.
+    assert names(lowered(plain, HEADED)) == names(lowered(marked, ALLOWED))
+    assert lowered(plain, HEADED).plan.in_request("breakpoints: keep: too short") == (
+        "holdfast-approximate: too short"
+    )
+    chat = {"model": "m", "messages": [{"role": "system", "content": "x"}, *MESSAGES]}
+    held = replace(HEADED, principal=replace(HEADED.principal, auto_cache=AutoCache()))
+    assert kept_at(lowered_chat(chat, held)) == {0: 0.5, 1: None}
+    with pytest.raises(InvalidRequest, match=r"approximate: nothing .* is marked"):
+        lowered(body(), HEADED)
+    with pytest.raises(InvalidRequest, match="holdfast-approximate: a marker of the request says"):
+        lowered(marked, HEADED)
+
+
+def asked_of_all(stack: Stack, header: str) -> dict[str, str]:
+    """What each dialect's own client is told."""
+    given: Any = {"extra_headers": {"holdfast-approximate": header}}
+    sdk, client, told = stack.sdk(), stack.openai(), {}
+    calls: dict[str, Callable[[], Any]] = {
+        "messages": lambda: sdk.messages.create(
+            model=MODEL, max_tokens=5, system=[text("x", PLAIN)], messages=MESSAGES, **given
+        ),
+        "count": lambda: sdk.messages.count_tokens(model=MODEL, messages=MESSAGES, **given),
+        "batches": lambda: sdk.messages.batches.create(requests=[], **given),
+        "chat": lambda: client.chat.completions.create(model=MODEL, messages=MESSAGES, **given),
+        "completions": lambda: client.completions.create(model=MODEL, prompt="q", **given),
+        "responses": lambda: client.responses.create(model=MODEL, input="q", **given),
+    }
+    for name, call in calls.items():
+        with pytest.raises((anthropic.BadRequestError, openai.BadRequestError)) as raised:
+            call()
+        told[name] = str(raised.value.body)
+    for path in (f"models/{MODEL}:generateContent", "cachedContents"):
+        content = {"contents": [{"role": "user", "parts": [{"text": "q"}]}]}
+        asked = content if "models" in path else {**content, "model": f"models/{MODEL}"}
+        reply = httpx.post(
+            f"{stack.url}/v1beta/{path}",
+            json=asked,
+            headers={"x-goog-api-key": API_KEY, "holdfast-approximate": header},
+            timeout=120,
+            trust_env=False,
+        )
+        assert reply.status_code == 400, reply.text
+        told[path] = reply.json()["error"]["message"]
+    return told
+
+
+@pytest.mark.parametrize(
+    "header, why",
+    [
+        ("keep=0.05", ">= 0.1"),
+        ("keep=1", "< 1.0"),
+        ("keep=nan", "float"),
+        ("keep=0.5; scorer=best", "scorer"),
+        ("keep=0.5; keep=0.6", "there twice"),
+        ("keep=0.5,blocks", "float"),
+        ("scorer=kvzip", "missing required field `keep`"),
+        ("", "unknown field"),
+    ],
+)
+def test_a_header_that_is_no_choice_is_refused_by_name(stack: Stack, header: str, why: str) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="holdfast-approximate: .*" + why):
         stack.sdk().messages.create(
             model=MODEL,
             max_tokens=5,
-            messages=[{"role": "user", "content": "q"}],
-            extra_headers={"holdfast-approximate": "keep=0.5"},
+            messages=MESSAGES,
+            extra_headers={"holdfast-approximate": header},
         )
+
+
+def test_a_header_that_is_not_allowed_is_refused_in_every_dialect(stack: Stack) -> None:
+    told = asked_of_all(stack, "keep=0.5; scorer=keydiff")
+    assert all("holdfast-approximate: " in message for message in told.values()), told
+    not_here = {name for name, message in told.items() if "not here" in message}
+    assert not_here == {"batches", "cachedContents"}
+    assert all(
+        "may not ask for approximations" in message or "is marked" in message
+        for name, message in told.items()
+        if name not in not_here
+    ), told
 
 
 def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact() -> None:
