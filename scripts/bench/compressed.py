@@ -1,23 +1,24 @@
-"""What compressed prefixes cost in quality, on a model of your own, beside what they save.
+"""What approximate prefixes cost in quality, on a model of your own, beside what they save.
 
-Each sample is a prompt of several documents, each with one code (RULER's needles with many keys,
-arXiv 2404.06654). It is compressed before any question is known. Then the code of every second
-document is asked for. Told are, with 95 % intervals: how often every token of the answer is the
-most likely one, the answer's mean log-probability, and the divergence of its first token's
-distribution from exact; and how long the question takes behind the prefix, and the prefix's memory.
+The prompts are RULER's generated tasks and documents (`tasks.py`). Each is made an entry before any
+question is known. Told are, with 95 % intervals: how often every token of the answer is the most
+likely one, the answer's mean log-probability, and the divergence of its first token's distribution
+from exact; and how long the question takes behind the prefix, and the prefix's memory. `random` and
+`sinks`, which keeps the most recent tokens and the first four, are controls.
 """
 
-import random
 import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 import torch
 from transformers import AutoTokenizer
 
-from engine.cache.compression import Compression
+from engine.cache.compression import new_compression
 from engine.cache.ids import BlockId
 from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.loading import load_model
@@ -27,25 +28,35 @@ from engine.protocol import SCORERS, Scorer
 from engine.schedule.runner import SampleParams, Work
 from engine.settings import DEMO_MODEL
 from scripts.bench.report import table
+from scripts.bench.tasks import TASKS, samples
 from scripts.setup.options import parse
 
 BLOCK_SIZE = 16
+BEHIND_BLOCKS = 8
+"""For a question and its answer."""
 KEEPS = (0.75, 0.5, 0.25)
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
-CITIES = "Oslo Lima Cairo Quito Turin Perth Dakar Hanoi Lagos Delhi Osaka Milan Sofia Tunis".split()
-FILLERS = (
-    "The building was renovated some years ago and has three floors with large windows.",
-    "Visitors sign the book at the desk and wait until somebody comes to fetch them.",
-    "The canteen opens at noon, and on Fridays there is soup with bread for everyone.",
-    "Deliveries are taken at the back door, where a bell must be rung twice.",
-    "A shuttle bus goes to the station every half hour until late in the evening.",
-)
-HEAD = "<|im_start|>system\nYou answer questions about documents.<|im_end|>\n<|im_start|>user\n"
+EXACT = ("exact", "")
+
+
+class Entry(NamedTuple):
+    """A prefix in its blocks: the next token is written to slot `start`, `cut` before its place."""
+
+    blocks: list[BlockId]
+    start: int
+    cut: int = 0
+
+
+Way = tuple[str, str]
+"""A technique and its parameter."""
+Family = Callable[[list[int], Entry, list[BlockId]], Iterator[tuple[Way, Entry]]]
+"""Makes every entry that its techniques make of a prefix, one after the other in the spare blocks.
+It is given the tokens and the exact entry."""
 
 
 @dataclass
 class Results:
-    """Of one way to compress, or of none."""
+    """Of one way."""
 
     exact: list[float] = field(default_factory=list)
     logprob: list[float] = field(default_factory=list)
@@ -54,41 +65,18 @@ class Results:
     blocks: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A prompt's text, and the questions with their answers."""
-
-    text: str
-    questions: list[tuple[str, str]]
-
-
-def samples(num: int, num_documents: int) -> Iterator[Sample]:
-    rng = random.Random(1)
-    for _ in range(num):
-        cities = rng.sample(CITIES, num_documents)
-        codes = [str(rng.randrange(1000, 10_000)) for _ in cities]
-        text = HEAD
-        for city, code in zip(cities, codes, strict=True):
-            lines = rng.sample(FILLERS, 4)
-            lines.insert(rng.randrange(1, 4), f"The access code of the {city} office is {code}.")
-            text += f"\n\nAbout the {city} office. {' '.join(lines)}"
-        questions = [
-            (
-                f"\n\nWhat is the access code of the {city} office?<|im_end|>\n"
-                f"<|im_start|>assistant\nThe access code of the {city} office is",
-                f" {code}.",
-            )
-            for city, code in list(zip(cities, codes, strict=True))[::2]
-        ]
-        yield Sample(text, questions)
+Found = defaultdict[Way, defaultdict[str, Results]]
+"""By way and task."""
 
 
 def main() -> int:
     options = parse(
         __doc__,
         model=(DEMO_MODEL, "a directory of a model with ChatML"),
-        samples=(20, "prompts"),
-        documents=(4, "documents of a prompt"),
+        samples=(20, "prompts of each task"),
+        tasks=([*TASKS], "which", [*TASKS]),
+        scorers=([*SCORERS], "which", SCORERS),
+        size=(60, "sentences of noise in a prompt of RULER's"),
         threads=1,
     )
     torch.set_num_threads(options.threads)
@@ -98,76 +86,105 @@ def main() -> int:
     runner = loaded.runner(1024, BLOCK_SIZE)
     parts = (REPEAT, REPEAT_PART, "<|im_end|>\n<|im_start|>assistant\n")
     told = Told(*(tokenizer.encode(part, add_special_tokens=False) for part in parts))
-    found: dict[tuple[Scorer | str, float], Results] = {}
+    families = [compressed(runner, told, options.scorers)]
+    found: Found = defaultdict(lambda: defaultdict(Results))
     lengths = []
-    for sample in samples(options.samples, options.documents):
+    for task, sample in samples(options.tasks, options.samples, options.size):
         prefix = tokenizer.encode(sample.text, add_special_tokens=False)
         lengths.append(len(prefix))
         questions = [
             tuple(tokenizer.encode(part, add_special_tokens=False) for part in pair)
             for pair in sample.questions
         ]
-        play(runner, prefix, questions, told, found)
+        for way, results in play(runner, prefix, questions, families):
+            note(found[way][task], *results)
     print(f"{options.model}: {fmean(lengths):.0f} tokens, {options.threads} threads\n")
     block_kib = loaded.layout.bytes_per_block(BLOCK_SIZE) / 1024
-    rows = [
-        (
-            scorer,
-            f"{keep:g}",
-            str(len(one.exact)),
-            interval(one.exact),
-            interval(one.logprob),
-            interval(one.kl),
-            f"{1000 * fmean(one.seconds):.0f}",
-            f"{fmean(one.blocks) * block_kib:.0f}",
-        )
-        for (scorer, keep), one in found.items()
-    ]
-    heads = ("exact match", "log-prob", "KL", "first token, ms", "memory, KiB")
-    print(table(("scorer", "keep", "n", *heads), rows))
+    print(table(*overall(found, block_kib)), table(*by_task(found)), sep="\n\n")
     return 0
+
+
+def overall(found: Found, block_kib: float) -> tuple[list[str], list[list[str]]]:
+    """Of all tasks together."""
+    rows = []
+    for (technique, parameter), tasks in found.items():
+        every = {
+            name: [value for one in tasks.values() for value in getattr(one, name)]
+            for name in Results.__dataclass_fields__
+        }
+        exact, logprob, kl = (interval(every[name]) for name in ("exact", "logprob", "kl"))
+        costs = 1000 * fmean(every["seconds"]), fmean(every["blocks"]) * block_kib
+        measured = [exact, logprob, kl, *(f"{cost:.0f}" for cost in costs)]
+        rows.append([technique, parameter, str(len(every["exact"])), *measured])
+    heads = ["exact match", "log-prob", "KL", "first token, ms", "memory, KiB"]
+    return ["technique", "parameter", "n", *heads], rows
+
+
+def by_task(found: Found) -> tuple[list[str], list[list[str]]]:
+    """Exact matches and the log-probability of each task, with n."""
+    names = [*found[EXACT]]
+    heads = [f"{name} (n {len(found[EXACT][name].exact)})" for name in names]
+    rows = [
+        [
+            *way,
+            *(f"{fmean(tasks[name].exact):.2f} {fmean(tasks[name].logprob):.2f}" for name in names),
+        ]
+        for way, tasks in found.items()
+    ]
+    return ["technique", "parameter", *heads], rows
+
+
+def compressed(runner: TorchRunner, told: Told, scorers: list[Scorer]) -> Family:
+    """Prefixes of which every layer keeps a part."""
+
+    def entries(
+        prefix: list[int], exact: Entry, spare: list[BlockId]
+    ) -> Iterator[tuple[Way, Entry]]:
+        for scorer in scorers:
+            for keep in KEEPS:
+                how = new_compression(scorer, keep, len(prefix), BLOCK_SIZE)
+                assert how is not None, "the prompts are too short"
+                targets = spare[: how.kept // BLOCK_SIZE]
+                for _ in KvCompressor(runner, told).compress(how, prefix, exact.blocks, targets):
+                    pass
+                yield (scorer, f"keep {keep:g}"), Entry(spare, how.kept, how.cut)
+
+    return entries
+
+
+Result = tuple[torch.Tensor, torch.Tensor, list[int], float, int]
 
 
 def play(
     runner: TorchRunner,
     prefix: list[int],
     questions: list[tuple[list[int], ...]],
-    told: Told,
-    found: dict[tuple[Scorer | str, float], Results],
-) -> None:
+    families: list[Family],
+) -> Iterator[tuple[Way, Result]]:
     """One sample: exact first, then every way."""
-    num_blocks = -(-len(prefix) // BLOCK_SIZE) + 8
+    num_blocks = -(-len(prefix) // BLOCK_SIZE) + BEHIND_BLOCKS
     own = [BlockId(block) for block in range(num_blocks)]
     spare = [BlockId(block) for block in range(num_blocks, 2 * num_blocks)]
     runner.execute([Work(token_ids=prefix, start=0, block_table=own)])
-    exact = []
+    exact, wanted = Entry(own, len(prefix)), list[torch.Tensor]()
     for question, answer in questions:
-        logprobs, seconds = behind(runner, own, question, answer, len(prefix), 0)
-        exact.append(logprobs)
-        note(found, ("exact", 1.0), logprobs, logprobs, answer, seconds, num_blocks - 8)
-    for scorer in SCORERS:
-        for keep in KEEPS:
-            kept = -(-int(len(prefix) * keep) // BLOCK_SIZE) * BLOCK_SIZE
-            how = Compression(scorer, keep, len(prefix), kept)
-            targets = spare[: kept // BLOCK_SIZE]
-            for _ in KvCompressor(runner, told).compress(how, prefix, own, targets):
-                pass
-            for (question, answer), wanted in zip(questions, exact, strict=True):
-                logprobs, seconds = behind(runner, spare, question, answer, kept, how.cut)
-                key = (scorer, keep)
-                note(found, key, logprobs, wanted, answer, seconds, kept // BLOCK_SIZE)
+        logprobs, seconds = behind(runner, exact, question, answer)
+        wanted.append(logprobs)
+        yield EXACT, (logprobs, logprobs, answer, seconds, num_blocks - BEHIND_BLOCKS)
+    for family in families:
+        for way, entry in family(prefix, exact, spare):
+            size = -(-entry.start // BLOCK_SIZE)
+            for (question, answer), right in zip(questions, wanted, strict=True):
+                logprobs, seconds = behind(runner, entry, question, answer)
+                yield way, (logprobs, right, answer, seconds, size)
 
 
 def behind(
-    runner: TorchRunner,
-    blocks: list[BlockId],
-    question: list[int],
-    answer: list[int],
-    start: int,
-    cut: int,
+    runner: TorchRunner, entry: Entry, question: list[int], answer: list[int]
 ) -> tuple[torch.Tensor, float]:
     """The log-probabilities (answer, vocabulary) in front of each token of the answer, and the
     seconds until the first ones."""
+    blocks, start, cut = entry
     begun = time.perf_counter()
     ask = Work(token_ids=question, start=start, block_table=blocks, sample=GREEDY, cut=cut)
     first = runner.logits([ask])
@@ -186,15 +203,14 @@ def behind(
 
 
 def note(
-    found: dict[tuple[Scorer | str, float], Results],
-    key: tuple[Scorer | str, float],
+    one: Results,
     logprobs: torch.Tensor,
     wanted: torch.Tensor,
     answer: list[int],
     seconds: float,
     num_blocks: int,
 ) -> None:
-    one, tokens = found.setdefault(key, Results()), torch.tensor(answer)
+    tokens = torch.tensor(answer)
     one.exact.append(float((logprobs.argmax(-1) == tokens).all()))
     one.logprob.append(float(logprobs.gather(1, tokens[:, None]).mean()))
     one.kl.append(float((wanted[0].exp() * (wanted[0] - logprobs[0])).sum()))
