@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 392
+MAX_MODULES = 393
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1636,
     "migrations": 256,
     "scripts": 398,
-    "scripts/bench": 3197,
+    "scripts/bench": 3365,
     "scripts/compose": 572,
     "scripts/demo_model": 496,
     "scripts/docs": 828,
