@@ -18,7 +18,6 @@ LEASE_SHARES = {"lease_share": 0.25, "scope_lease_share": 0.5}
 
 OURS = (
     "model",
-    "kv_transfer_config",
     "disable_log_stats",
     "enable_prefix_caching",
     "data_parallel_size",
@@ -37,7 +36,8 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs. Raises ArgumentRefused.
 
     Whatever ENGINE_VLLM_ARGS has goes before the defaults; settings of ours that were given go
-    before both. vLLM's pool has one block more than ours: its null block.
+    before both. vLLM's pool has one block more than ours: its null block. A `kv_transfer_config`
+    names what stands beside our connector.
     """
     for name in settings.vllm_args:
         if name in OURS:
@@ -65,6 +65,15 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         defaults |= {"max_loras": 4}
     if is_cpu:
         defaults |= {"block_size": 32, "enforce_eager": True, "dtype": "float32"}
+    ours = {
+        "kv_connector": NAME,
+        "kv_role": "kv_producer",
+        "kv_connector_module_path": MODULE,
+        "kv_connector_extra_config": {
+            "lease_share": settings.lease_share,
+            "scope_lease_share": LEASE_SHARES["scope_lease_share"],
+        },
+    }
     return {
         **defaults,
         **settings.vllm_args,
@@ -73,15 +82,27 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         "enable_prefix_caching": True,
         **({"enable_lora": True} if settings.adapters else {}),
         "disable_log_stats": False,
-        "kv_transfer_config": {
-            "kv_connector": NAME,
-            "kv_role": "kv_producer",
-            "kv_connector_module_path": MODULE,
-            "kv_connector_extra_config": {
-                "lease_share": settings.lease_share,
-                "scope_lease_share": LEASE_SHARES["scope_lease_share"],
-            },
-        },
+        "kv_transfer_config": _with_ours(ours, settings.vllm_args.get("kv_transfer_config")),
+    }
+
+
+def _with_ours(ours: dict[str, Any], given: Any) -> dict[str, Any]:
+    """Ours alone, or in a MultiConnector in front of the given one or its children."""
+    if given is None:
+        return ours
+    beside: Any = [given]
+    if isinstance(given, Mapping) and given.get("kv_connector") == "MultiConnector":
+        extra = given.get("kv_connector_extra_config")
+        beside = extra.get("connectors") if isinstance(extra, Mapping) else None
+    if not isinstance(beside, list) or not all(
+        isinstance(one, Mapping) and one.get("kv_connector") for one in beside
+    ):
+        raise ArgumentRefused("ENGINE_VLLM_ARGS: `kv_transfer_config` must name a `kv_connector`")
+    children = [ours, *(one for one in beside if one["kv_connector"] != NAME)]
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": children},
     }
 
 

@@ -1,5 +1,6 @@
 """Which versions, settings, drafters and layers of vLLM end the start. Some need vLLM itself."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from engine.backends.vllm.arguments import ArgumentRefused, engine_arguments
 from engine.backends.vllm.backend import kv_bytes
 from engine.backends.vllm.internals import VllmChangedError, check_layers, check_version
+from engine.settings import Settings
 
+OURS = {"kv_connector": "HoldfastConnector", "kv_role": "kv_producer"}
+BESIDE = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 needs_vllm = pytest.mark.skipif(
     find_spec("vllm") is None, reason="needs vLLM: scripts/long_tests leases"
 )
@@ -26,6 +31,34 @@ DEEPSEEK = {**LLAMA, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head
 def test_unknown_versions_are_named(version: str) -> None:
     with pytest.raises(VllmChangedError, match=version):
         check_version(version)
+
+
+def multi(*children: Any) -> dict[str, Any]:
+    extra = {"kv_connector_extra_config": {"connectors": list(children)}}
+    return {"kv_connector": "MultiConnector", "kv_role": "kv_both", **extra}
+
+
+def settings_with(transfer: Any) -> Settings:
+    args = json.dumps({"kv_transfer_config": transfer})
+    return Settings.model_validate({"secret": "s" * 16, "vllm_args": args})
+
+
+@pytest.mark.parametrize("given", [BESIDE, multi(BESIDE), multi(OURS, BESIDE)], ids=repr)
+def test_a_connector_that_is_given_stands_beside_ours(given: dict[str, Any]) -> None:
+    settings = settings_with(given)
+    transfer = engine_arguments(settings, is_cpu=True)["kv_transfer_config"]
+    ours, beside = transfer["kv_connector_extra_config"]["connectors"]
+    assert (transfer["kv_connector"], beside) == ("MultiConnector", BESIDE)
+    assert ours["kv_connector_extra_config"]["lease_share"] == settings.lease_share
+
+
+@pytest.mark.parametrize(
+    "given", ["x", {}, multi("x"), {**multi(), "kv_connector_extra_config": 1}], ids=repr
+)
+def test_a_connector_without_a_name_is_refused(given: Any) -> None:
+    settings = settings_with(given)
+    with pytest.raises(ArgumentRefused, match="must name a `kv_connector`"):
+        engine_arguments(settings, is_cpu=True)
 
 
 @needs_vllm
