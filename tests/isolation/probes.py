@@ -1,10 +1,11 @@
 """Probing for what another workspace has cached: the requests, and all that can be seen of them.
 
-Used by the suite and by `scripts/bench/isolation.py`. Bodies go over a plain HTTP client, so that
-the whole answer is compared, to the byte, but for what differs in any two requests.
+Bodies go over a plain HTTP client, so that the whole answer is compared, to the byte, but for what
+differs in any two requests.
 """
 
 import json
+import os
 import random
 import re
 from collections.abc import Sequence
@@ -18,7 +19,14 @@ from tests.gateway.process import say_to_gateway
 
 MODEL = "holdfast-demo"
 UNKNOWN_TURN = "msg_" + 28 * "0"
-ENGINE = {"ENGINE_MIN_CACHE_TOKENS": "32", "ENGINE_LOG_LEVEL": "warning"}
+# scripts/long_tests isolation raises it.
+NUM_PROBES = int(os.environ.get("ISOLATION_PROBES", "40"))
+ENGINE = {
+    "ENGINE_MIN_CACHE_TOKENS": "32",
+    "ENGINE_LOG_LEVEL": "warning",
+    # All that the probes write fits into the lease budget: a full one shows in every answer.
+    "ENGINE_NUM_BLOCKS": str(max(8192, 66 * NUM_PROBES)),
+}
 
 _UNKNOWN = '"cache_miss_reason":null'
 # What any two requests differ in: ids, times, and whose key it is.

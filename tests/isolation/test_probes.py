@@ -1,7 +1,6 @@
 """Probes of what another workspace has warm, and everything a client might widen its scope with."""
 
 import hmac
-import os
 import random
 import re
 from hashlib import sha256
@@ -14,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripts.stack import MASTER_SECRET
 from tests.isolation.conftest import WORKSPACES, House
 from tests.isolation.probes import (
+    NUM_PROBES,
     SHAPES,
     Seen,
     Shape,
@@ -24,8 +24,6 @@ from tests.isolation.probes import (
     words,
 )
 
-# scripts/long_tests isolation raises it.
-NUM_PROBES = int(os.environ.get("ISOLATION_PROBES", "40"))
 MESSAGES = Shape("messages", stream=False, marked=True)
 CHAT = Shape("chat", stream=False, marked=True)
 OWNER, STRANGER, _ = WORKSPACES
