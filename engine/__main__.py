@@ -14,13 +14,14 @@ import structlog
 from pydantic import ValidationError
 from uvicorn.config import STARTUP_FAILURE
 
+from engine.asgi import misspelt
 from engine.backends.base import Parts, Progress
 from engine.backends.looped import EngineBackend, LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.serve.connections import Server
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
-from engine.settings import Settings, misspelt, problems_of
+from engine.settings import PREFIX, Settings, problems_of
 
 log = structlog.get_logger()
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("ENGINE_HOST: must be an address of this machine", file=sys.stderr)
         return 2
     _configure_logs(settings.log_level)
-    for line in misspelt(os.environ):
+    for line in misspelt(os.environ, [PREFIX + name.upper() for name in Settings.model_fields]):
         log.warning("setting_unknown", error=line)
     sys.setswitchinterval(SWITCH_SECONDS)
     if settings.clock == "manual":

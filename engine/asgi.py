@@ -1,9 +1,10 @@
-"""What the servers of both programs share: an access log, callers that leave, descriptors."""
+"""What both servers share: an access log, callers that leave, descriptors, misspelt settings."""
 
 import asyncio
 import resource
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -89,3 +90,16 @@ def raise_descriptor_limit() -> None:
 def num_descriptors(if_unlimited: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return if_unlimited if soft == resource.RLIM_INFINITY else soft
+
+
+def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
+    """One line for each variable that is called almost like a known setting. Other names may be
+    meant for other programs."""
+    prefixes = tuple({name.partition("_")[0] + "_" for name in known})
+    found = []
+    for variable in sorted(environ):
+        name = variable.removesuffix("_FILE")
+        if variable.startswith(prefixes) and not {variable, name} & {*known}:
+            close = get_close_matches(name, known, n=1, cutoff=0.9)
+            found += [f"{variable} is no setting: did you mean {one}?" for one in close]
+    return found

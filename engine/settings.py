@@ -1,7 +1,5 @@
 """The engine's settings: environment variables `ENGINE_*`, read once at start."""
 
-from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -220,17 +218,3 @@ def problems_of(error: ValidationError) -> list[str]:
             told = f"is not set; it is needed: {Settings.model_fields[name].description}"
         lines.append(f"{PREFIX}{name.upper()}: {told}")
     return lines
-
-
-def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """One line for each variable that is no setting but is called almost like one.
-
-    Other names with the prefix may be meant for other programs, so nothing is said of them.
-    """
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    found = []
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.9)
-            found += [f"{name} is no setting: did you mean {one}?" for one in close]
-    return found

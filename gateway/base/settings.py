@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -305,21 +304,6 @@ def load_database(environ: Mapping[str, str] | None = None) -> DatabaseSettings:
 
 def load_price_files(environ: Mapping[str, str] | None = None) -> PriceFiles:
     return _load(PriceFiles, os.environ if environ is None else environ)
-
-
-def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """One line for each variable that is no setting but is called almost like one.
-
-    Other names with the prefix may be meant for other programs, so nothing is said of them.
-    """
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    found = []
-    for variable in sorted(environ):
-        name = variable.removesuffix("_FILE")
-        if name.startswith(PREFIX) and variable not in known and name not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.9)
-            found += [f"{variable} is no setting: did you mean {one}?" for one in close]
-    return found
 
 
 def _load(kind: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 from uvicorn.config import STARTUP_FAILURE
 
-from engine.asgi import raise_descriptor_limit
+from engine.asgi import misspelt, raise_descriptor_limit
 from gateway.admission.workers import SWITCH_SECONDS
 from gateway.app import create_app
 from gateway.base.logs import configure, get_logger
-from gateway.base.settings import SettingsError, load, misspelt
+from gateway.base.settings import PREFIX, Settings, SettingsError, load
 from gateway.cli.arguments import Commands
 from gateway.http.server import Server
 
@@ -31,7 +31,7 @@ def _serve(_: argparse.Namespace) -> int:
     settings = load()
     raise_descriptor_limit()
     configure(settings.log_level)
-    for line in misspelt(os.environ):
+    for line in misspelt(os.environ, [PREFIX + name.upper() for name in Settings.model_fields]):
         get_logger("gateway").warning("setting_unknown", error=line)
     try:
         socket.getaddrinfo(settings.host, settings.port)

@@ -173,18 +173,6 @@ def known_settings() -> list[str]:
     return re.findall(r"^#?([A-Z][A-Z_]+)=", (ROOT / ".env.example").read_text("utf-8"), re.M)
 
 
-def misspelt_settings(environ: Mapping[str, str]) -> list[str]:
-    """One line for each variable that is called almost like a setting of `.env.example`."""
-    known = known_settings()
-    prefixes = tuple({name.partition("_")[0] + "_" for name in known})
-    found = []
-    for name in sorted(environ):
-        if name.startswith(prefixes) and name.removesuffix("_FILE") not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.9)
-            found += [f"{name} is no setting: did you mean {one}?" for one in close]
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """One process to start. `ready` is the path that answers 200 once it serves.

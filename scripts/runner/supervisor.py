@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from engine.asgi import misspelt
 from scripts.runner.data import Running, Secrets, handbook, load_secrets, owning, prepare_data
 from scripts.runner.options import (
     ENGINES_ABOVE,
@@ -26,7 +27,7 @@ from scripts.runner.options import (
     default_data,
     engine_python,
     gateway_environment,
-    misspelt_settings,
+    known_settings,
     needs_of,
     parse_options,
     programs_of,
@@ -300,7 +301,7 @@ def serve(options: Options, signals: Signals) -> None:
     dashboard = options.dashboard_url if options.dashboard else None
     running = Running(pid=os.getpid(), gateway=options.gateway_url, dashboard=dashboard)
     with owning(options.data, running):
-        for line in misspelt_settings(os.environ):
+        for line in misspelt(os.environ, known_settings()):
             say(f"==> warning: {line}")
         keys = load_secrets(options.data, os.environ)
         programs = programs_of(options, keys)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engine.settings import Settings, misspelt, problems_of
+from engine.settings import Settings, problems_of
 from scripts.stack import free_port
 
 SECRET = {"ENGINE_SECRET": "a-secret-of-some-length"}
@@ -71,11 +71,6 @@ def test_a_manual_clock_is_logged_loudly() -> None:
         process.terminate()
         process.communicate()
     assert '"level": "warning"' in line and "THE CLOCK IS MANUAL" in line
-
-
-def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
-    given = {"ENGINE_SECRT": "x", "ENGINE_SECRET": "y", "ENGINE_SERVICE_HOST": "z", "PATH": "w"}
-    assert misspelt(given) == ["ENGINE_SECRT is no setting: did you mean ENGINE_SECRET?"]
 
 
 def test_a_number_has_a_bound_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:

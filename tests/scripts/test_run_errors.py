@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.asgi import misspelt
 from engine.settings import DEMO_MODEL
 from scripts.runner.data import Running, owning, prepare_data, read_running
-from scripts.runner.options import ENGINES_ABOVE, misspelt_settings
+from scripts.runner.options import ENGINES_ABOVE, known_settings
 from scripts.stack import StartError
 from tests.scripts.runs import ROOT, ended, environment, free_base, only_line
 
@@ -39,7 +40,7 @@ def test_an_option_that_cannot_be_served_exits_2(
 
 def test_a_name_that_is_almost_a_setting_is_told() -> None:
     given = {"HOLDFAST_ENGINS": "x", "ENGINE_SECRT": "x", "HOLDFAST_API_KEY": "x", "HOME": "/"}
-    assert misspelt_settings(given) == [
+    assert misspelt(given, known_settings()) == [
         "ENGINE_SECRT is no setting: did you mean ENGINE_SECRET?",
         "HOLDFAST_ENGINS is no setting: did you mean HOLDFAST_ENGINES?",
     ]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.base.settings import PREFIX, EnginePlace, Settings, SettingsError, load, misspelt
+from engine.asgi import misspelt
+from gateway.base.settings import PREFIX, EnginePlace, Settings, SettingsError, load
 from scripts.stack import ROOT, free_port
 from tests.gateway.admin.test_wrong_values import URLS
 
@@ -54,7 +55,8 @@ def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
         "HOLDFAST_API_KEY_FILE": "x",
         "HOLDFAST_SERVICE_HOST": "x",
     }
-    assert misspelt(given) == [
+    names = [PREFIX + name.upper() for name in Settings.model_fields]
+    assert misspelt(given, names) == [
         "HOLDFAST_API_KEYS_FILE is no setting: did you mean HOLDFAST_API_KEY?",
         "HOLDFAST_ENGINS is no setting: did you mean HOLDFAST_ENGINES?",
     ]
