@@ -18,7 +18,10 @@ from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Queries, Range
+from scripts.bench.report import percentile
 from tests.e2e.outage import data_directory, frozen_postgres, locked_sqlite, stopped_postgres
+from tests.faults.sizes import number
+from tests.faults.sizes import told as print_told
 from tests.gateway.bodies import body
 from tests.gateway.ledger.test_ledger import turn
 from tests.gateway.records import ledger_rows
@@ -32,6 +35,7 @@ KINDS = [
     pytest.param("stopped", marks=pytest.mark.postgres),
 ]
 TRIES = 3
+MAX_ADDED_MS = 5.0
 
 EVER = Range(since_ms=0, until_ms=4_102_444_800_000)
 
@@ -94,7 +98,10 @@ def test_a_transaction_ends_at_its_deadline_and_the_next_one_works(outage: Outag
 
 
 def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
-    engine, told = ScriptedEngine(), []
+    """Ten turns on every commit; FAULTS=full asks twenty a second for ten minutes."""
+    engine, told = ScriptedEngine(), list[str]()
+    count, pause = number((10, 0.0), (12_000, 0.05))
+    before, without = list[float](), list[float]()
     with (
         serve(engine) as engine_url,
         serve_gateway(outage.data, engine_url, database_url=outage.url) as url,
@@ -106,23 +113,30 @@ def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
             assert health["ready"] and health["journal"]["has_room"]
             return int(health["journal"]["backlog"])
 
-        def is_served() -> None:
-            answer = http.post("/v1/messages", json=body())
-            assert answer.status_code == 200
-            told.append(answer.json()["id"])
+        def serve_turns(count: int, took: list[float]) -> None:
+            begun = time.monotonic()
+            for at in range(count):
+                time.sleep(max(0.0, begun + at * pause - time.monotonic()))
+                asked = time.monotonic()
+                answer = http.post("/v1/messages", json=body())
+                took.append(time.monotonic() - asked)
+                assert answer.status_code == 200
+                told.append(answer.json()["id"])
 
-        is_served()
+        serve_turns(count // 10, before)
         eventually(lambda: backlog() == 0)
         with outage():
-            for _ in range(10):
-                is_served()
+            serve_turns(count, without)
             stranger = http.post("/v1/messages", json=body(), headers={"x-api-key": "hf-unknown"})
             # Reading is not blocked by SQLite's lock, so the stranger is known to be one.
             assert stranger.status_code == (401 if outage.kind == "locked" else 529)
-            assert backlog() == 10
-        is_served()
+            assert backlog() == count
+        serve_turns(1, without)
         eventually(lambda: backlog() == 0)
     assert sorted(outage.rows()) == sorted(told)
+    found = [percentile(took, 0.99) * 1000 for took in (before, without)]
+    print_told("no database", kind=outage.kind, turns=count, p99_ms=found)
+    assert number(True, found[1] < found[0] + MAX_ADDED_MS), found
 
 
 @pytest.mark.postgres
