@@ -7,8 +7,7 @@ import pytest
 
 from gateway.admin.structs.advice import Plan
 from gateway.base.errors import InvalidRequest
-from gateway.planner.plan import plan
-from gateway.planner.search import at_rate, fewest
+from gateway.planner.plan import at_rate, fewest, plan
 from gateway.planning.traffic import (
     GpuChoice,
     Job,
