@@ -252,7 +252,6 @@ _NOT_DONE = {
     "assistants": "keeps no assistants",
     "audio": "hears and speaks nothing",
     "batches": "has batches at /v1/messages/batches only",
-    "conversations": "keeps no conversations: send the whole of one with each request",
     "embeddings": "makes no embeddings",
     "files": "keeps no files",
     "fine_tuning": "tunes no models",
