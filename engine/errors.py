@@ -6,6 +6,7 @@ EngineError            500 internal
 │   ├── SchemaRefused  400 invalid_request       its message may be shown to the client
 │   ├── ImageRefused   400 invalid_request       so may its message
 │   ├── KeepRefused    400 invalid_request       so may its message
+│   ├── DocumentRefused 400 invalid_request      so may its message
 │   └── AdapterRefused 400 invalid_request       so may its message, to an operator
 ├── TooCostly          400 too_costly
 ├── Unsupported        400 unsupported
@@ -63,6 +64,15 @@ class KeepRefused(InvalidRequest):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{KEEP_FIELD}: {why}")
+
+
+class DocumentRefused(InvalidRequest):
+    """A document can't be placed. The message begins with the field."""
+
+    is_public: ClassVar[bool] = True
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"documents[{number}]: {why}")
 
 
 class AdapterRefused(InvalidRequest):

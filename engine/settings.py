@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     )
     approximate: bool = Field(
         False,
-        description="Compress the prefixes of requests that ask for it (native engine)",
+        description="Compress prefixes, place blocks for requests that ask (native engine)",
     )
     max_waiting: int = Field(
         256, ge=1, le=2**20, description="Requests that may wait; more are refused"

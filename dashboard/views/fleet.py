@@ -11,7 +11,13 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
-from engine.protocol.reports import AdapterInfo, BlockStats, Description, Guarantee, Stats
+from engine.protocol.reports import (
+    AdapterInfo,
+    BlockStats,
+    Description,
+    Guarantee,
+    Stats,
+)
 from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory, LoadPoint
 
 PROMISES = {
@@ -165,18 +171,19 @@ def adapter_table(found: Sequence[EngineReport]) -> list[Row]:
 
 
 def technique_table(found: Sequence[EngineReport]) -> list[Row]:
-    """How far from exact each way to compress a prefix was at the load of each engine."""
+    """How far from exact each approximation was at the load of each engine."""
     return [
         {
             "Engine": engine.name,
-            "Scorer": one.scorer,
-            "Kept": formats.percent(one.keep),
+            "Technique": one.name,
             "KL (nats)": round(one.kl, 3),
             "Same next token": formats.percent(one.agreement),
             "Allowed": "yes" if one.is_allowed else "no",
         }
         for engine in found
-        for one in (engine.description.techniques if engine.description else ())
+        for description in [engine.description]
+        if description is not None
+        for one in [*description.techniques, *description.placements]
     ]
 
 

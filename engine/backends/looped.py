@@ -41,17 +41,26 @@ from engine.cache.block import Block, Entry
 from engine.cache.compressed import compressed
 from engine.cache.compression import LEAST_KEPT, new_compression
 from engine.cache.digests import ActiveAdapter
+from engine.cache.documents import LEAST_TOKENS, with_documents
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
-from engine.errors import InvalidRequest, KeepRefused, NotFound, NotReady, Unsupported
+from engine.errors import (
+    DocumentRefused,
+    InvalidRequest,
+    KeepRefused,
+    NotFound,
+    NotReady,
+    Unsupported,
+)
 from engine.protocol import (
     MAX_CELLS,
     NEUTRAL,
     TTLS,
     ChainHeld,
     CountReply,
+    Document,
     Done,
     DropReply,
     DropRequest,
@@ -73,6 +82,7 @@ from engine.protocol.reports import (
     Stats,
     StoreStats,
     why_refused,
+    why_unplaced,
 )
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
@@ -620,6 +630,10 @@ def query_of(
         lookback_to=request.lookback_to,
     )
     asked = [point for point in request.breakpoints if point.keep is not None]
+    if request.documents:
+        if asked:
+            raise KeepRefused("not beside a block from anywhere")
+        return _placed(query, request, prepared, cache, description)
     if not asked:
         return query
     if len(asked) > 1 or request.adapter or prepared.keys:
@@ -645,6 +659,39 @@ def query_of(
         why = f"{end} tokens and the kept {how.kept} take {needed} blocks, of {most}"
         raise KeepRefused(why)
     return compressed(query, cache, how)
+
+
+def _placed(
+    query: CacheQuery,
+    request: GenerateRequest,
+    prepared: Prepared,
+    cache: PrefixCache,
+    description: Description,
+) -> CacheQuery:
+    """The prompt with its documents. Raise DocumentRefused."""
+    size, found = description.block_size, list[tuple[Document, int, int]]()
+    needed = -(-len(query.tokens) // size)
+    for number, one in enumerate(request.documents):
+        if (why := why_unplaced(description.placements, one.recompute)) is not None:
+            raise DocumentRefused(number, why)
+        if request.adapter or prepared.keys:
+            raise DocumentRefused(number, "not with an adapter or images")
+        # The first token is what documents stand behind; the last one is always computed.
+        start, end = max(prepared.begins[number], 1), query.segments[one.segment].end
+        end = None if end is None else min(end, len(query.tokens) - 1)
+        least = max(LEAST_TOKENS, one.recompute + 1)
+        if end is None or end - start < least:
+            has = "no end in tokens" if end is None else f"{max(end - start, 0)} tokens"
+            raise DocumentRefused(
+                number, f"a block has at least {least} tokens, this one has {has}"
+            )
+        needed += -(-(end - start) // size) + 2
+        found.append((one, start, end))
+    if len({start for _, start, _ in found}) < len(found):
+        raise DocumentRefused(0, "two documents stand in one place")
+    if needed > (most := cache.pool.num_blocks):
+        raise DocumentRefused(0, f"it, the others and the prompt take {needed} blocks, of {most}")
+    return with_documents(query, cache, sorted(found, key=lambda one: one[1]))
 
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:

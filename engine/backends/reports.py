@@ -10,6 +10,7 @@ import msgspec
 
 from engine.cache.block import Block, Entry
 from engine.cache.compression import compression_of
+from engine.cache.documents import is_placing
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import (
@@ -209,7 +210,7 @@ def entry_infos(
                 is_stored=entry.outlives_restarts,
                 own_tokens=max(entry.tokens - (len(entry.blocks) - own[entry]) * block_size, 0),
                 shared_by=deepest.ref_count - deepest.lease_count,
-                approximate=how.told if how is not None else None,
+                approximate="blocks" if is_placing(entry.adapter) else how.told if how else None,
             )
         )
     return infos

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.cache.digests import ActiveAdapter
-from engine.protocol import LEAST_KEEP, SCORERS, Approximation, Scorer
+from engine.protocol import LEAST_KEEP, SCORERS, Compressed, Scorer
 
 LEAST_KEPT = 64
 """Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
@@ -29,8 +29,8 @@ class Compression:
         return self.of - self.kept
 
     @property
-    def told(self) -> Approximation:
-        return Approximation(scorer=self.scorer, keep=self.keep, kept=self.kept, of=self.of)
+    def told(self) -> Compressed:
+        return Compressed(scorer=self.scorer, keep=self.keep, kept=self.kept, of=self.of)
 
     @property
     def domain(self) -> ActiveAdapter:

@@ -4,11 +4,19 @@ The rules are those of the public prompt-caching contract ("Lookback window", "M
 the contract is silent, PROTOCOL.md decides. Pure: entries are asked for through a callable.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from engine.protocol import WRITE_FIELDS, Breakpoint, InputUsage, Ttl, split_writes
+from engine.protocol import (
+    TTLS,
+    WRITE_FIELDS,
+    Breakpoint,
+    InputUsage,
+    Ttl,
+    outlives,
+    split_writes,
+)
 
 WINDOW = 20
 """The number of positions that one breakpoint looks at, its own included."""
@@ -107,13 +115,47 @@ def longest_hit(
     return best
 
 
-def bill(marks: Sequence[Mark], prompt_tokens: int, read: int, reused: int) -> InputUsage:
+class Piece(NamedTuple):
+    """Tokens [start, end) of a prompt that were copied from a document's entry.
+
+    That was written with this TTL; None: it was read.
+    """
+
+    start: int
+    end: int
+    ttl: Ttl | None
+
+
+def bill(
+    marks: Sequence[Mark],
+    prompt_tokens: int,
+    read: int,
+    reused: int,
+    pieces: Iterable[Piece] = (),
+) -> InputUsage:
     """Split the prompt by class: what was read, the writes with the longest TTL first, then input.
 
     `read` is the longest hit. `reused` is all that came from memory, with or without an entry (at
-    least `read`).
+    least `read`, and what was read of the `pieces`, which lie behind it).
     """
     writes = split_writes(((mark.tokens, mark.ttl) for mark in marks), read)
+    end = read
+    classes: list[tuple[int, int, Ttl]] = []
+    for ttl in reversed(TTLS):
+        classes.append((end, end + writes[ttl], ttl))
+        end += writes[ttl]
+    for start, stop, own in pieces:
+        moved = stop - start
+        for begin, behind, ttl in classes:
+            both = max(min(stop, behind) - max(start, begin), 0)
+            if own is None or outlives(own, ttl):
+                writes[ttl] -= both
+            else:  # an entry of the prompt has it for as long
+                moved -= both
+        if own is None:
+            read += moved
+        else:
+            writes[own] += moved
     return InputUsage(
         input_tokens=prompt_tokens - read - sum(writes.values()),
         cache_read_tokens=read,

@@ -5,7 +5,7 @@ Sampling, scheduling and clocks are not known here; times are handed in.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.cache.block import Block, Entry, Refresh
@@ -14,13 +14,14 @@ from engine.cache.digests import ActiveAdapter, ChainHasher, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
-from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit
+from engine.cache.lookup import Mark, Piece, Segment, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState, state_position
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (
     Approximation,
+    Blocks,
     Breakpoint,
     BreakpointReport,
     ChainHeld,
@@ -41,7 +42,8 @@ class CacheQuery:
 
     The ends of `segments` are floored to the granularity. `lease_share` None is the common share.
     `lookback_to` is the request's. Of a compressed prompt (`compressed.py`) all counts are slots,
-    and `origin` is the exact beginning of which some tokens are kept.
+    and `origin` is the exact beginning of which some tokens are kept. `placed` are documents that
+    are copied into the prompt (`documents.py`).
     """
 
     scope: str
@@ -56,16 +58,51 @@ class CacheQuery:
     lookback_to: int | None = None
     compression: Compression | None = None
     origin: "CacheQuery | None" = None
+    placed: "Sequence[Placed]" = ()
 
     @property
     def adapter(self) -> ActiveAdapter | None:
         """The adapter that acts on some of the tokens."""
-        return self.digests.adapter if self.compression is None else None
+        return None if self.is_approximate else self.digests.adapter
+
+    @property
+    def is_approximate(self) -> bool:
+        return self.compression is not None or bool(self.placed)
 
     @property
     def cut(self) -> int:
         """By how many slots later tokens lie before their positions."""
         return self.compression.cut if self.compression is not None else 0
+
+    @property
+    def told(self) -> Approximation | None:
+        """What the answer is computed behind; None where that is exact."""
+        if self.placed:
+            return Blocks(
+                documents=len(self.placed),
+                reused=sum(one.end - one.copied for one in self.placed),
+                recomputed=sum(one.copied - one.start for one in self.placed),
+            )
+        return self.compression.told if self.compression is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A document at positions [start, end) of a prompt, and the exact prompt that it is by itself.
+
+    Tokens [copied, end) are copied. Of the `origin`'s tokens the first is the prompt's, and the
+    last stands behind the document, because a prompt's last token is never read.
+    """
+
+    origin: CacheQuery
+    start: int
+    copied: int
+    end: int
+
+    @property
+    def shift(self) -> int:
+        """By how many positions its tokens stand behind those of the origin."""
+        return self.start - 1
 
 
 @dataclass(slots=True)
@@ -73,7 +110,8 @@ class Found:
     """The result of a look-up. The hit's blocks are held until `begin` or `let_go`.
 
     So are those of its recurrent `state`. `refreshes` are permanent from `write` on. Another
-    sequence was computing `raced` tokens of the prompt when this request could have run.
+    sequence was computing `raced` tokens of the prompt when this request could have run. Each of
+    the prompt's `documents` was looked up too.
     """
 
     marks: list[Mark]
@@ -85,6 +123,11 @@ class Found:
     refreshes: list[Refresh] = field(default_factory=list)
     reused: int = 0
     raced: int = 0
+    documents: "list[Found]" = field(default_factory=list)
+
+    @property
+    def all(self) -> "list[Found]":
+        return [self, *self.documents]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +244,17 @@ class PrefixCache:
             if self.state_blocks:
                 found.state = list(hit.blocks[-self.state_blocks :])
             _acquire([*found.held, *found.state])
+        found.documents = [self.look_up(one.origin) for one in query.placed]
+        if query.placed and not query.breakpoints:
+            reasons = (one.miss_reason for one in found.documents)
+            found.miss_reason = next((one for one in reasons if one is not None), None)
         return found
 
     def let_go(self, found: Found) -> None:
         """Release the blocks of a look-up."""
-        _release([*found.held, *found.state])
-        found.held, found.state = [], []
+        for one in found.all:
+            _release([*one.held, *one.state])
+            one.held, one.state = [], []
 
     def give_up(self, found: Found) -> None:
         """Release the blocks of a look-up that will be repeated. Its refreshes stay."""
@@ -215,9 +263,10 @@ class PrefixCache:
 
     def take_back(self, found: Found) -> None:
         """The response never began. The look-up's refreshes are taken back."""
-        for refresh in found.refreshes:
-            self.entries.take_back(refresh)
-        found.refreshes = []
+        for one in found.all:
+            for refresh in one.refreshes:
+                self.entries.take_back(refresh)
+            one.refreshes = []
 
     def begin(self, query: CacheQuery, found: Found, table: BlockTable) -> list[BlockCopy]:
         """Fill an empty table with the reused blocks, and allocate the prompt's other blocks.
@@ -235,7 +284,8 @@ class PrefixCache:
         _acquire(acquired)
         _release(unused)
         try:
-            copies = table.fill(sources, query.digests.full, len(query.tokens), found.state)
+            spare = self._num_spare(query, sources)
+            copies = table.fill(sources, query.digests.full, len(query.tokens), found.state, spare)
         except NoFreeBlocks:
             _acquire(unused)
             _release(acquired)
@@ -311,15 +361,23 @@ class PrefixCache:
         acquired = [source.block for source in sources.values()]
         _acquire(acquired)
         try:
-            return table.fill(sources, digests.full, len(tokens))
+            spare = self._num_spare(query, sources)
+            return table.fill(sources, digests.full, len(tokens), num_spare=spare)
         except NoFreeBlocks:
             _release(acquired)
             raise
 
-    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> CacheResult:
+    def write(
+        self,
+        query: CacheQuery,
+        found: Found,
+        table: BlockTable,
+        now: float,
+        pieces: Sequence[Piece] = (),
+    ) -> CacheResult:
         """Write the breakpoints' entries and tie the names to the blocks.
 
-        The counters are final.
+        The counters are final. `pieces` were copied from entries of documents.
         """
         self._confirm(found)
         if found.hit is not None:
@@ -337,6 +395,7 @@ class PrefixCache:
                 len(query.tokens) + cut,
                 found.read and found.read + cut,
                 found.reused,
+                pieces,
             ),
             breakpoints=[
                 reports.get(point.segment) or self._not_written(query, point)
@@ -346,15 +405,26 @@ class PrefixCache:
             held=held,
             miss_reason=reason,
             read_tier=table.origin(found.read) if found.read else None,
-            approximate=query.compression.told if query.compression is not None else None,
+            approximate=query.told,
         )
 
     # Inside.
 
     def _confirm(self, found: Found) -> None:
-        for refresh in found.refreshes:
-            self.entries.confirm(refresh)
-        found.refreshes = []
+        for one in found.all:
+            for refresh in one.refreshes:
+                self.entries.confirm(refresh)
+            one.refreshes = []
+
+    def _num_spare(self, query: CacheQuery, sources: Mapping[int, Source]) -> int:
+        """The most blocks that the documents take which these sources of the prompt lack."""
+        size, spare = self.pool.block_size, 0
+        for one in query.placed:
+            blocks = range(one.copied // size, -(-one.end // size))
+            whole = (source.num_tokens for index in blocks if (source := sources.get(index)))
+            if sum(count == size for count in whole) < len(blocks):
+                spare += len(one.origin.tokens) // size + 2
+        return spare
 
     def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
         """Whether another request wrote or computed the last mark's prefix after the look-up."""

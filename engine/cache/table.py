@@ -7,7 +7,8 @@ computed. A position's keys and values depend only on the tokens before it, whic
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from typing import NamedTuple
 
 from engine.cache.block import Block
@@ -61,6 +62,8 @@ class BlockTable:
         self._order: deque[int] = deque()
         self._arrivals: deque[int] = deque()
         self._arriving_state: list[Block] = []
+        # Ranges behind the frontier whose keys and values were copied here, and what stands there.
+        self._given: deque[tuple[int, Sequence[TokenId]]] = deque()
         # Where arrived blocks came from, by logical index.
         self._origins: dict[int, Tier] = {}
         self.blocks: list[Block] = []
@@ -80,12 +83,14 @@ class BlockTable:
         digests: Sequence[Digest],
         num_tokens: int,
         state: Sequence[Block] = (),
+        num_spare: int = 0,
     ) -> list[BlockCopy]:
         """Make an empty table ready for `num_tokens`. Raises NoFreeBlocks with nothing changed.
 
         `sources` are by logical index, ascending, and were acquired for this table. So were the
         blocks of the recurrent `state` behind them. `digests` are the prompt's. A tail that others
-        use is copied at once. The copies are returned.
+        use is copied at once. The copies are returned. With `num_spare` so many blocks more must be
+        free, and others may use a tail before this table writes to it.
         """
         assert not self.blocks
         size, total = self._pool.block_size, self._blocks_for(num_tokens)
@@ -94,15 +99,15 @@ class BlockTable:
         shared = {
             index
             for index, (block, count) in partial.items()
-            if not block.is_away and not self._pool.can_append(block, count)
+            if not block.is_away and (num_spare or not self._pool.can_append(block, count))
         }
         num_away = sum(source.block.is_away for source in sources.values())
         num_needed = total - len(sources) + len(shared) + num_away
         position = sum(source.num_tokens for source in sources.values())
         if self.state is not None:
             num_needed += self.state.num_to_fill(position) + sum(one.is_away for one in state)
-        if num_needed > self._pool.num_reclaimable:
-            raise NoFreeBlocks(num_needed)
+        if num_needed + num_spare > self._pool.num_reclaimable:
+            raise NoFreeBlocks(num_needed + num_spare)
         if self.state is not None:
             self.state.fill(position, self._arrange_state(state))
         copies: list[BlockCopy] = []
@@ -143,18 +148,25 @@ class BlockTable:
         self._arriving_state = here
         return here
 
-    def gaps(self, end: int) -> Iterator[tuple[int, int]]:
-        """The ranges of positions before `end` that are still to be computed, in order."""
-        position = self.num_tokens
-        for index in self._order:
-            start = index * self._pool.block_size
+    def gaps(self, end: int, begin: int = 0) -> Iterator[tuple[int, int]]:
+        """The ranges of positions [begin, end) that are still to be computed, in order."""
+        size, position = self._pool.block_size, max(self.num_tokens, begin)
+        beyond = ((index * size, self.beyond[index]) for index in self._order)
+        given = ((start, len(tokens)) for start, tokens in self._given)
+        for start, count in merge(beyond, given) if self._given else beyond:
             if start >= end:
                 break
             if position < start:
                 yield position, start
-            position = start + self.beyond[index]
+            position = max(start + count, position)
         if position < end:
             yield position, end
+
+    def give(self, ranges: Iterable[tuple[int, int]], tokens: Sequence[TokenId]) -> None:
+        """Keys and values of these ranges of a prompt's `tokens` were copied here: the frontier
+        passes over them. They are in order, and nothing of them was here."""
+        self._given.extend((start, tokens[start:end]) for start, end in ranges)
+        self._pass_over()
 
     def reachable(self, end: int) -> int:
         """The position up to which tokens can be computed before more content arrives.
@@ -262,6 +274,12 @@ class BlockTable:
 
     def commit(self, tokens: Sequence[TokenId]) -> None:
         """Record tokens whose keys and values were written. Full blocks become findable."""
+        self._record(tokens)
+        if self.state is not None:
+            self.state.moved(self.num_tokens)
+        self._pass_over()
+
+    def _record(self, tokens: Sequence[TokenId]) -> None:
         packed, taken = pack(tokens), 0
         size = self._pool.block_size
         while taken < len(tokens):
@@ -277,9 +295,6 @@ class BlockTable:
                 self._digests.append(digest)
                 if self.state is None:
                     self._pool.index(block, self._digests[-1])
-        if self.state is not None:
-            self.state.moved(self.num_tokens)
-        self._pass_over()
 
     def release(self) -> None:
         """Give every reference back."""
@@ -291,6 +306,7 @@ class BlockTable:
         self.incoming = {}
         self._order.clear()
         self._arrivals.clear()
+        self._given.clear()
         self._origins = {}
         self.blocks = []
         self._digests = []
@@ -302,9 +318,12 @@ class BlockTable:
     def _pass_over(self) -> None:
         """Move the frontier over content that it has reached."""
         size = self._pool.block_size
-        while self._order:
-            index = self._order[0]
-            if index * size > self.num_tokens or index in self.incoming:
+        while self._order or self._given:
+            if self._given and self._given[0][0] == self.num_tokens:
+                self._record(self._given.popleft()[1])
+                continue
+            index = self._order[0] if self._order else -1
+            if index < 0 or index * size > self.num_tokens or index in self.incoming:
                 return
             assert index * size == self.num_tokens, "content was computed again"
             count = self.beyond.pop(self._order.popleft())

@@ -9,6 +9,7 @@ from engine.cache.compression import Compression
 from engine.cache.ids import BlockId, TokenId
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel
+from engine.compute.place import Turns, place
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers import SCORE_ATTENDED, SCORE_KEYS, choose
 from engine.compute.scorers.kvzip import pieces
@@ -34,10 +35,20 @@ class Told(NamedTuple):
 
 
 class KvCompressor:
-    """A `Compressor` over a runner's pool."""
+    """A `Compressor` over a runner's pool. Without `turns` it places nothing."""
 
-    def __init__(self, runner: TorchRunner, told: Told) -> None:
-        self._runner, self._told = runner, told
+    def __init__(self, runner: TorchRunner, told: Told, turns: Turns | None = None) -> None:
+        self._runner, self._told, self.turns = runner, told, turns
+
+    def place(
+        self,
+        shift: int,
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[BlockId],
+        targets: Sequence[BlockId],
+    ) -> Iterator[int]:
+        assert self.turns is not None
+        yield from place(self._runner, self.turns, shift, ranges, sources, targets)
 
     @torch.inference_mode()
     def compress(

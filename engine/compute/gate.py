@@ -1,11 +1,13 @@
-"""How far answers behind a compressed prefix are from exact ones, on texts of the model's own.
+"""How far approximate answers are from exact ones, on texts of the model's own.
 
 Measured at the load, before anybody is served: the model writes a few texts, the beginning of each
-is compressed, and the rest is computed behind it and behind the whole.
+is compressed, or its two halves are computed apart and placed. The rest is computed behind that and
+behind the whole.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 
@@ -13,14 +15,16 @@ from engine.cache.compression import Compression
 from engine.cache.ids import BlockId, TokenId
 from engine.compute.compress import KvCompressor, Told
 from engine.compute.loading import LoadedModel
-from engine.protocol import LEAST_KEEP, SCORERS, Scorer
-from engine.protocol.reports import Technique
+from engine.compute.place import Turns
+from engine.protocol import LEAST_KEEP, SCORERS
+from engine.protocol.reports import Placement, Technique
 from engine.schedule.runner import SampleParams, Work
 
 MAX_KL = 0.5
 """Nats. Beyond it, or below the agreement, a technique is refused."""
 MIN_AGREEMENT = 0.7
 KEEPS = (0.75, 0.5, 0.25, LEAST_KEEP)
+RECOMPUTES = (0, 4, 16, 32)
 NUM_TEXTS = 4
 PREFIX_TOKENS = 256
 REST_TOKENS = 64
@@ -36,13 +40,15 @@ class _Text:
     spare: list[BlockId]
 
 
-def measure(loaded: LoadedModel, told: Told) -> Iterator[Technique]:
+def measure(
+    loaded: LoadedModel, told: Told, turns: Turns | None
+) -> Iterator[Technique | Placement]:
     """All techniques, one after the other. The memory is taken for this alone."""
     prefix = min(PREFIX_TOKENS, loaded.max_context_tokens // 2) // _BLOCK_SIZE * _BLOCK_SIZE
     rest = min(REST_TOKENS, prefix)
     size = (prefix + rest) // _BLOCK_SIZE + 1
     runner = loaded.runner(2 * size * NUM_TEXTS, _BLOCK_SIZE)
-    compressor = KvCompressor(runner, told)
+    compressor = KvCompressor(runner, told, turns)
     texts = [
         _Text([], [*range(begin, begin + size)], [*range(begin + size, begin + 2 * size)])
         for begin in map(BlockId, range(0, 2 * size * NUM_TEXTS, 2 * size))
@@ -87,20 +93,39 @@ def measure(loaded: LoadedModel, told: Told) -> Iterator[Technique]:
                 for _ in compressor.compress(how, text.tokens, text.blocks, targets):
                     pass
                 found.append(behind(text, text.spare, kept))
-            yield _compared(scorer, keep, torch.cat(exact), torch.cat(found))
+            far = _compared(torch.cat(exact), torch.cat(found))
+            yield Technique(scorer=scorer, keep=keep, **far)
+    for recompute in RECOMPUTES if turns is not None else ():
+        found = []
+        for text in texts:
+            # The exact texts are measured: their blocks may be written to.
+            for start, end in ((1, prefix // 2), (prefix // 2, prefix)):
+                alone = [text.tokens[0], *text.tokens[start:end]]
+                runner.execute([Work(token_ids=alone, start=0, block_table=text.blocks)])
+                copied = min(start + recompute, end)
+                ranges = [(copied, end)]
+                for _ in compressor.place(start - 1, ranges, text.blocks, text.spare):
+                    pass
+            for start, end in ((0, 1 + recompute), (prefix // 2, prefix // 2 + recompute)):
+                if again := text.tokens[start : min(end, prefix)]:
+                    runner.execute([Work(token_ids=again, start=start, block_table=text.spare)])
+            found.append(behind(text, text.spare, prefix))
+        far = _compared(torch.cat(exact), torch.cat(found))
+        yield Placement(recompute=recompute, **far)
 
 
-def _compared(scorer: Scorer, keep: float, exact: torch.Tensor, found: torch.Tensor) -> Technique:
+class _Far(TypedDict):
+    kl: float
+    agreement: float
+    tokens: int
+    is_allowed: bool
+
+
+def _compared(exact: torch.Tensor, found: torch.Tensor) -> _Far:
     kl = float((exact.exp() * (exact - found)).sum(-1).mean())
     agreement = float((exact.argmax(-1) == found.argmax(-1)).float().mean())
-    return Technique(
-        scorer=scorer,
-        keep=keep,
-        kl=kl,
-        agreement=agreement,
-        tokens=len(exact),
-        is_allowed=kl <= MAX_KL and agreement >= MIN_AGREEMENT,
-    )
+    is_allowed = kl <= MAX_KL and agreement >= MIN_AGREEMENT
+    return _Far(kl=kl, agreement=agreement, tokens=len(exact), is_allowed=is_allowed)
 
 
 def _first_token(loaded: LoadedModel) -> TokenId:

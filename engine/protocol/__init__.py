@@ -17,6 +17,7 @@ SCOPE_HEADER = "x-scope"
 """Has the scope of a generation or a count: workers are shared fairly before a body is read."""
 MAX_NAMES = 512
 MAX_BREAKPOINTS = 4
+MAX_DOCUMENTS = 64
 MAX_CELLS = 2048
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -89,6 +90,8 @@ DEFAULT_SCORER: Scorer = "kvzip"
 LEAST_KEEP = 0.1
 KEEP_FIELD = "breakpoints: keep"
 """What refusals of a `Breakpoint.keep` begin with."""
+DEFAULT_RECOMPUTE = 16
+MAX_RECOMPUTE = 1_000_000
 MissReason = Literal[
     "cold",
     "no_breakpoint",
@@ -240,11 +243,23 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scorer: Scorer = DEFAULT_SCORER
 
 
-class Approximation(msgspec.Struct, frozen=True, kw_only=True):
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A segment whose text is computed by itself, and is read wherever it stands.
+
+    What is held for `ttl` is the exact entry of the prompt's first token and the text. In a prompt
+    the first `recompute` of its tokens are computed, and the others' keys and values are copied,
+    the keys turned to their new positions: an approximation, and so is all that follows.
+    """
+
+    segment: NotNegative
+    ttl: Ttl = "5m"
+    recompute: Annotated[int, Meta(ge=0, le=MAX_RECOMPUTE)] = DEFAULT_RECOMPUTE
+
+
+class Compressed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="compressed"):
     """What an answer's prompt was computed behind: `kept` of its first `of` tokens in each layer,
     of which the part `keep` was asked for."""
 
-    kind: Literal["compressed"] = "compressed"
     scorer: Scorer
     keep: float
     kept: int
@@ -252,7 +267,31 @@ class Approximation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        return f"{self.kind} {self.scorer} {self.keep:g}: {self.kept} of {self.of}"
+        return f"compressed {self.scorer} {self.keep:g}: {self.kept} of {self.of}"
+
+    @property
+    def method(self) -> str:
+        return self.scorer
+
+
+class Blocks(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="blocks"):
+    """So many `documents` stand in an answer's prompt. Of their tokens `reused` were copied, or
+    read with an entry of this prompt, and `recomputed` computed where they stand."""
+
+    documents: int
+    reused: int
+    recomputed: int
+
+    @property
+    def text(self) -> str:
+        return f"blocks {self.documents}: {self.reused} reused, {self.recomputed} recomputed"
+
+    @property
+    def method(self) -> str:
+        return "blocks"
+
+
+Approximation = Compressed | Blocks
 
 
 class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -379,6 +418,7 @@ class GenerateRequest(
     prompt: Prompt
     sampling: Sampling
     breakpoints: Annotated[list[Breakpoint], Meta(max_length=MAX_BREAKPOINTS)] = []
+    documents: Annotated[list[Document], Meta(max_length=MAX_DOCUMENTS)] = []
     names: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []
     age_seconds: Annotated[float, Meta(ge=0, lt=86_400)] = 0.0
     min_cache_tokens: NotNegative | None = None

@@ -7,9 +7,9 @@ import msgspec
 
 from engine.protocol import (
     PROTOCOL_VERSION,
-    Approximation,
     BestEffortReason,
     Capability,
+    Compressed,
     EntryState,
     GuaranteeName,
     InputUsage,
@@ -51,20 +51,54 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
 
 
-class Technique(msgspec.Struct, frozen=True, kw_only=True):
-    """How far answers behind a compressed prefix are from exact ones, measured at the load on texts
-    that the model itself wrote.
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """How far approximate answers are from exact ones, measured at the load on texts that the model
+    itself wrote.
 
     `kl` is the mean divergence of the next token's distribution, in nats; `agreement` the part of
     `tokens` places at which the most likely token is the same. What `is_allowed` may be asked for.
     """
 
-    scorer: Scorer
-    keep: float
     kl: float
     agreement: float
     tokens: int
     is_allowed: bool
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it may not be asked for."""
+        if self.is_allowed:
+            return None
+        return (
+            f"{self.name} is too far from exact on this model: KL {self.kl:.2f}, "
+            f"agreement {self.agreement:.2f}"
+        )
+
+
+class Technique(Measured, frozen=True, kw_only=True):
+    """Answers behind a compressed prefix."""
+
+    scorer: Scorer
+    keep: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.scorer} at {self.keep}"
+
+
+class Placement(Measured, frozen=True, kw_only=True):
+    """Answers behind documents of which the first `recompute` tokens are computed where they
+    stand."""
+
+    recompute: int
+
+    @property
+    def name(self) -> str:
+        return f"recomputing {self.recompute} of a block"
 
 
 def why_refused(techniques: Sequence[Technique], scorer: Scorer, keep: float) -> str | None:
@@ -73,13 +107,16 @@ def why_refused(techniques: Sequence[Technique], scorer: Scorer, keep: float) ->
     known = [one for one in techniques if one.scorer == scorer and one.keep <= keep]
     if not known:
         return f"this engine does not compress prefixes by {scorer}"
-    near = max(known, key=lambda one: one.keep)
-    if near.is_allowed:
-        return None
-    return (
-        f"{scorer} at {near.keep} is too far from exact on this model: KL {near.kl:.2f}, "
-        f"agreement {near.agreement:.2f}"
-    )
+    return max(known, key=lambda one: one.keep).refusal
+
+
+def why_unplaced(placements: Sequence[Placement], recompute: int) -> str | None:
+    """Why an engine does not place documents so; None if it does. The next lower number that was
+    measured decides."""
+    known = [one for one in placements if one.recompute <= recompute]
+    if not known:
+        return "this engine takes no block from anywhere"
+    return max(known, key=lambda one: one.recompute).refusal
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +132,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     level that the kernel was built for; `device` is `cpu`, or a GPU's name or kind. A 0 or empty
     text is what the engine does not tell. `guarantees` has each name once. An engine with a `role`
     shares a store with the others of its model. Requests may carry a `record` where it
-    `keeps_records`. `techniques` are the ways of compressing a prefix that were measured; none
-    where that is off, or the engine can't.
+    `keeps_records`. `techniques` are the ways of compressing a prefix that were measured, and
+    `placements` those of placing documents; none where that is off, or the engine can't.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -125,6 +162,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     keeps_records: bool = False
     adapters: list[AdapterInfo] = []
     techniques: list[Technique] = []
+    placements: list[Placement] = []
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -375,4 +413,4 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "device"
     is_stored: bool = False
     own_tokens: int = 0
-    approximate: Approximation | None = None
+    approximate: Compressed | Literal["blocks"] | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.cache.documents import write_documents
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lifetimes import ValueCounts
 from engine.cache.prefix_cache import PrefixCache
@@ -30,6 +31,7 @@ from engine.protocol import (
     KeptRecord,
     LeaseEnded,
     Started,
+    Tier,
 )
 from engine.protocol.reports import (
     SECONDS_PER_TOKEN,
@@ -41,6 +43,7 @@ from engine.schedule.runner import SampleParams
 
 MAX_UNACKNOWLEDGED = 65_536
 MAX_RECORDS_BYTES = 64 << 20
+_TIERS: Sequence[Tier | None] = (None, "device", "host", "disk")
 
 
 Publish = Callable[[list[Event]], None]
@@ -138,14 +141,18 @@ class Accounting:
             return
         assert request.found is not None and request.began_at is not None
         now = request.started_at = self.clock.now()
-        written = self._cache.write(request.query, request.found, sequence.table, now)
+        query, found = request.query, request.found
+        pieces, tiers = write_documents(self._cache, query, found, sequence.placings, now)
+        written = self._cache.write(query, found, sequence.table, now, pieces)
+        sequence.let_documents_go()
+        read_tier = max((written.read_tier, *tiers), key=_TIERS.index)
         request.usage = written.usage
         self.totals.started(written.usage, now - request.began_at)
         if written.held is not None:
             # What went before is told before, since it may have been the same names.
             self._events += [*self._cache.pool.changes.take(), written.held]
         brought = 0.0
-        if written.read_tier not in (None, "device") and request.brought_at is not None:
+        if read_tier not in (None, "device") and request.brought_at is not None:
             brought = max(request.brought_at - request.began_at, 0.0)
         request.emit(
             Started(
@@ -160,7 +167,7 @@ class Accounting:
                 unheld=list(request.unheld),
                 folded=list(request.folded),
                 inexact=list(request.inexact),
-                read_tier=written.read_tier,
+                read_tier=read_tier,
                 bring_back_seconds=brought,
                 approximate=written.approximate,
             )

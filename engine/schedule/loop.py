@@ -122,6 +122,8 @@ class EngineLoop:
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
         if sequence.request.started_at is None:
             start = chunk.start + work.cut
+            if sequence.is_exact_part and (placing := sequence.placing) is not None:
+                start += placing.placed.shift  # the first token is the prompt's, which counts once
             sequence.request.computed.add(start, start + chunk.count)
         if sequence.is_exact_part:
             return
@@ -142,22 +144,34 @@ class EngineLoop:
                 self._sampled.add(sequence, [token, *work.behind])
 
     def _compress(self) -> bool:
-        """Do a part of the work for one compressed prompt whose exact beginning is computed.
+        """Do a part of the work for one prompt whose exact beginning or document is computed.
 
         Return whether there was one.
         """
         sequence = self.scheduler.next_to_compress()
         if sequence is None:
             return False
-        how = sequence.request.query.compression
-        assert self._compressor is not None and how is not None
+        how, placing = sequence.request.query.compression, sequence.placing
+        assert self._compressor is not None and sequence.own is not None
         if sequence.compressing is None:
-            targets = [block.block_id for block in sequence.kept_blocks]
             sources = [block.block_id for block in sequence.table.blocks]
-            sequence.compressing = self._compressor.compress(how, sequence.tokens, sources, targets)
+            if placing is not None:
+                targets = [block.block_id for block in sequence.own[1].blocks]
+                shift, ranges = placing.placed.shift, placing.ranges
+                sequence.compressing = self._compressor.place(shift, ranges, sources, targets)
+            else:
+                assert how is not None
+                targets = [block.block_id for block in sequence.kept_blocks]
+                sequence.compressing = self._compressor.compress(
+                    how, sequence.tokens, sources, targets
+                )
         num_tokens = next(sequence.compressing, None)
         if num_tokens is None:
-            self.scheduler.compressed(sequence)
+            sequence.compressing = None
+            if placing is not None:
+                self.scheduler.placed(sequence)
+            else:
+                self.scheduler.compressed(sequence)
         else:
             self.scheduler.charge(sequence, num_tokens)
         return True

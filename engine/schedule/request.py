@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from engine.cache.block import Block
+from engine.cache.documents import Placing
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
@@ -69,8 +70,9 @@ class SequenceState:
     them. `draft` are tokens that the `drafter` proposes next, which is there with speculation.
 
     Where the kept tokens of a compressed prompt are not in memory, its exact beginning is computed
-    first: `tokens` and the table are that one's then, and the choice's own tokens are `later`. Its
-    `kept_blocks` get what is kept by `compressing`, a part at a time. `num_found` tokens of the
+    first, and so is each document that is placed in it: `tokens` and the table are those of that
+    `origin` then, and the choice's are its `own`. `kept_blocks` get what is kept, or the own blocks
+    what is copied of the `placings`, by `compressing`, a part at a time. `num_found` tokens of the
     beginning were in memory.
     """
 
@@ -88,7 +90,9 @@ class SequenceState:
     logprobs: LogProbs | None = None
     draft: list[TokenId] = field(default_factory=list)
     drafter: Drafter | None = None
-    later: list[TokenId] | None = None
+    origin: CacheQuery | None = None
+    own: tuple[list[TokenId], BlockTable] | None = None
+    placings: list[Placing] = field(default_factory=list)
     kept_blocks: list[Block] = field(default_factory=list)
     compressing: Iterator[int] | None = None
     num_found: int = 0
@@ -104,9 +108,11 @@ class SequenceState:
         if self.bias is not None and is_early:
             self.bias |= dict.fromkeys(self.parser.end_token_ids, NEVER)
         if sample.repetition_penalty != 1:
-            query, tokens = self.request.query, self.tokens
+            query, tokens = self.request.query, list(self.tokens)
             if query.compression is not None and query.origin is not None:
                 tokens = [*query.origin.tokens, *tokens[query.compression.kept :]]
+            for one in query.placed:
+                tokens[one.start : one.end] = one.origin.tokens[1:-1]
             self.seen = bytearray(max(tokens, default=-1) + 1)
             for token in tokens:
                 self.seen[token] = 1
@@ -138,32 +144,52 @@ class SequenceState:
         self.table.commit(self.tokens[-1:])
         return True
 
-    def go_to(self, table: BlockTable, *, exact: bool) -> None:
-        """Go to a compressed prompt's exact beginning, or back. The tables are empty."""
-        if exact != self.is_exact_part:
-            origin = self.request.query.origin
-            assert origin is not None
-            self.tokens, self.later = (
-                (list(origin.tokens), self.tokens) if exact else (self.later or [], None)
-            )
-            self.table = table
+    def go_to(self, origin: CacheQuery, table: BlockTable, num_tokens: int) -> None:
+        """Compute so many tokens of an exact prompt, or of the next one."""
+        self.own = self.own or (self.tokens, self.table)
+        self.origin, self.tokens, self.table = origin, list(origin.tokens[:num_tokens]), table
+
+    def go_back(self) -> None:
+        """Go on with the choice's own."""
+        if self.own is not None:
+            self.tokens, self.table = self.own
+        self.own = self.origin = None
+
+    def let_documents_go(self) -> None:
+        for placing in self.placings:
+            if placing.table is not None:
+                placing.table.release()
+        self.placings = []
 
     def release(self) -> None:
         """Give all blocks back."""
         self.table.release()
+        self.go_back()
+        self.table.release()
+        self.let_documents_go()
         for block in reversed(self.kept_blocks):
             block.home.release(block)
         self.kept_blocks, self.compressing = [], None
 
     @property
     def is_exact_part(self) -> bool:
-        """Whether it computes a compressed prompt's exact beginning."""
-        return self.later is not None
+        """Whether it computes an exact prompt that is not its own."""
+        return self.own is not None
+
+    @property
+    def placing(self) -> Placing | None:
+        """The document that it computes or copies."""
+        return next((one for one in self.placings if one.table is self.table), None)
 
     @property
     def is_to_compress(self) -> bool:
-        """Whether that beginning is computed, and is compressed now."""
-        return self.is_exact_part and not self.num_pending
+        """Whether that is computed, and is compressed or copied now."""
+        return self.own is not None and not (self.num_pending or self.own[1].incoming)
+
+    @property
+    def tables(self) -> list[BlockTable]:
+        """Those that content is brought to. Its own comes first: documents are copied behind it."""
+        return [self.table] if self.own is None else [self.own[1], self.table]
 
     @property
     def num_computed(self) -> int:
@@ -199,7 +225,7 @@ class SequenceState:
 
     @property
     def num_output(self) -> int:
-        own = self.tokens if self.later is None else self.later
+        own = self.tokens if self.own is None else self.own[0]
         return len(own) - len(self.request.query.tokens)
 
     @property
@@ -295,20 +321,22 @@ class PrefillChunk:
 
 def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
     """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
-    if budget <= 0:
+    if (left := budget) <= 0:
         return
-    boundaries, origin = sequence.request.boundaries, sequence.request.query.origin
-    if sequence.is_exact_part and origin is not None:
-        boundaries = sorted(_marked_ends(origin))
+    boundaries = sequence.request.boundaries
+    if sequence.origin is not None:
+        boundaries = sorted(_marked_ends(sequence.origin))
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
-        end = min(start + budget, stop)
+        if left < budget and start in boundaries:
+            return  # other choices may begin here, and share the block
+        end = min(start + left, stop)
         for boundary in boundaries:
             if start < boundary < end:
                 end = boundary
                 break
         yield PrefillChunk(sequence, start, end - start, is_last=end == len(sequence.tokens))
-        budget -= end - start
-        if end < stop or not budget:
+        left -= end - start
+        if end < stop or not left:
             return
 
 

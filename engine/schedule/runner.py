@@ -86,7 +86,7 @@ class Work:
 
 
 class Compressor(Protocol):
-    """Compresses a prefix that is in the KV memory."""
+    """Compresses a prefix that is in the KV memory, and copies from one prompt to another."""
 
     def compress(
         self,
@@ -98,6 +98,19 @@ class Compressor(Protocol):
         """Copy what is kept of the prefix of these tokens from `sources` into `targets`.
 
         Each item is a bounded part of the work: so many tokens of prefill take about as long.
+        """
+        ...
+
+    def place(
+        self,
+        shift: int,
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[BlockId],
+        targets: Sequence[BlockId],
+    ) -> Iterator[int]:
+        """Copy the keys and values of positions, less `shift`, from one table to another.
+
+        Keys are turned from their old position to the new one. The items are as above.
         """
         ...
 

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from engine.cache.digests import common_blocks
+from engine.cache.documents import Placing, begin_document, new_placings
 from engine.cache.ids import BlockId
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
@@ -169,8 +170,9 @@ class Scheduler:
         promotions: list[BlockCopy] = []
         loads: list[Load] = []
         num_missed, is_first = 0, True
-        for sequence in list(self.running):
-            while (table := sequence.table).incoming:
+        arriving = [(one, table) for one in self.running for table in one.tables]
+        for sequence, table in arriving:
+            while table.incoming:
                 block = table.next_incoming
                 if block.tier == "host":
                     assert self._cache.host is not None
@@ -181,7 +183,7 @@ class Scheduler:
                 store = self._cache.store_of(block)
                 if store.is_lost(block):
                     request = sequence.request
-                    if self._cache.state_blocks or request.query.compression is not None:
+                    if self._cache.state_blocks or request.query.is_approximate:
                         # Its entry is read whole or not at all: look it up again.
                         self._preempt(sequence)
                         break
@@ -201,7 +203,7 @@ class Scheduler:
         """The content of `take_arrivals` is on the device by now."""
         for sequence in self.running:
             request = sequence.request
-            if request.started_at is None and not sequence.table.incoming:
+            if request.started_at is None and not any(one.incoming for one in sequence.tables):
                 request.brought_at = request.brought_at or now
 
     # Inside.
@@ -251,6 +253,8 @@ class Scheduler:
     def _decode(self, *, is_batch: bool) -> list[PrefillChunk]:
         chunks = []
         for sequence in [one for one in self.running if one.is_batch == is_batch]:
+            if sequence.table.incoming:
+                continue  # a document's last token may be on its way
             if sequence.num_pending == 1 and sequence.can_sample and sequence in self.running:
                 if self._make_room(sequence):
                     chunks.append(
@@ -364,8 +368,6 @@ class Scheduler:
                 ):
                     self._begin_exact(sequence)
                 else:
-                    if sequence.is_exact_part:
-                        sequence.go_to(self._cache.new_table(request.query), exact=False)
                     self._begin(sequence)
                 request.began_at = now if request.began_at is None else request.began_at
             except NoFreeBlocks as lack:
@@ -391,14 +393,45 @@ class Scheduler:
             self.copies += self._cache.begin(request.query, request.found, table)
         else:
             self.copies += self._cache.resume(request.query, sequence.tokens, table)
+        found = request.found if sequence.is_new else None
+        sequence.placings = new_placings(self._cache, request.query, table, found)
+        if sequence.placings:
+            self._begin_document(sequence, sequence.placings[0])
 
     def _begin_exact(self, sequence: SequenceState) -> None:
         """Begin with the exact beginning of a compressed prompt."""
         query = sequence.request.query
         assert query.origin is not None
-        sequence.go_to(self._cache.new_table(query.origin), exact=True)
-        sequence.kept_blocks = self._cache.begin_exact(query, sequence.table)
+        table = self._cache.new_table(query.origin)
+        sequence.kept_blocks = self._cache.begin_exact(query, table)
+        sequence.go_to(query.origin, table, len(query.origin.tokens))
         sequence.num_found = sequence.table.num_tokens + sum(sequence.table.beyond.values())
+
+    def _begin_document(self, sequence: SequenceState, placing: Placing) -> None:
+        """Begin with a document that is placed in the prompt."""
+        origin = placing.placed.origin
+        self.copies += begin_document(self._cache, placing)
+        assert placing.table is not None
+        sequence.go_to(origin, placing.table, len(origin.tokens) - 1)
+
+    def placed(self, sequence: SequenceState) -> None:
+        """A document is copied into a running sequence: go on with the next, or behind them."""
+        placings = sequence.placings
+        waits = next((one for one in placings if one.table is None), None)
+        if waits is not None:
+            try:
+                self._begin_document(sequence, waits)
+            except NoFreeBlocks as lack:
+                sequence.request.num_needed = lack.num_needed
+                self._preempt(sequence)
+            return
+        sequence.go_back()
+        ranges = (part for one in placings for part in one.ranges)
+        sequence.table.give(ranges, sequence.tokens)
+        if sequence.is_new and sequence.request.found is not None:
+            sequence.request.found.reused += sum(one.num_reused for one in placings)
+        if not sequence.is_new:
+            sequence.let_documents_go()
 
     def compressed(self, sequence: SequenceState) -> None:
         """The kept blocks of a running sequence are written: go on behind them."""
@@ -406,7 +439,6 @@ class Scheduler:
         sequence.kept_blocks = []
         self._cache.add_kept(request.query, kept)
         sequence.release()
-        sequence.go_to(self._cache.new_table(request.query), exact=False)
         try:
             self._begin(sequence)
         except NoFreeBlocks as lack:
@@ -460,7 +492,7 @@ class Scheduler:
         """
         for sequence in reversed(list(self.waiting)):
             found = sequence.request.found
-            if sequence is not besides and found is not None and found.held:
+            if sequence is not besides and found and any(one.held for one in found.all):
                 self._cache.give_up(found)
                 sequence.request.found = None
                 return True

@@ -46,7 +46,7 @@ retries | reason: timeout lost failed refused | Turns sent to another engine bef
 ignored_frames | | Frames of engines that were late, double or another request's
 prefix_tokens | stage: available captured delivered | Prompt tokens held by some engine
     (available), by the chosen one (captured), and reused (delivered)
-approximate_turns | scorer | Turns that were computed behind a compressed prefix
+approximate_turns | method | Turns that were computed behind a compressed prefix or blocks
 refused_turns | reason: queue_full workspace_full made_way deadline | Turns refused because the
     engines are full: the queue is, or its workspace's share of it, another workspace's turn was let
     in, or the time to wait was over

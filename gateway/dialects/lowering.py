@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 
 from engine.protocol import (
+    DEFAULT_RECOMPUTE,
+    DEFAULT_SCORER,
     MAX_BREAKPOINTS,
     TTLS,
     Message,
@@ -41,7 +43,16 @@ from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_c
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.images import ImageReader, ImagesNamed
 from gateway.prompt.media import Media, Unreadable, stand_in
-from gateway.prompt.plan import KEEP_HEADER, Keep, Layout, Plan, Slot, make_plan, mark_latest
+from gateway.prompt.plan import (
+    KEEP_HEADER,
+    DocumentMark,
+    Keep,
+    Layout,
+    Plan,
+    Slot,
+    make_plan,
+    mark_latest,
+)
 
 NATIVE_TTL: Ttl = "30m"
 NATIVE_LOOKBACK = 80
@@ -198,10 +209,22 @@ class Lowering:
                 raise InvalidRequest(f"{where}: nothing of this block is in the prompt")
             if any(marker.holdfast != kept[0] for marker in given):
                 raise InvalidRequest(f"{where}: two markers in one place ask for different things")
+            one = kept[0]
+            if (one.keep is None) == (one.block is None):
+                raise InvalidRequest(f"{where}: must have either `keep` or `block`")
+            if (one.scorer if one.keep is None else one.recompute) is not None:
+                raise InvalidRequest(f"{where}: `scorer` is for `keep`, `recompute` for `block`")
         if len(set(found)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: {self.disagreement}")
         if native is not None and not found:
             self.mark_native(path, native)
+        placed = None
+        if kept and kept[0].block is not None:
+            # It marks the block, not the prompt up to its end.
+            recompute = kept[0].recompute
+            placed = DocumentMark(found[0], DEFAULT_RECOMPUTE if recompute is None else recompute)
+            found = []
+        keep = kept[0].keep if kept else None
         self.slots.append(
             Slot(
                 path=path,
@@ -209,7 +232,8 @@ class Lowering:
                 num_markers=self.num_markers(found),
                 can_carry=can_carry and not is_absent,
                 is_absent=is_absent,
-                keep=Keep(kept[0].keep, kept[0].scorer) if kept else None,
+                keep=None if keep is None else Keep(keep, kept[0].scorer or DEFAULT_SCORER),
+                placed=placed,
             )
         )
 

@@ -12,7 +12,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from engine.asgi import CallerLeft, while_connected
-from engine.protocol import Frame
+from engine.protocol import DEFAULT_SCORER, Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import (
@@ -100,7 +100,9 @@ def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep |
         found = msgspec.convert(named, Approximate, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{KEEP_HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
-    return Keep(found.keep, found.scorer)
+    if found.keep is None or found.block is not None or found.recompute is not None:
+        raise InvalidRequest(f"{KEEP_HEADER}: must have `keep`; a `block` has a marker of its own")
+    return Keep(found.keep, found.scorer or DEFAULT_SCORER)
 
 
 async def prepared(
@@ -163,8 +165,8 @@ async def begun(request: KeyRequest, ask: Ask) -> Begun:
     turn_id = turns.new_id()
     items = turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))
-    if point := ask.plan.compressed:  # an engine that does not compress it has refused it
-        request.scope["state"]["approximate"] = f"keep={point.keep:g}; scorer={point.scorer}"
+    if (asked := ask.plan.approximate) is not None:  # an engine that can't has refused it
+        request.scope["state"]["approximate"] = asked
     return Begun(turn_id, items, taken.findings)
 
 

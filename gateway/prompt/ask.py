@@ -221,6 +221,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             prompt=self.plan.prompt,
             sampling=sampling,
             breakpoints=self.plan.breakpoints,
+            documents=self.plan.documents,
             names=self.plan.names,
             # A manual clock stands still while this one goes on: no time has passed on it.
             age_seconds=0.0 if "manual_clock" in capabilities else max(0.0, now - self.arrived),

@@ -9,7 +9,7 @@ each piece of text between two such places. Who does not know the scope, a secre
 by its name.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from engine.protocol import (
     IMAGE_REFERENCE,
     MAX_NAMES,
     Breakpoint,
+    Document,
     Image,
     Name,
     Prompt,
@@ -78,14 +79,17 @@ def find_prefixes(
     scope: str,
     adapter: AdapterInfo | None = None,
     kept: Breakpoint | None = None,
+    documents: Sequence[Document] = (),
 ) -> list[Prefix]:
     """All prefixes of the prompt that have a name, shallowest first.
 
     From the segment on in which an `adapter` begins to act its weights are in the chain. Before,
     names are the base model's, as keys and values are. From the end of the segment on that is
-    marked by `kept`, what is kept of the prefix is in the chain.
+    marked by `kept`, what is kept of the prefix is in the chain. So are the `documents`, each from
+    its beginning on.
     """
     begins = None if adapter is None else _begin_of(adapter, prompt)
+    placed = {one.segment: one.recompute for one in documents}
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
     prefixes: list[Prefix] = []
@@ -99,6 +103,8 @@ def find_prefixes(
         taken = b"\x01%d:%b" % (len(header), header)
         if adapter is not None and segment == begins:
             taken = b"\x04" + bytes.fromhex(adapter.digest) + taken
+        if (recompute := placed.get(segment)) is not None:
+            taken = b"\x06%d" % recompute + taken
         num_bytes += len(header)
         if sizes:
             num_bytes += sum(sizes.get(id, 0) for id in IMAGE_REFERENCE.findall(text))

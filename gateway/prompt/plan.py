@@ -18,7 +18,9 @@ from engine.protocol import (
     IMAGE_REFERENCE,
     KEEP_FIELD,
     MAX_BREAKPOINTS,
+    MAX_DOCUMENTS,
     Breakpoint,
+    Document,
     Name,
     Prompt,
     Scorer,
@@ -40,6 +42,7 @@ _ORDER = (
 KEEP_HEADER = "holdfast-approximate"
 """Of a request whose client can put nothing into a marker."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
+_DOCUMENT = re.compile(r"documents\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 
@@ -49,6 +52,13 @@ class Keep(NamedTuple):
 
     part: float
     scorer: Scorer
+
+
+class DocumentMark(NamedTuple):
+    """How long a block that is read anywhere is held, and how many of its tokens are computed."""
+
+    ttl: Ttl
+    recompute: int
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +73,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     can_carry: bool = True
     is_absent: bool = False
     keep: Keep | None = None
+    placed: DocumentMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lookback_to: int | None = None
     image_paths: Mapping[str, str] = {}
     has_header: bool = False
+    documents: list[Document] = []
+
+    @property
+    def approximate(self) -> str | None:
+        """What the answer's header says of it."""
+        if self.documents:
+            return f"blocks; recompute={min(one.recompute for one in self.documents)}"
+        if (point := self.compressed) is not None:
+            return f"keep={point.keep:g}; scorer={point.scorer}"
+        return None
 
     @property
     def compressed(self) -> Breakpoint | None:
@@ -138,9 +159,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return KEEP_HEADER
         return f"{self.paths[point.segment]}.cache_control.holdfast.keep"
 
+    def block_path(self, document: Document) -> str:
+        """Where the request says that a block may be read anywhere."""
+        return f"{self.paths[document.segment]}.cache_control.holdfast.block"
+
     def in_request(self, message: str) -> str:
         """An engine's message about a tool, by the tool's number in the client's list, or about an
-        image or what is kept of a prefix, by its place.
+        image, a document or what is kept of a prefix, by its place.
 
         The prompt has fewer tools where some are left out.
         """
@@ -148,6 +173,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return self.image_paths.get(shown[1], "messages") + message[shown.end() :]
         if message.startswith(KEEP_FIELD) and (point := self.compressed) is not None:
             return f"{self.kept_path(point)}{message.removeprefix(KEEP_FIELD)}"
+        placed = _DOCUMENT.match(message)
+        if placed is not None and int(placed[1]) < len(self.documents):
+            return self.block_path(self.documents[int(placed[1])]) + message[placed.end() :]
         said = _TOOL.match(message)
         if said is None or int(said[1]) >= len(self.prompt.tools):
             return message
@@ -193,7 +221,8 @@ def make_plan(
         breakpoints = keep_behind_head(layout.prompt, breakpoints, keep)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     kept = next((point for point in breakpoints if point.keep is not None), None)
-    prefixes = find_prefixes(layout.prompt, scope, adapter, kept)
+    documents = find_documents(slots, kept)
+    prefixes = find_prefixes(layout.prompt, scope, adapter, kept, documents)
     # An engine that compresses a prefix holds nothing in front of its end.
     told = [one for one in prefixes if kept is None or is_behind(one.name, kept.segment)]
     named = trim_names(told, marked)
@@ -205,6 +234,7 @@ def make_plan(
         name_bytes=[prefix.num_bytes for prefix in named],
         prefixes=prefixes,
         automatic=policy if len(breakpoints) > num_given else None,
+        documents=documents,
         kinds=kinds_of(layout.prompt),
         sketch=sketch_of(layout.prompt, scope),
         has_header=keep is not None,
@@ -268,6 +298,21 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
     if any(outlives(automatic, ttl) for _, _, ttl in marked):
         raise MarkersBroken(f"cache_control: {_ORDER}")
     return [*breakpoints, Breakpoint(target, automatic)]
+
+
+def find_documents(slots: Sequence[Slot], kept: Breakpoint | None) -> list[Document]:
+    """What may be read anywhere of a prompt's segments; raise for the first broken rule."""
+    documents: list[Document] = []
+    for segment, slot in enumerate(slots):
+        if slot.placed is None:
+            continue
+        where = f"{slot.path}.cache_control.holdfast.block"
+        if kept is not None:
+            raise MarkersBroken(f"{where}: not beside `keep`")
+        if len(documents) == MAX_DOCUMENTS:
+            raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
+        documents.append(Document(segment, slot.placed.ttl, slot.placed.recompute))
+    return documents
 
 
 def leave_out(

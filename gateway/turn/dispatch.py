@@ -283,7 +283,7 @@ class Dispatcher:
         record.available_tokens = choice.exact(choice.available, started)
         record.captured_tokens = choice.exact(choice.captured, started)
         if started.approximate is not None:
-            self.metrics.count("approximate_turns", started.approximate.scorer)
+            self.metrics.count("approximate_turns", started.approximate.method)
         reused = usage.cache_read_tokens + usage.automatic_tokens
         for stage, amount in (
             ("available", record.available_tokens),

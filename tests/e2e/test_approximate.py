@@ -34,15 +34,15 @@ class Asking:
         marker: dict[str, Any] = {"type": "ephemeral"}
         if holdfast is not None:
             marker["holdfast"] = holdfast
-        body = {
-            "model": self._model,
-            "max_tokens": 12,
-            "temperature": 0,
-            "system": [{"type": "text", "text": text, "cache_control": marker}],
-            "messages": [{"role": "user", "content": question}],
-        }
+        system = [{"type": "text", "text": text, "cache_control": marker}]
+        return self.post([{"role": "user", "content": question}], system=system)
+
+    def post(self, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
+        body = {"model": self._model, "max_tokens": 12, "temperature": 0, "messages": messages}
         url = f"{self.url}/v1/messages"
-        return httpx.post(url, json=body, headers=self._headers, timeout=120, trust_env=False)
+        return httpx.post(
+            url, json=body | more, headers=self._headers, timeout=120, trust_env=False
+        )
 
     def read(self, question: str, holdfast: dict[str, Any] | None = None) -> dict[str, Any]:
         reply = self.ask(question, holdfast)
@@ -211,3 +211,99 @@ def test_an_engine_that_does_not_compress_refuses(tmp_path: Path) -> None:
         asking.allow()
         message = refused(asking.ask("?", {"keep": 0.5}))
         assert message.startswith("system.0.cache_control.holdfast.keep: this engine does not")
+
+
+ANYWHERE = {"type": "ephemeral", "holdfast": {"block": "anywhere"}}
+DOCUMENTS = {
+    name: " ".join(f"Item {one} of {name} costs {one * one} coins." for one in range(25))
+    for name in ("the market", "the harbour", "the library")
+}
+
+
+def asking_of(*names: str, marker: dict[str, Any] = ANYWHERE) -> list[dict[str, Any]]:
+    """A question behind documents that stand anywhere."""
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": DOCUMENTS[name], "cache_control": marker} for name in names
+    ]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is cheap?"}]}]
+
+
+def history_of(results: list[str | None]) -> list[dict[str, Any]]:
+    """An agent's, each tool result marked but those that were cleared."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look everything up."}]
+    for number, result in enumerate(results):
+        call = {"type": "tool_use", "id": f"t{number}", "name": "look", "input": {}}
+        told: dict[str, Any] = {"type": "tool_result", "tool_use_id": f"t{number}"}
+        told |= {"content": "[cleared]"} if result is None else {"content": result}
+        if result is not None:
+            told["cache_control"] = ANYWHERE
+        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [told]}]
+    return messages
+
+
+@pytest.mark.timeout(300)
+def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -> None:
+    settings = {
+        "ENGINE_MIN_CACHE_TOKENS": "32",
+        "ENGINE_NUM_BLOCKS": "512",
+        "ENGINE_STORE": str(tmp_path / "store"),
+        "ENGINE_APPROXIMATE": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    with running_fleet(tmp_path, 1, 1, settings, {}, backend="native") as fleet:
+        asking = Asking(fleet.gateways[0].url)
+        a, b, c = DOCUMENTS
+        path = "messages.0.content.0.cache_control.holdfast"
+        assert path in refused(asking.post(asking_of(a)))
+        asking.allow()
+        both = {"type": "ephemeral", "holdfast": {"block": "anywhere", "keep": 0.5}}
+        assert f"{path}: must have" in refused(asking.post(asking_of(a, marker=both)))
+        short = {"type": "text", "text": "Short.", "cache_control": ANYWHERE}
+        message = refused(asking.post([{"role": "user", "content": [short]}]))
+        assert message.startswith(f"{path}.block: a block has at least 64 tokens, this one has")
+        placements = told(fleet, "describe", Description).placements
+        assert [one.recompute for one in placements] == [0, 4, 16, 32]
+
+        def answered(*names: str, of: Asking = asking) -> dict[str, Any]:
+            reply = of.post(asking_of(*names))
+            assert reply.status_code == 200, reply.text
+            assert reply.headers["holdfast-approximate"] == "blocks; recompute=16"
+            found: dict[str, Any] = reply.json()
+            return found
+
+        cold = answered(a, b, c)
+        reused = cold["usage"]["cache_creation_input_tokens"]
+        approximate = {"kind": "blocks", "documents": 3, "reused": reused, "recomputed": 48}
+        assert cold["holdfast"]["approximate"] == approximate and reused > 900
+        warm = answered(c, a, b)
+        usage = warm["usage"]
+        assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (
+            reused,
+            0,
+        )
+        assert usage["input_tokens"] == cold["usage"]["input_tokens"]
+        assert asking.recorded(warm) == f"blocks 3: {reused} reused, 48 recomputed"
+        again = answered(a, b, c)
+        assert again["usage"]["cache_read_input_tokens"] == reused
+        assert again["content"] == cold["content"]
+        probe = answered(c, a, b, of=asking.stranger())
+        assert probe["usage"]["cache_read_input_tokens"] == 0
+        assert probe["holdfast"]["automatic_tokens"] == 0
+        assert probe["content"] == warm["content"]
+        exact = asking.post(asking_of(a, marker={"type": "ephemeral"})).json()
+        assert exact["usage"]["cache_read_input_tokens"] == 0
+        assert "approximate" not in exact["holdfast"]
+        # An agent's history whose first tool result was cleared reads the others.
+        tools = [{"name": "look", "input_schema": {"type": "object"}}]
+        texts: list[str | None] = list(DOCUMENTS.values())
+        asking.post(history_of(texts), tools=tools)
+        cleared = asking.post(history_of([None, *texts[1:]]), tools=tools).json()
+        read = cleared["usage"]["cache_read_input_tokens"]
+        assert read == cleared["holdfast"]["approximate"]["reused"] > 600
+        eventually(lambda: all(e.is_stored for e in told(fleet, "entries", list[EntryInfo])))
+        fleet.kill(0)
+        fleet.restart(0)
+        eventually(fleet.all_ready)
+        restarted = answered(b, c, a)
+        assert restarted["usage"]["cache_read_input_tokens"] == reused
+        assert restarted["holdfast"]["read_tier"] == "disk"

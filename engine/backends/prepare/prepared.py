@@ -63,7 +63,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     that the template wrote; the longest of the breakpoints' own lifetimes is `own_seconds`.
 
     With `images`, in the order of their places, what computes says how many tokens each of them is:
-    until then a segment's `end` is not floored. `keys` are the token ids by which content is known,
+    until then a segment's `end` is not floored. `begins` are the tokens in front of the texts of
+    the request's documents. `keys` are the token ids by which content is known,
     where they are others.
     """
 
@@ -77,6 +78,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     dated: DatedBeginning | None = None
     own_seconds: float = 0.0
     images: list[Image] = []
+    begins: list[int] = []
     keys: bytes = b""
 
 

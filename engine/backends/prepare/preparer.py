@@ -30,6 +30,7 @@ from engine.protocol import (
     Capability,
     CountReply,
     CountRequest,
+    Document,
     GenerateRequest,
     HeldName,
     Message,
@@ -69,8 +70,11 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     The protocol's types bound what stands in one field.
     """
     num_segments, sampling = request.prompt.num_segments, request.sampling
-    fields: dict[str, Sequence[Breakpoint | Name]]
-    fields = {"breakpoints": request.breakpoints, "names": request.names}
+    fields: dict[str, Sequence[Breakpoint | Document | Name]] = {
+        "breakpoints": request.breakpoints,
+        "documents": request.documents,
+        "names": request.names,
+    }
     for field, placed in fields.items():
         for index, one in enumerate(placed):
             if one.segment >= num_segments:
@@ -486,6 +490,7 @@ def prepare(
         segments=new_segments(request.prompt, rendered.segments, granularity),
         names=names,
         images=images,
+        begins=[rendered.segments[one.segment].offset(0) or 0 for one in request.documents],
     )
 
 

@@ -12,6 +12,7 @@ from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import InvalidRequest, PromptTooLong
 from engine.protocol import (
     Breakpoint,
+    Document,
     GenerateRequest,
     Message,
     Name,
@@ -23,7 +24,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.protocol.reports import Technique
+from engine.protocol.reports import Placement, Technique
 from engine.text.rendered import SegmentSpan
 from tests.engine.backends.looped import description, request
 
@@ -41,6 +42,7 @@ def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
                 scorer="keydiff", keep=0.1, kl=0.0, agreement=1.0, tokens=256, is_allowed=True
             )
         ],
+        placements=[Placement(recompute=4, kl=0.0, agreement=1.0, tokens=256, is_allowed=True)],
     )
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE))
@@ -115,3 +117,33 @@ def test_what_cannot_be_compressed_is_refused(
         query(asked, num_blocks)
     wide = ask("a" * 4 * 200, breakpoints=[Breakpoint(0, "5m", keep=0.5, scorer="keydiff")])
     assert query(wide, 128).compression is not None
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "document", "num_blocks", "why"),
+    [
+        (60, Document(0), 64, r"documents\[0\]: a block has at least 64 tokens, this one has"),
+        (100, Document(0, recompute=200), 64, "at least 201 tokens"),
+        (100, Document(0, recompute=3), 64, "this engine takes no block"),
+        (200, Document(0), 100, "take 10[0-9] blocks, of 100"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused(
+    num_tokens: int, document: Document, num_blocks: int, why: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        query(ask("a" * 4 * num_tokens, documents=[document]), num_blocks)
+
+
+def test_a_document_is_a_segments_text() -> None:
+    asked = ask("a" * 4 * 200, documents=[Document(0, "1h", 20)])
+    exact, found = query(ask("a" * 4 * 200), 256), query(asked, 256)
+    (one,) = found.placed
+    assert (one.copied - one.start, one.shift) == (20, one.start - 1)
+    assert found.segments[0].end == one.end
+    assert one.origin.tokens[1:-1] == exact.tokens[one.start : one.end]
+    assert found.tokens[: one.copied] == exact.tokens[: one.copied]
+    assert found.tokens[one.end :] == exact.tokens[one.end :]
+    twice = ask("a" * 4 * 200, documents=[Document(0), Document(0)])
+    with pytest.raises(InvalidRequest, match="two documents stand in one place"):
+        query(twice, 256)

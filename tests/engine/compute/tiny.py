@@ -12,6 +12,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma4TextConfig,
+    Glm4Config,
     GptOssConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
@@ -49,6 +50,8 @@ _LATENTS = {
 _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SHAPE),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
+    # Keys that turn in pairs, half of their numbers.
+    "glm4": lambda: Glm4Config(**_SHAPE, head_dim=16, pad_token_id=0),
     "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
     "gemma2": lambda: Gemma2Config(
         **_SHAPE,

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from zlib import crc32
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from engine.cache.compressed import compressed
 from engine.cache.compression import Compression
 from engine.cache.digests import ChainHasher
+from engine.cache.documents import with_documents
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId, TokenId
@@ -26,6 +28,7 @@ from engine.clock import Clock, ManualClock
 from engine.protocol import (
     Breakpoint,
     Delta,
+    Document,
     Done,
     Event,
     Failed,
@@ -74,6 +77,7 @@ def expected(prompt: Sequence[TokenId], seed: int, count: int) -> list[TokenId]:
 
 
 STATE = 10**12
+TURN = 10**5
 
 
 def state_of(tokens: Sequence[TokenId]) -> int:
@@ -146,6 +150,23 @@ class FakeRunner:
             yield 1
             self.memory[target] = kept[place * self._size : (place + 1) * self._size]
 
+    def place(
+        self,
+        shift: int,
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[BlockId],
+        targets: Sequence[BlockId],
+    ) -> Iterator[int]:
+        """A number that was copied tells by how much it was turned."""
+        for start, end in ranges:
+            for position in range(start, end):
+                block, slot = divmod(position - shift, self._size)
+                number = self.memory[sources[block]][slot]
+                assert number < TURN, "a copy of a copy"
+                block, slot = divmod(position, self._size)
+                self.memory[targets[block]][slot] = number + TURN * (shift + 1)
+            yield 1
+
     def _move_state(self, work: Work) -> None:
         if work.state is None:
             return
@@ -180,8 +201,12 @@ def chosen(tokens: Sequence[TokenId], how: Compression) -> list[TokenId]:
 
 def in_memory(query: CacheQuery) -> list[TokenId]:
     """What stands in the memory of a prompt."""
+    tokens = list(query.tokens)
+    for one in query.placed:
+        own = one.origin.tokens[one.copied - one.shift : one.end - one.shift]
+        tokens[one.copied : one.end] = [token + TURN * (one.shift + 1) for token in own]
     if query.compression is None or query.origin is None:
-        return list(query.tokens)
+        return tokens
     kept = chosen(query.origin.tokens, query.compression)
     return [*kept, *query.tokens[query.compression.kept :]]
 
@@ -228,7 +253,7 @@ class Sent:
     def answer(self, choice: int = 0) -> list[TokenId]:
         """The tokens a choice sampled, as its sequence has them."""
         sequence = self.state.sequences[choice]
-        own = sequence.tokens if sequence.later is None else sequence.later
+        own = sequence.tokens if sequence.own is None else sequence.own[0]
         return own[len(self.state.query.tokens) :]
 
     def wanted(self, choice: int = 0) -> list[TokenId]:
@@ -314,11 +339,14 @@ class Harness:
         service_class: ServiceClass = "interactive",
         has_names: bool = False,
         keep: tuple[int, float] | None = None,
+        documents: dict[int, Ttl] | None = None,
+        recompute: int = 3,
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold, where there is one.
 
         `has_names`: each segment's end has the name that a gateway would give it. Of what ends
-        with the segment `keep[0]` the part `keep[1]` is kept, in whole blocks.
+        with the segment `keep[0]` the part `keep[1]` is kept, in whole blocks. The segments that
+        are `documents` stand anywhere.
         """
         self._num_sent += 1
         tokens: list[TokenId] = []
@@ -328,6 +356,7 @@ class Harness:
             spans.append(Segment("text", len(tokens), 0))
         if self._scaffold is not None:
             tokens.append(self._scaffold)
+        ends = list(accumulate(map(len, segments)))
         points = [Breakpoint(index, ttl) for index, ttl in (marks or {}).items()]
         frames: list[Frame] = []
         query = CacheQuery(
@@ -344,6 +373,12 @@ class Harness:
             size = self.pool.block_size
             kept = max(int(end * keep[1]) // size, 1) * size
             query = compressed(query, self.cache, Compression("keydiff", keep[1], end, kept))
+        if documents:
+            placed = [
+                (Document(index, ttl, recompute), ends[index] - len(segments[index]), ends[index])
+                for index, ttl in sorted(documents.items())
+            ]
+            query = with_documents(query, self.cache, placed)
         state = RequestState(
             request=GenerateRequest(
                 request_id=f"r{self._num_sent}",

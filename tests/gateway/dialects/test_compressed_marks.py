@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from engine.protocol.reports import Description, Technique
+from engine.protocol import Document
+from engine.protocol.reports import Description, Placement, Technique
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.prompt.ask import Ask
@@ -23,10 +24,12 @@ from tests.gateway.serving import API_KEY
 ALLOWED = replace(ASKED, principal=replace(ASKED.principal, may_approximate=True))
 HALF = {"type": "ephemeral", "holdfast": {"keep": 0.5}}
 PLAIN = {"type": "ephemeral"}
+BLOCK: dict[str, Any] = {"type": "ephemeral", "holdfast": {"block": "anywhere"}}
 
 
-def asked(first: Any, second: Any = None, **more: Any) -> Ask:
-    blocks = [text("A document. " * 300, first), text("A question.", second)]
+def asked(first: Any, *others: Any, **more: Any) -> Ask:
+    blocks = [text("A document. " * 300, first)]
+    blocks += [text("A question.", one) for one in others or [None]]
     return lowered(body(messages=[said(*blocks)], **more), ALLOWED)
 
 
@@ -47,6 +50,21 @@ def test_the_breakpoint_and_what_follows_it_are_of_the_kind() -> None:
         assert not set(names(half)) & set(names(asked({**HALF, "holdfast": other}, PLAIN)))
 
 
+def test_a_block_that_stands_anywhere_is_no_breakpoint() -> None:
+    exact, ask = asked(PLAIN, PLAIN), asked(BLOCK, {**BLOCK, "ttl": "1h"}, *[PLAIN] * 4)
+    assert [point.segment for point in ask.plan.breakpoints] == [2, 3, 4, 5]
+    assert ask.plan.documents == [Document(0), Document(1, "1h")]
+    assert ask.plan.approximate == "blocks; recompute=16"
+    # All that is behind its beginning has another name.
+    assert not set(names(exact)) & set(names(ask))
+    four = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 4}}
+    assert asked(four).plan.documents == [Document(0, recompute=4)]
+    assert not set(names(asked(four))) & set(names(asked(BLOCK)))
+    message = "documents[1]: a block has at least 64 tokens"
+    path = "messages.0.content.1.cache_control.holdfast.block"
+    assert ask.plan.in_request(message) == path + message.removeprefix("documents[1]")
+
+
 def test_what_is_not_allowed_is_refused_by_its_field() -> None:
     refusals = [
         (lambda: lowered(body(messages=[said(text("x", HALF))])), "this workspace may not"),
@@ -57,7 +75,12 @@ def test_what_is_not_allowed_is_refused_by_its_field() -> None:
         (lambda: asked(None, cache_control=HALF), "cache_control.holdfast: must be in a block"),
         (lambda: asked({**PLAIN, "holdfast": {"keep": 1}}), "holdfast.keep: Input should be less"),
         (lambda: asked({**PLAIN, "holdfast": {"keep": 0.01}}), "holdfast.keep: Input should be"),
-        (lambda: asked({**PLAIN, "holdfast": {"block": "anywhere"}}), "holdfast"),
+        (lambda: asked({**PLAIN, "holdfast": {}}), "must have either `keep` or `block`"),
+        (lambda: asked({**PLAIN, "holdfast": {"block": "here"}}), "holdfast.block"),
+        (lambda: asked({**BLOCK, "holdfast": {**BLOCK["holdfast"], "scorer": "h2o"}}), "scorer"),
+        (lambda: asked({**HALF, "holdfast": {"keep": 0.5, "recompute": 4}}), "recompute"),
+        (lambda: asked(HALF, BLOCK), r"content\.1\.cache_control\.holdfast\.block: not beside"),
+        (lambda: asked(*[BLOCK] * 65), r"content\.64\..*block: at most 64 of a request"),
         (lambda: asked({**PLAIN, "holdfast": {"keep": 0.5, "scorer": "best"}}), "scorer"),
     ]
     for ask, message in refusals:
@@ -149,7 +172,8 @@ def asked_of_all(stack: Stack, header: str) -> dict[str, str]:
         ("keep=0.5; scorer=best", "scorer"),
         ("keep=0.5; keep=0.6", "there twice"),
         ("keep=0.5,blocks", "float"),
-        ("scorer=kvzip", "missing required field `keep`"),
+        ("scorer=kvzip", "must have `keep`"),
+        ("keep=0.5; block=anywhere", "a `block` has a marker"),
         ("", "unknown field"),
     ],
 )
@@ -197,6 +221,17 @@ def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact()
         check_capabilities(asked(HALF), measured)
     check_capabilities(asked({**PLAIN, "holdfast": {"keep": 0.8}}), measured)
     check_capabilities(asked(PLAIN), description)
+    with pytest.raises(InvalidRequest, match=r"holdfast\.block: this engine takes no block"):
+        check_capabilities(asked(BLOCK), description)
+    wrong = Placement(recompute=4, kl=2.0, agreement=0.1, tokens=9, is_allowed=False)
+    right = Placement(recompute=32, kl=0.1, agreement=0.9, tokens=9, is_allowed=True)
+    placed = Description(**{**_fields(description), "placements": [wrong, right]})
+    with pytest.raises(
+        InvalidRequest, match=r"block: recomputing 4 of a block is too far .* KL 2\.00"
+    ):
+        check_capabilities(asked(BLOCK), placed)
+    more = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 40}}
+    check_capabilities(asked(more), placed)
 
 
 def _fields(description: Description) -> dict[str, Any]:

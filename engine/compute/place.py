@@ -1,0 +1,111 @@
+"""Copies keys and values to other positions: keys are turned by as many positions as they move.
+
+A turn by rotary position embeddings depends on the distance alone where the frequencies do not
+depend on the length (arXiv 2104.09864). Whether a model's keys are of that kind is measured, by
+layer: a token alone has the same key everywhere but for its turn.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+
+from engine.cache.ids import BlockId
+from engine.compute.loading import LoadedModel
+from engine.compute.runner import TorchRunner
+from engine.schedule.runner import Work
+
+TOKENS_A_PART = 4096
+"""Tokens of one layer that are copied at once."""
+_TOKENS_A_COST = 256
+"""So many are charged as one token of prefill."""
+_BOUND = 0.02
+"""Of a key's greatest number: what 16 bits lose is less, a wrong turn is more."""
+
+Style = Literal["none", "halves", "pairs"]
+STYLES: tuple[Style, ...] = ("none", "halves", "pairs")
+
+
+class Turns:
+    """How each layer's keys turn: not at all, in two halves, or in neighbouring pairs.
+
+    `frequencies` (turned numbers / 2) are in radians a position. A head's numbers behind those are
+    not turned.
+    """
+
+    def __init__(self, frequencies: torch.Tensor, styles: Sequence[Style] = ()) -> None:
+        self.frequencies = frequencies.double()
+        self.styles = styles
+
+    def turned(self, keys: torch.Tensor, distance: int, style: Style) -> torch.Tensor:
+        """Keys (..., head_dim) moved by so many positions, computed in float32."""
+        if style == "none" or not distance:
+            return keys
+        angles = self.frequencies * distance
+        cos, sin = angles.cos().float(), angles.sin().float()
+        num = 2 * len(angles)
+        turning = keys[..., :num].float()
+        if style == "halves":
+            one, other = turning.chunk(2, -1)
+            moved = torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+        else:
+            one, other = turning[..., 0::2], turning[..., 1::2]
+            pair = (one * cos - other * sin, other * cos + one * sin)
+            moved = torch.stack(pair, -1).flatten(-2)
+        return torch.cat([moved.to(keys.dtype), keys[..., num:]], -1)
+
+
+@torch.inference_mode()
+def find_turns(loaded: LoadedModel) -> Turns | None:
+    """None for a model whose keys can't be moved so."""
+    modules = (getattr(one, "inv_freq", None) for one in loaded.model.modules())
+    frequencies = next((one for one in modules if isinstance(one, torch.Tensor)), None)
+    if frequencies is None or 2 * len(frequencies) > loaded.layout.head_dim:
+        return None
+    turns, runner = Turns(frequencies.clone()), loaded.runner(4, 1)
+    most = loaded.max_context_tokens - 1
+    places = (0, min(3, most), most // 2, most)
+    for block, place in enumerate(places):
+        runner.execute([Work(token_ids=[1], start=0, block_table=[block], cut=place)])
+    styles = list[Style]()
+    for layer in range(loaded.layout.num_layers):
+        keys = runner.pool.keys[layer][:, 0]
+        bound = _BOUND * float(keys.float().abs().max())
+        fitting = [
+            style
+            for style in STYLES
+            if all(
+                float((turns.turned(keys[0], place, style) - keys[block]).abs().max()) <= bound
+                for block, place in enumerate(places)
+            )
+        ]
+        if not fitting:
+            return None
+        styles.append(fitting[0])
+    return Turns(frequencies, styles)
+
+
+@torch.inference_mode()
+def place(
+    runner: TorchRunner,
+    turns: Turns,
+    shift: int,
+    ranges: Sequence[tuple[int, int]],
+    sources: Sequence[BlockId],
+    targets: Sequence[BlockId],
+) -> Iterator[int]:
+    """`engine.schedule.runner.Compressor.place`."""
+    pool = runner.pool
+    old = pool.slots(torch.tensor(sources, device=pool.device))
+    new = pool.slots(torch.tensor(targets, device=pool.device))
+    for start, end in ranges:
+        for begin in range(start, end, TOKENS_A_PART):
+            stop = min(begin + TOKENS_A_PART, end)
+            for layer in range(pool.layout.num_layers):
+                style, into = turns.styles[layer], new[begin:stop]
+                pool.copy_slots(layer, old[begin - shift : stop - shift], into)
+                if style != "none" and shift:
+                    keys = pool.keys[layer].flatten(0, 1)
+                    keys[into] = turns.turned(keys[into], shift, style)
+                pool.wait()  # else the next step's time, which its pace is learned by, has it
+                yield (stop - begin) // _TOKENS_A_COST
