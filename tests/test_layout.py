@@ -22,21 +22,21 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 391
+MAX_MODULES = 393
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 734,
     "dashboard/access": 451,
     "dashboard/ui": 1042,
-    "dashboard/views": 3937,
-    "engine": 1285,
-    "engine/backends": 8884,
-    "engine/cache": 3467,
-    "engine/compute": 3454,
+    "dashboard/views": 3944,
+    "engine": 1295,
+    "engine/backends": 8944,
+    "engine/cache": 3732,
+    "engine/compute": 3601,
     "engine/mount": 339,
-    "engine/protocol": 1117,
-    "engine/schedule": 2439,
+    "engine/protocol": 1195,
+    "engine/schedule": 2533,
     "engine/serve": 641,
     "engine/store": 1500,
     "engine/text": 6247,
@@ -46,15 +46,15 @@ BUDGETS: dict[str, int] = {
     "gateway/advice": 2131,
     "gateway/base": 1679,
     "gateway/cli": 1168,
-    "gateway/dialects": 6883,
-    "gateway/http": 3673,
+    "gateway/dialects": 6910,
+    "gateway/http": 3675,
     "gateway/journal": 1083,
     "gateway/ledger": 3649,
     "gateway/planner": 1972,
     "gateway/planning": 409,
     "gateway/prices": 409,
-    "gateway/prompt": 1419,
-    "gateway/routing": 2421,
+    "gateway/prompt": 1471,
+    "gateway/routing": 2424,
     "gateway/turn": 1636,
     "migrations": 256,
     "scripts": 398,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 58132,
+    "tests": 58689,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
