@@ -2,6 +2,7 @@
 
     scripts/gpu_check [--out DIR]      a GPU; writes gpu_check.md
     scripts/gpu_check --interpret      exactness alone, with Triton's interpreter on a CPU
+    scripts/gpu_check --tiers          leases below vLLM's blocks alone, where vLLM is installed
 
 It fetches nothing. The speed is that of a model of Llama 3 8B's shape with random weights in
 bfloat16, which are made on the device. What was found out so far is in the file at any time.
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.bench.report import markdown
+from scripts.gpu.tiers import tiers
 from scripts.setup.options import parse
 
 if TYPE_CHECKING:
@@ -73,12 +75,17 @@ def main() -> int:
     options = parse(
         __doc__,
         interpret=(False, "exactness alone, on a CPU"),
+        tiers=(False, "leases that outlive vLLM's blocks alone; without a GPU in files of vLLM's"),
         small=(False, "a tiny model, also without a GPU: to try this script"),
         out=(".", "folder of the Markdown"),
     )
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+    if options.tiers:
+        report = Report(Path(options.out), "vLLM's tiers")
+        report.run("vLLM's tiers", tiers)
+        return 1 if report.has_failed else 0
     import torch
 
     begun = time.perf_counter()

@@ -1,0 +1,100 @@
+"""Leases that outlive vLLM's blocks: an engine on vLLM with tiers, a flood, a restart and a kill.
+
+On a GPU with OffloadingConnector and our tier on disk. Elsewhere ExampleConnector stands for them,
+which has no entries: then what is read after a restart is automatic.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+from scripts.stack import ENGINE_SECRET, family, serving_engine
+
+MODULE = "engine.backends.vllm.tiers"
+WORDS = 500
+"""Of a prompt, whose entry then takes about half of what leases may hold."""
+LEASES, PROMPTS = 4, 12
+"""Of the flood, which is 3.7 times the pool."""
+SETTLE_SECONDS = 5.0
+"""Until what was marked is written, which nothing tells."""
+
+
+def beside(folder: Path, *, is_gpu: bool) -> dict[str, Any]:
+    """vLLM's `kv_transfer_config` of what stands beside our connector."""
+    tier = {"type": "LeaseTier", "module_path": MODULE, "directory": str(folder / "tier")}
+    extra = {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": 2**26,
+        "eviction_policy": "LeasedLast",
+        "cache_policy_module_path": MODULE,
+        "secondary_tiers": [tier | {"max_bytes": 2**30}],
+    }
+    return {
+        "kv_connector": "OffloadingConnector" if is_gpu else "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": (
+            extra if is_gpu else {"shared_storage_path": str(folder / "files")}
+        ),
+    }
+
+
+def ask(url: str, word: str, *, is_marked: bool = True) -> dict[str, int]:
+    """What the engine counted of a prompt's input."""
+    import httpx
+
+    body: dict[str, Any] = {
+        "request_id": uuid4().hex,
+        "scope": "0" * 32,
+        "prompt": {"text": " ".join(f"{word}{n}" for n in range(WORDS)), "messages": []},
+        "sampling": {"max_tokens": 1},
+        "breakpoints": [{"segment": 0, "ttl": "1h"}] if is_marked else [],
+    }
+    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+    answer = httpx.post(f"{url}/v1/generate", json=body, headers=headers, timeout=300)
+    usage: dict[str, int] = json.loads(answer.text.lstrip().partition("\n")[0])["usage"]
+    return usage
+
+
+def tiers() -> Iterator[tuple[str, str]]:
+    """Raises AssertionError where a lease that the tier holds was not read."""
+    if find_spec("vllm") is None:
+        yield "vLLM's tiers", "skipped: no vLLM"
+        return
+    import torch
+
+    is_gpu, wanted, wrong = torch.cuda.is_available(), 0, list[str]()
+    with TemporaryDirectory() as name:
+        transfer = beside(Path(name), is_gpu=is_gpu)
+        arguments = {"max_model_len": 4096, "kv_transfer_config": transfer}
+        settings = {
+            "ENGINE_NUM_BLOCKS": "256",
+            "ENGINE_BLOCK_SIZE": "32",
+            "ENGINE_VLLM_ARGS": json.dumps(arguments),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "0",
+        }
+        for what in ("the flood", "a restart", "kill -9"):
+            with serving_engine("vllm", settings, Path(name, "log")) as server:
+                server.wait()
+                if not wanted:
+                    written = ask(server.url, "first")
+                    wanted = ask(server.url, "first")["cache_read_tokens"]
+                    yield "written, and read at once", f"{written}; {wanted} tokens"
+                    for number in range(LEASES + PROMPTS):
+                        ask(server.url, f"other{number}", is_marked=number < LEASES)
+                usage = ask(server.url, "first")
+                if usage["cache_read_tokens"] != wanted and (is_gpu or what == "the flood"):
+                    wrong.append(what)
+                read = "{cache_read_tokens} tokens, and {automatic_tokens} automatic"
+                yield f"{transfer['kv_connector']}: read after {what}", read.format_map(usage)
+                time.sleep(SETTLE_SECONDS)
+                for pid in family(server.pid) if what == "a restart" else ():
+                    os.kill(pid, signal.SIGKILL)
+    assert wanted and not wrong, f"not read after {wrong}"
