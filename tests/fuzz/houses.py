@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 
 from scripts import stack
-from scripts.stack import API_KEY, free_port, migrate, python
+from scripts.stack import ADMIN_KEY, API_KEY, free_port, migrate, python
 from tests.conformance.engines import SECRET, running_engines
 from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
 from tests.fuzz.tiny_model import write_tiny_model
+from tests.gateway.admin_client import Admin
 from tests.gateway.process import say_to_gateway
 
 MODELS = ("tiny-one", "tiny-two")
@@ -33,7 +34,9 @@ min_cache_tokens = {3}
 
 
 @contextmanager
-def running_machines(directory: Path, backend: str, slots: int = SLOTS) -> Iterator[Machines]:
+def running_machines(
+    directory: Path, backend: str, slots: int = SLOTS, *, has_kinds: bool = False
+) -> Iterator[Machines]:
     """One engine for each model; the synthetic ones answer at once."""
     with ExitStack() as stack:
         asked = []
@@ -47,6 +50,8 @@ def running_machines(directory: Path, backend: str, slots: int = SLOTS) -> Itera
                 "SYNTHETIC_PREFILL_US": 0,
                 "SYNTHETIC_DECODE_MS": 0,
             }
+            if has_kinds:
+                settings["APPROXIMATE"] = True
             if backend in ("native", "hybrid"):
                 is_hybrid = backend == "hybrid"
                 settings["MODEL"] = write_tiny_model(directory / name, is_hybrid=is_hybrid)
@@ -66,13 +71,22 @@ def by_protocol(directory: Path, backend: str = "native") -> Iterator[ByProtocol
 
 
 @contextmanager
-def by_gateway(directory: Path) -> Iterator[ByGateway]:
+def by_gateway(directory: Path, *, has_kinds: bool = False) -> Iterator[ByGateway]:
     """A gateway with three workspaces, on the native engines."""
     models = MODELS_TOML.format(MODELS[0], MINIMUMS[0], MODELS[1], MINIMUMS[1])
-    with running_machines(directory, "native", GATEWAY_SLOTS) as machines:
-        with serving(directory, machines, models, ["second", "third"]) as (url, keys):
-            with httpx.Client(base_url=url, timeout=120) as client:
-                yield ByGateway(machines, client, [API_KEY, *keys], list(MODELS))
+    with ExitStack() as stack:
+        machines = stack.enter_context(
+            running_machines(directory, "native", GATEWAY_SLOTS, has_kinds=has_kinds)
+        )
+        url, keys = stack.enter_context(serving(directory, machines, models, ["second", "third"]))
+        if has_kinds:
+            admin = Admin(url, ADMIN_KEY)
+            for workspace in admin.get("workspaces"):
+                admin.post(f"workspaces/{workspace['id']}", {"may_approximate": True})
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=120))
+        server = ByGateway(machines, client, [API_KEY, *keys], list(MODELS))
+        server.has_kinds = has_kinds
+        yield server
 
 
 @contextmanager
@@ -93,6 +107,7 @@ def serving(
         "HOLDFAST_ENGINES": ",".join(engine.url for engine in machines.engines),
         "HOLDFAST_MODELS": str(models),
         "HOLDFAST_API_KEY": API_KEY,
+        "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
         "HOLDFAST_ENGINE_SECRET": SECRET,
         "HOLDFAST_MASTER_SECRET": master_secret,
         "HOLDFAST_LOG_LEVEL": "error",

@@ -7,8 +7,10 @@ from typing import Any
 from tests.conformance.oracle import Cache, Err
 from tests.fuzz.sequence import Alone, Arrival, Begin, Queue, Sequence, Turn
 from tests.fuzz.servers import MINIMUMS, Outcome, Sent, Server
-from tests.fuzz.talks import resolved
+from tests.fuzz.talks import KEEP, resolved
 
+BLOCK, LEAST_KEPT = 16, 64
+"""Of a compressed prefix whole blocks are kept, and no fewer tokens."""
 Counts = tuple[int, int, int, int]
 
 
@@ -55,6 +57,7 @@ class Player:
             can_queue=can_queue,
             checks_marks=self.server.checks_marks,
             granularity=self.server.machines.granularity,
+            has_kinds=self.server.has_kinds,
         )
         self._seed, self._number = seed, 0
         kind = WithStates if self.server.machines.keeps_states else Cache
@@ -126,15 +129,23 @@ class Player:
 
     def _reference(self, turn: Turn, begin: float | None) -> Counts | None:
         """What the contract says; None is a refusal. Without a `begin` nothing is written."""
-        sizes = self.server.machines.sizes(turn)
+        sizes, model, marks = self.server.machines.sizes(turn), self._models[turn.model], turn.marks
+        kind = ""
+        if turn.keep is not None:
+            kept = -(-int(sizes.ends[turn.keep] * KEEP) // BLOCK) * BLOCK
+            if not LEAST_KEPT <= kept < sizes.ends[turn.keep]:
+                return None
+            # Marks in front hold nothing. From this one on entries are found by their kind alone.
+            behind = {at: ttl for at, ttl in marks.explicit.items() if at >= turn.keep}
+            marks, kind = marks._replace(explicit=behind), f" {turn.keep} {KEEP}"
         try:
-            want = self._models[turn.model].run(
-                turn.talk.blocks(sizes.ends, turn.marks),
-                auto=turn.marks.automatic,
+            want = model.run(
+                turn.talk.blocks(sizes.ends, marks),
+                auto=marks.automatic,
                 t=self.now,
                 begin=self.now if begin is None else begin,
                 g=sizes.tail,
-                scope=f"{turn.scope}",
+                scope=f"{turn.scope}{kind}",
                 ok=begin is not None,
             )
         except Err:
@@ -163,6 +174,9 @@ class Player:
         self.tally["1h writes"] += long > 0
         self.tally["read tokens"] += read
         self.tally["written tokens"] += short + long
+        self.tally["exact hits"] += turn.keep is None and read > 0
+        self.tally["compressed"] += turn.keep is not None
+        self.tally["compressed hits"] += turn.keep is not None and read > 0
         self.tally["of other scopes"] += turn.scope > 0
         self.tally["of the second model"] += turn.model > 0
         self.tally["automatic markers"] += turn.marks.automatic is not None

@@ -11,7 +11,7 @@ response begins, is no longer the contract.
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.protocol import Ttl
 from tests.fuzz.talks import Marks, Talk, break_marks, choose_marks
@@ -29,7 +29,7 @@ class Turn:
     """`scope` and `model` are indices; `end` says what becomes of its response.
 
     `done` is read to its end, `warm` asks for none, `left` is broken off after the first event,
-    `cancelled` before it.
+    `cancelled` before it. `keep` is the marked segment of whose prefix a part is kept.
     """
 
     talk: Talk
@@ -38,6 +38,7 @@ class Turn:
     model: int
     end: str
     is_broken: bool = False
+    keep: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,11 @@ class Queue:
 
 
 class Sequence:
-    """`num_models` and `num_scopes` bound the indices; `checks_marks`: broken rules are refused."""
+    """`num_models` and `num_scopes` bound the indices; `checks_marks`: broken rules are refused.
+
+    `has_kinds`: half of the turns that are alone ask for a compressed prefix. Chance of its own
+    chooses them, so the talks and times are those without.
+    """
 
     def __init__(
         self,
@@ -85,8 +90,11 @@ class Sequence:
         can_queue: bool = True,
         checks_marks: bool = False,
         granularity: int = 1,
+        has_kinds: bool = False,
     ) -> None:
         self.seed = seed
+        self._has_kinds, self._kinds_rng = has_kinds, random.Random(f"kinds {seed}")
+        self._last_keep = -1
         self.rng = random.Random(seed)
         self.tally: Counter[str] = Counter()
         self._num_scopes, self._num_models = num_scopes, num_models
@@ -103,9 +111,25 @@ class Sequence:
             talk = self._next_talk()
             kind = self.rng.choices(["alone", "queue", "burst"], [80, 10, 10])[0]
             if kind == "alone" or not self._can_queue:
-                yield Alone(self._turn(talk), self.rng.choice(WAITS))
+                yield Alone(self._of_kind(self._turn(talk)), self.rng.choice(WAITS))
             else:
                 yield self._queue(talk, kind == "burst")
+
+    def _of_kind(self, turn: Turn) -> Turn:
+        """Perhaps with a marker that asks for a part of its prefix, often where one did the last
+        time, and with the turn's own markers of five minutes behind it."""
+        rng, kinds = self._kinds_rng, turn.talk.kinds
+        is_fit = self._has_kinds and not turn.is_broken and turn.end != "left"
+        if not is_fit or rng.random() < 0.5:
+            return turn
+        places = [place for place, kind in enumerate(kinds) if kind != "thinking"]
+        if self._last_keep not in places or rng.random() < 0.2:
+            self._last_keep = rng.choice(places)
+        keep = self._last_keep
+        own = {at: ttl for at, ttl in turn.marks.explicit.items() if ttl == "5m" and at > keep}
+        automatic = turn.marks.automatic if keep < places[-1] else None
+        marks = Marks({keep: "1h", **own}, "5m" if automatic else None)
+        return replace(turn, marks=marks, keep=keep)
 
     def _next_talk(self) -> Talk:
         """One of the conversations, changed as conversations are."""

@@ -55,13 +55,15 @@ class Sent(Protocol):
 
 
 class Server(Protocol):
-    """`checks_marks`: broken rules of markers are refused, not undefined."""
+    """`checks_marks`: broken rules of markers are refused, not undefined. `has_kinds`: its engines
+    compress prefixes, and its workspaces may ask for it."""
 
     machines: "Machines"
     num_models: int
     num_scopes: int
     has_tools: bool
     checks_marks: bool
+    has_kinds: bool
 
     def ask(self, turn: Turn) -> Outcome: ...
     def send(self, turn: Turn) -> Sent: ...
@@ -180,6 +182,7 @@ class ByProtocol:
     num_scopes: int = 3
     has_tools: bool = True
     checks_marks: bool = False
+    has_kinds: bool = False
 
     def ask(self, turn: Turn) -> Outcome:
         if turn.end == "left":
@@ -248,6 +251,7 @@ class ByGateway:
     models: list[str]
     has_tools: bool = True
     checks_marks: bool = True
+    has_kinds: bool = False
     num_models: int = field(init=False)
     num_scopes: int = field(init=False)
 
@@ -266,7 +270,12 @@ class ByGateway:
         if response.status_code == 400:
             return Outcome(None)
         assert response.status_code == 200, response.text
-        return message_outcome(response.json())
+        message = response.json()
+        told = message["holdfast"].get("approximate")
+        assert (told is not None) == (turn.keep is not None)
+        if turn.keep is not None:
+            assert told["of"] == self.machines.sizes(turn).ends[turn.keep]
+        return message_outcome(message)
 
     def send(self, turn: Turn) -> GatewaySent:
         stack = ExitStack()
@@ -284,7 +293,7 @@ class ByGateway:
         wait_until(lambda: engine.stats().waiting == waiting - 1)
 
     def _body(self, turn: Turn, max_tokens: int) -> dict[str, Any]:
-        body = turn.talk.body(turn.marks)
+        body = turn.talk.body(turn.marks, turn.keep)
         return {
             **body,
             "model": self.models[turn.model],

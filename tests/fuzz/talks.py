@@ -28,6 +28,7 @@ _WORDS = (
 
 
 SHORTEST = 5
+KEEP = 0.5
 
 
 @dataclass
@@ -144,8 +145,8 @@ class Talk:
             tools=[Tool(f"t{i}", _schema(text)) for i, text in enumerate(self.tools)],
         )
 
-    def body(self, marks: Marks) -> dict[str, Any]:
-        """Of `POST /v1/messages`."""
+    def body(self, marks: Marks, keep: int | None = None) -> dict[str, Any]:
+        """Of `POST /v1/messages`. Of the prefix to segment `keep` a part is kept."""
         tools: list[dict[str, Any]] = [
             {"name": f"t{i}", "input_schema": _schema(text)} for i, text in enumerate(self.tools)
         ]
@@ -154,6 +155,8 @@ class Talk:
         blocks = tools + system + [block for turn in turns for block in turn]
         for index, ttl in marks.explicit.items():
             blocks[index]["cache_control"] = {"type": "ephemeral", "ttl": ttl}
+        if keep is not None:
+            blocks[keep]["cache_control"]["holdfast"] = {"keep": KEEP, "scorer": "keydiff"}
         body: dict[str, Any] = {
             "messages": [
                 {"role": "assistant" if turn % 2 else "user", "content": content}

@@ -34,6 +34,13 @@ def test_native_engines_count_as_the_contract_says(tmp_path: Path) -> None:
     assert [what for what in EXERCISED if not tally[what]] == []
 
 
+def test_the_messages_api_counts_compressed_prefixes_as_the_contract_says(tmp_path: Path) -> None:
+    """Exact and compressed turns of the same conversations: neither reads what the other wrote."""
+    with by_gateway(tmp_path, has_kinds=True) as server:
+        tally = play(server, 12).tally
+    assert tally["compressed"] > 5 and tally["compressed hits"] and tally["exact hits"]
+
+
 def test_the_messages_api_counts_as_the_contract_says(tmp_path: Path) -> None:
     with by_gateway(tmp_path) as server:
         tally = play(server, 4).tally

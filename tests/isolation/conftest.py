@@ -10,7 +10,7 @@ import pytest
 
 from scripts.stack import Stack, running_stack
 from tests.fuzz.tiny_model import write_tiny_model
-from tests.isolation.probes import ENGINE, client_of, new_key
+from tests.isolation.probes import ENGINE, KINDS, allow_kinds, client_of, new_key
 
 WORKSPACES = ("owner-of-it", "stranger-to-it", "reference-of-it")
 
@@ -31,8 +31,10 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     data = tmp_path_factory.mktemp("isolation")
     with ExitStack() as stack:
-        settings = {**ENGINE, "ENGINE_MODEL": str(write_tiny_model(data / "tiny"))}
+        settings = {**ENGINE, **KINDS, "ENGINE_MODEL": str(write_tiny_model(data / "tiny"))}
         running = stack.enter_context(running_stack(data, engine_settings=settings))
         keys = [new_key(data, workspace) for workspace in WORKSPACES]
+        for workspace in WORKSPACES:
+            allow_kinds(running.gateway, workspace)
         clients = [stack.enter_context(client_of(running.gateway, key)) for _, key in keys]
         yield House(running, data, keys[0][0], *clients)

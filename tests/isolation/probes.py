@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from scripts.stack import ADMIN_KEY
 from tests.gateway.process import say_to_gateway
 
 MODEL = "holdfast-demo"
@@ -27,6 +28,7 @@ ENGINE = {
     # All that the probes write fits into the lease budget: a full one shows in every answer.
     "ENGINE_NUM_BLOCKS": str(max(8192, 66 * NUM_PROBES)),
 }
+KINDS = {"ENGINE_APPROXIMATE": "true"}
 
 _UNKNOWN = '"cache_miss_reason":null'
 # What any two requests differ in: ids, times, and whose key it is.
@@ -42,16 +44,18 @@ _VOLATILE_HEADERS = {"date", "request-id", "x-request-id", "anthropic-workspace-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a probe asks: everything that an attacker may choose."""
+    """How a probe asks: everything that an attacker may choose. `keeps`: the marker asks for a
+    compressed prefix."""
 
     dialect: str
     stream: bool
     marked: bool
     compares: bool = False
+    keeps: bool = False
 
     def __str__(self) -> str:
         words = [self.dialect, "stream" if self.stream else "whole"]
-        words += ["marked"] * self.marked + ["compares"] * self.compares
+        words += ["marked"] * self.marked + ["compares"] * self.compares + ["keeps"] * self.keeps
         return " ".join(words)
 
 
@@ -61,6 +65,11 @@ SHAPES = [
     for stream in (False, True)
     for marked in (True, False)
     for compares in ((False, True) if dialect == "messages" else (False,))
+]
+KEEPING_SHAPES = [
+    Shape(dialect, stream, marked=True, keeps=True)
+    for dialect in ("messages", "chat")
+    for stream in (False, True)
 ]
 
 
@@ -85,7 +94,8 @@ def words(rng: random.Random, number: int) -> str:
 def body_of(
     shape: Shape, prefix: str, question: str, *, previous: str = UNKNOWN_TURN
 ) -> dict[str, Any]:
-    mark = {"cache_control": {"type": "ephemeral"}} if shape.marked else {}
+    kind = {"holdfast": {"keep": 0.5, "scorer": "keydiff"}} if shape.keeps else {}
+    mark = {"cache_control": {"type": "ephemeral", **kind}} if shape.marked else {}
     system: Any = [{"type": "text", "text": prefix, **mark}]
     body: dict[str, Any] = {"model": MODEL, "stream": shape.stream, "temperature": 0}
     body["max_tokens"] = 2
@@ -153,6 +163,13 @@ def new_key(data: Path, workspace: str) -> tuple[str, str]:
     return key_id, key
 
 
+def allow_kinds(gateway: str, workspace: str) -> None:
+    """Let a workspace ask for compressed prefixes."""
+    headers = {"x-api-key": ADMIN_KEY}
+    url, body = f"{gateway}/admin/v1/workspaces/{workspace}", {"may_approximate": True}
+    httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False).raise_for_status()
+
+
 @dataclass(slots=True)
 class Exact:
     """What came of a number of exact probes; `hints` are the differences, one line each."""
@@ -179,8 +196,8 @@ def probe_exactly(
     assert result.hints is not None
     for index in range(number):
         shape = shapes[index % len(shapes)]
-        warming = Shape(shape.dialect, stream=False, marked=True)
-        prefix, question = words(rng, 30), words(rng, 3)
+        warming = Shape(shape.dialect, stream=False, marked=True, keeps=shape.keeps)
+        prefix, question = words(rng, 120 if shape.keeps else 30), words(rng, 3)
         cold = ask(reference, shape, body_of(shape, prefix, question))
         warm = ask(owner, warming, body_of(warming, prefix, words(rng, 3)))
         assert warm.read == 0 and warm.written > 32

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripts.stack import MASTER_SECRET
 from tests.isolation.conftest import WORKSPACES, House
 from tests.isolation.probes import (
+    KEEPING_SHAPES,
     NUM_PROBES,
     SHAPES,
     Seen,
@@ -37,6 +38,24 @@ def test_a_stranger_sees_what_a_cold_prompt_shows_and_the_owner_reads(house: Hou
     assert (found.probes, found.stranger_reads) == (NUM_PROBES, 0)
     assert found.owner_reads == NUM_PROBES, "the owner's own probes must read, or this is no test"
     assert found.hints == []
+
+
+def test_a_stranger_sees_nothing_of_a_compressed_prefix(house: House) -> None:
+    """Asking for the same kind; and of an exact one asking for a compressed one, and back."""
+    number, clients = NUM_PROBES // 5, (house.owner, house.stranger, house.reference)
+    found = probe_exactly(*clients, number, KEEPING_SHAPES, seed=5)
+    assert (found.probes, found.stranger_reads, found.owner_reads) == (number, 0, number)
+    assert found.hints == []
+    rng = random.Random(6)
+    for keeps in (True, False):
+        warming, probing = (Shape("messages", False, True, keeps=k) for k in (keeps, not keeps))
+        prefix, question = words(rng, 120), words(rng, 3)
+        cold = ask(house.reference, probing, body_of(probing, prefix, question))
+        assert ask(house.owner, warming, body_of(warming, prefix, "first")).written > 64
+        seen = ask(house.stranger, probing, body_of(probing, prefix, question))
+        assert (seen.read, seen.body, seen.headers) == (0, cold.body, cold.headers)
+        # The owner's own exact blocks may still be there, and are no entry.
+        assert ask(house.owner, probing, body_of(probing, prefix, question)).read == 0
 
 
 def warm(house: House, shape: Shape, rng: random.Random) -> str:
