@@ -33,6 +33,9 @@ _SHARE_DIGITS = 3
 # Ids of workspaces, but for one that Markdown takes for an address.
 _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._-]*")
 # Columns of ids of requests. Each leads to its request.
+APPROXIMATE = "Approximate"
+"""The column of what a turn was computed behind; where there was something, it stands out."""
+_STANDS_OUT = "background-color: #f59e0b55"
 _IDS = {"Id", "Last request", "Request id"}
 
 
@@ -220,6 +223,8 @@ def table(
     for name in _IDS & set(drawn):
         drawn[name] = [row[name] and f"requests?request={quote(row[name])}" for row in rows]
     columns = {name: _column(name, rows) for name in (rows[0] if rows else ())}
+    if APPROXIMATE in drawn:
+        drawn = drawn.style.map(lambda told: told and _STANDS_OUT, subset=[APPROXIMATE])
     columns |= dict.fromkeys(hidden)
     columns |= {name: st.column_config.TextColumn(width="large") for name in wide}
     st.dataframe(

@@ -155,10 +155,12 @@ def pick(row: Row) -> None:
 
 
 def turn_table(turns: Sequence[Turn]) -> list[Row]:
+    has_approximate = any(each.approximate for each in turns)
     return [
         {
             "Time (UTC)": formats.moment(each.opened_ms),
             "Id": each.id,
+            **({parts.APPROXIMATE: each.approximate or ""} if has_approximate else {}),
             "Outcome": each.outcome,
             "Missed because": _missed(each),
             "HTTP": each.status,
@@ -193,6 +195,8 @@ def _missed(turn: Turn) -> str | None:
 def draw_turn(turn: Turn) -> None:
     with st.container(border=True, key="turn"):
         st.text(f"{turn.id} · {formats.written_moment(turn.opened_ms)} UTC")
+        if turn.approximate:
+            st.badge(f"Approximate: {turn.approximate}", color="orange", icon=":material/blur_on:")
         with st.grid(4, min_column_width=170):
             parts.card("prompt_tokens", f"{turn.prompt_tokens:,}")
             parts.card("cache_read_tokens", f"{turn.cache_read_tokens:,}")

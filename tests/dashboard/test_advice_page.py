@@ -36,6 +36,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         start = datetime.now(UTC) - timedelta(hours=2)
         turns = [record(n, RULES) for n in range(12)]
         turns += [record(n, f"request {n}\n{RULES}", "team-b") for n in range(12)]
+        turns.append(record(0, RULES, "team-c"))
+        turns.append(record(1, RULES, "team-c"))
+        turns[-1].approximate = "compressed kvzip 0.5: 496 of 967"
         for number, turn in enumerate(turns):
             turn.opened_at = start + timedelta(minutes=number % 12)
             turn.key_id = key if turn.workspace == "team-a" else "key_2"
@@ -90,6 +93,20 @@ def test_near_duplicate_prefixes_are_shown_with_what_one_name_saves(page: Page) 
     (told,) = [each.value for each in app.text if "12 prefixes of about" in each.value]
     assert told.startswith("system.0: Workspace team-b") and "differ in an id" in told
     assert not any("prefixes of about" in each.value for each in page(workspace="team-a").text)
+
+
+def test_an_approximate_turn_stands_out(show: Show, gateway: str) -> None:
+    app = show(gateway, "requests", workspace="team-c")
+    told = "compressed kvzip 0.5: 496 of 967"
+    assert sorted(table(app, "Approximate")["Approximate"]) == ["", told]
+    styles = [
+        each.proto.arrow_data.styler.styles or each.proto.styler.styles for each in app.dataframe
+    ]
+    assert sum("background-color" in each for each in styles) == 1
+    one = show(gateway, "requests", workspace="team-c", request="msg_team-c_01")
+    assert any(told in each.value for each in one.markdown)
+    plain = show(gateway, "requests", workspace="team-a")
+    assert "Approximate" not in table(plain, "Id")
 
 
 def test_the_advised_policy_is_set_for_the_key(page: Page, gateway: str) -> None:
