@@ -28,8 +28,8 @@ MAX_MARKDOWN_WORDS = 25_000
 BUDGETS: dict[str, int] = {
     "dashboard": 734,
     "dashboard/access": 451,
-    "dashboard/ui": 1042,
-    "dashboard/views": 3944,
+    "dashboard/ui": 1047,
+    "dashboard/views": 3948,
     "engine": 1295,
     "engine/backends": 8944,
     "engine/cache": 3732,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 58704,
+    "tests": 58831,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
