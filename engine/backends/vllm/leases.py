@@ -712,14 +712,10 @@ class RequestTracker:
                 return True
         return False
 
-    def give_up_all(self) -> None:
-        """The cache is emptied, so no request will read from it."""
+    def give_back(self) -> None:
+        """End every protection and every hold: the cache is emptied, or another server binds."""
         for state in self._states.values():
             self._unprotect(state)
-
-    def give_back(self) -> None:
-        """End every protection and every hold."""
-        self.give_up_all()
         self._leases.reset()
 
     # What the server asks, and the managers of sliding windows.
