@@ -418,12 +418,17 @@ class Scheduler:
         """A document is copied into a running sequence: go on with the next, or behind them."""
         placings = sequence.placings
         waits = next((one for one in placings if one.table is None), None)
-        if waits is not None:
+        while waits is not None:
             try:
                 self._begin_document(sequence, waits)
             except NoFreeBlocks as lack:
                 sequence.request.num_needed = lack.num_needed
-                self._preempt(sequence)
+                if len(self.running) > 1:
+                    self._preempt(sequence)
+                elif self._free_what_nobody_runs_on():
+                    continue  # else it would be admitted in vain for ever
+                else:
+                    sequence.finish = "context"
             return
         sequence.go_back()
         ranges = (part for one in placings for part in one.ranges)

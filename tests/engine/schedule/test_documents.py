@@ -176,7 +176,8 @@ def test_a_document_whose_file_is_lost_is_computed_again() -> None:
 
 @pytest.mark.parametrize("host_blocks", [0, 96])
 def test_random_turns_of_both_kinds_answer_as_they_would_alone(host_blocks: int) -> None:
-    read = [read_in_a_random_life(seed, host_blocks) for seed in range(60)]
+    # In life 1047 requests that wait hold what a document needs.
+    read = [read_in_a_random_life(seed, host_blocks) for seed in (1047, *range(40))]
     assert min(sum(exact for exact, _ in read), sum(placed for _, placed in read)) > 300
 
 
