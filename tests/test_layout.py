@@ -36,7 +36,7 @@ BUDGETS: dict[str, int] = {
     "engine/compute": 3601,
     "engine/mount": 339,
     "engine/protocol": 1195,
-    "engine/schedule": 2533,
+    "engine/schedule": 2538,
     "engine/serve": 641,
     "engine/store": 1500,
     "engine/text": 6247,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 58831,
+    "tests": 58832,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
