@@ -1,4 +1,7 @@
-"""`python -m engine`: one engine on one port. Settings: the environment, see SETTINGS.md."""
+"""`python -m engine`: one engine on one port. Settings: the environment, see SETTINGS.md.
+
+`python -m engine profile-variant` measures a model against a sibling and ends.
+"""
 
 import argparse
 import logging
@@ -31,6 +34,11 @@ default. A step of the model takes the lock anew for each of its hundreds of ope
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["profile-variant"]:
+        from engine.compute.variants import main as profile_variant
+
+        return profile_variant(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m engine",
         description="One engine on one port. Settings: the environment, see engine/SETTINGS.md.",

@@ -1,0 +1,142 @@
+"""`python -m engine profile-variant`: what it costs to read the entries of a sibling model.
+
+A sibling has the same architecture and tokenizer, and other weights. Of a prefix, the first k
+layers' keys and values are computed with the model's own weights, and the sibling's are read in the
+others (after DroidSpeak, arXiv 2411.02820, whose group of layers may also begin later). The model
+goes on with texts of its own, and its distributions are compared with exact ones. The bounds are
+those of the gate for compressed prefixes.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from engine.compute.errors import ModelRefused
+from engine.compute.gate import MAX_KL, MIN_AGREEMENT, PREFIX_TOKENS, REST_TOKENS
+from engine.compute.loading import has_state, layer_windows
+from engine.refusal import StartRefused
+from engine.text.files import read_prompt_files
+
+NUM_TEXTS = 8
+MOST_COUNTS = 10
+_OF_ONE_COPY = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+"""Of a configuration: what does not change keys and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """With the first `own_layers` of `num_layers` recomputed. `kl` is in nats, over `tokens`."""
+
+    own_layers: int
+    num_layers: int
+    kl: float
+    agreement: float
+    tokens: int
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.kl <= MAX_KL and self.agreement >= MIN_AGREEMENT
+
+
+@torch.inference_mode()
+def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Reuse]:
+    """Two models of transformers, for some numbers of layers from none to all.
+
+    Raises ModelRefused for models that are no siblings, or whose layers keep anything but keys and
+    values of all tokens.
+    """
+    _check_siblings(own, sibling)
+    begin = own.config.bos_token_id
+    first = torch.full((num_texts, 1), begin if isinstance(begin, int) else 0)
+    length = PREFIX_TOKENS + REST_TOKENS
+    torch.manual_seed(1)
+    texts = own.generate(
+        first,
+        attention_mask=torch.ones_like(first),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_length=length,
+        max_length=length,
+        pad_token_id=0,
+    )
+    prefix, rest = texts[:, :PREFIX_TOKENS], texts[:, PREFIX_TOKENS:]
+    mine, theirs = (one(prefix, use_cache=True).past_key_values.layers for one in (own, sibling))
+    exact: torch.Tensor | None = None
+    found = list[Reuse]()
+    counts = {*range(0, len(mine), -(-len(mine) // MOST_COUNTS)), len(mine)}
+    for count in sorted(counts, reverse=True):
+        cache = DynamicCache()
+        for place, layer in enumerate([*mine[:count], *theirs[count:]]):
+            cache.update(layer.keys, layer.values, place)
+        logits = own(rest, past_key_values=cache).logits.float().log_softmax(-1)
+        exact = logits if exact is None else exact
+        found.append(
+            Reuse(
+                own_layers=count,
+                num_layers=len(mine),
+                kl=float((exact.exp() * (exact - logits)).sum(-1).mean()),
+                agreement=float((exact.argmax(-1) == logits.argmax(-1)).float().mean()),
+                tokens=rest.numel(),
+            )
+        )
+    yield from reversed(found)
+
+
+def _check_siblings(own: Any, sibling: Any) -> None:
+    shapes, configs = [], []
+    for model in (own, sibling):
+        shapes.append({name: value.shape for name, value in model.state_dict().items()})
+        facts = model.config.to_dict()
+        configs.append({name: facts[name] for name in facts.keys() - _OF_ONE_COPY})
+    if type(own) is not type(sibling) or shapes[0] != shapes[1] or configs[0] != configs[1]:
+        raise ModelRefused("the models differ in more than their weights")
+    if has_state(own.config) or any(layer_windows(own.config)):
+        raise ModelRefused("not every layer keeps keys and values of all tokens")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine profile-variant", description=__doc__)
+    parser.add_argument("model", help="directory of the model that reads")
+    parser.add_argument("sibling", help="directory of the model whose entries it would read")
+    options = parser.parse_args(arguments)
+    try:
+        texts = [
+            read_prompt_files(one).tokenizer.to_str() for one in (options.model, options.sibling)
+        ]
+        if texts[0] != texts[1]:
+            raise ModelRefused("the models have different tokenizers")
+        auto: Any = AutoModelForCausalLM
+        own, sibling = (
+            auto.from_pretrained(one, dtype=torch.float32, use_safetensors=True).eval()
+            for one in (options.model, options.sibling)
+        )
+        rows = list(profile(own, sibling))
+    except (ModelRefused, StartRefused, OSError, ValueError) as error:
+        print(f"profile-variant: {error}", file=sys.stderr)
+        return 1
+    print(told(rows))
+    return 0
+
+
+def told(rows: Sequence[Reuse]) -> str:
+    """A table, and what the gate makes of it."""
+    lines = [" own layers   KL (nats)   same next token   gate"]
+    lines += [
+        f"{row.own_layers:3} of {row.num_layers:<3}   {row.kl:9.4f}   {row.agreement:15.1%}"
+        f"   {'allowed' if row.is_allowed else 'refused'}"
+        for row in rows
+    ]
+    # Fewer layers must not be luck: from here on all are allowed.
+    refused = max((row.own_layers for row in rows if not row.is_allowed), default=-1)
+    least = min(row.own_layers for row in rows if row.own_layers > refused)
+    most = rows[-1].num_layers
+    verdict = "refuses the pair" if least >= most else f"allows it from {least} of {most} layers on"
+    bounds = f"at most {MAX_KL} nats, at least {MIN_AGREEMENT:.0%} the same"
+    return "\n".join([*lines, f"The gate ({bounds}) {verdict}; {rows[0].tokens} tokens."])

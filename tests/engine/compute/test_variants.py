@@ -1,0 +1,93 @@
+"""What reading a sibling's entries costs: nothing of an equal model's, much of a stranger's."""
+
+import shutil
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from engine.compute.errors import ModelRefused
+from engine.compute.variants import profile, told
+from scripts.stack import ROOT
+from tests.fuzz.tiny_model import write_tiny_model
+
+SHAPE = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+
+
+def llama(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE))  # type: ignore[no-untyped-call,arg-type]
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def test_an_equal_model_costs_nothing_and_a_stranger_is_refused() -> None:
+    own = llama(1)
+    for row in profile(own, deepcopy(own), 2):
+        assert row.kl < 1e-5 and row.agreement == 1.0 and row.is_allowed
+    rows = list(profile(own, llama(2), 2))
+    assert [row.own_layers for row in rows] == [0, 1, 2, 3]
+    assert [row.is_allowed for row in rows] == [False, False, False, True]
+    assert rows[3].kl < 1e-5 < 0.5 < rows[0].kl
+    assert "refuses the pair" in told(rows)
+
+
+def test_the_first_layers_are_the_models_own() -> None:
+    """A sibling that differs in the second layer alone costs nothing once that is recomputed.
+
+    What the third layer keeps follows from the second's output: it differs too.
+    """
+    own, sibling = llama(1), llama(1)
+    with torch.no_grad():
+        sibling.model.layers[1].self_attn.k_proj.weight.mul_(-1)
+    none, first, second, every = profile(own, sibling, 2)
+    assert first.kl == pytest.approx(none.kl, abs=1e-6)  # its own first layer is the sibling's
+    assert none.kl > second.kl > 1e-4 and every.kl < 1e-5
+    with torch.no_grad():  # the output's weights are in no entry
+        changed = deepcopy(own)
+        changed.lm_head.weight.mul_(-1)
+    assert all(row.kl < 1e-5 for row in profile(own, changed, 2))
+
+
+def test_models_that_are_no_siblings_are_refused() -> None:
+    own = llama(1)
+    smaller = LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 64}))  # type: ignore[no-untyped-call,arg-type]
+    turned = deepcopy(own)
+    turned.config.rms_norm_eps = 1e-3
+    for other in (smaller, turned):
+        with pytest.raises(ModelRefused, match="more than their weights"):
+            list(profile(own, other, 2))
+    gliding = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8))  # type: ignore[arg-type]
+    with pytest.raises(ModelRefused, match="not every layer"):
+        list(profile(gliding, deepcopy(gliding), 2))
+
+
+def test_the_command_prints_the_table_and_refuses_another_tokenizer(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+
+    def run(sibling: Path | str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "engine", "profile-variant", str(model), str(sibling)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+    same = run(model)
+    assert same.returncode == 0 and "allows it from 0 of" in same.stdout, same.stderr
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
+    tokenizer.add_tokens(["another one"])
+    tokenizer.save(str(other / "tokenizer.json"))
+    refused = run(other)
+    assert refused.returncode == 1
+    assert refused.stderr == "profile-variant: the models have different tokenizers\n"
