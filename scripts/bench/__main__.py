@@ -22,6 +22,7 @@ BENCHMARKS = {
     "routing": "prefix-aware routing, ours and other people's",
     "throughput": "throughput on a shared prefix, ours and vLLM's",
     "ttft": "time to the first token with and without a cached prefix",
+    "variants": "what reading the entries of a fine-tuned sibling costs in quality",
 }
 ELSEWHERE = {
     "vllm_leases": "what our connector costs vLLM: run it with vLLM's own Python",
