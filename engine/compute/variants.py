@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import MAX_KL, MIN_AGREEMENT, PREFIX_TOKENS, REST_TOKENS
 from engine.compute.loading import has_state, layer_windows
-from engine.refusal import StartRefused
-from engine.text.files import read_prompt_files
 
 NUM_TEXTS = 8
 MOST_COUNTS = 10
@@ -106,19 +104,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("model", help="directory of the model that reads")
     parser.add_argument("sibling", help="directory of the model whose entries it would read")
     options = parser.parse_args(arguments)
+    tokens: Any = AutoTokenizer
+    auto: Any = AutoModelForCausalLM
+    directories = options.model, options.sibling
     try:
-        texts = [
-            read_prompt_files(one).tokenizer.to_str() for one in (options.model, options.sibling)
-        ]
-        if texts[0] != texts[1]:
+        first, second = (tokens.from_pretrained(one).get_vocab() for one in directories)
+        if first != second:
             raise ModelRefused("the models have different tokenizers")
-        auto: Any = AutoModelForCausalLM
         own, sibling = (
             auto.from_pretrained(one, dtype=torch.float32, use_safetensors=True).eval()
-            for one in (options.model, options.sibling)
+            for one in directories
         )
         rows = list(profile(own, sibling))
-    except (ModelRefused, StartRefused, OSError, ValueError) as error:
+    except (ModelRefused, OSError, ValueError) as error:
         print(f"profile-variant: {error}", file=sys.stderr)
         return 1
     print(told(rows))
