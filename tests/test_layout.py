@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 394
+MAX_MODULES = 396
 MAX_MARKDOWN_WORDS = 25_000
 # Lines of Python.
 BUDGETS: dict[str, int] = {
@@ -30,10 +30,10 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 451,
     "dashboard/ui": 1047,
     "dashboard/views": 3948,
-    "engine": 1295,
+    "engine": 1303,
     "engine/backends": 8940,
     "engine/cache": 3732,
-    "engine/compute": 3601,
+    "engine/compute": 3741,
     "engine/mount": 339,
     "engine/protocol": 1195,
     "engine/schedule": 2538,
@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1636,
     "migrations": 256,
     "scripts": 398,
-    "scripts/bench": 3319,
+    "scripts/bench": 3391,
     "scripts/compose": 572,
     "scripts/demo_model": 496,
     "scripts/docs": 828,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 58832,
+    "tests": 58925,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
