@@ -85,7 +85,7 @@ class SilentLlm:
     async def call_utility_async(self, name: str, *_: object) -> object:
         if name == LOSSES:
             return []
-        return dict.fromkeys(CoreStats.__struct_fields__, 0)
+        return dict.fromkeys(CoreStats.__struct_fields__, 0) | {"store": None}
 
 
 def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmLoop:
