@@ -118,6 +118,11 @@ class HeldEntries(Entries):
         self._states = {entry.key: "leased" if put.times.is_leased else "best_effort"}
         self.take_in(entry)
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the journal may have to be told something."""
+        return bool(self._changed)
+
     def take_records(self, now: float, wall: float) -> list[Record]:
         """What the journal must be told since the last call. Entries that ended are released."""
         changed, self._changed = self._changed, {}
@@ -732,7 +737,9 @@ class VllmLoop(ExternalLoop):
     def _tell(self) -> None:
         """Publish what happened, and let the connector go of what ended."""
         super()._tell()
-        if records := self._cache.entries.take_records(self._clock.now(), time.time()):
+        entries = self._cache.entries
+        if entries.has_changed:
+            records = entries.take_records(self._clock.now(), time.time())
             self._spawn(self._core.record(records))
         if unleased := [key.hex() for key in self._cache.take_unleased()]:
             self._spawn(self._core.unlease(unleased))
