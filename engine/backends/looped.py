@@ -41,7 +41,7 @@ from engine.cache.block import Block, Entry
 from engine.cache.compressed import compressed
 from engine.cache.compression import LEAST_KEPT, new_compression
 from engine.cache.digests import ActiveAdapter
-from engine.cache.documents import LEAST_TOKENS, with_documents
+from engine.cache.documents import LEAST_COPIED, LEAST_TOKENS, with_documents
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
@@ -679,12 +679,12 @@ def _placed(
         # The first token is what documents stand behind; the last one is always computed.
         start, end = max(prepared.begins[number], 1), query.segments[one.segment].end
         end = None if end is None else min(end, len(query.tokens) - 1)
-        least = max(LEAST_TOKENS, one.recompute + 1)
-        if end is None or end - start < least:
-            has = "no end in tokens" if end is None else f"{max(end - start, 0)} tokens"
-            raise DocumentRefused(
-                number, f"a block has at least {least} tokens, this one has {has}"
-            )
+        least = max(LEAST_TOKENS, one.recompute + LEAST_COPIED)
+        if end is None or end <= start:
+            raise DocumentRefused(number, "only a text stands anywhere, no tool and no call")
+        if end - start < least:
+            why = f"a block has at least {least} tokens, this one has {end - start} tokens"
+            raise DocumentRefused(number, why)
         needed += -(-(end - start) // size) + 2
         found.append((one, start, end))
     if len({start for _, start, _ in found}) < len(found):

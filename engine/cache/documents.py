@@ -24,6 +24,8 @@ from engine.protocol import Breakpoint, Document, Tier
 
 LEAST_TOKENS = 64
 """A shorter document is computed sooner than it is copied."""
+LEAST_COPIED = 16
+"""So many tokens stand for a document's digest in a prompt, with seven bits each."""
 _MAGIC = b"blocks 1"
 
 

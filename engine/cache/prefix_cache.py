@@ -423,7 +423,9 @@ class PrefixCache:
             blocks = range(one.copied // size, -(-one.end // size))
             whole = (source.num_tokens for index in blocks if (source := sources.get(index)))
             if sum(count == size for count in whole) < len(blocks):
-                spare += len(one.origin.tokens) // size + 2
+                # What a look-up holds or a lease is there already.
+                here = self.resident(one.origin.digests, is_held=True)
+                spare += len(one.origin.tokens) // size + 2 - here
         return spare
 
     def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:

@@ -248,7 +248,8 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     What is held for `ttl` is the exact entry of the prompt's first token and the text. In a prompt
     the first `recompute` of its tokens are computed, and the others' keys and values are copied,
-    the keys turned to their new positions: an approximation, and so is all that follows.
+    the keys turned to their new positions: an approximation, and so is all that follows. While the
+    prompt's own blocks have the copy, an entry that ended is not written again.
     """
 
     segment: NotNegative

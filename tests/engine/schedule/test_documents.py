@@ -51,6 +51,20 @@ def test_documents_in_another_order_are_read_but_for_what_is_recomputed() -> Non
     engine.check_idle()
 
 
+@pytest.mark.parametrize("num_blocks", [58, 70, 80])
+def test_what_is_held_of_a_document_needs_no_room_again_and_ends_no_lease(num_blocks: int) -> None:
+    engine = Harness(num_blocks=num_blocks, block_size=4, max_step_tokens=64, lease_share=0.7)
+    engine.finish(engine.send(words(500, 30), marks={0: "5m"}, scope="other"))
+    document = words(1000, 99)
+    engine.finish(engine.send(HEAD, document, words(100, 5), documents={1: "5m"}))
+    before = [entry.is_leased for entry in engine.entries.live()]
+    again = engine.send(words(0, 1), words(50, 9), document, words(200, 5), documents={2: "5m"})
+    engine.finish(again)
+    assert usage_of(again).cache_read_tokens == 96
+    assert [entry.is_leased for entry in engine.entries.live()] == before
+    engine.check_idle()
+
+
 def test_the_same_prompt_again_reads_them_from_its_own_blocks() -> None:
     engine = Harness(num_blocks=128)
     for _ in range(2):
