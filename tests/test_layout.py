@@ -32,10 +32,10 @@ BUDGETS: dict[str, int] = {
     "dashboard/views": 3948,
     "engine": 1303,
     "engine/backends": 8947,
-    "engine/cache": 3732,
+    "engine/cache": 3736,
     "engine/compute": 3741,
     "engine/mount": 339,
-    "engine/protocol": 1195,
+    "engine/protocol": 1196,
     "engine/schedule": 2538,
     "engine/serve": 641,
     "engine/store": 1500,
@@ -67,7 +67,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 58925,
+    "tests": 58941,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
