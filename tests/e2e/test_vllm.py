@@ -108,7 +108,7 @@ def test_what_was_not_marked_is_lost_in_a_flood(client: Anthropic, engine: Engin
 @pytest.mark.parametrize(
     ("vllm_args", "advice"),
     [
-        ('{"max_model_len": 1024}', "set ENGINE_NUM_BLOCKS to 32 or more, or `max_model_len` in"),
+        ('{"max_model_len": 1024}', "vLLM did not start; its own lines above say why"),
         ('{"model": "x"}', "ENGINE_VLLM_ARGS: `model` is set by the engine"),
     ],
 )
