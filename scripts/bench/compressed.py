@@ -4,7 +4,8 @@ The prompts are RULER's generated tasks and documents (`tasks.py`). Each is made
 question is known. Told are, with 95 % intervals: how often every token of the answer is the most
 likely one, the answer's mean log-probability, and the divergence of its first token's distribution
 from exact; and how long the question takes behind the prefix, and the prefix's memory. `random` and
-`sinks`, which keeps the most recent tokens and the first four, are controls.
+`sinks`, which keeps the most recent tokens and the first four, are controls. `blocks` are computed
+apart and stand anywhere: of each the first k tokens are computed where it stands.
 """
 
 import sys
@@ -12,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -21,7 +23,9 @@ from transformers import AutoTokenizer
 from engine.cache.compression import new_compression
 from engine.cache.ids import BlockId
 from engine.compute.compress import KvCompressor, Told, check_compressible
+from engine.compute.gate import RECOMPUTES
 from engine.compute.loading import load_model
+from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers.kvzip import REPEAT, REPEAT_PART
 from engine.protocol import SCORERS, Scorer
@@ -49,9 +53,9 @@ class Entry(NamedTuple):
 
 Way = tuple[str, str]
 """A technique and its parameter."""
-Family = Callable[[list[int], Entry, list[BlockId]], Iterator[tuple[Way, Entry]]]
+Family = Callable[[list[list[int]], Entry, list[BlockId]], Iterator[tuple[Way, Entry]]]
 """Makes every entry that its techniques make of a prefix, one after the other in the spare blocks.
-It is given the tokens and the exact entry."""
+It is given the tokens of the prefix's beginning and of each document, and the exact entry."""
 
 
 @dataclass
@@ -84,19 +88,22 @@ def main() -> int:
     check_compressible(loaded)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     runner = loaded.runner(1024, BLOCK_SIZE)
-    parts = (REPEAT, REPEAT_PART, "<|im_end|>\n<|im_start|>assistant\n")
-    told = Told(*(tokenizer.encode(part, add_special_tokens=False) for part in parts))
-    families = [compressed(runner, told, options.scorers)]
+    said = (REPEAT, REPEAT_PART, "<|im_end|>\n<|im_start|>assistant\n")
+    told = Told(*(tokenizer.encode(part, add_special_tokens=False) for part in said))
+    compressor = KvCompressor(runner, told, find_turns(loaded))
+    families = [compressed(compressor, options.scorers)] if options.scorers else []
+    if compressor.turns is not None:
+        families.append(placed(runner, compressor))
     found: Found = defaultdict(lambda: defaultdict(Results))
     lengths = []
     for task, sample in samples(options.tasks, options.samples, options.size):
-        prefix = tokenizer.encode(sample.text, add_special_tokens=False)
-        lengths.append(len(prefix))
+        parts = [tokenizer.encode(part, add_special_tokens=False) for part in sample.parts]
+        lengths.append(sum(map(len, parts)))
         questions = [
             tuple(tokenizer.encode(part, add_special_tokens=False) for part in pair)
             for pair in sample.questions
         ]
-        for way, results in play(runner, prefix, questions, families):
+        for way, results in play(runner, parts, questions, families):
             note(found[way][task], *results)
     print(f"{options.model}: {fmean(lengths):.0f} tokens, {options.threads} threads\n")
     block_kib = loaded.layout.bytes_per_block(BLOCK_SIZE) / 1024
@@ -134,20 +141,47 @@ def by_task(found: Found) -> tuple[list[str], list[list[str]]]:
     return ["technique", "parameter", *heads], rows
 
 
-def compressed(runner: TorchRunner, told: Told, scorers: list[Scorer]) -> Family:
+def compressed(compressor: KvCompressor, scorers: list[Scorer]) -> Family:
     """Prefixes of which every layer keeps a part."""
 
     def entries(
-        prefix: list[int], exact: Entry, spare: list[BlockId]
+        parts: list[list[int]], exact: Entry, spare: list[BlockId]
     ) -> Iterator[tuple[Way, Entry]]:
+        prefix = [*chain.from_iterable(parts)]
         for scorer in scorers:
             for keep in KEEPS:
                 how = new_compression(scorer, keep, len(prefix), BLOCK_SIZE)
                 assert how is not None, "the prompts are too short"
                 targets = spare[: how.kept // BLOCK_SIZE]
-                for _ in KvCompressor(runner, told).compress(how, prefix, exact.blocks, targets):
+                for _ in compressor.compress(how, prefix, exact.blocks, targets):
                     pass
                 yield (scorer, f"keep {keep:g}"), Entry(spare, how.kept, how.cut)
+
+    return entries
+
+
+def placed(runner: TorchRunner, compressor: KvCompressor) -> Family:
+    """Documents that were computed apart, behind the prompt's first token."""
+
+    def entries(
+        parts: list[list[int]], exact: Entry, spare: list[BlockId]
+    ) -> Iterator[tuple[Way, Entry]]:
+        head, *documents = parts
+        apart = [BlockId(spare[-1] + 1 + block) for block in range(len(spare))]
+        for recompute in RECOMPUTES:
+            runner.execute([Work(token_ids=head, start=0, block_table=spare)])
+            start = len(head)
+            for document in documents:
+                alone = [head[0], *document]
+                runner.execute([Work(token_ids=alone, start=0, block_table=apart)])
+                again, end = document[:recompute], start + len(document)
+                if rest := [(start + len(again), end)] if len(again) < len(document) else []:
+                    for _ in compressor.place(start - 1, rest, apart, spare):
+                        pass
+                if again:
+                    runner.execute([Work(token_ids=again, start=start, block_table=spare)])
+                start = end
+            yield ("blocks", f"k {recompute}"), Entry(spare, start)
 
     return entries
 
@@ -157,11 +191,12 @@ Result = tuple[torch.Tensor, torch.Tensor, list[int], float, int]
 
 def play(
     runner: TorchRunner,
-    prefix: list[int],
+    parts: list[list[int]],
     questions: list[tuple[list[int], ...]],
     families: list[Family],
 ) -> Iterator[tuple[Way, Result]]:
     """One sample: exact first, then every way."""
+    prefix = [*chain.from_iterable(parts)]
     num_blocks = -(-len(prefix) // BLOCK_SIZE) + BEHIND_BLOCKS
     own = [BlockId(block) for block in range(num_blocks)]
     spare = [BlockId(block) for block in range(num_blocks, 2 * num_blocks)]
@@ -172,7 +207,7 @@ def play(
         wanted.append(logprobs)
         yield EXACT, (logprobs, logprobs, answer, seconds, num_blocks - BEHIND_BLOCKS)
     for family in families:
-        for way, entry in family(prefix, exact, spare):
+        for way, entry in family(parts, exact, spare):
             size = -(-entry.start // BLOCK_SIZE)
             for (question, answer), right in zip(questions, wanted, strict=True):
                 logprobs, seconds = behind(runner, entry, question, answer)

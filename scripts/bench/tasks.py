@@ -40,6 +40,18 @@ class Sample:
     text: str
     questions: list[tuple[str, str]]
 
+    @property
+    def parts(self) -> list[str]:
+        """The beginning, and the documents behind it. A text without any has four of its words."""
+        _, told = self.text.split(HEAD)
+        documents = told.split("\n\n")[1:]
+        if documents:
+            return [HEAD, *(f"\n\n{one}" for one in documents)]
+        words = told.split(" ")
+        size = -(-len(words) // 4)
+        quarters = [" ".join(words[at : at + size]) for at in range(0, len(words), size)]
+        return [HEAD, quarters[0], *(f" {one}" for one in quarters[1:])]
+
 
 def _asked(question: str, begun: str, answer: str) -> tuple[str, str]:
     """`begun` is how the answer begins; what is measured comes behind."""
