@@ -24,6 +24,12 @@ MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
 MAX_MODULES = 396
 MAX_MARKDOWN_WORDS = 25_000
+MAX_PAGE_LINES = {
+    "README.md": 160,
+    "gateway/README.md": 250,
+    "engine/README.md": 250,
+    "gateway/OPERATING.md": 250,
+}
 # Lines of Python.
 BUDGETS: dict[str, int] = {
     "dashboard": 734,
@@ -183,6 +189,8 @@ def test_no_package_outgrows_its_budget() -> None:
     assert len(modules) <= MAX_MODULES
     words = sum(len(p.read_text("utf-8").split()) for p in files() if p.suffix == ".md")
     assert words <= MAX_MARKDOWN_WORDS
+    pages = {name: len((ROOT / name).read_text("utf-8").splitlines()) for name in MAX_PAGE_LINES}
+    assert {name: n for name, n in pages.items() if n > MAX_PAGE_LINES[name]} == {}
 
 
 def test_no_file_is_too_long() -> None:
