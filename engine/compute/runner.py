@@ -1,6 +1,7 @@
 """The model behind the scheduler: one step in, the next tokens out."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -8,7 +9,13 @@ from transformers import PreTrainedModel
 
 from engine.cache.ids import TokenId
 from engine.compute.adapters import Adapters
-from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep, LatentCache
+from engine.compute.attention.step import (
+    STEP_ARGUMENT,
+    Attend,
+    AttentionStep,
+    DepthReached,
+    LatentCache,
+)
 from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
 from engine.compute.kv import HostKv, KvPool
@@ -102,9 +109,23 @@ class TorchRunner:
             },
         )
 
+    def write_layers(self, works: Sequence[Work], depth: int) -> None:
+        """Compute and write the keys and values of the first `depth` layers, and nothing else.
+
+        Those that later layers have in the same slots stay. Several works may be of one sequence.
+        """
+        if depth:
+            with suppress(DepthReached):
+                self.visit(works, depth)
+
     @torch.inference_mode()
-    def visit(self, works: Sequence[Work]) -> tuple[torch.Tensor, list[int]]:
-        """Compute a step; its logits, and the layers whose attention ran, in order."""
+    def visit(
+        self, works: Sequence[Work], depth: int | None = None
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Compute a step; its logits, and the layers whose attention ran, in order.
+
+        Raises DepthReached behind the keys and values of `depth` layers.
+        """
         batch = build_batch(
             works,
             self.pool.block_size,
@@ -115,7 +136,9 @@ class TorchRunner:
         attend = None
         if self._kernel is not None and batch.tiles is not None:
             attend = self._kernel.step(batch.tiles, batch.positions)
-        step = AttentionStep(pool=self.pool, batch=batch, windows=self._windows, attend=attend)
+        step = AttentionStep(
+            pool=self.pool, batch=batch, windows=self._windows, attend=attend, depth=depth
+        )
         states, cache = None, None
         if self.pool.layout.state_parts:
             states = StepStates(works, self.pool, self._model.config.num_hidden_layers)

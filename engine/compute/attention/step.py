@@ -55,7 +55,8 @@ class AttentionStep:
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
     counts the layers whose attention ran, for the check at load. `written` are the places of layers
     whose keys and values are in the pool. `attend` is the paged kernel, where it is
-    used. With `replay` nothing is written, and it attends.
+    used. With `replay` nothing is written, and it attends. With a `depth` nothing is computed behind
+    the keys and values of so many layers: DepthReached ends the forward.
     """
 
     pool: KvPool
@@ -65,6 +66,11 @@ class AttentionStep:
     written: set[int] = field(default_factory=set)
     attend: Attend | None = None
     replay: Replay | None = None
+    depth: int | None = None
+
+
+class DepthReached(Exception):
+    """A forward has written the keys and values of all layers that it was made for."""
 
 
 def paged_attention(
@@ -78,7 +84,8 @@ def paged_attention(
     """Attend a packed row; the signature is that of transformers' attention functions.
 
     `query` is (1, heads, tokens, head_dim), `key` and `value` (1, kv_heads, tokens, head_dim); the
-    result is (1, tokens, heads, head_dim). Raises ModelRefused for what is not implemented.
+    result is (1, tokens, heads, head_dim). Raises ModelRefused for what is not implemented, and
+    DepthReached.
     """
     step = arguments.pop(STEP_ARGUMENT, None)
     if isinstance(step, AttentionProbe):
@@ -103,6 +110,8 @@ def paged_attention(
         rows = (_widened(each[0], layout.head_dim).transpose(0, 1) for each in (key, value))
         more = layout.num_kv_heads // key.shape[1]
         pool.write(layer.index, step.batch.slots, *(r.repeat_interleave(more, dim=1) for r in rows))
+    if len(step.visited) == step.depth:
+        raise DepthReached
     output = _attend_rows(query, step, layer)[..., :value_dim]
     return output.transpose(0, 1).unsqueeze(0).contiguous(), None
 
