@@ -54,9 +54,9 @@ class AttentionStep:
 
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
     counts the layers whose attention ran, for the check at load. `written` are the places of layers
-    whose keys and values are in the pool. `attend` is the paged kernel, where it is
-    used. With `replay` nothing is written, and it attends. With a `depth` nothing is computed behind
-    the keys and values of so many layers: DepthReached ends the forward.
+    whose keys and values are in the pool. `attend` is the paged kernel, where it is used. With
+    `replay` nothing is written, and it attends. Behind the keys and values of `depth` layers
+    DepthReached ends the forward.
     """
 
     pool: KvPool
