@@ -3,11 +3,7 @@
 EngineError            500 internal
 ├── InvalidRequest     400 invalid_request
 │   ├── PromptTooLong  400 prompt_too_long
-│   ├── SchemaRefused  400 invalid_request       its message may be shown to the client
-│   ├── ImageRefused   400 invalid_request       so may its message
-│   ├── KeepRefused    400 invalid_request       so may its message
-│   ├── DocumentRefused 400 invalid_request      so may its message
-│   └── AdapterRefused 400 invalid_request       so may its message, to an operator
+│   └── PublicRefusal  400 invalid_request       of a schema, image, keep, document, adapter
 ├── TooCostly          400 too_costly
 ├── Unsupported        400 unsupported
 ├── Unauthorized       401 unauthorized
@@ -42,43 +38,39 @@ class PromptTooLong(InvalidRequest):
         super().__init__(f"prompt is too long: {num_tokens} tokens > {max_tokens} maximum")
 
 
-class SchemaRefused(InvalidRequest):
-    """A JSON schema of the request can't be guaranteed. The message says which one and why."""
+class PublicRefusal(InvalidRequest):
+    """The message may be shown to the client. It names what is refused, and says why."""
 
     is_public: ClassVar[bool] = True
 
 
-class ImageRefused(InvalidRequest):
-    """An image can't be shown to the model. The message begins with its reference."""
+class SchemaRefused(PublicRefusal):
+    """A JSON schema of the request can't be guaranteed."""
 
-    is_public: ClassVar[bool] = True
+
+class ImageRefused(PublicRefusal):
+    """An image can't be shown to the model."""
 
     def __init__(self, image: Image) -> None:
         super().__init__(f"{image.reference}: Could not process image")
 
 
-class KeepRefused(InvalidRequest):
-    """No such part can be kept of the marked prefix. The message begins with the field."""
-
-    is_public: ClassVar[bool] = True
+class KeepRefused(PublicRefusal):
+    """No such part can be kept of the marked prefix."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{KEEP_FIELD}: {why}")
 
 
-class DocumentRefused(InvalidRequest):
-    """A document can't be placed. The message begins with the field."""
-
-    is_public: ClassVar[bool] = True
+class DocumentRefused(PublicRefusal):
+    """A document can't be placed."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(f"documents[{number}]: {why}")
 
 
-class AdapterRefused(InvalidRequest):
-    """An adapter is not loaded. The message says which one and why."""
-
-    is_public: ClassVar[bool] = True
+class AdapterRefused(PublicRefusal):
+    """An adapter is not loaded."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"adapter {why}")
@@ -123,7 +115,7 @@ class Overloaded(EngineError):
 
 def rebuilt(code: ErrorCode, message: str, *, is_public: bool) -> EngineError:
     """Make an error of another process again from its code and message."""
-    kind = SchemaRefused if is_public else _KINDS.get(code, EngineError)
+    kind = PublicRefusal if is_public else _KINDS.get(code, EngineError)
     return kind.__new__(kind, message)
 
 

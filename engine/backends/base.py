@@ -1,6 +1,7 @@
 """What backends are made of: parts, renderers, bodies and their frames."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -13,6 +14,8 @@ from engine.errors import InvalidRequest
 from engine.protocol import (
     Capability,
     CountRequest,
+    Done,
+    Failed,
     Frame,
     GenerateRequest,
     Prompt,
@@ -27,16 +30,61 @@ T = TypeVar("T")
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
+HEARTBEAT_SECONDS = 5.0
 Body = bytes | GenerateRequest | CountRequest
 """A request's JSON as it came, or one that this process made itself."""
 
 
-class Generation(Protocol):
-    """A request's frames; None is a heartbeat. Closing it, or dropping it, cancels the request."""
+def on_event_loop(
+    event_loop: asyncio.AbstractEventLoop, function: Callable[[T], None], given: T
+) -> None:
+    """Called from any thread, also after the loop's end."""
+    if not event_loop.is_closed():
+        event_loop.call_soon_threadsafe(function, given)
 
-    def __aiter__(self) -> AsyncIterator[Frame | None]: ...
 
-    def close(self) -> None: ...
+class Generation:
+    """A request's frames, as an async iterator; None is a heartbeat.
+
+    `max_tokens` or the context bounds the number of frames, so the queue has no bound of its own.
+    When the reader goes away (cancelled, closed, or without reading a frame), the request is
+    cancelled.
+    """
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> None:
+        self._event_loop = event_loop
+        self._cancel = cancel
+        self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self.is_open = False
+
+    def emit(self, frame: Frame) -> None:
+        """Called from the engine's thread."""
+        on_event_loop(self._event_loop, self._frames.put_nowait, frame)
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._cancel()
+
+    def __aiter__(self) -> "Generation":
+        return self
+
+    async def __anext__(self) -> Frame | None:
+        if not self.is_open:
+            raise StopAsyncIteration
+        try:
+            frame = await asyncio.wait_for(self._frames.get(), HEARTBEAT_SECONDS)
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if isinstance(frame, Done | Failed):
+            self.is_open = False
+        return frame
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Renderer(Protocol):

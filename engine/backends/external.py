@@ -195,11 +195,6 @@ class ExternalLoop:
         self._serving: dict[SequenceState, asyncio.Task[None]] = {}
         self._is_stopped = False
 
-    @property
-    def num_waiting(self) -> int:
-        """How many requests wait for the other program."""
-        raise NotImplementedError
-
     async def _generate(self, sequence: SequenceState) -> None:
         """Have a choice computed. The end of `_serving` ends it here too."""
         raise NotImplementedError
@@ -208,7 +203,8 @@ class ExternalLoop:
 
     def submit(self, request: RequestState, samples: list[SampleParams]) -> None:
         """The first choice computes the prompt. Raises DuplicateRequest and Overloaded."""
-        if self.num_waiting >= self._max_waiting:
+        # Those that have not begun to answer: the other program does not tell which it computes.
+        if sum(one.request.started_at is None for one in self._serving) >= self._max_waiting:
             raise Overloaded("too many requests are waiting")
         self.accounting.arrived(request, samples)
         assert request.found is not None

@@ -20,7 +20,15 @@ import msgspec
 import structlog
 
 from engine.backends.adapters import AdapterShelf
-from engine.backends.base import Body, Parts, Progress, Renderer, own_guarantees
+from engine.backends.base import (
+    Body,
+    Generation,
+    Parts,
+    Progress,
+    Renderer,
+    on_event_loop,
+    own_guarantees,
+)
 from engine.backends.prepare.images import Expanded, Widening, widened
 from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays, new_pool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
@@ -61,13 +69,10 @@ from engine.protocol import (
     ChainHeld,
     CountReply,
     Document,
-    Done,
     DropReply,
     DropRequest,
     EventFrame,
-    Failed,
     FinalCounts,
-    Frame,
     GenerateRequest,
     KeptRecord,
     Snapshot,
@@ -99,7 +104,6 @@ log = structlog.get_logger()
 
 STORE_FLUSH_SECONDS = 5.0
 """Seconds that a planned end may take to write what the store still lacks."""
-HEARTBEAT_SECONDS = 5.0
 MAX_DROP_SECONDS = 10.0
 """Seconds that a drop waits until its files are deleted."""
 _decode = msgspec.json.Decoder(GenerateRequest)
@@ -181,7 +185,7 @@ class EngineBackend:
 
     # Generation.
 
-    async def open(self, body: Body, scope: str = "") -> "QueuedGeneration":
+    async def open(self, body: Body, scope: str = "") -> Generation:
         loaded = self._ready()
         received_at = self._clock.now()
         answer = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
@@ -201,7 +205,7 @@ class EngineBackend:
             self._adapters.acting,
             arrived_at=received_at - request.age_seconds,
         )
-        generation = QueuedGeneration(
+        generation = Generation(
             self._event_loop, cancel=partial(self._cancel_soon, loaded, request.request_id)
         )
         state = RequestState(
@@ -498,7 +502,7 @@ class LoopedBackend(EngineBackend):
         accounting = Accounting(
             cache,
             self._clock,
-            partial(_on_event_loop, self._event_loop, self._events.publish),
+            partial(on_event_loop, self._event_loop, self._events.publish),
             epoch=description.epoch,
             max_context_tokens=description.max_context_tokens,
         )
@@ -513,7 +517,7 @@ class LoopedBackend(EngineBackend):
         )
         if store is not None:
             # Let the engine's thread take what the store's threads did.
-            store.wake_by(lambda: _wake(loop))
+            store.wake_by(partial(loop.call, lambda: None))
         pool = new_pool(parts.renderer, parts.worker, description, settings, self._days)
         return Loaded(
             description, parts.renderer, pool, cache, accounting, loop, store, memory.store_stats
@@ -545,64 +549,8 @@ class LoopedBackend(EngineBackend):
         )
 
 
-class QueuedGeneration:
-    """An async iterator of frames, None for a heartbeat.
-
-    `max_tokens` or the context bounds the number of frames, so the queue has no bound of its own.
-    When the reader goes away (cancelled, closed, or without reading a frame), the request is
-    cancelled.
-    """
-
-    def __init__(self, event_loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> None:
-        self._event_loop = event_loop
-        self._cancel = cancel
-        self._frames: asyncio.Queue[Frame] = asyncio.Queue()
-        self.is_open = False
-
-    def emit(self, frame: Frame) -> None:
-        """Called from the engine's thread."""
-        _on_event_loop(self._event_loop, self._frames.put_nowait, frame)
-
-    def close(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self._cancel()
-
-    def __aiter__(self) -> "QueuedGeneration":
-        return self
-
-    async def __anext__(self) -> Frame | None:
-        if not self.is_open:
-            raise StopAsyncIteration
-        try:
-            frame = await asyncio.wait_for(self._frames.get(), HEARTBEAT_SECONDS)
-        except TimeoutError:
-            return None
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        if isinstance(frame, Done | Failed):
-            self.is_open = False
-        return frame
-
-    def __del__(self) -> None:
-        self.close()
-
-
 def _prepared_as(body: Body, scope: str) -> tuple[bytes, str]:
     return (body, scope) if isinstance(body, bytes) else (msgspec.json.encode(body), body.scope)
-
-
-def _wake(loop: Loop) -> None:
-    loop.call(lambda: None)
-
-
-def _on_event_loop(
-    event_loop: asyncio.AbstractEventLoop, function: Callable[[T], None], given: T
-) -> None:
-    """Called from any thread, also after the loop's end."""
-    if not event_loop.is_closed():
-        event_loop.call_soon_threadsafe(function, given)
 
 
 def query_of(

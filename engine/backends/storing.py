@@ -90,7 +90,7 @@ class OpenStore:
     directory: StoreDirectory
     peers: Peers | None = None
 
-    def wake_by(self, wake: Callable[[], None]) -> None:
+    def wake_by(self, wake: Callable[[], object]) -> None:
         self.threads.results.wake = wake
         if self.peers is not None:
             self.peers.results.wake = wake

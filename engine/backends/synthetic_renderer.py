@@ -23,7 +23,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.schedule.output import OutputParser, Spelled, unspelled
-from engine.text.formats.stops import StopFinder, StopStrings
+from engine.text.formats.matching import StopFinder, StopStrings
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
 BYTES_PER_TOKEN = 4

@@ -21,7 +21,6 @@ from engine.backends.base import Progress
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm.arguments import NAME, lease_shares
 from engine.backends.vllm.backend import VllmBackend, VllmParts, parts_of
-from engine.backends.vllm.metrics import find_counts
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
@@ -185,9 +184,7 @@ def _problems(llm: Any) -> Iterator[str]:
         # Other hashes can be made to collide, and then one prompt would read another's blocks.
         yield "--prefix-caching-hash-algo must be sha256 or sha256_cbor"
     if not llm.log_stats:
-        yield "--disable-log-stats hides what runs: leave it out"
-    elif find_counts(llm) is None:
-        yield "VLLM_PLUGINS must name holdfast, so that its stat logger is loaded"
+        yield "--disable-log-stats hides how long a request waits: leave it out"
     if config.structured_outputs_config.backend != "guidance":
         yield "our grammars need --structured-outputs-config.backend guidance"
     if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):

@@ -30,10 +30,10 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import IO, Literal, NamedTuple, TypeVar
 
 from xxhash import xxh3_128
 
@@ -264,8 +264,8 @@ class StoreDirectory:
             return []
 
     def append_journal(self, lines: bytes) -> None:
-        with _opened(self.path / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
-            _write_all(file, lines)
+        with _opened(self.path / "journal", "ab") as file:
+            file.write(lines)
 
     def rewrite_journal(self, lines: bytes) -> None:
         self._write_new(self.path / "journal", lines, is_synced=True)
@@ -295,9 +295,10 @@ class StoreDirectory:
     def _write_new(self, place: Path, *parts: Payload, is_synced: bool = False) -> None:
         new = self._new / place.name
         try:
-            with _opened(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
-                _write_all(file, *parts)
+            with _opened(new, "wb") as file:
+                file.writelines(parts)
                 if is_synced:
+                    file.flush()
                     os.fsync(file)
             try:
                 os.replace(new, place)
@@ -321,28 +322,17 @@ def _size_of(root: Path, name: str) -> int:
 def _read_block(root: Path, name: str, max_bytes: int) -> bytes:
     """The first `max_bytes` of a block's file. They are not kept in the page cache: they go into
     the engine's memory."""
-    with _opened(_place_of(root, name), os.O_RDONLY) as file, open(file, "rb", closefd=False) as it:
-        data = it.read(max_bytes)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    with _opened(_place_of(root, name), "rb") as file:
+        data: bytes = file.read(max_bytes)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return data
 
 
-@contextmanager
-def _opened(place: Path, flags: int) -> Iterator[int]:
-    file = os.open(place, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        yield file
-    finally:
-        os.close(file)
+def _opened(place: Path, mode: str) -> IO[bytes]:
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
-
-def _write_all(file: int, *parts: Payload) -> None:
-    """In one call, unless the system takes less than all."""
-    left = sum(map(len, parts)) - os.writev(file, parts)
-    if left:
-        view = memoryview(b"".join(parts))[-left:]
-        while view:
-            view = view[os.write(file, view) :]
+    return open(place, mode, opener=opener)
 
 
 # Shared stores.
@@ -383,7 +373,7 @@ def remove_stale(members: Path, besides: Path) -> None:
             written = (journal if journal.exists() else path).stat().st_mtime
             if path == besides or time.time() - written < STALE_SECONDS:
                 continue
-            with _opened(path / "lock", os.O_RDWR) as lock:
+            with _opened(path / "lock", "r+b") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path)
 
@@ -393,8 +383,9 @@ def _shared_secret(root: Path) -> bytes:
     place = root / "secret"
     if not place.exists():
         new = root / f"secret-{secrets.token_hex(8)}"
-        with _opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            _write_all(file, secrets.token_bytes(SECRET_BYTES))
+        with _opened(new, "xb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
             os.fsync(file)
         with suppress(FileExistsError):
             os.link(new, place)

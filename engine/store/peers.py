@@ -42,7 +42,7 @@ class Results(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], object] = lambda: None
         self._queue: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._is_woken = threading.Event()
 

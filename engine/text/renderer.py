@@ -28,8 +28,8 @@ from engine.protocol import (
 from engine.schedule.output import Spelled
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.calls import FormatParser
+from engine.text.formats.matching import StopFinder, StopStrings
 from engine.text.formats.proof import FormatChoice, TemplateProbe, find_formats
-from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.grammar import (
     CallStyle,
     Constraint,

@@ -37,7 +37,6 @@ from engine.protocol import (
     Tool,
     ToolChoice,
 )
-from engine.protocol.reports import Description
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState
@@ -45,6 +44,7 @@ from engine.schedule.scheduler import Scheduler
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
 from tests.doubling import GROWTH, Dimension, curve_of, row
+from tests.engine.backends.looped import description, request
 
 CONTEXT = 1 << 18
 BLOCK = 16
@@ -55,14 +55,9 @@ class OneEngine:
 
     def __init__(self) -> None:
         self.renderer = ChatRenderer.from_model(DEMO_MODEL)
-        self.description = Description(
-            backend="native",
-            model="demo",
-            epoch="",
+        self.description = description(
             max_context_tokens=CONTEXT,
-            block_size=BLOCK,
             num_blocks=2 * CONTEXT // BLOCK,
-            granularity=1,
             min_cache_tokens=32,
             capabilities=[
                 "multiple_choices",
@@ -90,17 +85,17 @@ class OneEngine:
         loop = EngineLoop(scheduler, accounting, runner, max_waiting=64)
         answer = self._preparer.answer(Job(GENERATE, body))
         assert isinstance(answer, Prepared), answer
-        request = msgspec.json.decode(answer.request, type=GenerateRequest)
-        query = query_of(request, answer, cache, self.description, lambda *_: None, arrived_at=0.0)
+        asked = msgspec.json.decode(answer.request, type=GenerateRequest)
+        query = query_of(asked, answer, cache, self.description, lambda *_: None, arrived_at=0.0)
         frames: list[Frame] = []
         state = RequestState(
-            request=request,
+            request=asked,
             query=query,
-            parsers=self.renderer.parsers(request),
+            parsers=self.renderer.parsers(asked),
             emit=frames.append,
             submitted_at=0.0,
         )
-        loop.submit(state, new_samples(request, self.description))
+        loop.submit(state, new_samples(asked, self.description))
         while not frames:
             loop.step()
         assert isinstance(frames[0], Started)
@@ -108,12 +103,10 @@ class OneEngine:
 
     def ask(self, prompt: Prompt, **given: Any) -> Callable[[], None]:
         """What serves such a request; each run's texts are new to the tokenizer's memory."""
-        fields: dict[str, Any] = {"sampling": Sampling(max_tokens=2, temperature=0.0)} | given
 
         def run() -> None:
             scope = f"{next(self._numbers):032x}"
-            request = GenerateRequest(request_id="r", scope=scope, prompt=prompt, **fields)
-            self.serve(msgspec.json.encode(request))
+            self.serve(msgspec.json.encode(request(prompt, scope=scope, **given)))
 
         return run
 
@@ -211,7 +204,7 @@ def test_a_doubled_dimension_costs_an_engine_no_more_than_twice_as_much(
 
 def test_what_is_matched_costs_the_same_however_many_stop_strings_there_are() -> None:
     """Counted, not timed: one step of the automaton a character, but for amortized falls."""
-    from engine.text.formats.stops import StopState, StopStrings
+    from engine.text.formats.matching import StopState, StopStrings
 
     class Counting(StopStrings):
         steps = 0

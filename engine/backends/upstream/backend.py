@@ -28,6 +28,7 @@ from engine.backends.prepare.images import Expanded
 from engine.backends.prepare.pool import PreparePool, new_pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.reports import EventLog, pool_stats
+from engine.backends.upstream.chat import ChatParser
 from engine.backends.upstream.images import (
     ImageCounts,
     image_text,
@@ -46,7 +47,7 @@ from engine.backends.upstream.server import (
     UpstreamRefused,
     Wire,
 )
-from engine.backends.upstream.servers import SERVERS, ChatParser, Piece, Server, find_kind
+from engine.backends.upstream.servers import SERVERS, Piece, Server, find_kind
 from engine.cache.block import Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
@@ -258,11 +259,6 @@ class UpstreamLoop(ExternalLoop):
     @property
     def num_unsent(self) -> int:
         return max(len(self._serving) - self.num_sent, 0)
-
-    @property
-    def num_waiting(self) -> int:
-        """Those that have not begun to answer: no server tells which of them it computes."""
-        return sum(one.request.started_at is None for one in self._serving)
 
     async def _generate(self, sequence: SequenceState) -> None:
         request = sequence.request

@@ -10,7 +10,7 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from engine.backends.vllm.loop import VllmCore
+from engine.backends.vllm.core import VllmCore
 from engine.cache.ids import TokenId
 from engine.peft import read_files
 from engine.refusal import StartRefused

@@ -24,15 +24,16 @@ from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.vllm.adapters import VllmAdapters
 from engine.backends.vllm.arguments import engine_arguments
+from engine.backends.vllm.core import VllmCore
 from engine.backends.vllm.directive import Bound
 from engine.backends.vllm.internals import ADAPTERS_SINCE, check_version
-from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCore, VllmLoop
+from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
 from engine.errors import EngineError
 from engine.protocol import SAMPLING_CAPABILITIES, Image, Message, Prompt, TextPart
-from engine.protocol.reports import BlockStats, Description, LeaseStats, Stats
+from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import Shown
@@ -62,7 +63,6 @@ class VllmParts:
     """
 
     core: VllmCore
-    counts: StepCounts
     renderer: ChatRenderer
     description: Description
     worker: WorkerSpec | None = None
@@ -129,7 +129,7 @@ class VllmBackend(EngineBackend):
         assert parts is not None
         core = await parts.core.stats()
         counters = {
-            "preempted_requests": parts.counts.preempted,
+            "preempted_requests": core.preempted,
             "evicted_blocks": core.evicted_blocks,
             "leases_lowered": core.leases_lowered,
         }
@@ -139,9 +139,7 @@ class VllmBackend(EngineBackend):
             running=core.running,
             waiting=core.waiting,
             foreign_running=core.foreign_running,
-            blocks=BlockStats(
-                **{name: getattr(core, name) for name in BlockStats.__struct_fields__}
-            ),
+            blocks=core.blocks,
             leases=LeaseStats(blocks=core.leased_blocks, max_blocks=core.max_leased_blocks),
             num_leases=loaded.cache.entries.num_leases,
             store=core.store,
@@ -170,7 +168,6 @@ class VllmBackend(EngineBackend):
         )
         loop = VllmLoop(
             parts.core,
-            parts.counts,
             accounting,
             cache,
             self._event_loop,
@@ -193,13 +190,11 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from engine.backends.vllm.metrics import HoldfastStatLogger
-
     progress("starting vLLM", 0.1)
     arguments = engine_arguments(settings, is_cpu=current_platform.is_cpu())
     config = AsyncEngineArgs(**arguments).create_engine_config()
     try:
-        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[HoldfastStatLogger])
+        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[])
     except RuntimeError as error:
         # The process that failed has printed why. A trace of this one would say nothing of it.
         if "See root cause above" not in str(error):
@@ -255,7 +250,7 @@ def parts_of(
     is_owner: bool,
     adapters: Mapping[str, str] | None = None,
 ) -> VllmParts:
-    """The parts over a running AsyncLLM that has our connector and our stat logger.
+    """The parts over a running AsyncLLM that has our connector.
 
     `worker` says whose template and tokenizer render. `is_owner`: vLLM ends when the backend ends.
     `adapters`: paths or hub ids by name. Raises TemplateRefused, and VllmChangedError where this
@@ -265,13 +260,9 @@ def parts_of(
     from vllm.lora.utils import get_adapter_absolute_path
     from vllm.platforms import current_platform
 
-    from engine.backends.vllm.metrics import find_counts
-
     config = llm.vllm_config
     if settings.adapters or adapters:
         check_version(__version__, ADAPTERS_SINCE)
-    counts = find_counts(llm)
-    assert counts is not None, "vLLM was started without our stat logger"
     worker = msgspec.structs.replace(worker, image_text=image_text(config.model_config))
     renderer = chat_renderer(worker)
     return VllmParts(
@@ -281,7 +272,6 @@ def parts_of(
             takes_seeds=not current_platform.is_cpu(),
             is_owner=is_owner,
         ),
-        counts=counts,
         renderer=renderer,
         worker=worker,
         description=_description(config, renderer, settings, model_name),

@@ -9,9 +9,12 @@ connector it excludes encoder-decoder models and `expandable_segments:True` of P
 """
 
 import functools
+import hmac
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import vllm
@@ -27,14 +30,246 @@ from vllm.v1.engine.core import EngineCore
 
 from engine.backends.vllm import directive
 from engine.backends.vllm.arguments import lease_shares
-from engine.backends.vllm.internals import Block, CacheManager, check_layers, check_version
-from engine.backends.vllm.leases import Below, LeaseManager, RequestTracker
-from engine.backends.vllm.metrics import HoldfastStats, NoMetrics
+from engine.backends.vllm.directive import PARAM_KEY, Directive, Held, Report
+from engine.backends.vllm.internals import (
+    Block,
+    CacheManager,
+    Request,
+    check_layers,
+    check_version,
+)
+from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
 from engine.backends.vllm.plugin import register
 from engine.backends.vllm.switch import Switch, guarded
+from engine.schedule.request import Ranges
 from engine.store.journal import Record
 
+if TYPE_CHECKING:
+    from engine.backends.vllm.tiers import LeaseTier
+
 logger = init_logger(f"vllm.{__name__}")
+
+
+MAX_ENDED = 4_096
+
+
+@dataclass(eq=False, slots=True)
+class TrackedRequest:
+    """`found_tokens` is the last look-up's; what of it was reused is settled by admissions."""
+
+    directive: Directive
+    request: Request
+    protected: Blocks | None = None
+    is_admitted: bool = False
+    found_tokens: int = 0
+    hit_tokens: int = 0
+    num_taken: int = 0
+    num_watched: int = 0
+    claims: list[Hold] = field(default_factory=list)
+    made: dict[str, int] = field(default_factory=dict)
+    computed: Ranges = field(default_factory=Ranges)
+
+    @property
+    def is_started(self) -> bool:
+        return self.request.num_output_tokens > 0
+
+
+class RequestTracker:
+    """Turns the scheduler's news of requests into protection, holds and reports.
+
+    vLLM's request ids differ from ours (it adds a suffix, and choices of one request get one each),
+    so states are kept by vLLM's and reported by the directive's. Not thread-safe: all calls come
+    from the scheduler's thread.
+    """
+
+    def __init__(self, leases: LeaseManager) -> None:
+        self._leases = leases
+        self._token: bytes | None = None
+        self._states: dict[str, TrackedRequest] = {}
+        self._wanting: dict[str, TrackedRequest] = {}
+        self._by_id: dict[str, TrackedRequest] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self.num_preempted = 0
+
+    def bind(self, token: str) -> None:
+        """Follow directives with this token only. What an earlier server held ends."""
+        self.give_back()
+        self._leases.take_losses()
+        self._token = token.encode()
+
+    @property
+    def request_ids(self) -> Collection[str]:
+        """vLLM's ids of the tracked requests."""
+        return self._states.keys()
+
+    # What the scheduler tells.
+
+    def arrive(self, request: Request) -> str | None:
+        """Protect what the request will read; why its directive can't be followed, if so."""
+        given = request.kv_transfer_params
+        params = given.get(PARAM_KEY) if isinstance(given, Mapping) else None
+        if params is None:
+            return None
+        token = params.get("token") if isinstance(params, Mapping) else None
+        # JSON can hold halves of characters, which UTF-8 alone refuses.
+        told = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else b""
+        if self._token is None or not hmac.compare_digest(told, self._token):
+            return "it does not carry the server's token"
+        try:
+            directive = msgspec.convert(params, Directive)
+        except msgspec.ValidationError as error:
+            return str(error)
+        state = TrackedRequest(directive, request)
+        directive.wants.sort(key=lambda want: want.tokens)
+        directive.watches.sort(key=lambda watch: watch.tokens)
+        self._leases.set_share(directive.scope, directive.lease_blocks)
+        self._leases.expect(directive.wants, request.block_hashes, directive.unix_offset)
+        if directive.read is not None:
+            state.protected = self._leases.protect(directive.read)
+        self._states[request.request_id] = state
+        self._by_id.setdefault(directive.request_id, state)
+        self._ended.pop(directive.request_id, None)
+        self._want(state)
+        return None
+
+    def look_up(self, request_id: str, hit_tokens: int) -> None:
+        """vLLM found this in its cache; it may ask again before it admits."""
+        state = self._states.get(request_id)
+        if state is not None:
+            state.found_tokens = hit_tokens
+
+    def admit(self, request: Request) -> None:
+        """The request has its blocks, for the first time or after it was preempted."""
+        self.num_preempted += request.num_preemptions > 0
+        state = self._states.get(request.request_id)
+        if state is None or state.is_started:
+            return
+        if state.is_admitted:
+            # What an admission did not find it computed itself: the next one finds that as well,
+            # which makes it no reuse. vLLM's own `num_cached_tokens` stays the first one's.
+            # Preempted before its first token: what was lost with a reset is to be held anew.
+            state.num_taken = state.num_watched = 0
+            self._want(state)
+        else:
+            state.hit_tokens = state.found_tokens
+        state.is_admitted = True
+        self._unprotect(state)
+
+    def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
+        """A step was made up: note what it computes, and hold the wants whose blocks it hashed."""
+        for request_id, num_scheduled in num_scheduled_tokens.items():
+            state = self._states.get(request_id)
+            if state is not None and not state.is_started:
+                start, most = state.request.num_computed_tokens, state.request.num_prompt_tokens
+                # Lost by a preemption, or not loaded by another connector: it is computed.
+                state.hit_tokens = min(state.hit_tokens, start)
+                if (end := min(start + num_scheduled, most)) > start:
+                    state.computed.add(start, end)
+        for request_id, state in list(self._wanting.items()):
+            scheduled = num_scheduled_tokens.get(request_id)
+            if scheduled is not None:
+                # vLLM adds the step's tokens after it has told us.
+                self._take(state, state.request.num_computed_tokens + scheduled)
+
+    def end(self, request_id: str) -> None:
+        """Finished, failed or aborted: what it made before its first token goes with it."""
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return
+        self._wanting.pop(request_id, None)
+        self._unprotect(state)
+        for hold in state.claims:
+            self._leases.end_claim(hold, request_id, is_started=state.is_started)
+        our_id = state.directive.request_id
+        if self._by_id.get(our_id) is state:
+            self._ended[our_id] = None
+            if len(self._ended) > MAX_ENDED:
+                oldest, _ = self._ended.popitem(last=False)
+                del self._by_id[oldest]
+
+    # Under pressure.
+
+    def give_up(self, except_id: str) -> bool:
+        """Let the newest waiting request give up its protected blocks. False if none has any."""
+        for request_id, state in reversed(self._states.items()):
+            if request_id != except_id and state.protected is not None:
+                self._unprotect(state)
+                return True
+        return False
+
+    def give_back(self) -> None:
+        """End every protection and every hold: the cache is emptied, or another server binds."""
+        for state in self._states.values():
+            self._unprotect(state)
+        self._leases.reset()
+
+    # What the server asks, and the managers of sliding windows.
+
+    def report(self, request_id: str) -> Report | None:
+        """By the directive's id; of those that ended the last 4,096 are remembered."""
+        state = self._by_id.get(request_id)
+        if state is None:
+            return None
+        held = [
+            Held(key=want.key, state=self._leases.state(want.key), tokens=state.made[want.key])
+            if want.key in state.made
+            else Held(key=want.key, state="none", tokens=0)
+            for want in state.directive.wants
+        ]
+        return Report(
+            request_id=request_id,
+            hit_tokens=state.hit_tokens,
+            held=held,
+            computed_tokens=state.computed.total,
+        )
+
+    def boundaries(self, request_id: str) -> list[int]:
+        """Where later requests may begin because this one is marked there, in rising order."""
+        state = self._states.get(request_id)
+        if state is None:
+            return []
+        return [self._leases.align(want.tokens) for want in state.directive.wants]
+
+    def cut(self, request_id: str, start: int, num_tokens: int) -> int:
+        """How much of a chunk comes in front of the first boundary inside it."""
+        inside = (at for at in self.boundaries(request_id) if start < at < start + num_tokens)
+        return next(inside, start + num_tokens) - start
+
+    # Inside.
+
+    def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
+        directive, request, first = state.directive, state.request, state.num_watched
+        wants, watches = directive.wants, directive.watches
+        while state.num_watched < len(watches) and (
+            watches[state.num_watched].tokens <= computed_tokens
+        ):
+            state.num_watched += 1
+        self._leases.watch(watches[first : state.num_watched], request.block_hashes)
+        while state.num_taken < len(wants):
+            want = wants[state.num_taken]
+            if self._leases.align(want.tokens) > computed_tokens:
+                return
+            state.num_taken += 1
+            if want.tokens > request.num_prompt_tokens:
+                continue
+            hold = self._leases.hold(
+                want, directive.scope, request.block_hashes, request.request_id
+            )
+            if hold is not None:
+                state.made[want.key] = hold.tokens
+                if hold not in state.claims:
+                    state.claims.append(hold)
+        if state.num_watched == len(watches):
+            del self._wanting[request.request_id]
+
+    def _want(self, state: TrackedRequest) -> None:
+        if state.directive.wants or state.directive.watches:
+            self._wanting[state.request.request_id] = state
+
+    def _unprotect(self, state: TrackedRequest) -> None:
+        if state.protected is not None:
+            self._leases.unprotect(state.protected)
+            state.protected = None
 
 
 class HoldfastMetadata(KVConnectorMetadata):
@@ -52,12 +287,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     for a version that is not known.
     """
 
+    leases: LeaseManager
+    tracker: RequestTracker
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        self._told: int | None = None
         self.switch = Switch()
-        self.leases: LeaseManager | None = None
-        self.tracker: RequestTracker | None = None
         register()  # MultiConnector looks us up by name, with or without the entry point
         if role == KVConnectorRole.SCHEDULER:
             if kv_cache_config is not None:
@@ -104,7 +339,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded(None)
     def on_new_request(self, request: Any) -> None:
-        problem = self._of_scheduler().arrive(request)
+        problem = self.tracker.arrive(request)
         if problem is not None:
             logger.warning_once("A directive was ignored: %s", problem)
 
@@ -116,16 +351,16 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded(None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._of_scheduler().admit(request.request_id)
+        self.tracker.admit(request)
 
     @guarded(NO_METADATA)
     def build_connector_meta(self, scheduler_output: Any) -> HoldfastMetadata:
-        self._of_scheduler().schedule(scheduler_output.num_scheduled_tokens)
+        self.tracker.schedule(scheduler_output.num_scheduled_tokens)
         return NO_METADATA
 
     @guarded((False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        self._of_scheduler().end(request.request_id)
+        self.tracker.end(request.request_id)
         return False, None
 
     @guarded((False, None))
@@ -136,40 +371,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         """There is no store of ours behind vLLM's cache; its own reset has ended the leases."""
         return True
 
-    # Metrics.
-
-    @guarded(None)
-    def get_kv_connector_stats(self) -> HoldfastStats | None:
-        """What changed since the last step; None if nothing did, and in workers."""
-        if self.tracker is None or self.tracker.num_running == self._told:
-            return None
-        self._told = self.tracker.num_running
-        return HoldfastStats(data={"tracked_running": self._told})
-
-    @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HoldfastStats:
-        return HoldfastStats(data=data or {})
-
-    @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: Any,
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> NoMetrics:
-        register()
-        return NoMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    # Inside.
-
-    def _of_scheduler(self) -> RequestTracker:
-        assert self.tracker is not None, "vLLM calls this in its scheduler only"
-        return self.tracker
-
     @guarded(None)
     def _note_reuse(self, block: Any) -> None:
-        assert self.leases is not None
         self.leases.note_reuse(block)
 
 
@@ -177,14 +380,6 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 # They run between two steps in the scheduler's thread, and while it is idle. vLLM has no other way
 # for a connector to be asked (its RFC 51639 proposes one). vLLM passes what a call raises on to its
 # caller. All but `SWITCH_OFF` raise SwitchedOff once the connector is off.
-
-
-class Held(NamedTuple):
-    """Our parts in one vLLM's scheduler."""
-
-    leases: LeaseManager
-    tracker: RequestTracker
-    switch: Switch
 
 
 _records = msgspec.json.Decoder(list[Record])
@@ -207,13 +402,12 @@ def add_utilities() -> None:
         setattr(EngineCore, name, call)
 
 
-def find_connector(core: Any) -> Held:
+def find_connector(core: Any) -> HoldfastConnector:
     """Ours, alone or among a MultiConnector's; raises RuntimeError if there is none."""
     found = _of(core.scheduler)
     if found is None:
         raise RuntimeError("this vLLM runs without HoldfastConnector")
-    assert found.leases is not None and found.tracker is not None
-    return Held(found.leases, found.tracker, found.switch)
+    return found
 
 
 def _of(scheduler: Any) -> HoldfastConnector | None:
@@ -237,7 +431,7 @@ def cut_at_marks() -> None:
     ) -> int:
         num: int = split(self, request, num_new_tokens, local, external)
         found = _of(self)
-        if found is None or found.tracker is None:
+        if found is None:
             return num
         tracker, start = found.tracker, request.num_computed_tokens + local + external
         return found.switch.run(lambda: tracker.cut(request.request_id, start, num), num)
@@ -246,36 +440,37 @@ def cut_at_marks() -> None:
 
 
 def _bind(core: Any, token: str) -> Any:
-    leases, tracker, _ = _running(core)
-    leases.below = _find_below(core.scheduler)
-    tracker.bind(token)
-    below, bound = leases.below, directive.Bound()
+    found = _running(core)
+    leases, bound = found.leases, directive.Bound()
+    below = leases.below = _find_below(core.scheduler)
+    found.tracker.bind(token)
     if below is not None:
         entries = leases.restore()
         bound = directive.Bound(max_blocks=below.max_blocks, chain=below.chain, entries=entries)
     return msgspec.to_builtins(bound)
 
 
-def _find_below(scheduler: Any) -> Below | None:
+def _find_below(scheduler: Any) -> "LeaseTier | None":
     """A tier of ours in an OffloadingConnector beside us (`tiers.py`)."""
     for connector in getattr(scheduler.get_kv_connector(), "sub_connectors", ()):
         manager: Any = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
         for tier in getattr(manager, "secondary_tiers", ()):
-            if isinstance(tier, Below):
-                tier.above = manager.primary_tier._policy
-                return tier
+            if hasattr(tier, "take_restored"):
+                ours: LeaseTier = tier
+                ours.above = manager.primary_tier._policy
+                return ours
     return None
 
 
-def _running(core: Any) -> Held:
+def _running(core: Any) -> HoldfastConnector:
     found = find_connector(core)
     found.switch.check()
     return found
 
 
 def _core_stats(core: Any) -> Any:
-    leases, tracker, _ = _running(core)
-    scheduler = core.scheduler
+    found, scheduler = _running(core), core.scheduler
+    leases, tracker = found.leases, found.tracker
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     ours = {
         block.block_id
@@ -284,7 +479,7 @@ def _core_stats(core: Any) -> Any:
         for block in manager.req_to_blocks.get(request_id, ())
     }
     stats = directive.CoreStats(
-        **leases.block_states(ours),
+        blocks=leases.block_states(ours),
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         foreign_running=sum(
@@ -292,6 +487,7 @@ def _core_stats(core: Any) -> Any:
         ),
         leased_blocks=leases.num_leased_blocks,
         max_leased_blocks=leases.max_leased_blocks,
+        preempted=tracker.num_preempted,
         evicted_blocks=leases.evicted_blocks,
         leases_lowered=leases.num_lowered,
         store=None if leases.below is None else leases.below.stats(),

@@ -25,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.protocol.reports import StoreStats
+from engine.protocol.reports import BlockStats, StoreStats
 from engine.store.journal import Put
 
 PARAM_KEY = "holdfast"
@@ -138,27 +138,21 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests.
+    """The scheduler's blocks and requests. `preempted` are those that came back, ever.
 
     `leased_blocks` are those that leases hold, whoever else does, of `max_leased_blocks` that they
     may. `evicted_blocks` had content that had to go, and `leases_lowered` gave their room to others
-    while a tier below (`store`) kept their content, since the start. `foreign` are active blocks
-    that only requests without a directive use; `foreign_running` are such requests.
+    while a tier below (`store`) kept their content, since the start. `foreign` blocks are active
+    ones that only requests without a directive use; `foreign_running` are such requests.
     """
 
-    total: int
-    free: int
-    active: int
-    leased: int
-    best_effort: int
-    cached: int
-    shared: int
-    foreign: int
-    running: int
-    waiting: int
-    foreign_running: int
-    leased_blocks: int
-    max_leased_blocks: int
-    evicted_blocks: int
+    blocks: BlockStats
+    running: int = 0
+    waiting: int = 0
+    foreign_running: int = 0
+    preempted: int = 0
+    leased_blocks: int = 0
+    max_leased_blocks: int = 0
+    evicted_blocks: int = 0
     leases_lowered: int = 0
     store: StoreStats | None = None

@@ -64,6 +64,7 @@ class Request(Protocol):
     request_id: str
     num_prompt_tokens: int
     num_computed_tokens: int
+    num_preemptions: int
     block_hashes: Sequence[bytes]
     kv_transfer_params: Mapping[str, Any] | None
 

@@ -10,69 +10,34 @@ Time is a number that orders; what expires is released by the server. Nothing he
 all calls come from the scheduler's thread.
 """
 
-import hmac
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.backends.vllm.directive import (
-    PARAM_KEY,
-    Directive,
-    Held,
     HoldState,
     Loss,
     LossReason,
-    Report,
     Want,
     Watch,
 )
-from engine.backends.vllm.internals import Block, CacheManager, Request, keeps_states
+from engine.backends.vllm.internals import Block, CacheManager, keeps_states
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
 from engine.cache.order import Order
-from engine.protocol.reports import StoreStats
-from engine.schedule.request import Ranges
+from engine.protocol.reports import BlockStats
 from engine.store.journal import End, Put, Record
+
+if TYPE_CHECKING:
+    from engine.backends.vllm.tiers import LeaseTier
 
 Blocks = tuple[Block, ...]
 
 MAX_UNTOLD_LOSSES = 65_536
-
-
-@runtime_checkable
-class Below(Protocol):
-    """A tier under vLLM's blocks, by their hashes. Times are Unix times.
-
-    `above` is the policy of the tier between, which may want to hear of leases too. `chain` is the
-    secret of the keys of entries.
-    """
-
-    max_blocks: int
-    chain: bytes
-    above: object
-
-    def want(self, keys: Sequence[bytes], until: float) -> None:
-        """Keep these, once they come, until then at least."""
-        ...
-
-    def keeps(self, keys: Iterable[bytes]) -> bool: ...
-    def take_gone(self) -> set[bytes]:
-        """What was kept, and is no more, since the last call."""
-        ...
-
-    def record(self, records: Sequence[Record]) -> None:
-        """Have the journal tell of entries, so that they are there after a restart."""
-        ...
-
-    def take_restored(self) -> list[Put]:
-        """The entries that are there whole from an earlier process, once."""
-        ...
-
-    def stats(self) -> StoreStats: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -145,7 +110,7 @@ class LeaseManager:
         self._lost_watches: dict[str, None] = {}
         self.evicted_blocks = 0
         self.num_lowered = 0
-        self.below: Below | None = None
+        self.below: LeaseTier | None = None  # under vLLM's blocks, by their hashes
 
     # What requests do.
 
@@ -307,7 +272,7 @@ class LeaseManager:
         self._losses.clear()
         return told
 
-    def block_states(self, ours: Collection[int]) -> dict[str, int]:
+    def block_states(self, ours: Collection[int]) -> BlockStats:
         """Every block by what holds it, and how many have more than one reference.
 
         `ours` are the ids of blocks that tracked requests use. Other active blocks are foreign.
@@ -330,7 +295,7 @@ class LeaseManager:
                 is_entry = any(not hold.is_watch for hold in holds)
                 count["best_effort" if is_entry else "cached"] += 1
         names = ("free", "active", "leased", "best_effort", "cached", "shared", "foreign")
-        return {"total": self.total_blocks} | {name: count[name] for name in names}
+        return BlockStats(total=self.total_blocks, **{name: count[name] for name in names})
 
     @property
     def num_leased_blocks(self) -> int:
@@ -560,228 +525,3 @@ def _subtract(counts: Counter[int], blocks: Blocks) -> None:
         counts[block.block_id] -= 1
         if not counts[block.block_id]:
             del counts[block.block_id]
-
-
-MAX_ENDED = 4_096
-
-
-@dataclass(eq=False, slots=True)
-class TrackedRequest:
-    """`found_tokens` is the last look-up's; what of it was reused is settled by admissions."""
-
-    directive: Directive
-    request: Request
-    protected: Blocks | None = None
-    is_admitted: bool = False
-    found_tokens: int = 0
-    hit_tokens: int = 0
-    num_taken: int = 0
-    num_watched: int = 0
-    claims: list[Hold] = field(default_factory=list)
-    made: dict[str, int] = field(default_factory=dict)
-    computed: Ranges = field(default_factory=Ranges)
-
-    @property
-    def is_started(self) -> bool:
-        return self.request.num_output_tokens > 0
-
-
-class RequestTracker:
-    """Turns the scheduler's news of requests into protection, holds and reports.
-
-    vLLM's request ids differ from ours (it adds a suffix, and choices of one request get one each),
-    so states are kept by vLLM's and reported by the directive's. Not thread-safe: all calls come
-    from the scheduler's thread.
-    """
-
-    def __init__(self, leases: LeaseManager) -> None:
-        self._leases = leases
-        self._token: bytes | None = None
-        self._states: dict[str, TrackedRequest] = {}
-        self._wanting: dict[str, TrackedRequest] = {}
-        self._by_id: dict[str, TrackedRequest] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
-
-    def bind(self, token: str) -> None:
-        """Follow directives with this token only. What an earlier server held ends."""
-        self.give_back()
-        self._leases.take_losses()
-        self._token = token.encode()
-
-    @property
-    def num_running(self) -> int:
-        """Tracked requests that vLLM admitted and that have not ended."""
-        return sum(state.is_admitted for state in self._states.values())
-
-    @property
-    def request_ids(self) -> Collection[str]:
-        """vLLM's ids of the tracked requests."""
-        return self._states.keys()
-
-    # What the scheduler tells.
-
-    def arrive(self, request: Request) -> str | None:
-        """Protect what the request will read; why its directive can't be followed, if so."""
-        given = request.kv_transfer_params
-        params = given.get(PARAM_KEY) if isinstance(given, Mapping) else None
-        if params is None:
-            return None
-        token = params.get("token") if isinstance(params, Mapping) else None
-        # JSON can hold halves of characters, which UTF-8 alone refuses.
-        told = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else b""
-        if self._token is None or not hmac.compare_digest(told, self._token):
-            return "it does not carry the server's token"
-        try:
-            directive = msgspec.convert(params, Directive)
-        except msgspec.ValidationError as error:
-            return str(error)
-        state = TrackedRequest(directive, request)
-        directive.wants.sort(key=lambda want: want.tokens)
-        directive.watches.sort(key=lambda watch: watch.tokens)
-        self._leases.set_share(directive.scope, directive.lease_blocks)
-        self._leases.expect(directive.wants, request.block_hashes, directive.unix_offset)
-        if directive.read is not None:
-            state.protected = self._leases.protect(directive.read)
-        self._states[request.request_id] = state
-        self._by_id.setdefault(directive.request_id, state)
-        self._ended.pop(directive.request_id, None)
-        self._want(state)
-        return None
-
-    def look_up(self, request_id: str, hit_tokens: int) -> None:
-        """vLLM found this in its cache; it may ask again before it admits."""
-        state = self._states.get(request_id)
-        if state is not None:
-            state.found_tokens = hit_tokens
-
-    def admit(self, request_id: str) -> None:
-        """The request has its blocks, for the first time or after it was preempted."""
-        state = self._states.get(request_id)
-        if state is None or state.is_started:
-            return
-        if state.is_admitted:
-            # What an admission did not find it computed itself: the next one finds that as well,
-            # which makes it no reuse. vLLM's own `num_cached_tokens` stays the first one's.
-            # Preempted before its first token: what was lost with a reset is to be held anew.
-            state.num_taken = state.num_watched = 0
-            self._want(state)
-        else:
-            state.hit_tokens = state.found_tokens
-        state.is_admitted = True
-        self._unprotect(state)
-
-    def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
-        """A step was made up: note what it computes, and hold the wants whose blocks it hashed."""
-        for request_id, num_scheduled in num_scheduled_tokens.items():
-            state = self._states.get(request_id)
-            if state is not None and not state.is_started:
-                start, most = state.request.num_computed_tokens, state.request.num_prompt_tokens
-                # Lost by a preemption, or not loaded by another connector: it is computed.
-                state.hit_tokens = min(state.hit_tokens, start)
-                if (end := min(start + num_scheduled, most)) > start:
-                    state.computed.add(start, end)
-        for request_id, state in list(self._wanting.items()):
-            scheduled = num_scheduled_tokens.get(request_id)
-            if scheduled is not None:
-                # vLLM adds the step's tokens after it has told us.
-                self._take(state, state.request.num_computed_tokens + scheduled)
-
-    def end(self, request_id: str) -> None:
-        """Finished, failed or aborted: what it made before its first token goes with it."""
-        state = self._states.pop(request_id, None)
-        if state is None:
-            return
-        self._wanting.pop(request_id, None)
-        self._unprotect(state)
-        for hold in state.claims:
-            self._leases.end_claim(hold, request_id, is_started=state.is_started)
-        our_id = state.directive.request_id
-        if self._by_id.get(our_id) is state:
-            self._ended[our_id] = None
-            if len(self._ended) > MAX_ENDED:
-                oldest, _ = self._ended.popitem(last=False)
-                del self._by_id[oldest]
-
-    # Under pressure.
-
-    def give_up(self, except_id: str) -> bool:
-        """Let the newest waiting request give up its protected blocks. False if none has any."""
-        for request_id, state in reversed(self._states.items()):
-            if request_id != except_id and state.protected is not None:
-                self._unprotect(state)
-                return True
-        return False
-
-    def give_back(self) -> None:
-        """End every protection and every hold: the cache is emptied, or another server binds."""
-        for state in self._states.values():
-            self._unprotect(state)
-        self._leases.reset()
-
-    # What the server asks, and the managers of sliding windows.
-
-    def report(self, request_id: str) -> Report | None:
-        """By the directive's id; of those that ended the last 4,096 are remembered."""
-        state = self._by_id.get(request_id)
-        if state is None:
-            return None
-        held = [
-            Held(key=want.key, state=self._leases.state(want.key), tokens=state.made[want.key])
-            if want.key in state.made
-            else Held(key=want.key, state="none", tokens=0)
-            for want in state.directive.wants
-        ]
-        return Report(
-            request_id=request_id,
-            hit_tokens=state.hit_tokens,
-            held=held,
-            computed_tokens=state.computed.total,
-        )
-
-    def boundaries(self, request_id: str) -> list[int]:
-        """Where later requests may begin because this one is marked there, in rising order."""
-        state = self._states.get(request_id)
-        if state is None:
-            return []
-        return [self._leases.align(want.tokens) for want in state.directive.wants]
-
-    def cut(self, request_id: str, start: int, num_tokens: int) -> int:
-        """How much of a chunk comes in front of the first boundary inside it."""
-        inside = (at for at in self.boundaries(request_id) if start < at < start + num_tokens)
-        return next(inside, start + num_tokens) - start
-
-    # Inside.
-
-    def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
-        directive, request, first = state.directive, state.request, state.num_watched
-        wants, watches = directive.wants, directive.watches
-        while state.num_watched < len(watches) and (
-            watches[state.num_watched].tokens <= computed_tokens
-        ):
-            state.num_watched += 1
-        self._leases.watch(watches[first : state.num_watched], request.block_hashes)
-        while state.num_taken < len(wants):
-            want = wants[state.num_taken]
-            if self._leases.align(want.tokens) > computed_tokens:
-                return
-            state.num_taken += 1
-            if want.tokens > request.num_prompt_tokens:
-                continue
-            hold = self._leases.hold(
-                want, directive.scope, request.block_hashes, request.request_id
-            )
-            if hold is not None:
-                state.made[want.key] = hold.tokens
-                if hold not in state.claims:
-                    state.claims.append(hold)
-        if state.num_watched == len(watches):
-            del self._wanting[request.request_id]
-
-    def _want(self, state: TrackedRequest) -> None:
-        if state.directive.wants or state.directive.watches:
-            self._wanting[state.request.request_id] = state
-
-    def _unprotect(self, state: TrackedRequest) -> None:
-        if state.protected is not None:
-            self._leases.unprotect(state.protected)
-            state.protected = None

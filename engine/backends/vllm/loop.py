@@ -9,61 +9,29 @@ here.
 """
 
 import asyncio
-import secrets
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import count
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import structlog
 
-from engine.backends.external import (
-    ExternalLoop,
-    MirrorCache,
-    MirrorPool,
-    Order,
-    new_order,
-    vllm_sampling,
-)
-from engine.backends.prepare.images import Expanded
-from engine.backends.vllm.directive import (
-    BIND,
-    CORE_STATS,
-    LOSSES,
-    PARAM_KEY,
-    RECORD,
-    RELEASE,
-    REPORT,
-    SWITCH_OFF,
-    UNLEASE,
-    Bound,
-    CoreStats,
-    Directive,
-    Held,
-    HoldState,
-    Loss,
-    Report,
-    Want,
-    Watch,
-)
+from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
+from engine.backends.vllm.core import OrderRefused, Output, VllmCore
+from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
 from engine.cache.block import Block, Entry, Recorded
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.entries import Entries
-from engine.cache.ids import Digest, TokenId
+from engine.cache.ids import Digest
 from engine.cache.leases import EndReason
 from engine.cache.lookup import longest_hit
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
-from engine.errors import ImageRefused, PromptTooLong
 from engine.protocol import ErrorCode, Failed, HeldName, MissReason
-from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
-from engine.schedule.request import RequestState, SequenceState, Shown
+from engine.schedule.request import RequestState, SequenceState
 from engine.store.journal import Put, Record, Times, Touch
 from engine.supervisor import Supervisor, trace_of
 
@@ -329,248 +297,7 @@ def _want(key: Digest, tokens: int, expires_at: float) -> Want:
     return Want(key=key.hex(), tokens=tokens, expires_at=expires_at)
 
 
-FIRST_ADAPTER_ID = 2**30
-"""vLLM's own clients name adapters by numbers from 1 on."""
-MAX_DECODING = 2
-"""Prompts whose images are decoded at a time: one may have 300 MB of pixels."""
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """What came since the last one; `queue_seconds` by the scheduler's clock."""
-
-    token_ids: Sequence[TokenId]
-    is_last: bool
-    queue_seconds: float = 0.0
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises for a request that it does not take: errors of its own since 0.32."""
-    from vllm import exceptions
-
-    return ValueError, getattr(exceptions, "VLLMClientError", ValueError)
-
-
-async def _prompt_of(shown: Shown) -> dict[str, Any]:
-    """A prompt for vLLM's processor. An image is known by its id, which is its scope's alone."""
-    from vllm.multimodal.media import ImageMediaIO
-
-    def load() -> list[Any]:
-        media = ImageMediaIO()
-        return [media.load_bytes(image.data).media for image in shown.images]
-
-    return {
-        "prompt_token_ids": list(shown.token_ids),
-        "multi_modal_data": {"image": await asyncio.to_thread(load)},
-        "multi_modal_uuids": {"image": [image.id for image in shown.images]},
-    }
-
-
-class OrderRefused(Exception):
-    """vLLM does not take a request that we hold for good; its reason is for the log."""
-
-
-class VllmCore:
-    """`llm` is a vllm.AsyncLLM; `vocabulary_size` bounds what its sampler takes for `top_k`.
-
-    `takes_seeds`: vLLM's CPU build ends with an error when a request with a seed has its prompt
-    computed in several steps, so there seeds are left out. `is_owner`: vLLM ends when we end.
-    """
-
-    def __init__(
-        self, llm: Any, vocabulary_size: int, *, takes_seeds: bool, is_owner: bool
-    ) -> None:
-        self._llm = llm
-        self._is_owner = is_owner
-        self._token = secrets.token_hex(32)
-        self._vocabulary_size = vocabulary_size
-        self._takes_seeds = takes_seeds
-        self._adapters: dict[str, Any] = {}
-        self._adapter_ids = count(FIRST_ADAPTER_ID)
-        self._adding: dict[str, asyncio.Task[Any]] = {}
-        self._alone: Sequence[TokenId] = ()
-        self._decoding = asyncio.Semaphore(MAX_DECODING)
-
-    async def bind(self) -> Bound:
-        """Tell the connector the token that our directives carry. Must come before `generate`."""
-        return msgspec.convert(await self._call(BIND, self._token), Bound)
-
-    async def switch_off(self, reason: str) -> None:
-        """End all holds for good: nobody keeps books of them any more."""
-        await self._call(SWITCH_OFF, reason)
-
-    async def show_first(self, shown: Shown) -> Expanded:
-        """As `expand`, of a prompt with one image, in whose place others are tried alone later."""
-        self._alone = shown.token_ids
-        return await self.expand(shown)
-
-    async def expand(self, shown: Shown) -> Expanded:
-        """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
-        try:
-            return await self._expand(shown)
-        except _refusals() as error:
-            refused = error
-        if getattr(refused, "parameter", None) == "input_tokens":
-            length = getattr(refused, "value", 0)
-            raise PromptTooLong(length, self._llm.model_config.max_model_len - 1) from refused
-        for image in shown.images[:-1]:
-            try:
-                await self._expand(Shown(self._alone, [image]))
-            except _refusals() as error:
-                raise ImageRefused(image) from error
-        # It is the last one, or one more than vLLM takes.
-        raise ImageRefused(shown.images[-1]) from refused
-
-    async def _expand(self, shown: Shown) -> Expanded:
-        """vLLM has a cache for what is not sent on. What is in its other one, which a sent request
-        fills, the scheduler's process must have got."""
-        async with self._decoding:
-            prompt = await _prompt_of(shown)
-            (made,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
-        spans = [(place.offset, place.length) for place in made["mm_placeholders"]["image"]]
-        return Expanded(made["prompt_token_ids"], spans)
-
-    async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
-        """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
-        prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
-        if order.shown is not None:
-            async with self._decoding:
-                prompt = await _prompt_of(order.shown)
-        # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
-        salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
-        try:
-            params = self._params(order, directive)
-            # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
-            # would leave it unapplied until the model ends its thinking.
-            adding = self._llm.add_request(
-                order.order_id,
-                {**prompt, "cache_salt": salt},
-                params,
-                lora_request=self._adapters.get(order.adapter),
-                reasoning_ended=True,
-                # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
-                priority=int(order.is_batch),
-            )
-            if order.shown is not None:
-                # vLLM counts on it that the scheduler's process gets each image that it has
-                # processed: an order that is cancelled meanwhile is sent all the same.
-                adding = self._adding[order.order_id] = asyncio.ensure_future(adding)
-                adding = asyncio.shield(adding)
-            collector = await adding
-        except _refusals() as error:
-            self._adding.pop(order.order_id, None)
-            raise OrderRefused(str(error)) from error
-        self._adding.pop(order.order_id, None)
-        while True:
-            output = await collector.get()
-            metrics = output.metrics
-            yield Output(
-                token_ids=[token for one in output.outputs for token in one.token_ids],
-                is_last=output.finished,
-                queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
-            )
-            if output.finished:
-                return
-
-    async def abort(self, order_id: str) -> None:
-        adding = self._adding.pop(order_id, None)
-        if adding is not None:
-            await asyncio.wait([adding])
-        await self._llm.abort(order_id)
-
-    async def add_adapter(self, digest: str, directory: str) -> None:
-        """Have vLLM compute an adapter. Raise StartRefused with vLLM's reason.
-
-        vLLM knows adapters by name, and its cache by name and path: the name is the digest.
-        """
-        from vllm.lora.request import LoRARequest
-
-        request = LoRARequest(digest, next(self._adapter_ids), directory)
-        try:
-            await self._llm.add_lora(request)
-        except Exception as error:  # vLLM tells whatever a call raised as a plain Exception
-            raise StartRefused(f"vLLM: {error}") from error
-        self._adapters[digest] = request
-
-    async def remove_adapter(self, digest: str) -> None:
-        """No request has it any more."""
-        if (request := self._adapters.pop(digest, None)) is not None:
-            await self._llm.remove_lora(request.lora_int_id)
-
-    async def report(self, request_id: str) -> Report:
-        """What became of a directive; raises RuntimeError for one never heard of."""
-        report = await self._call(REPORT, request_id)
-        if report is None:
-            raise RuntimeError("the connector has no report of a request that began to answer")
-        return msgspec.convert(report, Report)
-
-    async def computed(self, request_id: str) -> int:
-        """Tokens of a prompt that were scheduled; 0 for a request that the connector never met."""
-        report = await self._call(REPORT, request_id)
-        return 0 if report is None else msgspec.convert(report, Report).computed_tokens
-
-    async def release(self, keys: Sequence[str]) -> None:
-        await self._call(RELEASE, list(keys))
-
-    async def unlease(self, keys: Sequence[str]) -> None:
-        await self._call(UNLEASE, list(keys))
-
-    async def record(self, records: Sequence[Record]) -> None:
-        await self._call(RECORD, msgspec.json.encode(records))
-
-    async def losses(self) -> list[Loss]:
-        return msgspec.convert(await self._call(LOSSES), list[Loss])
-
-    async def stats(self) -> CoreStats:
-        return msgspec.convert(await self._call(CORE_STATS), CoreStats)
-
-    def shut_down(self) -> None:
-        if self._is_owner:
-            self._llm.shutdown()
-
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        return await self._llm.engine_core.call_utility_async(name, *arguments)
-
-    def _params(self, order: Order, directive: Directive) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-        known = msgspec.structs.replace(directive, token=self._token)
-        structured = None
-        if order.grammar is not None:
-            structured = StructuredOutputsParams(grammar=order.grammar)
-        return SamplingParams(
-            **vllm_sampling(order, self._vocabulary_size, takes_seeds=self._takes_seeds),
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            structured_outputs=structured,
-            extra_args={
-                "kv_transfer_params": {
-                    PARAM_KEY: msgspec.to_builtins(known),
-                    # For vLLM's OffloadingConnector: what is not marked stays where it is.
-                    "max_offload_tokens": max((want.tokens for want in known.wants), default=0),
-                }
-            },
-        )
-
-
-@dataclass(slots=True)
-class StepCounts:
-    """`running` requests of ours in vLLM's last step. `preempted` requests of all, ever.
-
-    `failure` says why nothing is counted any more.
-    """
-
-    failure: str | None = None
-    running: int = 0
-    preempted: int = 0
-
-    def check(self) -> None:
-        """Raise RuntimeError where vLLM's steps are not counted any more."""
-        if self.failure is not None:
-            raise RuntimeError(f"the stat logger is off: {self.failure}")
-
 
 FAILED = "the engine failed"
 LOSS_SECONDS = 0.25
@@ -590,7 +317,6 @@ class VllmLoop(ExternalLoop):
     def __init__(
         self,
         core: VllmCore,
-        counts: StepCounts,
         accounting: Accounting,
         cache: HeldCache,
         event_loop: asyncio.AbstractEventLoop,
@@ -602,7 +328,6 @@ class VllmLoop(ExternalLoop):
     ) -> None:
         super().__init__(accounting, cache, event_loop, supervisor, max_waiting=max_waiting)
         self._core = core
-        self._counts = counts
         self._max_leased_blocks = max_leased_blocks
         self._max_context_tokens = max_context_tokens
         # What each choice asked of the connector, and the requests whose wants are not settled.
@@ -637,11 +362,6 @@ class VllmLoop(ExternalLoop):
             sequence.request.emit(Failed(code=code, message=message))
 
     # Requests.
-
-    @property
-    def num_waiting(self) -> int:
-        """Those that did not run in the last step."""
-        return max(len(self._serving) - self._counts.running, 0)
 
     def _begin(self, sequence: SequenceState) -> None:
         query, found = sequence.request.query, sequence.request.found
@@ -683,7 +403,8 @@ class VllmLoop(ExternalLoop):
         Nothing more is computed behind an abort.
         """
         await self._core.abort(order_id)
-        self.accounting.close_failed(request, await self._core.computed(order_id))
+        report = await self._core.report(order_id)
+        self.accounting.close_failed(request, 0 if report is None else report.computed_tokens)
 
     def _end_wants(self, request: RequestState) -> None:
         """It began to answer, or never will: nothing waits for its wants any more."""
@@ -715,6 +436,8 @@ class VllmLoop(ExternalLoop):
         request, order_id = sequence.request, directive.request_id
         losses, report = await asyncio.gather(self._core.losses(), self._core.report(order_id))
         assert request.found is not None
+        if report is None:
+            raise RuntimeError("the connector has no report of a request that began to answer")
         self._cache.lose(losses)
         self._cache.admit(request.query, request.found, sequence.table, report)
         is_manual = isinstance(self._clock, ManualClock)
@@ -755,12 +478,11 @@ class VllmLoop(ExternalLoop):
         """Other clients of the server take blocks too, whether or not a request of ours runs.
 
         An error is a crash: vLLM tells a loss once, and no lease may stand on what is lost. The
-        connector answers with an error once it is off, and the stat logger is asked for one.
+        connector answers with an error once it is off.
         """
         # Asked once at the start: a scheduler that is not as we know it ends the engine here.
         await self._core.stats()
         while True:
             await asyncio.sleep(LOSS_SECONDS if self._serving else IDLE_LOSS_SECONDS)
-            self._counts.check()
             self._cache.lose(await self._core.losses())
             self._tell()

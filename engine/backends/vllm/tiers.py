@@ -159,6 +159,8 @@ class LeaseTier(SecondaryTierManager):
     """Keeps the chunks that leases want until their end, in files as the engine's own store does.
 
     A file that is not what was written for its chunk, by this model in this layout, is a miss.
+    `above` is the policy of the tier between, which hears of leases too. `chain` is the secret of
+    the keys of entries.
     """
 
     medium = Medium.STORAGE
@@ -216,6 +218,7 @@ class LeaseTier(SecondaryTierManager):
     # What leases want and have.
 
     def want(self, keys: Sequence[bytes], until: float) -> None:
+        """Keep these, once they come, until then at least."""
         if isinstance(self.above, LeasedLast):
             self.above.want(keys, until)
         for key in keys:

@@ -12,22 +12,25 @@ from typing import Any, Literal, Protocol
 
 from engine.protocol import Delta, TextDelta, Tool, ToolInputDelta, ToolUseStart
 from engine.text.formats.arguments import (
-    SPACE,
     CallStream,
     LiteralInput,
     LiteralSyntax,
+    TaggedInput,
+    TagSyntax,
+)
+from engine.text.formats.matching import (
+    SPACE,
     Match,
     Maybe,
     Outcome,
     Pattern,
     Space,
-    TaggedInput,
-    TagSyntax,
     first_literal,
+    is_begun_markup,
     literals,
     match,
+    overlap,
 )
-from engine.text.formats.stops import is_begun_markup, overlap
 
 _SPACE = " \t\n\r"
 _SCALAR_RUN = re.compile(r"[-0-9tfn][-+.0-9a-zE]*")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.protocol import Delta, ThinkingDelta, Tool
 from engine.text.formats.calls import CallObject, FormatParser, texts
-from engine.text.formats.stops import is_begun_markup, overlap
+from engine.text.formats.matching import is_begun_markup, overlap
 
 _MAX_HEADER = 512
 

@@ -15,16 +15,11 @@ from typing import Any
 from engine.protocol import Tool
 from engine.text.formats.arguments import (
     ALL_TYPES,
-    SPACE,
     LiteralSyntax,
-    Maybe,
-    Pattern,
-    Space,
     TagSyntax,
-    pattern_of,
-    written,
 )
 from engine.text.formats.calls import CallParser, CallSyntax, FormatParser, PlainText
+from engine.text.formats.matching import SPACE, Maybe, Pattern, Space, pattern_of, written
 from engine.text.formats.reasoning import MESSAGES, MessagesParser, MessageSyntax
 from engine.text.template.messages import Written
 

@@ -283,7 +283,7 @@ class PieceTokenizer:
             end = len(key.text) if match is None else match.begin
             is_first = key.is_first and last == 0
             for begin, encoding in plain.encode(key.text[last:end], is_first=is_first):
-                joined.token_ids.extend(plain.ids_of(encoding))
+                joined.token_ids.extend(encoding.ids)
                 joined.character_ends.extend(last + begin + e for _, e in encoding.offsets)
                 part = key.text[last + begin : end]
                 joined.edges.extend(self._edges.of(part, encoding))
@@ -357,20 +357,12 @@ class _PlainTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, controls: ControlTexts) -> None:
         parts = json.loads(tokenizer.to_str())
-        kept = [token for token in parts["added_tokens"] if token["content"] not in controls.ids]
+        for token in parts["added_tokens"]:
+            token["special"] = token["content"] in controls.ids
         self._controls = frozenset(controls.ids.values())
-        self._first = Tokenizer.from_str(json.dumps({**parts, "added_tokens": kept}))
-        self._behind_control = _without_prefix(parts, kept, schemes=("first",))
-        self._behind_text = _without_prefix(parts, kept, schemes=("first", "always"))
-        # Without the others an added token's number may be another one.
-        self._ids = {
-            self._first.token_to_id(token["content"]): token["id"]
-            for token in kept
-            if self._first.token_to_id(token["content"]) != token["id"]
-        }
-
-    def ids_of(self, encoding: Encoding) -> list[TokenId]:
-        return [self._ids.get(token_id, token_id) for token_id in encoding.ids]
+        self._first = _without_prefix(parts, schemes=())
+        self._behind_control = _without_prefix(parts, schemes=("first",))
+        self._behind_text = _without_prefix(parts, schemes=("first", "always"))
 
     def encode(self, text: str, *, is_first: bool) -> list[tuple[int, Encoding]]:
         """Encodings of parts, with the character at which each begins.
@@ -399,7 +391,7 @@ class _PlainTokenizer:
 
     def _first_control(self, encoding: Encoding) -> int | None:
         """The character at which a control token begins."""
-        spans = zip(self.ids_of(encoding), encoding.offsets, strict=True)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
         return next((begin for token_id, (begin, _) in spans if token_id in self._controls), None)
 
 
@@ -428,17 +420,16 @@ def _size(key: _Key, piece: Piece) -> int:
     return _ENTRY_BYTES + 4 * len(key.text) + 9 * len(piece)
 
 
-def _without_prefix(
-    parts: dict[str, Any], added_tokens: list[Any], *, schemes: tuple[str, ...]
-) -> Tokenizer:
-    """The tokenizer without the space that SentencePiece-like ones put before what they see.
+def _without_prefix(parts: dict[str, Any], *, schemes: tuple[str, ...]) -> Tokenizer:
+    """The tokenizer to which special tokens are text, and without the space that SentencePiece-like
+    ones put before what they see.
 
     `schemes`: before a prompt's `first` word only, or `always`, behind every control token.
     """
-    changed = {**parts, "added_tokens": added_tokens}
-    for name in ("normalizer", "pre_tokenizer"):
-        changed[name] = _drop_prefix(parts[name], schemes)
-    return Tokenizer.from_str(json.dumps(changed))
+    changed = {name: _drop_prefix(parts[name], schemes) for name in ("normalizer", "pre_tokenizer")}
+    tokenizer = Tokenizer.from_str(json.dumps({**parts, **changed}))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def _drop_prefix(part: Any, schemes: tuple[str, ...]) -> Any:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.backends.looped import QueuedGeneration
+from engine.backends.base import Generation
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,7 @@ class Opened:
 
     def __init__(self) -> None:
         self.num_cancelled = 0
-        self.generation = QueuedGeneration(asyncio.get_running_loop(), self._cancel)
+        self.generation = Generation(asyncio.get_running_loop(), self._cancel)
         self.generation.is_open = True
 
     def _cancel(self) -> None:

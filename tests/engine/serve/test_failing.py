@@ -13,11 +13,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.backends.external import MirrorPool
+from engine.backends.vllm.core import VllmCore
 from engine.backends.vllm.directive import LOSSES, CoreStats
-from engine.backends.vllm.loop import HeldCache, HeldEntries, StepCounts, VllmCore, VllmLoop
+from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
 from engine.cache.digests import ChainHasher
 from engine.clock import ManualClock
 from engine.metrics import render
+from engine.protocol.reports import BlockStats
 from engine.schedule.accounting import Accounting
 from engine.serve.health import ServedEngine
 from engine.supervisor import CALLBACKS, STEADY_SECONDS, Expected, Supervisor, trace_of
@@ -27,6 +29,7 @@ from tests.engine.serve.failing_engine import PANIC_TOKENS, SECRET_WORD
 
 EXIT_SECONDS = 180.0
 SECRET = "a-secret-of-some-length"
+NO_BLOCKS = BlockStats(total=0, free=0, active=0, leased=0, best_effort=0, cached=0)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ class SilentLlm:
     async def call_utility_async(self, name: str, *_: object) -> object:
         if name == LOSSES:
             return []
-        return dict.fromkeys(CoreStats.__struct_fields__, 0) | {"store": None}
+        return msgspec.to_builtins(CoreStats(blocks=NO_BLOCKS))
 
 
 def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmLoop:
@@ -97,7 +100,6 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
     accounting = Accounting(cache, clock, lambda events: None, epoch="e", max_context_tokens=64)
     return VllmLoop(
         core,
-        StepCounts(),
         accounting,
         cache,
         running,

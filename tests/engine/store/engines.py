@@ -17,8 +17,9 @@ from engine.backends.storing import new_memory
 from engine.cache.ids import Digest, TokenId
 from engine.clock import Clock, ManualClock
 from engine.protocol import Started
-from engine.protocol.reports import Description, StoreStats
+from engine.protocol.reports import StoreStats
 from engine.settings import Settings
+from tests.engine.backends.looped import description
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
 
 NUM_BLOCKS = 64
@@ -64,18 +65,8 @@ class StoredEngine(Harness):
             runner=runner, facts={"weights": model}, block_bytes=BLOCK_SIZE * 8, state_blocks=0
         )
         clock = clock or ManualClock()
-        description = Description(
-            backend="synthetic",
-            model=model,
-            epoch="e",
-            max_context_tokens=10_000,
-            block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-            granularity=1,
-            min_cache_tokens=1,
-            capabilities=[],
-        )
-        memory = new_memory(settings, cast(Parts, cast(Any, parts)), description, clock, wall)
+        told = description(block_size=BLOCK_SIZE, num_blocks=num_blocks)
+        memory = new_memory(settings, cast(Parts, cast(Any, parts)), told, clock, wall)
         cache, self.store, self.refused = memory
         self.running.append(self)
         disk = self.store.disk if self.store is not None else None

@@ -181,7 +181,7 @@ def test_a_full_disk_costs_no_request(
 ) -> None:
     engine.settle()
     with monkeypatch.context() as full:
-        full.setattr("engine.store.files._write_all", is_full)
+        full.setattr("os.replace", is_full)
         engine.say(PREFIX)
         engine.step_until(lambda: not engine.stats.is_up)
         assert read_of(engine.say(PREFIX)) == 22 and engine.stats.failed_writes

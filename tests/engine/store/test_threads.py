@@ -1,10 +1,6 @@
 """The store's threads: files of any folder, and one call for all results that wait."""
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from engine.cache.digests import ChainHasher, pack
 from engine.cache.store_tier import BlockKey
@@ -52,18 +48,4 @@ def test_what_is_written_is_read_back_and_results_that_nobody_took_yet_wake_once
         (told,) = threads.results.take(timeout=60)
         assert told == Arrived(key.name, CONTENT)
     assert threads.close(60)
-    directory.close()
-
-
-def test_a_file_is_whole_where_the_system_takes_a_part_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def take_some(file: int, parts: Sequence[bytes]) -> int:
-        return os.write(file, b"".join(parts)[:700])
-
-    directory = StoreDirectory(tmp_path)
-    monkeypatch.setattr(os, "writev", take_some)
-    for num_head in (10, 699, 700, 701, 900):
-        directory.write("ab" * 16, CONTENT[:num_head], memoryview(CONTENT)[num_head:])
-        assert (tmp_path / "blocks" / "ab" / ("ab" * 16)).read_bytes() == CONTENT
     directory.close()

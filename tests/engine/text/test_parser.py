@@ -28,8 +28,8 @@ from engine.protocol import (
 from engine.text.formats import arguments
 from engine.text.formats.arguments import Elements, new_tool_use_id
 from engine.text.formats.calls import FormatParser, JsonObjectStream, PlainText
+from engine.text.formats.matching import StopFinder, StopStrings
 from engine.text.formats.reasoning import REASONING_FORMATS, ThinkingParser
-from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.formats.table import TOOL_FORMATS
 from engine.text.grammar import GrammarWriter
 from engine.text.renderer import TurnParser

@@ -6,7 +6,7 @@ import pytest
 
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Ready, Refused
-from engine.errors import Overloaded, PromptTooLong, SchemaRefused, TooCostly
+from engine.errors import Overloaded, PromptTooLong, PublicRefusal, TooCostly
 from engine.text.rendered import KnownDays
 
 pytestmark = pytest.mark.anyio
@@ -151,7 +151,7 @@ async def test_who_waits_too_long_is_refused_as_overloaded() -> None:
     ("refused", "kind"),
     [
         (Refused(code="prompt_too_long", message="9 tokens > 8"), PromptTooLong),
-        (Refused(code="invalid_request", message="tools[0]", is_public=True), SchemaRefused),
+        (Refused(code="invalid_request", message="tools[0]", is_public=True), PublicRefusal),
         (Refused(code="too_costly", message="memory"), TooCostly),
     ],
 )

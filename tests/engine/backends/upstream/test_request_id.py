@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from engine.protocol import GenerateRequest, Sampling
+from engine.protocol import Sampling
 from scripts.stack import ENGINE_SECRET, serving_engine
-from tests.conformance.engines import prompt
+from tests.engine.backends.looped import request
 from tests.engine.backends.upstream.conftest import wait_until
 from tests.engine.backends.upstream.scripted import Fault, Script, serving_script
 
@@ -30,12 +30,7 @@ def test_the_lines_of_a_request_that_its_server_failed_have_its_id(tmp_path: Pat
         with serving_engine("upstream", settings, log) as engine:
             engine.wait()
             script.fault = Fault(after=3)
-            asked = GenerateRequest(
-                request_id="one",
-                scope="a" * 32,
-                prompt=prompt("Count."),
-                sampling=Sampling(max_tokens=50),
-            )
+            asked = request("Count.", sampling=Sampling(max_tokens=50))
             headers = {"authorization": f"Bearer {ENGINE_SECRET}", "x-request-id": MADE}
             httpx.post(
                 f"{engine.url}/v1/generate",

@@ -1,12 +1,13 @@
 """A server that dies, comes back, or was started anew: requests fail, counts stay, a new epoch."""
 
 import msgspec
+import pytest
 
 from engine.protocol import Done, Failed, FinalCounts
 from engine.protocol.reports import Description
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import engine_before, wait_until
-from tests.engine.backends.upstream.scripted import Fault, Script, serving_script
+from tests.engine.backends.upstream.scripted import CONTEXT, Fault, Script, serving_script
 
 
 def epoch_of(engine: Engine) -> str | None:
@@ -71,11 +72,12 @@ def test_a_connection_that_breaks_fails_its_request_alone() -> None:
         assert epoch_of(engine) == before
 
 
-def test_a_server_that_comes_back_as_another_ends_the_engine() -> None:
+@pytest.mark.parametrize("change", [{"context": CONTEXT // 2}, {"tells": False}])
+def test_a_server_that_comes_back_as_another_ends_the_engine(change: dict[str, int]) -> None:
     """Whoever started the engine starts it again, and everything is asked anew."""
     script = Script()
     with serving_script(script) as url, engine_before(url) as engine:
-        script.context //= 2
+        vars(script).update(change)
         script.restart()
         wait_until(lambda: engine.process.poll() is not None)
         assert engine.process.poll() == 1

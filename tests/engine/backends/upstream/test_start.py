@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from scripts.stack import ENGINE_SECRET, Server, serving_engine
-from tests.engine.backends.upstream.conftest import engine_before, wait_until
+from tests.engine.backends.upstream.conftest import wait_until
 from tests.engine.backends.upstream.scripted import Script, serving_script
 
 WAITING = "waiting for the upstream server"
@@ -70,12 +70,3 @@ def test_a_server_that_wants_a_key_ends_the_start_with_one_line(tmp_path: Path) 
         assert server.process.poll() == 1
         said = log.read_text("utf-8")
         assert "ENGINE_UPSTREAM_KEY" in said and "Traceback" not in said
-
-
-def test_a_server_that_comes_back_and_tells_no_more_ends_the_engine() -> None:
-    script = Script()
-    with serving_script(script) as url, engine_before(url) as engine:
-        script.tells = False
-        script.restart()
-        wait_until(lambda: engine.process.poll() is not None)
-        assert engine.process.poll() == 1

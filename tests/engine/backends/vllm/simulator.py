@@ -123,7 +123,8 @@ class Simulator:
         self._depth = depth
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.core = SimpleNamespace(scheduler=self.scheduler)
-        self.leases, self.tracker, self.switch = find_connector(self.core)
+        ours = find_connector(self.core)
+        self.leases, self.tracker, self.switch = ours.leases, ours.tracker, ours.switch
         if is_bound:
             self.tracker.bind(TOKEN)
         self.pool = self.scheduler.kv_cache_manager.block_pool

@@ -14,6 +14,7 @@ import pytest
 
 from engine.backends.external import Order
 from engine.backends.vllm.backend import VllmBackend, VllmParts
+from engine.backends.vllm.core import Output, VllmCore
 from engine.backends.vllm.directive import (
     Bound,
     CoreStats,
@@ -23,7 +24,6 @@ from engine.backends.vllm.directive import (
     LossReason,
     Report,
 )
-from engine.backends.vllm.loop import Output, StepCounts, VllmCore
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
 from engine.errors import AdapterRefused, DuplicateRequest, NotFound
@@ -38,6 +38,7 @@ from engine.protocol import (
     TextPart,
     ToolUsePart,
 )
+from engine.protocol.reports import BlockStats
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from tests.engine.backends.looped import description, prompt, request
@@ -50,6 +51,7 @@ BLOCK = 16
 MODEL = "qwen3"
 SYSTEM = ("What everybody reads. " * 20,)
 SECONDS = 60
+NO_BLOCKS = BlockStats(total=0, free=0, active=0, leased=0, best_effort=0, cached=0)
 
 
 class ScriptedCore(VllmCore):
@@ -116,15 +118,14 @@ class ScriptedCore(VllmCore):
         del self.adapters[digest]
 
     async def report(self, request_id: str) -> Report:
+        if self.prefills:
+            self.calls.append("report")
+            await self.may_answer.wait()
+            return Report(request_id=request_id, hit_tokens=0, held=[], computed_tokens=96)
         return self._reports[request_id]
 
     async def abort(self, order_id: str) -> None:
         self.calls.append("abort")
-
-    async def computed(self, request_id: str) -> int:
-        self.calls.append("computed")
-        await self.may_answer.wait()
-        return 96
 
     async def release(self, keys: Sequence[str]) -> None:
         self.held -= set(keys)
@@ -139,7 +140,7 @@ class ScriptedCore(VllmCore):
         return told
 
     async def stats(self) -> CoreStats:
-        return CoreStats(**dict.fromkeys(CoreStats.__struct_fields__, 0))
+        return CoreStats(blocks=NO_BLOCKS)
 
     def shut_down(self) -> None:
         pass
@@ -158,9 +159,7 @@ async def loaded(
         min_cache_tokens=BLOCK,
         capabilities=["tools", "thinking"],
     )
-    parts = VllmParts(
-        core=core, counts=StepCounts(), renderer=renderer(MODEL), description=described
-    )
+    parts = VllmParts(core=core, renderer=renderer(MODEL), description=described)
     crashes: list[BaseException] = []
     values = {"secret": "0" * 16, "backend": "vllm", **given}
     settings, clock = Settings.model_validate(values), ManualClock()
@@ -266,9 +265,7 @@ async def test_a_request_that_ends_before_its_first_token_has_counts_when_vllm_h
         counters = (await backend.stats()).counters
         assert counters.prefilled_tokens == counters.computed_tokens == 96
         frames.close()
-        assert core.calls == ["generate", "abort", "computed"], (
-            "nothing is computed behind an abort"
-        )
+        assert core.calls == ["generate", "abort", "report"], "nothing is computed behind an abort"
     assert not crashes
 
 

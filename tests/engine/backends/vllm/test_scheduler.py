@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
+from engine.backends.vllm.connector import RequestTracker
 from engine.backends.vllm.directive import Directive, Watch
-from engine.backends.vllm.leases import LeaseManager, RequestTracker
+from engine.backends.vllm.leases import LeaseManager
 from tests.engine.backends.vllm.conftest import Make
 from tests.engine.backends.vllm.simulator import BLOCK, tokens_of
 
@@ -181,6 +182,7 @@ def test_one_that_finds_everything_again_keeps_its_numbers(make: Make) -> None:
     sim.drain()
     report = sim.report("reader")
     assert report.hit_tokens == 320
+    assert sim.call(directive.CORE_STATS)["preempted"] == 1
 
 
 # Windows.

@@ -30,7 +30,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from engine.backends.external import MirrorPool, Order
 from engine.backends.reports import chains_held, entry_infos
 from engine.backends.vllm import directive
-from engine.backends.vllm.loop import HeldCache, HeldEntries, OrderRefused, VllmCore
+from engine.backends.vllm.core import OrderRefused, VllmCore
+from engine.backends.vllm.loop import HeldCache, HeldEntries
 from engine.backends.vllm.tiers import LeasedLast, LeaseTier
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment

@@ -1,0 +1,202 @@
+"""Conversations as servers of chat completions take them, and their answers.
+
+Such a server renders and parses by its own template and formats.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from engine.backends.external import Order
+from engine.backends.upstream.server import UpstreamError
+from engine.cache.ids import TokenId
+from engine.protocol import (
+    IMAGE_REFERENCE,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    Image,
+    Prompt,
+    TextDelta,
+    TextPart,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolResultPart,
+    ToolUsePart,
+    ToolUseStart,
+)
+from engine.text.formats.arguments import new_tool_use_id
+from engine.text.formats.matching import StopFinder, StopStrings
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, frozen=True):
+    index: int = 0
+    id: str | None = None
+    function: CalledFunction = CalledFunction()
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What is read of a delta of OpenAI's. Both names of thoughts are in use."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+SEPARATOR = "\n\n"
+MAX_CALLS = 128
+_FINISH: dict[str, FinishReason] = {
+    "length": "length",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+}
+"""Whatever else ends an answer is a `stop`."""
+
+
+def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str, Any]]:
+    """Earlier thoughts are left out. A raw text was refused before.
+
+    An image stands where its reference is. vLLM knows it by its `uuid`, which is its scope's alone.
+    """
+    by_id = {image.id: image for image in images}
+
+    def content(text: str) -> str | list[dict[str, Any]]:
+        parts = list[dict[str, Any]]()
+        # Every other piece is the id of a reference.
+        for place, piece in enumerate(IMAGE_REFERENCE.split(text) if by_id else [text]):
+            if place % 2 and (image := by_id.get(piece)):
+                data = b64encode(image.data).decode()
+                url = {"url": f"data:{image.media_type};base64,{data}"}
+                parts.append({"type": "image_url", "image_url": url, "uuid": image.id})
+            elif piece:
+                told = f"[image {piece}]" if place % 2 else piece
+                parts.append({"type": "text", "text": told})
+        return parts if any("uuid" in part for part in parts) else text
+
+    messages: list[dict[str, Any]] = []
+    if prompt.system:
+        system = SEPARATOR.join(part.text for part in prompt.system)
+        messages.append({"role": "system", "content": system})
+    for message in prompt.messages:
+        texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+        messages += [
+            {"role": "tool", "tool_call_id": part.tool_use_id, "content": content(part.text)}
+            for part in message.parts
+            if isinstance(part, ToolResultPart)
+        ]
+        calls = [
+            {
+                "id": part.id,
+                "type": "function",
+                "function": {"name": part.name, "arguments": json.dumps(part.input)},
+            }
+            for part in message.parts
+            if isinstance(part, ToolUsePart)
+        ]
+        if texts or calls:
+            said = content(SEPARATOR.join(texts)) or None
+            told: dict[str, Any] = {"role": message.role, "content": said}
+            messages.append(told | ({"tool_calls": calls} if calls else {}))
+    return messages
+
+
+def chat_tools(prompt: Prompt) -> dict[str, Any]:
+    if not prompt.tools:
+        return {}
+    functions = [
+        {"name": t.name, "description": t.description or "", "parameters": t.input_schema}
+        for t in prompt.tools
+    ]
+    return {"tools": [{"type": "function", "function": function} for function in functions]}
+
+
+def conversation(order: Order) -> dict[str, Any]:
+    prompt, images = order.request.prompt, () if order.shown is None else order.shown.images
+    return {"messages": chat_messages(prompt, images), **chat_tools(prompt)}
+
+
+class ChatParser:
+    """An `engine.schedule.output.OutputParser` whose input are deltas, not tokens.
+
+    The model's `tokenizer` counts tokens where the server does not tell.
+    Raises UpstreamError for a call that can't be told.
+    """
+
+    mask = None
+    allowed = None
+    end_token_ids: frozenset[TokenId] = frozenset()
+
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
+        self.finish: FinishReason | None = None
+        self.stop_sequence: str | None = None
+        self.thinking_tokens = 0
+        self._stops = StopFinder(StopStrings(request.sampling.stop_sequences))
+        self._is_single = not request.tool_choice.parallel
+        self._tokenizer = tokenizer
+        self._open: int | None = None
+        self._written: list[str] = []
+
+    def has_ended(self) -> bool:
+        return self.finish is not None
+
+    def feed(self, token_id: TokenId) -> Sequence[Delta]:
+        raise NotImplementedError("a server of chat completions sends no tokens")
+
+    def take(self, delta: ChatDelta, finish_reason: str | None) -> list[Delta]:
+        """The deltas of an event; sets `finish` where it ends the choice."""
+        deltas = list[Delta]()
+        thought = delta.reasoning_content or delta.reasoning
+        if thought:
+            self._written.append(thought)
+            deltas.append(ThinkingDelta(thought))
+        if delta.content:
+            self._written.append(delta.content)
+            text = self._stops.feed(delta.content)
+            deltas += [TextDelta(text)] if text else []
+            if self._stops.found is not None:
+                self.finish, self.stop_sequence = "stop_sequence", self._stops.found
+                return deltas
+        for call in delta.tool_calls or ():
+            deltas += self._call(call)
+            if self.finish is not None:
+                return deltas
+        if finish_reason is not None:
+            self.finish = _FINISH.get(finish_reason, "stop")
+            if self._open is not None and self.finish == "stop":
+                self.finish = "tool_use"
+        return deltas
+
+    def close(self) -> Sequence[Delta]:
+        held = self._stops.flush() if self._stops.found is None else ""
+        return [TextDelta(held)] if held else []
+
+    def count_written(self) -> int:
+        """About how many tokens all that came are: their text is tokenized again."""
+        return len(self._tokenizer.encode("".join(self._written), add_special_tokens=False).ids)
+
+    def _call(self, call: CallDelta) -> list[Delta]:
+        deltas: list[Delta] = []
+        if call.index != self._open:
+            if not call.function.name or call.index != (self._open or 0) + (self._open is not None):
+                raise UpstreamError("a call without a name, or out of order")
+            if call.index >= MAX_CALLS:
+                raise UpstreamError("too many calls")
+            if self._is_single and self._open is not None:
+                self.finish = "tool_use"
+                return []
+            self._open = call.index
+            deltas.append(ToolUseStart(id=call.id or new_tool_use_id(), name=call.function.name))
+        if call.function.arguments:
+            self._written.append(call.function.arguments)
+            deltas.append(ToolInputDelta(call.function.arguments))
+        return deltas
