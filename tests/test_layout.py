@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 396
+MAX_MODULES = 397
 MAX_MARKDOWN_WORDS = 25_000
 MAX_PAGE_LINES = {
     "README.md": 160,
@@ -36,16 +36,16 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 451,
     "dashboard/ui": 1047,
     "dashboard/views": 3948,
-    "engine": 1303,
-    "engine/backends": 8947,
+    "engine": 1295,
+    "engine/backends": 8775,
     "engine/cache": 3736,
     "engine/compute": 3773,
-    "engine/mount": 339,
+    "engine/mount": 336,
     "engine/protocol": 1196,
     "engine/schedule": 2538,
     "engine/serve": 641,
-    "engine/store": 1500,
-    "engine/text": 6247,
+    "engine/store": 1491,
+    "engine/text": 6241,
     "gateway": 279,
     "gateway/admin": 3933,
     "gateway/admission": 1949,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 59012,
+    "tests": 58945,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
