@@ -183,7 +183,7 @@ def technique_table(found: Sequence[EngineReport]) -> list[Row]:
         for engine in found
         for description in [engine.description]
         if description is not None
-        for one in [*description.techniques, *description.placements]
+        for one in description.techniques
     ]
 
 

@@ -45,11 +45,10 @@ from engine.backends.reports import (
     pool_stats,
 )
 from engine.backends.storing import OpenStore, new_memory
+from engine.cache.approximate import LEAST_COPIED, LEAST_TOKENS, compressed, with_documents
 from engine.cache.block import Block, Entry
-from engine.cache.compressed import compressed
 from engine.cache.compression import LEAST_KEPT, new_compression
 from engine.cache.digests import ActiveAdapter
-from engine.cache.documents import LEAST_COPIED, LEAST_TOKENS, with_documents
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
@@ -87,7 +86,6 @@ from engine.protocol.reports import (
     Stats,
     StoreStats,
     why_refused,
-    why_unplaced,
 )
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
@@ -601,11 +599,10 @@ def query_of(
     if how is None:
         why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
         raise KeepRefused(why)
-    # The prefix and what is kept of it are in memory at once.
-    needed = -(-end // description.block_size) + how.kept // description.block_size
+    # The prefix and the prompt behind what is kept of it are in memory at once.
+    needed = 2 - (how.cut - len(tokens)) // (size := description.block_size) - -end // size
     if needed > (most := cache.pool.num_blocks):
-        why = f"{end} tokens and the kept {how.kept} take {needed} blocks, of {most}"
-        raise KeepRefused(why)
+        raise KeepRefused(f"the prefix and the prompt take {needed} blocks, of {most}")
     return compressed(query, cache, how)
 
 
@@ -620,14 +617,14 @@ def _placed(
     size, found = description.block_size, list[tuple[Document, int, int]]()
     needed = -(-len(query.tokens) // size)
     for number, one in enumerate(request.documents):
-        if (why := why_unplaced(description.placements, one.recompute)) is not None:
+        if why := why_refused(description.techniques, "blocks", one.recompute):
             raise DocumentRefused(number, why)
         if request.adapter or prepared.keys:
             raise DocumentRefused(number, "not with an adapter or images")
         # The first token is what documents stand behind; the last one is always computed.
         start, end = max(prepared.begins[number], 1), query.segments[one.segment].end
         end = None if end is None else min(end, len(query.tokens) - 1)
-        least = max(LEAST_TOKENS, one.recompute + LEAST_COPIED)
+        least = max(LEAST_TOKENS, one.num_recomputed(LEAST_TOKENS) + LEAST_COPIED)
         if end is None or end <= start:
             raise DocumentRefused(number, "only a text stands anywhere, no tool and no call")
         if end - start < least:

@@ -16,7 +16,7 @@ from engine.compute.place import find_turns
 from engine.compute.scorers.kvzip import REPEAT, REPEAT_PART
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
-from engine.protocol.reports import Description, Placement, Technique
+from engine.protocol.reports import Description, Technique
 from engine.settings import Settings
 from engine.text.files import read_json, recommended
 from engine.text.renderer import ChatRenderer
@@ -77,17 +77,14 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             runner.adapters,
             lambda ids: renderer.tokenizer.decode(list(ids), skip_special_tokens=False),
         )
-    compressor, techniques, placements = None, list[Technique](), list[Placement]()
+    compressor, techniques = None, list[Technique]()
     if settings.approximate:
         check_compressible(loaded)
         told = told_by(renderer)
         compressor = KvCompressor(runner, told, find_turns(loaded))
         for measured in measure(loaded, told, compressor.turns):
             progress("measuring approximations", 0.96)
-            if isinstance(measured, Technique):
-                techniques.append(measured)
-            else:
-                placements.append(measured)
+            techniques.append(measured)
     layout, facts = loaded.layout, None
     if settings.store:
         # What a stored block depends on: the model as it computes, its template and tokenizer.
@@ -143,6 +140,5 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             max_running=settings.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
             techniques=techniques,
-            placements=placements,
         ),
     )

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.cache.approximate import is_placing
 from engine.cache.block import Block, Entry
 from engine.cache.compression import compression_of
-from engine.cache.documents import is_placing
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import (

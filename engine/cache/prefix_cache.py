@@ -41,9 +41,9 @@ class CacheQuery:
     """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
 
     The ends of `segments` are floored to the granularity. `lease_share` None is the common share.
-    `lookback_to` is the request's. Of a compressed prompt (`compressed.py`) all counts are slots,
-    and `origin` is the exact beginning of which some tokens are kept. `placed` are documents that
-    are copied into the prompt (`documents.py`).
+    `lookback_to` is the request's. Of an approximate prompt (`approximate.py`) `placed` is what is
+    copied into it: documents, or what is kept by `compression`, behind which all counts are slots.
+    Tokens stand for that there, and `real` are the whole prompt's own.
     """
 
     scope: str
@@ -57,8 +57,8 @@ class CacheQuery:
     lease_share: float | None = None
     lookback_to: int | None = None
     compression: Compression | None = None
-    origin: "CacheQuery | None" = None
     placed: "Sequence[Placed]" = ()
+    real: Sequence[TokenId] = ()
 
     @property
     def adapter(self) -> ActiveAdapter | None:
@@ -67,7 +67,7 @@ class CacheQuery:
 
     @property
     def is_approximate(self) -> bool:
-        return self.compression is not None or bool(self.placed)
+        return bool(self.placed)
 
     @property
     def cut(self) -> int:
@@ -77,32 +77,39 @@ class CacheQuery:
     @property
     def told(self) -> Approximation | None:
         """What the answer is computed behind; None where that is exact."""
-        if self.placed:
-            return Blocks(
-                documents=len(self.placed),
-                reused=sum(one.end - one.copied for one in self.placed),
-                recomputed=sum(one.copied - one.start for one in self.placed),
-            )
-        return self.compression.told if self.compression is not None else None
+        if self.compression is not None:
+            return self.compression.told
+        if not self.placed:
+            return None
+        return Blocks(
+            documents=len(self.placed),
+            reused=sum(one.end - one.copied for one in self.placed),
+            recomputed=sum(one.copied - one.start for one in self.placed),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A document at positions [start, end) of a prompt, and the exact prompt that it is by itself.
+    """What stands at positions [start, end) of a prompt, and the exact prompt that it is by itself.
 
-    Tokens [copied, end) are copied. Of the `origin`'s tokens the first is the prompt's, and the
-    last stands behind the document, because a prompt's last token is never read.
+    Tokens stand `shift` positions behind those of the `origin`. Of that the last one stands behind
+    what is copied, because a prompt's last token is never read; a document's first one is the
+    prompt's. All but `copied - start` tokens are copied: not the first ones, or what `is_chosen`
+    later. Of a compressed prefix all `of` tokens are needed.
     """
 
     origin: CacheQuery
     start: int
     copied: int
     end: int
+    shift: int = 0
+    is_chosen: bool = False
+    of: int = 0
 
     @property
-    def shift(self) -> int:
-        """By how many positions its tokens stand behind those of the origin."""
-        return self.start - 1
+    def begin(self) -> int:
+        """Where what is copied begins."""
+        return self.start if self.is_chosen else self.copied
 
 
 @dataclass(slots=True)
@@ -244,7 +251,8 @@ class PrefixCache:
             if self.state_blocks:
                 found.state = list(hit.blocks[-self.state_blocks :])
             _acquire([*found.held, *found.state])
-        found.documents = [self.look_up(one.origin) for one in query.placed]
+        if query.compression is None:
+            found.documents = [self.look_up(one.origin) for one in query.placed]
         if query.placed and not query.breakpoints:
             reasons = (one.miss_reason for one in found.documents)
             found.miss_reason = next((one for one in reasons if one is not None), None)
@@ -274,7 +282,7 @@ class PrefixCache:
         Full blocks behind the entry are reused too if they are in memory (automatic reuse), also
         behind a hole. Raises NoFreeBlocks; then only the order of reuse has changed.
         """
-        sources = self._sources(query.digests, found)
+        sources = self._sources(query, query.digests, found)
         # The hold's blocks and their references are passed to the table.
         kept = {
             i for i, block in enumerate(found.held) if i in sources and sources[i].block is block
@@ -293,38 +301,6 @@ class PrefixCache:
         found.held, found.state = [], []
         found.reused = sum(source.num_tokens for source in sources.values()) + query.cut
         return copies
-
-    # Compressed prompts.
-
-    def lacks_kept(self, query: CacheQuery, found: Found | None) -> bool:
-        """Whether the tokens that a compressed prompt keeps are not in memory."""
-        if query.compression is None:
-            return False
-        num_blocks = query.compression.kept // self.pool.block_size
-        if found is not None and len(found.held) >= num_blocks:
-            return False
-        return any(self._find_full(query.digests, index) is None for index in range(num_blocks))
-
-    def begin_exact(self, query: CacheQuery, table: BlockTable) -> list[Block]:
-        """Fill an empty table for a compressed prompt's exact beginning.
-
-        Return blocks for what will be kept of it. Raises NoFreeBlocks like `begin`.
-        """
-        assert query.origin is not None and query.compression is not None
-        num_kept = query.compression.kept // self.pool.block_size
-        self.resume(query.origin, query.origin.tokens, table)  # whole blocks: nothing is copied
-        if num_kept > self.pool.num_reclaimable:
-            num_needed = num_kept + len(table.blocks)
-            table.release()
-            raise NoFreeBlocks(num_needed)
-        return [self.pool.allocate(index, query.digests.root) for index in range(num_kept)]
-
-    def add_kept(self, query: CacheQuery, blocks: Sequence[Block]) -> None:
-        """These have what is kept now: they are findable. Their references are given back."""
-        for index, block in enumerate(blocks):
-            self.pool.append(block, query.digests.block_tokens(index))
-            self.pool.index(block, query.digests.full[index])
-        self.pool.release_chain(blocks)
 
     def miss(self, query: CacheQuery, found: Found | None, table: BlockTable) -> None:
         """The store lost the first block that this table waits for: it is computed instead.
@@ -357,7 +333,7 @@ class PrefixCache:
     ) -> list[BlockCopy]:
         """Fill the empty table of a preempted sequence again. Raises NoFreeBlocks like `begin`."""
         digests = self.digests(query.scope, tokens, query.digests.adapter)
-        sources = self._sources(digests)
+        sources = self._sources(query, digests)
         acquired = [source.block for source in sources.values()]
         _acquire(acquired)
         try:
@@ -417,12 +393,10 @@ class PrefixCache:
             one.refreshes = []
 
     def _num_spare(self, query: CacheQuery, sources: Mapping[int, Source]) -> int:
-        """The most blocks that the documents take which these sources of the prompt lack."""
+        """The most blocks that what is copied takes besides, where these sources lack it."""
         size, spare = self.pool.block_size, 0
         for one in query.placed:
-            blocks = range(one.copied // size, -(-one.end // size))
-            whole = (source.num_tokens for index in blocks if (source := sources.get(index)))
-            if sum(count == size for count in whole) < len(blocks):
+            if not _has(sources, one, size):
                 # What a look-up holds or a lease is there already.
                 here = self.resident(one.origin.digests, is_held=True)
                 spare += len(one.origin.tokens) // size + 2 - here
@@ -439,11 +413,13 @@ class PrefixCache:
             return True
         return self._find_readable(query, last, now) is not None
 
-    def _sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
+    def _sources(
+        self, query: CacheQuery, digests: PromptDigests, found: Found | None = None
+    ) -> dict[int, Source]:
         """A prompt's blocks in memory, by logical block, ascending: the hold, and every full block.
 
         The last token is left out, since it is always computed. A full block replaces a hold's
-        tail.
+        tail. What is chosen of a document is chosen of all of it.
         """
         size = self.pool.block_size
         num_held, tail = divmod(found.read, size) if found is not None and found.held else (0, 0)
@@ -460,6 +436,20 @@ class PrefixCache:
                 sources[index] = Source(block, size)
             elif found is not None and tail and index == num_held:
                 sources[index] = Source(found.held[index], tail)
+        # One that two documents share is lacking of the other too.
+        while dropped := [
+            index
+            for one in query.placed
+            if one.is_chosen and not _has(sources, one, size)
+            for index in range(one.begin // size, -(-one.end // size))
+            if index in sources
+            and index * size + sources[index].num_tokens > num_held * size + tail
+        ]:
+            for index in set(dropped):
+                if found is not None and tail and index == num_held:
+                    sources[index] = Source(found.held[index], tail)
+                else:
+                    del sources[index]
         return sources
 
     def _find_readable(self, query: CacheQuery, tokens: int, now: float) -> Entry | None:
@@ -585,7 +575,9 @@ class PrefixCache:
                 break
         num_unanchored = 0 if self.has_states else num_held - len(held)
         receipt = Receipt(
-            name_tokens=[name.tokens for name in (query.origin or query).names],
+            name_tokens=[
+                name.tokens for name in (query.placed[0].origin if query.cut else query).names
+            ],
             num_held=num_held,
             num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
             lease_seconds=lease,
@@ -621,6 +613,15 @@ class PrefixCache:
             if segment.end and self.entries.find(query.digests, segment.end, now):
                 return "lookback_exceeded"
         return "cold"
+
+
+def _has(sources: Mapping[int, Source], placed: Placed, size: int) -> bool:
+    """Whether these blocks of a prompt have all that is copied into it."""
+    wanted = {
+        index: min(size, placed.end - index * size)
+        for index in range(placed.begin // size, -(-placed.end // size))
+    }
+    return all(i in sources and sources[i].num_tokens >= num for i, num in wanted.items())
 
 
 def _acquire(blocks: Iterable[Block]) -> None:

@@ -19,6 +19,8 @@ from engine.schedule.runner import Work
 
 # Below this number the extra calls cost more than reading the shared blocks once per sequence.
 _MIN_SAVED_TOKENS = 512
+_MAX_GATHERED_BLOCKS = 4096
+"""Of one group: a share of a long document is as many rows over one table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,9 @@ def _find_shared(
 def _group_decodes(decoding: Sequence[_Decode], device: torch.device) -> list[DecodeGroup]:
     groups: list[list[_Decode]] = []
     for item in sorted(decoding, key=lambda item: len(item.table), reverse=True):
-        if groups and 2 * len(item.table) >= len(groups[-1][0].table):
+        widest = len(groups[-1][0].table) if groups else 0
+        is_like = 2 * len(item.table) >= widest
+        if groups and is_like and len(groups[-1]) * widest < _MAX_GATHERED_BLOCKS:
             groups[-1].append(item)
         else:
             groups.append([item])

@@ -1,4 +1,4 @@
-"""Compresses a prefix in the KV pool: in each layer the tokens worth most are copied together."""
+"""Copies from one prompt to another in the KV pool: what is kept of a prefix, or a document."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 
 from engine.cache.compression import Compression
-from engine.cache.ids import BlockId, TokenId
+from engine.cache.ids import TokenId
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel
-from engine.compute.place import Turns, place
+from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers import SCORE_ATTENDED, SCORE_KEYS, choose
 from engine.compute.scorers.kvzip import pieces
@@ -17,9 +17,14 @@ from engine.compute.scorers.replay import Replay
 from engine.compute.scorers.sinks import SINKS
 from engine.compute.scorers.snapkv import WINDOW
 from engine.protocol import Scorer
+from engine.schedule.runner import Blend, Work
 
+CHECKED_LAYER = 1
+"""Where values are compared with those of a document by itself."""
 _TOKENS_A_COST = 256
-"""Reading the keys of so many tokens in one layer is charged as one token of prefill."""
+"""Reading or copying so many tokens of one layer is charged as one token of prefill."""
+_COPIED_TOKENS = 4096
+"""Tokens of one layer that are copied at once."""
 _STEP_TOKENS = 128
 """Tokens that run over a prefix in one step, at most."""
 _STEP_BYTES = 2**28
@@ -40,28 +45,18 @@ class KvCompressor:
     def __init__(self, runner: TorchRunner, told: Told, turns: Turns | None = None) -> None:
         self._runner, self._told, self.turns = runner, told, turns
 
-    def place(
-        self,
-        shift: int,
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[BlockId],
-        targets: Sequence[BlockId],
-    ) -> Iterator[int]:
-        assert self.turns is not None
-        yield from place(self._runner, self.turns, shift, ranges, sources, targets)
-
     @torch.inference_mode()
     def compress(
         self,
         how: Compression,
         tokens: Sequence[TokenId],
-        sources: Sequence[BlockId],
-        targets: Sequence[BlockId],
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[int],
+        targets: Sequence[int],
     ) -> Iterator[int]:
         pool = self._runner.pool
         blocks = torch.tensor(sources[: -(-how.of // pool.block_size)], device=pool.device)
-        slots = pool.slots(blocks)[: how.of]
-        into = pool.slots(torch.tensor(targets, device=pool.device))
+        slots, into = pool.slots(blocks)[: how.of], self._slots(targets)
         scores: dict[int, torch.Tensor] = {}
         if how.scorer not in SCORE_KEYS:
             yield from self._score(how.scorer, tokens[: how.of], blocks, scores)
@@ -69,9 +64,65 @@ class KvCompressor:
             if how.scorer in SCORE_KEYS:
                 keys = pool.gather(layer, blocks)[0][: how.of].transpose(0, 1)
                 scores[layer] = SCORE_KEYS[how.scorer](keys.float(), how.kept)
-            pool.copy_slots(layer, slots[choose(scores.pop(layer), how.kept)], into)
+            kept = slots[choose(scores.pop(layer), how.kept)]
+            for start, end in ranges:
+                pool.copy_slots(layer, kept[start:end], into[start:end])
             pool.wait()  # else the next step's time, by which its pace is learned, would have it
             yield how.of // _TOKENS_A_COST
+
+    @torch.inference_mode()
+    def choose(
+        self,
+        tokens: Sequence[TokenId],
+        gaps: Sequence[tuple[int, int]],
+        documents: Sequence[Blend],
+        targets: Sequence[int],
+    ) -> Iterator[int]:
+        """CacheBlend (arXiv 2405.16444, section 4.3): the first layer is computed for all tokens.
+
+        A token's deviation is |v - v_copied|^2 in the layer behind, over all heads. The most
+        deviating ones are computed in all layers, and attend to the copies of the others. LMCache
+        takes the keys; values need no turn.
+        """
+        pool, own = self._runner.pool, self._slots(targets)
+        for start, stop in _parts(gaps, _STEP_TOKENS):
+            work = Work(token_ids=tokens[start:stop], start=start, block_table=targets)
+            self._runner.write_layers([work], CHECKED_LAYER + 1)
+            pool.wait()
+            yield -(-(stop - start) * CHECKED_LAYER // pool.layout.num_layers)
+        values = pool.values[CHECKED_LAYER].flatten(0, 1)
+        for one in documents:
+            alone, far = self._slots(one.blocks), list[torch.Tensor]()
+            for start, stop in _parts([(one.start, one.end)], _COPIED_TOKENS):
+                before = values[alone[start - one.start + 1 : stop - one.start + 1]]
+                far.append((values[own[start:stop]].float() - before.float()).square().sum((1, 2)))
+                yield (stop - start) // _TOKENS_A_COST
+            most = torch.cat(far).topk(one.num).indices.sort().values
+            one.chosen.extend((most + one.start).tolist())
+
+    @torch.inference_mode()
+    def place(
+        self,
+        shift: int,
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[int],
+        targets: Sequence[int],
+    ) -> Iterator[int]:
+        pool, turns = self._runner.pool, self.turns
+        assert turns is not None
+        old, new = self._slots(sources), self._slots(targets)
+        for start, stop in _parts(ranges, _COPIED_TOKENS):
+            for layer in range(pool.layout.num_layers):
+                style, into = turns.styles[layer], new[start:stop]
+                pool.copy_slots(layer, old[start - shift : stop - shift], into)
+                if style != "none" and shift:
+                    keys = pool.keys[layer].flatten(0, 1)
+                    keys[into] = turns.turned(keys[into], shift, style)
+                pool.wait()
+                yield (stop - start) // _TOKENS_A_COST
+
+    def _slots(self, blocks: Sequence[int]) -> torch.Tensor:
+        return self._runner.pool.slots(torch.tensor(blocks, device=self._runner.pool.device))
 
     def _score(
         self,
@@ -106,6 +157,12 @@ class KvCompressor:
             self._runner.replay(some, start + begin, replay)
             self._runner.pool.wait()
             yield len(some)
+
+
+def _parts(ranges: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
+    for start, end in ranges:
+        for begin in range(start, end, most):
+            yield begin, min(begin + most, end)
 
 
 def check_compressible(loaded: LoadedModel) -> None:

@@ -1,30 +1,30 @@
 """How far approximate answers are from exact ones, on texts of the model's own.
 
 Measured at the load, before anybody is served: the model writes a few texts, the beginning of each
-is compressed, or its two halves are computed apart and placed. The rest is computed behind that and
-behind the whole.
+is compressed, or two parts of it are computed apart and placed elsewhere. The rest is computed
+behind that and behind the whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 
 from engine.cache.compression import Compression
 from engine.cache.ids import BlockId, TokenId
-from engine.compute.compress import KvCompressor, Told
+from engine.compute.compress import CHECKED_LAYER, KvCompressor, Told
 from engine.compute.loading import LoadedModel
 from engine.compute.place import Turns
-from engine.protocol import LEAST_KEEP, SCORERS
-from engine.protocol.reports import Placement, Technique
-from engine.schedule.runner import SampleParams, Work
+from engine.compute.runner import TorchRunner
+from engine.protocol import LEAST_KEEP, SCORERS, Document, Method
+from engine.protocol.reports import Technique
+from engine.schedule.runner import Blend, SampleParams, Work
 
 MAX_KL = 0.5
 """Nats. Beyond it, or below the agreement, a technique is refused."""
 MIN_AGREEMENT = 0.7
 KEEPS = (0.75, 0.5, 0.25, LEAST_KEEP)
-RECOMPUTES = (0, 4, 16, 32)
+RECOMPUTES = (0, 4, 16, 32, 0.05, 0.15, 0.3)
 NUM_TEXTS = 4
 PREFIX_TOKENS = 256
 REST_TOKENS = 64
@@ -40,9 +40,7 @@ class _Text:
     spare: list[BlockId]
 
 
-def measure(
-    loaded: LoadedModel, told: Told, turns: Turns | None
-) -> Iterator[Technique | Placement]:
+def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Technique]:
     """All techniques, one after the other. The memory is taken for this alone."""
     prefix = min(PREFIX_TOKENS, loaded.max_context_tokens // 2) // _BLOCK_SIZE * _BLOCK_SIZE
     rest = min(REST_TOKENS, prefix)
@@ -89,43 +87,85 @@ def measure(
             how = Compression(scorer, keep, prefix, kept)
             found = []
             for text in texts:
-                targets = text.spare[: kept // _BLOCK_SIZE]
-                for _ in compressor.compress(how, text.tokens, text.blocks, targets):
+                whole = [(0, kept)]
+                for _ in compressor.compress(how, text.tokens, whole, text.blocks, text.spare):
                     pass
                 found.append(behind(text, text.spare, kept))
-            far = _compared(torch.cat(exact), torch.cat(found))
-            yield Technique(scorer=scorer, keep=keep, **far)
+            yield _compared(scorer, keep, exact, found)
     for recompute in RECOMPUTES if turns is not None else ():
+        if isinstance(recompute, float) and loaded.layout.num_layers <= CHECKED_LAYER:
+            continue
         found = []
         for text in texts:
             # The exact texts are measured: their blocks may be written to.
-            for start, end in ((1, prefix // 2), (prefix // 2, prefix)):
-                alone = [text.tokens[0], *text.tokens[start:end]]
-                runner.execute([Work(token_ids=alone, start=0, block_table=text.blocks)])
-                copied = min(start + recompute, end)
-                ranges = [(copied, end)]
-                for _ in compressor.place(start - 1, ranges, text.blocks, text.spare):
-                    pass
-            for start, end in ((0, 1 + recompute), (prefix // 2, prefix // 2 + recompute)):
-                if again := text.tokens[start : min(end, prefix)]:
-                    runner.execute([Work(token_ids=again, start=start, block_table=text.spare)])
+            spans = [(prefix // 4, prefix * 5 // 8), (prefix * 5 // 8, prefix)]
+            apart = [text.blocks[: size // 2], text.blocks[size // 2 :]]
+            documents = blends(runner, text.tokens, spans, apart, recompute)
+            stand(runner, compressor, text.tokens, documents, text.spare, recompute)
             found.append(behind(text, text.spare, prefix))
-        far = _compared(torch.cat(exact), torch.cat(found))
-        yield Placement(recompute=recompute, **far)
+        yield _compared("blocks", recompute, exact, found)
 
 
-class _Far(TypedDict):
-    kl: float
-    agreement: float
-    tokens: int
-    is_allowed: bool
+def blends(
+    runner: TorchRunner,
+    tokens: Sequence[TokenId],
+    spans: Sequence[tuple[int, int]],
+    apart: Sequence[Sequence[int]],
+    recompute: int | float,
+) -> list[Blend]:
+    """Compute documents at these spans of a prompt by themselves, each in its own table."""
+    document, found = Document(0, recompute=recompute), list[Blend]()
+    for (start, end), blocks in zip(spans, apart, strict=True):
+        alone = [tokens[0], *tokens[start:end]]
+        runner.execute([Work(token_ids=alone, start=0, block_table=blocks)])
+        num = min(document.num_recomputed(end - start), end - start)
+        found.append(Blend(start, end, num, blocks, []))
+    return found
 
 
-def _compared(exact: torch.Tensor, found: torch.Tensor) -> _Far:
-    kl = float((exact.exp() * (exact - found)).sum(-1).mean())
-    agreement = float((exact.argmax(-1) == found.argmax(-1)).float().mean())
-    is_allowed = kl <= MAX_KL and agreement >= MIN_AGREEMENT
-    return _Far(kl=kl, agreement=agreement, tokens=len(exact), is_allowed=is_allowed)
+def stand(
+    runner: TorchRunner,
+    compressor: KvCompressor,
+    tokens: Sequence[TokenId],
+    documents: Sequence[Blend],
+    targets: Sequence[int],
+    recompute: int | float,
+) -> None:
+    """Compute a prompt up to its last document's end, with documents copied to where they stand."""
+    end = documents[-1].end
+    if isinstance(recompute, float):
+        for _ in compressor.choose(tokens, [(0, end)], documents, targets):
+            pass
+    copied = set[int]()
+    for one in documents:
+        again = one.chosen or range(one.start, one.start + one.num)
+        whole = [(one.start, one.end)]
+        for _ in compressor.place(one.start - 1, whole, one.blocks, targets):
+            pass
+        copied.update(set(range(one.start, one.end)).difference(again))
+    works, position = list[Work](), 0
+    while position < end:
+        stop = next((place for place in range(position, end) if place in copied), end)
+        if own := tokens[position:stop]:
+            works.append(Work(token_ids=own, start=position, block_table=targets))
+        position = stop + 1
+    runner.execute(works)
+
+
+def _compared(
+    method: Method, parameter: int | float, exact: list[torch.Tensor], found: list[torch.Tensor]
+) -> Technique:
+    right, other = torch.cat(exact), torch.cat(found)
+    kl = float((right.exp() * (right - other)).sum(-1).mean())
+    agreement = float((right.argmax(-1) == other.argmax(-1)).float().mean())
+    return Technique(
+        method=method,
+        parameter=parameter,
+        kl=kl,
+        agreement=agreement,
+        tokens=len(right),
+        is_allowed=kl <= MAX_KL and agreement >= MIN_AGREEMENT,
+    )
 
 
 def _first_token(loaded: LoadedModel) -> TokenId:

@@ -1,24 +1,18 @@
-"""Copies keys and values to other positions: keys are turned by as many positions as they move.
+"""How keys turn that are copied to other positions.
 
 A turn by rotary position embeddings depends on the distance alone where the frequencies do not
 depend on the length (arXiv 2104.09864). Whether a model's keys are of that kind is measured, by
 layer: a token alone has the same key everywhere but for its turn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
-from engine.cache.ids import BlockId
 from engine.compute.loading import LoadedModel
-from engine.compute.runner import TorchRunner
 from engine.schedule.runner import Work
 
-TOKENS_A_PART = 4096
-"""Tokens of one layer that are copied at once."""
-_TOKENS_A_COST = 256
-"""So many are charged as one token of prefill."""
 _BOUND = 0.02
 """Of a key's greatest number: what 16 bits lose is less, a wrong turn is more."""
 
@@ -83,29 +77,3 @@ def find_turns(loaded: LoadedModel) -> Turns | None:
             return None
         styles.append(fitting[0])
     return Turns(frequencies, styles)
-
-
-@torch.inference_mode()
-def place(
-    runner: TorchRunner,
-    turns: Turns,
-    shift: int,
-    ranges: Sequence[tuple[int, int]],
-    sources: Sequence[BlockId],
-    targets: Sequence[BlockId],
-) -> Iterator[int]:
-    """`engine.schedule.runner.Compressor.place`."""
-    pool = runner.pool
-    old = pool.slots(torch.tensor(sources, device=pool.device))
-    new = pool.slots(torch.tensor(targets, device=pool.device))
-    for start, end in ranges:
-        for begin in range(start, end, TOKENS_A_PART):
-            stop = min(begin + TOKENS_A_PART, end)
-            for layer in range(pool.layout.num_layers):
-                style, into = turns.styles[layer], new[begin:stop]
-                pool.copy_slots(layer, old[begin - shift : stop - shift], into)
-                if style != "none" and shift:
-                    keys = pool.keys[layer].flatten(0, 1)
-                    keys[into] = turns.turned(keys[into], shift, style)
-                pool.wait()  # else the next step's time, which its pace is learned by, has it
-                yield (stop - begin) // _TOKENS_A_COST

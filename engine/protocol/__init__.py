@@ -87,11 +87,19 @@ Capability = Literal[
 Scorer = Literal["kvzip", "keydiff", "chunkkv", "snapkv", "h2o", "sinks", "random"]
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 DEFAULT_SCORER: Scorer = "kvzip"
+Method = Scorer | Literal["blocks"]
 LEAST_KEEP = 0.1
 KEEP_FIELD = "breakpoints: keep"
 """What refusals of a `Breakpoint.keep` begin with."""
 DEFAULT_RECOMPUTE = 16
 MAX_RECOMPUTE = 1_000_000
+SHARE_PARTS = 10_000
+"""A share of a document's tokens is told in such parts."""
+Recompute = (
+    Annotated[int, Meta(ge=0, le=MAX_RECOMPUTE)]
+    | Annotated[float, Meta(ge=1 / SHARE_PARTS, le=1 - 1 / SHARE_PARTS)]
+)
+"""So many of a document's first tokens, or a share of all."""
 MissReason = Literal[
     "cold",
     "no_breakpoint",
@@ -247,14 +255,21 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A segment whose text is computed by itself, and is read wherever it stands.
 
     What is held for `ttl` is the exact entry of the prompt's first token and the text. In a prompt
-    the first `recompute` of its tokens are computed, and the others' keys and values are copied,
-    the keys turned to their new positions: an approximation, and so is all that follows. While the
-    prompt's own blocks have the copy, an entry that ended is not written again.
+    the first `recompute` of its tokens are computed, or the share of them, below 1, whose values
+    differ most. The others' keys and values are copied, the keys turned to
+    their new positions: an approximation, and so is all that follows. While the prompt's own blocks
+    have the copy, an entry that ended is not written again.
     """
 
     segment: NotNegative
     ttl: Ttl = "5m"
-    recompute: Annotated[int, Meta(ge=0, le=MAX_RECOMPUTE)] = DEFAULT_RECOMPUTE
+    recompute: Recompute = DEFAULT_RECOMPUTE
+
+    def num_recomputed(self, num_tokens: int) -> int:
+        """How many of its tokens are computed where it stands."""
+        if isinstance(self.recompute, int):
+            return self.recompute
+        return -(-num_tokens * round(self.recompute * SHARE_PARTS) // SHARE_PARTS)
 
 
 class Compressed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="compressed"):

@@ -13,8 +13,8 @@ from engine.protocol import (
     EntryState,
     GuaranteeName,
     InputUsage,
+    Method,
     Sampling,
-    Scorer,
     Tier,
     Ttl,
 )
@@ -51,14 +51,19 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class Technique(msgspec.Struct, frozen=True, kw_only=True):
     """How far approximate answers are from exact ones, measured at the load on texts that the model
     itself wrote.
 
-    `kl` is the mean divergence of the next token's distribution, in nats; `agreement` the part of
-    `tokens` places at which the most likely token is the same. What `is_allowed` may be asked for.
+    They are answers behind a prefix of which a scorer keeps the part `parameter`, or behind
+    documents (`blocks`) of which that many first tokens, or that share, are computed where they
+    stand. `kl` is the mean divergence of the next token's distribution, in nats; `agreement` the
+    part of `tokens` places at which the most likely token is the same. What `is_allowed` may be
+    asked for.
     """
 
+    method: Method
+    parameter: int | float
     kl: float
     agreement: float
     tokens: int
@@ -66,57 +71,31 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def refusal(self) -> str | None:
-        """Why it may not be asked for."""
-        if self.is_allowed:
-            return None
-        return (
-            f"{self.name} is too far from exact on this model: KL {self.kl:.2f}, "
-            f"agreement {self.agreement:.2f}"
-        )
+        return f"{self.method} at {self.parameter}"
 
 
-class Technique(Measured, frozen=True, kw_only=True):
-    """Answers behind a compressed prefix."""
-
-    scorer: Scorer
-    keep: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.scorer} at {self.keep}"
-
-
-class Placement(Measured, frozen=True, kw_only=True):
-    """Answers behind documents of which the first `recompute` tokens are computed where they
-    stand."""
-
-    recompute: int
-
-    @property
-    def name(self) -> str:
-        return f"recomputing {self.recompute} of a block"
-
-
-def why_refused(techniques: Sequence[Technique], scorer: Scorer, keep: float) -> str | None:
-    """Why an engine does not compress so; None if it does. The next lower part that was measured
-    decides."""
-    known = [one for one in techniques if one.scorer == scorer and one.keep <= keep]
+def why_refused(
+    techniques: Sequence[Technique], method: Method, parameter: int | float
+) -> str | None:
+    """Why an engine may not be asked for it; None if it may. The next lower parameter that was
+    measured decides. No token recomputed is also the least share."""
+    known = [
+        one
+        for one in techniques
+        if one.method == method
+        and one.parameter <= parameter
+        and (isinstance(one.parameter, type(parameter)) or not one.parameter)
+    ]
     if not known:
-        return f"this engine does not compress prefixes by {scorer}"
-    return max(known, key=lambda one: one.keep).refusal
-
-
-def why_unplaced(placements: Sequence[Placement], recompute: int) -> str | None:
-    """Why an engine does not place documents so; None if it does. The next lower number that was
-    measured decides."""
-    known = [one for one in placements if one.recompute <= recompute]
-    if not known:
-        return "this engine takes no block from anywhere"
-    return max(known, key=lambda one: one.recompute).refusal
+        what = "place blocks anywhere" if method == "blocks" else f"compress by {method}"
+        return f"this engine does not {what}"
+    one = max(known, key=lambda one: one.parameter)
+    if one.is_allowed:
+        return None
+    return (
+        f"{one.name} is too far from exact on this model: KL {one.kl:.2f}, "
+        f"agreement {one.agreement:.2f}"
+    )
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +111,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     level that the kernel was built for; `device` is `cpu`, or a GPU's name or kind. A 0 or empty
     text is what the engine does not tell. `guarantees` has each name once. An engine with a `role`
     shares a store with the others of its model. Requests may carry a `record` where it
-    `keeps_records`. `techniques` are the ways of compressing a prefix that were measured, and
-    `placements` those of placing documents; none where that is off, or the engine can't.
+    `keeps_records`. `techniques` are the approximations that were measured; none where they
+    are off, or the engine can't.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -162,7 +141,6 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     keeps_records: bool = False
     adapters: list[AdapterInfo] = []
     techniques: list[Technique] = []
-    placements: list[Placement] = []
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.cache.documents import write_documents
+from engine.cache.approximate import write_documents
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lifetimes import ValueCounts
 from engine.cache.prefix_cache import PrefixCache
@@ -144,7 +144,7 @@ class Accounting:
         query, found = request.query, request.found
         pieces, tiers = write_documents(self._cache, query, found, sequence.placings, now)
         written = self._cache.write(query, found, sequence.table, now, pieces)
-        sequence.let_documents_go()
+        sequence.let_placings_go()
         read_tier = max((written.read_tier, *tiers), key=_TIERS.index)
         request.usage = written.usage
         self.totals.started(written.usage, now - request.began_at)

@@ -6,7 +6,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
 from engine.schedule.masks import MaskPool, SampledTokens
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
-from engine.schedule.runner import Compressor, Runner, SampleParams, Work
+from engine.schedule.runner import Blend, Compressor, Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class EngineLoop:
         works = [self._work(chunk) for chunk in chunks]
         tokens = self._runner.execute(works) if works else []
         self.scheduler.computed(chunks, self._clock.now() - begun)
-        is_compressing = self._compress()
+        is_copying = self._copy()
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
         is_shared, stepped = self.scheduler.is_shared, [chunk.sequence for chunk in chunks]
@@ -112,7 +112,7 @@ class EngineLoop:
             self.accounting.ended(sequence)
         if self._store is not None:
             self._store.after_step(self._clock.now())
-        self._is_idle = not (chunks or self._num_arrived or is_compressing)
+        self._is_idle = not (chunks or self._num_arrived or is_copying)
         self.accounting.publish()
 
     def _advance(self, chunk: PrefillChunk, work: Work, token: TokenId | None) -> None:
@@ -143,38 +143,51 @@ class EngineLoop:
                     sequence.drafter.verified(len(chunk.draft), len(work.behind))
                 self._sampled.add(sequence, [token, *work.behind])
 
-    def _compress(self) -> bool:
-        """Do a part of the work for one prompt whose exact beginning or document is computed.
+    def _copy(self) -> bool:
+        """Do a part of the work for one prompt of which what is copied is computed.
 
         Return whether there was one.
         """
-        sequence = self.scheduler.next_to_compress()
+        sequence = self.scheduler.next_to_copy()
         if sequence is None:
             return False
-        how, placing = sequence.request.query.compression, sequence.placing
-        assert self._compressor is not None and sequence.own is not None
-        if sequence.compressing is None:
-            sources = [block.block_id for block in sequence.table.blocks]
-            if placing is not None:
-                targets = [block.block_id for block in sequence.own[1].blocks]
-                shift, ranges = placing.placed.shift, placing.ranges
-                sequence.compressing = self._compressor.place(shift, ranges, sources, targets)
-            else:
-                assert how is not None
-                targets = [block.block_id for block in sequence.kept_blocks]
-                sequence.compressing = self._compressor.compress(
-                    how, sequence.tokens, sources, targets
-                )
-        num_tokens = next(sequence.compressing, None)
+        sequence.copying = sequence.copying or self._parts(sequence)
+        num_tokens = next(sequence.copying, None)
         if num_tokens is None:
-            sequence.compressing = None
-            if placing is not None:
-                self.scheduler.placed(sequence)
-            else:
-                self.scheduler.compressed(sequence)
+            sequence.copying = None
+            self.scheduler.copied(sequence)
         else:
             self.scheduler.charge(sequence, num_tokens)
         return True
+
+    def _parts(self, sequence: SequenceState) -> Iterator[int]:
+        """What is left to do where a prompt that is copied is computed: copy all behind the last.
+
+        Before that is chosen what of them is computed after all.
+        """
+        query, placings, compressor = sequence.request.query, sequence.placings, self._compressor
+        assert compressor is not None and sequence.own is not None
+        if sequence.placing is not placings[-1]:
+            return
+        own, of = sequence.own[1].block_ids, query.compression
+        blends = list[Blend]()
+        for one in placings:
+            assert one.table is not None
+            placed, sources = one.placed, one.table.block_ids
+            if placed.is_chosen:
+                num = placed.copied - placed.start
+                blends.append(Blend(placed.start, placed.end, num, sources, one.chosen))
+        if blends:
+            gaps = list(sequence.own[1].gaps(blends[-1].end))
+            yield from compressor.choose(query.real, gaps, blends, own)
+        for one in placings:
+            assert one.table is not None
+            sources = one.table.block_ids
+            if of is None:
+                yield from compressor.place(one.placed.shift, one.ranges, sources, own)
+            else:
+                tokens = one.placed.origin.tokens
+                yield from compressor.compress(of, tokens, one.ranges, sources, own)
 
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""
@@ -187,7 +200,13 @@ class EngineLoop:
         query, is_exact = sequence.request.query, sequence.is_exact_part
         samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
         samples = samples and not is_exact
-        token_ids = sequence.tokens[start : start + chunk.count]
+        end = start + chunk.count
+        token_ids = sequence.tokens[start:end]
+        if query.placed and not (is_exact or query.cut):  # of a document its own ones are computed
+            token_ids = [
+                *query.real[start:end],
+                *sequence.tokens[max(start, len(query.real)) : end],
+            ]
         return Work(
             token_ids=[*token_ids, *chunk.draft] if chunk.draft else token_ids,
             start=start,

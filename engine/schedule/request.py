@@ -1,11 +1,11 @@
 """A request in the engine, its sequences, one per choice, and the pieces that steps compute."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.cache.block import Block
-from engine.cache.documents import Placing
+from engine.cache.approximate import Placing
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
@@ -19,10 +19,7 @@ where a grammar allows this one alone."""
 
 
 class Ranges:
-    """The computed positions of a prompt, each counted once, as disjoint ranges.
-
-    They are added almost in order, so there are few at a time.
-    """
+    """The computed positions of a prompt, each counted once, as disjoint ranges in order."""
 
     __slots__ = ("_ranges", "total")
 
@@ -32,14 +29,14 @@ class Ranges:
 
     def add(self, start: int, end: int) -> None:
         """Positions start, start + 1, … end - 1 were computed, for the first time or again."""
-        kept: list[tuple[int, int]] = []
-        for other_start, other_end in self._ranges:
-            if other_end < start or other_start > end:
-                kept.append((other_start, other_end))
-            else:
-                start, end = min(start, other_start), max(end, other_end)
-        self._ranges = [*kept, (start, end)]
-        self.total = sum(end - start for start, end in self._ranges)
+        ranges = self._ranges
+        first = bisect_left(ranges, start, key=lambda one: one[1])
+        last = bisect_right(ranges, end, key=lambda one: one[0])
+        before = ranges[first:last]
+        if before:
+            start, end = min(start, before[0][0]), max(end, before[-1][1])
+        ranges[first:last] = [(start, end)]
+        self.total += end - start - sum(stop - begin for begin, stop in before)
 
 
 class Drafter(Protocol):
@@ -69,11 +66,9 @@ class SequenceState:
     seconds of the engine's clock; None before the first. `logprobs` is there if the request wants
     them. `draft` are tokens that the `drafter` proposes next, which is there with speculation.
 
-    Where the kept tokens of a compressed prompt are not in memory, its exact beginning is computed
-    first, and so is each document that is placed in it: `tokens` and the table are those of that
-    `origin` then, and the choice's are its `own`. `kept_blocks` get what is kept, or the own blocks
-    what is copied of the `placings`, by `compressing`, a part at a time. `num_found` tokens of the
-    beginning were in memory.
+    Of an approximate prompt the exact prompts that are copied are computed first, where that is not
+    in memory: `tokens` and the table are those of that `origin` then, and the choice's are its
+    `own`. The own blocks get what is copied of the `placings` by `copying`, a part at a time.
     """
 
     request: "RequestState"
@@ -93,9 +88,7 @@ class SequenceState:
     origin: CacheQuery | None = None
     own: tuple[list[TokenId], BlockTable] | None = None
     placings: list[Placing] = field(default_factory=list)
-    kept_blocks: list[Block] = field(default_factory=list)
-    compressing: Iterator[int] | None = None
-    num_found: int = 0
+    copying: Iterator[int] | None = None
 
     def __post_init__(self) -> None:
         num_top = self.request.request.sampling.logprobs
@@ -108,11 +101,7 @@ class SequenceState:
         if self.bias is not None and is_early:
             self.bias |= dict.fromkeys(self.parser.end_token_ids, NEVER)
         if sample.repetition_penalty != 1:
-            query, tokens = self.request.query, list(self.tokens)
-            if query.compression is not None and query.origin is not None:
-                tokens = [*query.origin.tokens, *tokens[query.compression.kept :]]
-            for one in query.placed:
-                tokens[one.start : one.end] = one.origin.tokens[1:-1]
+            tokens = self.request.query.real or self.tokens
             self.seen = bytearray(max(tokens, default=-1) + 1)
             for token in tokens:
                 self.seen[token] = 1
@@ -144,10 +133,10 @@ class SequenceState:
         self.table.commit(self.tokens[-1:])
         return True
 
-    def go_to(self, origin: CacheQuery, table: BlockTable, num_tokens: int) -> None:
-        """Compute so many tokens of an exact prompt, or of the next one."""
+    def go_to(self, origin: CacheQuery, table: BlockTable) -> None:
+        """Compute an exact prompt, or the next one."""
         self.own = self.own or (self.tokens, self.table)
-        self.origin, self.tokens, self.table = origin, list(origin.tokens[:num_tokens]), table
+        self.origin, self.tokens, self.table = origin, list(origin.tokens[:-1]), table
 
     def go_back(self) -> None:
         """Go on with the choice's own."""
@@ -155,7 +144,7 @@ class SequenceState:
             self.tokens, self.table = self.own
         self.own = self.origin = None
 
-    def let_documents_go(self) -> None:
+    def let_placings_go(self) -> None:
         for placing in self.placings:
             if placing.table is not None:
                 placing.table.release()
@@ -166,10 +155,8 @@ class SequenceState:
         self.table.release()
         self.go_back()
         self.table.release()
-        self.let_documents_go()
-        for block in reversed(self.kept_blocks):
-            block.home.release(block)
-        self.kept_blocks, self.compressing = [], None
+        self.let_placings_go()
+        self.copying = None
 
     @property
     def is_exact_part(self) -> bool:
@@ -178,17 +165,17 @@ class SequenceState:
 
     @property
     def placing(self) -> Placing | None:
-        """The document that it computes or copies."""
+        """What it computes or copies."""
         return next((one for one in self.placings if one.table is self.table), None)
 
     @property
-    def is_to_compress(self) -> bool:
-        """Whether that is computed, and is compressed or copied now."""
+    def is_to_copy(self) -> bool:
+        """Whether that is computed, and is copied now."""
         return self.own is not None and not (self.num_pending or self.own[1].incoming)
 
     @property
     def tables(self) -> list[BlockTable]:
-        """Those that content is brought to. Its own comes first: documents are copied behind it."""
+        """Those that content is brought to. Its own comes first: others are copied behind it."""
         return [self.table] if self.own is None else [self.own[1], self.table]
 
     @property

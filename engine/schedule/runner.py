@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.cache.compression import Compression
 from engine.cache.digests import ActiveAdapter
@@ -85,32 +85,58 @@ class Work:
     cut: int = 0
 
 
+class Blend(NamedTuple):
+    """A document at positions [start, end) of a prompt: `num` of them are to be computed there.
+
+    `blocks` have it by itself, behind one token. `chosen` gets the positions, in order.
+    """
+
+    start: int
+    end: int
+    num: int
+    blocks: Sequence[int]
+    chosen: list[int]
+
+
 class Compressor(Protocol):
-    """Compresses a prefix that is in the KV memory, and copies from one prompt to another."""
+    """Copies from one prompt to another in the KV memory. Parts of its work are bounded: each item
+    is so many tokens of prefill, which take about as long."""
 
     def compress(
         self,
         how: Compression,
         tokens: Sequence[TokenId],
-        sources: Sequence[BlockId],
-        targets: Sequence[BlockId],
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[int],
+        targets: Sequence[int],
     ) -> Iterator[int]:
-        """Copy what is kept of the prefix of these tokens from `sources` into `targets`.
-
-        Each item is a bounded part of the work: so many tokens of prefill take about as long.
-        """
+        """Copy what is kept of the prefix of these tokens from `sources` into `targets`, to these
+        ranges of slots."""
         ...
 
     def place(
         self,
         shift: int,
         ranges: Sequence[tuple[int, int]],
-        sources: Sequence[BlockId],
-        targets: Sequence[BlockId],
+        sources: Sequence[int],
+        targets: Sequence[int],
     ) -> Iterator[int]:
         """Copy the keys and values of positions, less `shift`, from one table to another.
 
-        Keys are turned from their old position to the new one. The items are as above.
+        Keys are turned from their old position to the new one.
+        """
+        ...
+
+    def choose(
+        self,
+        tokens: Sequence[TokenId],
+        gaps: Sequence[tuple[int, int]],
+        documents: Sequence[Blend],
+        targets: Sequence[int],
+    ) -> Iterator[int]:
+        """Choose what of each document differs most from the copy, of a prompt of these tokens.
+
+        `targets` lack the gaps, and what is written there is not kept.
         """
         ...
 

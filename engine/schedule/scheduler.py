@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from engine.cache.approximate import Placing, begin_placing, new_placings
 from engine.cache.digests import common_blocks
-from engine.cache.documents import Placing, begin_document, new_placings
 from engine.cache.ids import BlockId
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
@@ -124,7 +124,7 @@ class Scheduler:
         room = self._pace.new_room(len(chunks))
         chunks += self._prefills(room, now, is_batch=False)
         num_interactive = len(chunks)
-        is_busy = chunks or any(one.is_to_compress and not one.is_batch for one in self.running)
+        is_busy = chunks or any(one.is_to_copy and not one.is_batch for one in self.running)
         allows = self._batch_share.allows(self.running, self.waiting, now)
         self._has_batch_turn = allows or not is_busy
         if self._has_batch_turn:
@@ -363,12 +363,7 @@ class Scheduler:
         request = sequence.request
         while True:
             try:
-                if self._cache.lacks_kept(
-                    request.query, request.found if sequence.is_new else None
-                ):
-                    self._begin_exact(sequence)
-                else:
-                    self._begin(sequence)
+                self._begin(sequence)
                 request.began_at = now if request.began_at is None else request.began_at
             except NoFreeBlocks as lack:
                 request.num_needed = lack.num_needed
@@ -394,35 +389,25 @@ class Scheduler:
         else:
             self.copies += self._cache.resume(request.query, sequence.tokens, table)
         found = request.found if sequence.is_new else None
-        sequence.placings = new_placings(self._cache, request.query, table, found)
+        sequence.placings = new_placings(request.query, table, found)
         if sequence.placings:
-            self._begin_document(sequence, sequence.placings[0])
+            self._begin_placing(sequence, sequence.placings[0])
 
-    def _begin_exact(self, sequence: SequenceState) -> None:
-        """Begin with the exact beginning of a compressed prompt."""
-        query = sequence.request.query
-        assert query.origin is not None
-        table = self._cache.new_table(query.origin)
-        sequence.kept_blocks = self._cache.begin_exact(query, table)
-        sequence.go_to(query.origin, table, len(query.origin.tokens))
-        sequence.num_found = sequence.table.num_tokens + sum(sequence.table.beyond.values())
-
-    def _begin_document(self, sequence: SequenceState, placing: Placing) -> None:
-        """Begin with a document that is placed in the prompt."""
-        origin = placing.placed.origin
-        self.copies += begin_document(self._cache, placing)
+    def _begin_placing(self, sequence: SequenceState, placing: Placing) -> None:
+        """Begin with an exact prompt that is copied."""
+        self.copies += begin_placing(self._cache, placing)
         assert placing.table is not None
-        sequence.go_to(origin, placing.table, len(origin.tokens) - 1)
+        sequence.go_to(placing.placed.origin, placing.table)
 
-    def placed(self, sequence: SequenceState) -> None:
-        """A document is copied into a running sequence: go on with the next, or behind them."""
-        placings = sequence.placings
+    def copied(self, sequence: SequenceState) -> None:
+        """A prompt is copied into a running sequence: go on with the next, or behind them."""
+        request, placings = sequence.request, sequence.placings
         waits = next((one for one in placings if one.table is None), None)
         while waits is not None:
             try:
-                self._begin_document(sequence, waits)
+                self._begin_placing(sequence, waits)
             except NoFreeBlocks as lack:
-                sequence.request.num_needed = lack.num_needed
+                request.num_needed = lack.num_needed
                 if len(self.running) > 1:
                     self._preempt(sequence)
                 elif self._free_what_nobody_runs_on():
@@ -431,40 +416,24 @@ class Scheduler:
                     sequence.finish = "context"
             return
         sequence.go_back()
-        ranges = (part for one in placings for part in one.ranges)
-        sequence.table.give(ranges, sequence.tokens)
-        if sequence.is_new and sequence.request.found is not None:
-            sequence.request.found.reused += sum(one.num_reused for one in placings)
-        if not sequence.is_new:
-            sequence.let_documents_go()
+        sequence.table.give((part for one in placings for part in one.copied), sequence.tokens)
+        if sequence.is_new and request.found is not None:
+            request.found.reused += sum(one.num_reused for one in placings)
+        if request.query.compression is not None or not sequence.is_new:
+            sequence.let_placings_go()
 
-    def compressed(self, sequence: SequenceState) -> None:
-        """The kept blocks of a running sequence are written: go on behind them."""
-        request, kept = sequence.request, sequence.kept_blocks
-        sequence.kept_blocks = []
-        self._cache.add_kept(request.query, kept)
-        sequence.release()
-        try:
-            self._begin(sequence)
-        except NoFreeBlocks as lack:
-            request.num_needed = lack.num_needed
-            self._preempt(sequence)
-            return
-        if sequence.is_new and request.found is not None and request.query.origin is not None:
-            request.found.reused -= len(request.query.origin.tokens) - sequence.num_found
-
-    def next_to_compress(self) -> SequenceState | None:
-        """The sequence of which this step compresses a part: one of a class until it is done.
+    def next_to_copy(self) -> SequenceState | None:
+        """The sequence of which this step copies a part: one of a class until it is done.
 
         A batch sequence only in steps that compute such. There it goes first, for its floor.
         """
         turn = self._has_batch_turn
-        due = [one for one in self.running if one.is_to_compress and one.is_batch <= turn]
+        due = [one for one in self.running if one.is_to_copy and one.is_batch <= turn]
         return min(
             due,
             key=lambda one: (
                 one.is_batch != turn,
-                one.compressing is None,
+                one.copying is None,
                 self.waiting[one.is_batch].served(one),
             ),
             default=None,

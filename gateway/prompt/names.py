@@ -104,7 +104,7 @@ def find_prefixes(
         if adapter is not None and segment == begins:
             taken = b"\x04" + bytes.fromhex(adapter.digest) + taken
         if (recompute := placed.get(segment)) is not None:
-            taken = b"\x06%d" % recompute + taken
+            taken = b"\x06%a" % recompute + taken
         num_bytes += len(header)
         if sizes:
             num_bytes += sum(sizes.get(id, 0) for id in IMAGE_REFERENCE.findall(text))

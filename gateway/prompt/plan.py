@@ -58,7 +58,7 @@ class DocumentMark(NamedTuple):
     """How long a block that is read anywhere is held, and how many of its tokens are computed."""
 
     ttl: Ttl
-    recompute: int
+    recompute: int | float
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def approximate(self) -> str | None:
         """What the answer's header says of it."""
         if self.documents:
-            return f"blocks; recompute={min(one.recompute for one in self.documents)}"
+            recomputed = sorted({one.recompute for one in self.documents})
+            return f"blocks; recompute={','.join(map(str, recomputed))}"
         if (point := self.compressed) is not None:
             return f"keep={point.keep:g}; scorer={point.scorer}"
         return None

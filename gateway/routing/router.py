@@ -22,7 +22,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from engine.protocol import Started
-from engine.protocol.reports import Description, EngineRole, why_refused, why_unplaced
+from engine.protocol.reports import Description, EngineRole, why_refused
 from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
@@ -454,7 +454,7 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         ):
             raise InvalidRequest(f"{ask.plan.kept_path(point)}: {why}")
     for document in ask.plan.documents:
-        if why := why_unplaced(description.placements, document.recompute):
+        if why := why_refused(description.techniques, "blocks", document.recompute):
             raise InvalidRequest(f"{ask.plan.block_path(document)}: {why}")
     if description.upstream is not None and "own_template" not in can:
         # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.

@@ -5,7 +5,7 @@ question is known. Told are, with 95 % intervals: how often every token of the a
 likely one, the answer's mean log-probability, and the divergence of its first token's distribution
 from exact; and how long the question takes behind the prefix, and the prefix's memory. `random` and
 `sinks`, which keeps the most recent tokens and the first four, are controls. `blocks` are computed
-apart and stand anywhere: of each the first k tokens are computed where it stands.
+apart and stand anywhere: of each the first k tokens or the share r are computed where it stands.
 """
 
 import sys
@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from engine.cache.compression import new_compression
 from engine.cache.ids import BlockId
 from engine.compute.compress import KvCompressor, Told, check_compressible
-from engine.compute.gate import RECOMPUTES
+from engine.compute.gate import RECOMPUTES, blends, stand
 from engine.compute.loading import load_model
 from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
@@ -152,8 +152,7 @@ def compressed(compressor: KvCompressor, scorers: list[Scorer]) -> Family:
             for keep in KEEPS:
                 how = new_compression(scorer, keep, len(prefix), BLOCK_SIZE)
                 assert how is not None, "the prompts are too short"
-                targets = spare[: how.kept // BLOCK_SIZE]
-                for _ in compressor.compress(how, prefix, exact.blocks, targets):
+                for _ in compressor.compress(how, prefix, [(0, how.kept)], exact.blocks, spare):
                     pass
                 yield (scorer, f"keep {keep:g}"), Entry(spare, how.kept, how.cut)
 
@@ -166,22 +165,14 @@ def placed(runner: TorchRunner, compressor: KvCompressor) -> Family:
     def entries(
         parts: list[list[int]], exact: Entry, spare: list[BlockId]
     ) -> Iterator[tuple[Way, Entry]]:
-        head, *documents = parts
-        apart = [BlockId(spare[-1] + 1 + block) for block in range(len(spare))]
+        prompt, ends = [*chain.from_iterable(parts)], [*accumulate(map(len, parts))]
+        spans, size = [*pairwise(ends)], len(spare)
+        apart = [range(spare[-1] + 1 + n * size, spare[-1] + 1 + (n + 1) * size) for n in range(8)]
         for recompute in RECOMPUTES:
-            runner.execute([Work(token_ids=head, start=0, block_table=spare)])
-            start = len(head)
-            for document in documents:
-                alone = [head[0], *document]
-                runner.execute([Work(token_ids=alone, start=0, block_table=apart)])
-                again, end = document[:recompute], start + len(document)
-                if rest := [(start + len(again), end)] if len(again) < len(document) else []:
-                    for _ in compressor.place(start - 1, rest, apart, spare):
-                        pass
-                if again:
-                    runner.execute([Work(token_ids=again, start=start, block_table=spare)])
-                start = end
-            yield ("blocks", f"k {recompute}"), Entry(spare, start)
+            documents = blends(runner, prompt, spans, apart[: len(spans)], recompute)
+            stand(runner, compressor, prompt, documents, spare, recompute)
+            parameter = f"{'r' if isinstance(recompute, float) else 'k'} {recompute:g}"
+            yield ("blocks", parameter), Entry(spare, ends[-1])
 
     return entries
 

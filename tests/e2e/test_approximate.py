@@ -197,10 +197,11 @@ def check_the_header(asking: Asking, question: str, num_tokens: int, content: An
 def check_the_gate(fleet: Fleet, asking: Asking) -> None:
     """What the engine measured is told, and what is too far from exact is refused by its number."""
     techniques = told(fleet, "describe", Description).techniques
-    assert {one.scorer for one in techniques} == set(SCORERS)
-    worst = max(techniques, key=lambda one: one.kl)
+    assert {one.method for one in techniques} == {*SCORERS, "blocks"}
+    kept = [one for one in techniques if one.method != "blocks"]
+    worst = max(kept, key=lambda one: one.kl)
     assert not worst.is_allowed
-    message = refused(asking.ask("?", {"keep": worst.keep, "scorer": worst.scorer}))
+    message = refused(asking.ask("?", {"keep": worst.parameter, "scorer": worst.method}))
     assert "cache_control.holdfast.keep" in message and f"{worst.kl:.2f}" in message
 
 
@@ -261,8 +262,9 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         short = {"type": "text", "text": "Short.", "cache_control": ANYWHERE}
         message = refused(asking.post([{"role": "user", "content": [short]}]))
         assert message.startswith(f"{path}.block: a block has at least 64 tokens, this one has")
-        placements = told(fleet, "describe", Description).placements
-        assert [one.recompute for one in placements] == [0, 4, 16, 32]
+        techniques = told(fleet, "describe", Description).techniques
+        measured = [one.parameter for one in techniques if one.method == "blocks"]
+        assert measured == [0, 4, 16, 32, 0.05, 0.15, 0.3]
 
         def answered(*names: str, of: Asking = asking) -> dict[str, Any]:
             reply = of.post(asking_of(*names))
@@ -290,6 +292,15 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         assert probe["usage"]["cache_read_input_tokens"] == 0
         assert probe["holdfast"]["automatic_tokens"] == 0
         assert probe["content"] == warm["content"]
+        # A share of each instead: what was written is read, and so are its numbers.
+        share = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 0.15}}
+        reply = asking.post(asking_of(b, c, a, marker=share))
+        assert reply.headers["holdfast-approximate"] == "blocks; recompute=0.15"
+        blended = reply.json()
+        one = blended["holdfast"]["approximate"]
+        assert blended["usage"]["cache_read_input_tokens"] == one["reused"]
+        assert one["reused"] + one["recomputed"] == reused + 48
+        assert 0.15 <= one["recomputed"] / (reused + 48) < 0.16
         exact = asking.post(asking_of(a, marker={"type": "ephemeral"})).json()
         assert exact["usage"]["cache_read_input_tokens"] == 0
         assert "approximate" not in exact["holdfast"]

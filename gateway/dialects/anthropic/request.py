@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, defstruct
 
-from engine.protocol import LEAST_KEEP, MAX_RECOMPUTE, Scorer
+from engine.protocol import LEAST_KEEP, Recompute, Scorer
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest, ThreadNotFound
 from gateway.dialects import fields
@@ -33,12 +33,12 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 class Approximate(Strict):
     """Our own: either of the marked prefix the part `keep` is kept in each layer, chosen by
-    `scorer`, or the marked block is read wherever it stands, its first tokens computed anew."""
+    `scorer`, or the marked block is read wherever it stands, some of its tokens computed anew."""
 
     keep: Annotated[float, msgspec.Meta(ge=LEAST_KEEP, lt=1)] | None = None
     scorer: Scorer | None = None
     block: Literal["anywhere"] | None = None
-    recompute: Annotated[int, msgspec.Meta(ge=0, le=MAX_RECOMPUTE)] | None = None
+    recompute: Recompute | None = None
 
 
 class CacheControl(Strict):

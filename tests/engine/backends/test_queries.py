@@ -1,5 +1,7 @@
 """From the wire to what the cache works with: offsets, names, limits."""
 
+from typing import Any
+
 import pytest
 
 from engine.backends.looped import new_samples, query_of
@@ -15,6 +17,7 @@ from engine.protocol import (
     Document,
     GenerateRequest,
     Message,
+    Method,
     Name,
     Prompt,
     Sampling,
@@ -24,11 +27,13 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.protocol.reports import Placement, Technique
+from engine.protocol.reports import Technique
 from engine.text.rendered import SegmentSpan
 from tests.engine.backends.looped import description, request
 
 BLOCK_SIZE = 4
+METHODS: dict[Method, int | float] = {"keydiff": 0.1, "blocks": 4}
+MEASURED: dict[str, Any] = {"kl": 0.0, "agreement": 1.0, "tokens": 256, "is_allowed": True}
 
 
 def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
@@ -38,11 +43,9 @@ def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
         num_blocks=num_blocks,
         min_cache_tokens=7,
         techniques=[
-            Technique(
-                scorer="keydiff", keep=0.1, kl=0.0, agreement=1.0, tokens=256, is_allowed=True
-            )
+            Technique(method=method, parameter=least, **MEASURED)
+            for method, least in METHODS.items()
         ],
-        placements=[Placement(recompute=4, kl=0.0, agreement=1.0, tokens=256, is_allowed=True)],
     )
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE))
@@ -105,7 +108,7 @@ def test_choices_draw_differently_and_a_seed_makes_them_repeatable() -> None:
         (3, 0.5, 64, "a marked prefix has 7 to"),
         (200, 0.25, 128, "0.25 of 200 tokens must leave at least 64"),
         (100, 0.99, 128, "0.99 of 100 tokens must leave at least 64, and fewer than all"),
-        (200, 0.5, 74, "200 tokens and the kept 100 take 75 blocks, of 74"),
+        (200, 0.5, 78, "the prefix and the prompt take 79 blocks, of 78"),
     ],
 )
 def test_what_cannot_be_compressed_is_refused(
@@ -126,7 +129,8 @@ def test_what_cannot_be_compressed_is_refused(
         (100, Document(0, recompute=200), 64, "at least 216 tokens"),
         # Fewer copied tokens could not tell one document from another.
         (70, Document(0, recompute=63), 64, "at least 79 tokens"),
-        (100, Document(0, recompute=3), 64, "this engine takes no block"),
+        (100, Document(0, recompute=3), 64, "this engine does not place blocks"),
+        (100, Document(0, recompute=0.1), 64, "this engine does not place blocks"),
         (200, Document(0), 100, "take 10[0-9] blocks, of 100"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_compressed_prefix_computes_what_transformers_does_over_what_is_kept(
         run_in_turn(runner, new_works(prompt[:of], [30], range(20)))
         targets = [BlockId(block) for block in range(20, 45)]
         sources, compressor = list(map(BlockId, range(20))), KvCompressor(runner, TOLD)
-        steps = list(compressor.compress(how, prompt[:of], sources, targets[: how.kept // 8]))
+        steps = list(compressor.compress(how, prompt[:of], [(0, how.kept)], sources, targets))
         assert len(steps) == model.loaded.layout.num_layers
         rest = prompt[of:]
         half = len(rest) // 2
@@ -139,7 +139,7 @@ def test_scorers_that_run_over_the_prefix_keep_what_they_like(
     run_in_turn(runner, new_works(IDS, [], sources))
     targets = list(map(BlockId, range(20, 27)))
     how = Compression(scorer, 0.56, 100, 56)
-    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, sources, targets))
+    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, [(0, how.kept)], sources, targets))
     assert max(steps) <= 128 and sum(steps[:-3]) == {"kvzip": 105, "snapkv": 64, "h2o": 100}[scorer]
     scores = torch.tensor(VECTORS[scorer])
     for layer in range(3):
@@ -159,7 +159,7 @@ def test_scores_of_a_long_prefix_take_bounded_memory(
     monkeypatch.setattr(compress, "_STEP_BYTES", 4 * runner.num_heads * 200 * 10)
     how = Compression("h2o", 0.56, 100, 56)
     targets = list(map(BlockId, range(20, 27)))
-    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, sources, targets))
+    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, [(0, how.kept)], sources, targets))
     assert steps[:-3] == [10] * 10
 
 
@@ -196,10 +196,10 @@ def test_models_that_it_does_not_fit_are_refused(tiny_models: Models) -> None:
 
 def test_the_gate_measures_every_technique_and_refuses_what_is_too_far() -> None:
     found = list(measure(new_tiny_model("llama").loaded, TOLD, None))
-    assert {(one.scorer, one.keep) for one in found} == {
+    assert {(one.method, one.parameter) for one in found} == {
         (scorer, keep) for scorer in SCORERS for keep in (0.75, 0.5, 0.25, 0.1)
     }
-    by_kind = {(one.scorer, one.keep): one for one in found}
+    by_kind = {(one.method, one.parameter): one for one in found}
     assert all(one.kl >= 0 and 0 <= one.agreement <= 1 and one.tokens == 256 for one in found)
     # A random model's next token depends on every token before.
     worst = by_kind["random", 0.1]

@@ -1,27 +1,26 @@
 """Documents that are copied to other positions, against torch's own forward over the same keys,
 turned by hand, and the rest computed."""
 
+import math
 import random
 from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import DynamicCache
 
-from engine.cache.ids import BlockId
 from engine.compute.compress import KvCompressor, Told
-from engine.compute.gate import RECOMPUTES, measure
+from engine.compute.gate import RECOMPUTES, blends, measure, stand
 from engine.compute.place import STYLES, Turns, find_turns
-from engine.protocol.reports import Placement, why_unplaced
+from engine.protocol.reports import why_refused
 from engine.schedule.runner import Work
 from tests.engine.compute.tiny import (
     GREEDY,
     TinyModel,
     new_tiny_model,
-    new_works,
     random_prompt,
     relative_difference,
-    run_in_turn,
 )
 
 BOUND = 1e-5
@@ -42,29 +41,35 @@ def turned(model: TinyModel, keys: torch.Tensor, shift: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def expected_logits(
-    model: TinyModel, prompt: list[int], spans: Spans, recompute: int
+    model: TinyModel, prompt: list[int], spans: Spans, recompute: int | float
 ) -> torch.Tensor:
     """The last token's, by transformers: token by token, but for those that are copied."""
-    cache = DynamicCache(config=model.plain.config)
+    cache, whole = (DynamicCache(config=model.plain.config) for _ in range(2))
+    model.plain(torch.tensor([prompt]), past_key_values=whole)
     place = 0
     for start, end in [*spans, (len(prompt), len(prompt))]:
-        for position in range(place, min(start + recompute, end)):
-            output = model.plain(
-                torch.tensor([[prompt[position]]]),
-                past_key_values=cache,
-                position_ids=torch.tensor([[position]]),
-            )
-        place = end
-        copied = range(min(start + recompute, end), end)
-        if not copied:
-            continue
         alone = DynamicCache(config=model.plain.config)
         model.plain(torch.tensor([[prompt[0], *prompt[start:end]]]), past_key_values=alone)
-        for layer, own in zip(alone.layers, cache.layers, strict=True):
-            inside = slice(copied.start - start + 1, None)
-            keys = turned(model, layer.keys[:, :, inside], start - 1)
-            own.keys = torch.cat([own.keys, keys], 2)
-            own.values = torch.cat([own.values, layer.values[:, :, inside]], 2)
+        again = set(range(start, min(start + int(recompute), end)))
+        if isinstance(recompute, float):
+            # What the first layer makes of all tokens is in the second one's values.
+            far = (whole.layers[1].values[0, :, start:end] - alone.layers[1].values[0, :, 1:]) ** 2
+            most = far.sum((0, 2)).argsort(descending=True)[: math.ceil(recompute * (end - start))]
+            again = {start + one for one in most.tolist()}
+        for position in range(place, end):
+            if position < start or position in again:
+                output = model.plain(
+                    torch.tensor([[prompt[position]]]),
+                    past_key_values=cache,
+                    position_ids=torch.tensor([[position]]),
+                )
+                continue
+            inside = slice(position - start + 1, position - start + 2)
+            for layer, own in zip(alone.layers, cache.layers, strict=True):
+                keys = turned(model, layer.keys[:, :, inside], start - 1)
+                own.keys = torch.cat([own.keys, keys], 2)
+                own.values = torch.cat([own.values, layer.values[:, :, inside]], 2)
+        place = end
     logits: torch.Tensor = output.logits[0, -1]
     return logits
 
@@ -74,26 +79,20 @@ def test_placed_documents_compute_what_torch_does(both_attentions: Models, famil
     model, rng = both_attentions(family), random.Random(5)
     turns = find_turns(model.loaded)
     assert turns is not None
-    for recompute in (0, 5, 1000):
+    for recompute in (0, 5, 1000, 0.05, 0.3, 1.0):
         prompt = random_prompt(rng, 150, 200)
         spans = [(7, 60), (60, 95), (101, 140)]
-        runner = model.runner()
+        runner = model.loaded.runner(104, 8)
         compressor = KvCompressor(runner, TOLD, turns)
-        own, place, works = list(map(BlockId, range(30))), 0, list[Work]()
-        for start, end in spans:
-            alone = [prompt[0], *prompt[start:end]]
-            table = list(map(BlockId, range(30, 40)))
-            run_in_turn(runner, new_works(alone, [20], table))
-            copied = min(start + recompute, end)
-            list(compressor.place(start - 1, [(copied, end)], table, own))
-            works.append(Work(token_ids=prompt[place:copied], start=place, block_table=own))
-            place = end
-        works.append(Work(token_ids=prompt[place:], start=place, block_table=own, sample=GREEDY))
-        logits = run_in_turn(runner, [work for work in works if work.token_ids])
+        own, *apart = (range(begin, begin + 26) for begin in (0, 26, 52, 78))
+        documents = blends(runner, prompt, spans, apart, recompute)
+        stand(runner, compressor, prompt, documents, own, recompute)
+        last = Work(token_ids=prompt[140:], start=140, block_table=own, sample=GREEDY)
+        logits = runner.logits([last])[0]
         wanted = expected_logits(model, prompt, spans, recompute)
         assert relative_difference(logits, wanted) <= BOUND
         is_exact = relative_difference(logits, model.plain_logits(prompt)) <= BOUND
-        assert is_exact == (recompute == 1000)
+        assert is_exact == (recompute in (1000, 1.0))
 
 
 def test_how_keys_turn_is_found_by_layer() -> None:
@@ -120,14 +119,17 @@ def test_a_model_whose_keys_turn_in_another_way_has_none() -> None:
     assert find_turns(loaded) is None
 
 
-def test_the_gate_measures_every_number_of_recomputed_tokens() -> None:
+def test_the_gate_measures_every_number_and_share_of_recomputed_tokens() -> None:
     loaded = new_tiny_model("llama").loaded
     turns = find_turns(loaded)
-    found = [one for one in measure(loaded, TOLD, turns) if isinstance(one, Placement)]
-    assert [one.recompute for one in found] == list(RECOMPUTES)
-    assert found[0].kl > found[-1].kl >= 0 and all(one.tokens == 256 for one in found)
-    assert why_unplaced(found, 7) is None or "recomputing 4 of a block is too far" in why_unplaced(
-        found, 7
-    )
-    assert not any(isinstance(one, Placement) for one in measure(loaded, TOLD, None))
-    assert why_unplaced([], 16) is not None
+    found = [one for one in measure(loaded, TOLD, turns) if one.method == "blocks"]
+    assert [one.parameter for one in found] == list(RECOMPUTES)
+    for least, most in ((0, 3), (4, 6)):
+        assert found[least].kl > found[most].kl >= 0
+    assert all(one.tokens == 256 for one in found)
+    refused = [structs.replace(one, is_allowed=one.parameter not in (4, 0.05)) for one in found]
+    assert "blocks at 4 is too far" in (why_refused(refused, "blocks", 7) or "")
+    assert "blocks at 0.05 is too far" in (why_refused(refused, "blocks", 0.1) or "")
+    assert why_refused(refused, "blocks", 0.01) is why_refused(refused, "blocks", 0.2) is None
+    assert not any(one.method == "blocks" for one in measure(loaded, TOLD, None))
+    assert why_refused([], "blocks", 16) is not None

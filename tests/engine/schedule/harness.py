@@ -5,6 +5,7 @@ table*: a wrong block, a missed copy or a stale slot changes the tokens. `expect
 request must answer however it was scheduled.
 """
 
+import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,9 @@ from zlib import crc32
 
 import msgspec
 
-from engine.cache.compressed import compressed
+from engine.cache.approximate import compressed, with_documents
 from engine.cache.compression import Compression
 from engine.cache.digests import ChainHasher
-from engine.cache.documents import with_documents
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId, TokenId
@@ -51,7 +51,7 @@ from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop, StoreWork
 from engine.schedule.output import Mask
 from engine.schedule.request import Drafter, RequestState
-from engine.schedule.runner import Runner, SampleParams, Work
+from engine.schedule.runner import Blend, Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
 from engine.schedule.waiting import WaitingClasses
@@ -140,22 +140,44 @@ class FakeRunner:
         self,
         how: Compression,
         tokens: Sequence[TokenId],
-        sources: Sequence[BlockId],
-        targets: Sequence[BlockId],
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[int],
+        targets: Sequence[int],
     ) -> Iterator[int]:
         memory = [slot for block in sources for slot in self.memory[block]]
-        assert memory[: how.of] == list(tokens)
+        assert memory[: how.of] == list(tokens[: how.of])
         kept = chosen(memory, how)
-        for place, target in enumerate(targets):
+        for start, end in ranges:
+            for place in range(start, end):
+                block, slot = divmod(place, self._size)
+                self.memory[targets[block]][slot] = kept[place]
+                if not (place + 1) % self._size:
+                    yield 1
+
+    def choose(
+        self,
+        tokens: Sequence[TokenId],
+        gaps: Sequence[tuple[int, int]],
+        documents: Sequence[Blend],
+        targets: Sequence[int],
+    ) -> Iterator[int]:
+        """What is chosen depends on what stands in front, and what is written is not kept."""
+        for start, end in gaps:
+            for position in range(start, end):
+                block, slot = divmod(position, self._size)
+                self.memory[targets[block]][slot] = -1
             yield 1
-            self.memory[target] = kept[place * self._size : (place + 1) * self._size]
+        for one in documents:
+            assert any(start <= one.start and one.end <= end for start, end in gaps)
+            one.chosen.extend(blended(tokens, one.start, one.end, one.num))
+            yield 1
 
     def place(
         self,
         shift: int,
         ranges: Sequence[tuple[int, int]],
-        sources: Sequence[BlockId],
-        targets: Sequence[BlockId],
+        sources: Sequence[int],
+        targets: Sequence[int],
     ) -> Iterator[int]:
         """A number that was copied tells by how much it was turned."""
         for start, end in ranges:
@@ -201,14 +223,23 @@ def chosen(tokens: Sequence[TokenId], how: Compression) -> list[TokenId]:
 
 def in_memory(query: CacheQuery) -> list[TokenId]:
     """What stands in the memory of a prompt."""
-    tokens = list(query.tokens)
+    if query.compression is not None:
+        kept = chosen(query.real, query.compression)
+        return [*kept, *query.tokens[query.compression.kept :]]
+    tokens = list(query.real or query.tokens)
     for one in query.placed:
-        own = one.origin.tokens[one.copied - one.shift : one.end - one.shift]
-        tokens[one.copied : one.end] = [token + TURN * (one.shift + 1) for token in own]
-    if query.compression is None or query.origin is None:
-        return tokens
-    kept = chosen(query.origin.tokens, query.compression)
-    return [*kept, *query.tokens[query.compression.kept :]]
+        num = one.copied - one.start
+        again = range(one.start, one.copied)
+        if one.is_chosen:
+            again = blended(query.real, one.start, one.end, num)
+        for position in set(range(one.start, one.end)).difference(again):
+            tokens[position] += TURN * (one.shift + 1)
+    return tokens
+
+
+def blended(tokens: Sequence[TokenId], start: int, end: int, num: int) -> list[int]:
+    """What the fake runner chooses of a document."""
+    return sorted(random.Random(sum(tokens[:end])).sample(range(start, end), num))
 
 
 class Words:
@@ -340,7 +371,7 @@ class Harness:
         has_names: bool = False,
         keep: tuple[int, float] | None = None,
         documents: dict[int, Ttl] | None = None,
-        recompute: int = 3,
+        recompute: int | float = 3,
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold, where there is one.
 

@@ -149,7 +149,7 @@ def test_a_chunk_of_a_prompt_whose_file_is_lost_is_not_computed() -> None:
     sent = engine.send(document, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
     engine.step()
     lost = list(sent.state.leader.table.arriving())
-    assert len(lost) == 7  # the last is computed always
+    assert len(lost) == 8
     for block in lost:
         store.forget(block)
     engine.finish(sent)
@@ -182,7 +182,7 @@ def test_a_step_compresses_a_part_of_one_prompt_and_batches_come_last() -> None:
         engine.step()
         assert parts <= before + 1
         if parts > before and any(one.started is None for one in sents[2:]):
-            assert all(one.state.leader.compressing is None for one in sents[:2])
+            assert all(one.state.leader.copying is None for one in sents[:2])
     assert parts == 20
     engine.finish(*sents)
 

@@ -2,6 +2,7 @@
 what is computed behind them, and they are forked, preempted and brought back like all else."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,47 @@ def test_what_is_held_of_a_document_needs_no_room_again_and_ends_no_lease(num_bl
     assert usage_of(again).cache_read_tokens == 96
     assert [entry.is_leased for entry in engine.entries.live()] == before
     engine.check_idle()
+
+
+def test_a_share_is_computed_wherever_it_is_chosen_and_counted_to_the_token() -> None:
+    engine = Harness(num_blocks=128)
+    first = engine.send(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "5m"}, recompute=0.3)
+    engine.finish(first)
+    # Of 22 and 23 tokens seven each are computed where they stand.
+    usage = usage_of(first)
+    assert (usage.cache_write_5m_tokens, usage.input_tokens) == (15 + 16, 9 + 14 + 6)
+    assert usage.computed_tokens == 60
+    before = len(engine.runner.steps)
+    second = engine.send(HEAD, B, A, words(200, 5), documents={1: "5m", 2: "5m"}, recompute=0.3)
+    engine.finish(second)
+    usage = usage_of(second)
+    assert (usage.cache_read_tokens, usage.automatic_tokens) == (31, 8)
+    assert usage.computed_tokens == 60 - 31 - 8
+    works = [work for step in engine.runner.steps[before:] for work in step]
+    assert sum(len(work.token_ids) for work in works) == 60 - 31 - 8 + 3
+    for sent in (first, second):
+        assert sent.started is not None
+        assert sent.started.approximate == Blocks(documents=2, reused=31, recomputed=14)
+    # Another share is another kind; the documents' entries are the same.
+    other = engine.send(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "5m"}, recompute=0.2)
+    engine.finish(other)
+    usage = usage_of(other)
+    assert (usage.cache_read_tokens, usage.automatic_tokens) == (17 + 18, 8)
+    engine.check_idle()
+
+
+def test_a_share_of_a_document_that_is_there_in_part_is_chosen_of_all_of_it() -> None:
+    engine = Harness(num_blocks=80)
+    ask: dict[str, Any] = {"documents": {1: "5m"}, "recompute": 0.3}
+    first = engine.send(HEAD, A, words(100, 5), **ask)
+    engine.finish(first)
+    for digest in first.state.query.digests.full[4:6]:
+        block = engine.pool.peek(digest)
+        assert block is not None
+        engine.pool.forget(block)
+    again = engine.send(HEAD, A, words(100, 5), **ask)
+    engine.finish(again)
+    assert usage_of(again).cache_read_tokens == 15
 
 
 def test_the_same_prompt_again_reads_them_from_its_own_blocks() -> None:
@@ -223,7 +265,7 @@ def read_in_a_random_life(seed: int, host_blocks: int) -> tuple[int, int]:
                 seed=rng.randint(1, 9),
                 service_class=rng.choice(["interactive", "interactive", "batch"]),
                 documents={index: rng.choice(ttls) for index in placed},
-                recompute=rng.choice([0, 3, 3, 7]),
+                recompute=rng.choice([0, 3, 3, 0.2, 0.2, 7]),
             )
         )
         engine.step(rng.randint(0, 8))

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from engine.protocol import Document
-from engine.protocol.reports import Description, Placement, Technique
+from engine.protocol.reports import Description, Technique
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.prompt.ask import Ask
@@ -214,21 +214,27 @@ def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact()
     path = r"messages\.0\.content\.0\.cache_control\.holdfast\.keep: "
     with pytest.raises(InvalidRequest, match=path + "this engine does not compress"):
         check_capabilities(asked(HALF), description)
-    far = Technique(scorer="kvzip", keep=0.5, kl=3.0, agreement=0.1, tokens=9, is_allowed=False)
-    near = Technique(scorer="kvzip", keep=0.75, kl=0.1, agreement=0.9, tokens=9, is_allowed=True)
+    far = Technique(
+        method="kvzip", parameter=0.5, kl=3.0, agreement=0.1, tokens=9, is_allowed=False
+    )
+    near = Technique(
+        method="kvzip", parameter=0.75, kl=0.1, agreement=0.9, tokens=9, is_allowed=True
+    )
     measured = Description(**{**_fields(description), "techniques": [far, near]})
     with pytest.raises(InvalidRequest, match=path + r"kvzip at 0\.5 .* KL 3\.00"):
         check_capabilities(asked(HALF), measured)
     check_capabilities(asked({**PLAIN, "holdfast": {"keep": 0.8}}), measured)
     check_capabilities(asked(PLAIN), description)
-    with pytest.raises(InvalidRequest, match=r"holdfast\.block: this engine takes no block"):
+    with pytest.raises(InvalidRequest, match=r"holdfast\.block: this engine does not place blocks"):
         check_capabilities(asked(BLOCK), description)
-    wrong = Placement(recompute=4, kl=2.0, agreement=0.1, tokens=9, is_allowed=False)
-    right = Placement(recompute=32, kl=0.1, agreement=0.9, tokens=9, is_allowed=True)
-    placed = Description(**{**_fields(description), "placements": [wrong, right]})
-    with pytest.raises(
-        InvalidRequest, match=r"block: recomputing 4 of a block is too far .* KL 2\.00"
-    ):
+    wrong = Technique(
+        method="blocks", parameter=4, kl=2.0, agreement=0.1, tokens=9, is_allowed=False
+    )
+    right = Technique(
+        method="blocks", parameter=32, kl=0.1, agreement=0.9, tokens=9, is_allowed=True
+    )
+    placed = Description(**{**_fields(description), "techniques": [wrong, right]})
+    with pytest.raises(InvalidRequest, match=r"block: blocks at 4 is too far .* KL 2\.00"):
         check_capabilities(asked(BLOCK), placed)
     more = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 40}}
     check_capabilities(asked(more), placed)
