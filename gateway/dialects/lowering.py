@@ -20,8 +20,6 @@ from typing import Any
 import msgspec
 
 from engine.protocol import (
-    DEFAULT_RECOMPUTE,
-    DEFAULT_SCORER,
     MAX_BREAKPOINTS,
     TTLS,
     Message,
@@ -45,7 +43,6 @@ from gateway.prompt.images import ImageReader, ImagesNamed
 from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import (
     KEEP_HEADER,
-    DocumentMark,
     Keep,
     Layout,
     Plan,
@@ -209,22 +206,14 @@ class Lowering:
                 raise InvalidRequest(f"{where}: nothing of this block is in the prompt")
             if any(marker.holdfast != kept[0] for marker in given):
                 raise InvalidRequest(f"{where}: two markers in one place ask for different things")
-            one = kept[0]
-            if (one.keep is None) == (one.block is None):
-                raise InvalidRequest(f"{where}: must have either `keep` or `block`")
-            if (one.scorer if one.keep is None else one.recompute) is not None:
-                raise InvalidRequest(f"{where}: `scorer` is for `keep`, `recompute` for `block`")
+            kept[0].check(where)
         if len(set(found)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: {self.disagreement}")
         if native is not None and not found:
             self.mark_native(path, native)
-        placed = None
-        if kept and kept[0].block is not None:
-            # It marks the block, not the prompt up to its end.
-            recompute = kept[0].recompute
-            placed = DocumentMark(found[0], DEFAULT_RECOMPUTE if recompute is None else recompute)
-            found = []
-        keep = kept[0].keep if kept else None
+        placed = kept[0].placed(found[0]) if kept else None
+        if placed is not None:
+            found = []  # it marks the block, not the prompt up to its end
         self.slots.append(
             Slot(
                 path=path,
@@ -232,7 +221,7 @@ class Lowering:
                 num_markers=self.num_markers(found),
                 can_carry=can_carry and not is_absent,
                 is_absent=is_absent,
-                keep=None if keep is None else Keep(keep, kept[0].scorer or DEFAULT_SCORER),
+                keep=kept[0].kept if kept else None,
                 placed=placed,
             )
         )

@@ -12,7 +12,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from engine.asgi import CallerLeft, while_connected
-from engine.protocol import DEFAULT_SCORER, Frame
+from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import (
@@ -100,9 +100,10 @@ def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep |
         found = msgspec.convert(named, Approximate, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{KEEP_HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
-    if found.keep is None or found.block is not None or found.recompute is not None:
-        raise InvalidRequest(f"{KEEP_HEADER}: must have `keep`; a `block` has a marker of its own")
-    return Keep(found.keep, found.scorer or DEFAULT_SCORER)
+    found.check(KEEP_HEADER)
+    if found.kept is None:
+        raise InvalidRequest(f"{KEEP_HEADER}: a `block` has a marker of its own")
+    return found.kept
 
 
 async def prepared(

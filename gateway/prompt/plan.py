@@ -54,13 +54,6 @@ class Keep(NamedTuple):
     scorer: Scorer
 
 
-class DocumentMark(NamedTuple):
-    """How long a block that is read anywhere is held, and how many of its tokens are computed."""
-
-    ttl: Ttl
-    recompute: int | float
-
-
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """One segment's place in the request, and the marker on it.
 
@@ -73,7 +66,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     can_carry: bool = True
     is_absent: bool = False
     keep: Keep | None = None
-    placed: DocumentMark | None = None
+    placed: Document | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +305,7 @@ def find_documents(slots: Sequence[Slot], kept: Breakpoint | None) -> list[Docum
             raise MarkersBroken(f"{where}: not beside `keep`")
         if len(documents) == MAX_DOCUMENTS:
             raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
-        documents.append(Document(segment, slot.placed.ttl, slot.placed.recompute))
+        documents.append(replace(slot.placed, segment=segment))
     return documents
 
 

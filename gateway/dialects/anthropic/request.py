@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, defstruct
 
-from engine.protocol import LEAST_KEEP, Recompute, Scorer
+from engine import protocol
+from engine.protocol import DEFAULT_RECOMPUTE, DEFAULT_SCORER, LEAST_KEEP, Recompute, Scorer
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest, ThreadNotFound
 from gateway.dialects import fields
 from gateway.dialects.anthropic.client_tools import described
 from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
 from gateway.dialects.fields import Fields, Style, rules_of
+from gateway.prompt.plan import Keep
 
 Ttl = Literal["5m", "1h"]
 
@@ -39,6 +41,25 @@ class Approximate(Strict):
     scorer: Scorer | None = None
     block: Literal["anywhere"] | None = None
     recompute: Recompute | None = None
+
+    def check(self, where: str) -> None:
+        """Raise InvalidRequest for fields that do not go together."""
+        if (self.keep is None) == (self.block is None):
+            raise InvalidRequest(f"{where}: must have either `keep` or `block`")
+        if (self.scorer if self.keep is None else self.recompute) is not None:
+            raise InvalidRequest(f"{where}: `scorer` is for `keep`, `recompute` for `block`")
+
+    @property
+    def kept(self) -> Keep | None:
+        """What is kept of the prefix."""
+        return None if self.keep is None else Keep(self.keep, self.scorer or DEFAULT_SCORER)
+
+    def placed(self, ttl: Ttl) -> protocol.Document | None:
+        """The block, held for so long."""
+        if self.block is None:
+            return None
+        recompute = DEFAULT_RECOMPUTE if self.recompute is None else self.recompute
+        return protocol.Document(0, ttl, recompute)
 
 
 class CacheControl(Strict):

@@ -172,8 +172,9 @@ def asked_of_all(stack: Stack, header: str) -> dict[str, str]:
         ("keep=0.5; scorer=best", "scorer"),
         ("keep=0.5; keep=0.6", "there twice"),
         ("keep=0.5,blocks", "float"),
-        ("scorer=kvzip", "must have `keep`"),
-        ("keep=0.5; block=anywhere", "a `block` has a marker"),
+        ("scorer=kvzip", "must have either"),
+        ("keep=0.5; block=anywhere", "must have either"),
+        ("block=anywhere", "a `block` has a marker"),
         ("", "unknown field"),
     ],
 )
