@@ -85,12 +85,13 @@ class KvCompressor:
         takes the keys; values need no turn.
         """
         pool, own = self._runner.pool, self._slots(targets)
+        layer = min(CHECKED_LAYER, pool.layout.num_layers - 1)
         for start, stop in _parts(gaps, _STEP_TOKENS):
             work = Work(token_ids=tokens[start:stop], start=start, block_table=targets)
-            self._runner.write_layers([work], CHECKED_LAYER + 1)
+            self._runner.write_layers([work], layer + 1)
             pool.wait()
-            yield -(-(stop - start) * CHECKED_LAYER // pool.layout.num_layers)
-        values = pool.values[CHECKED_LAYER].flatten(0, 1)
+            yield -(-(stop - start) // pool.layout.num_layers)
+        values = pool.values[layer].flatten(0, 1)
         for one in documents:
             alone, far = self._slots(one.blocks), list[torch.Tensor]()
             for start, stop in _parts([(one.start, one.end)], _COPIED_TOKENS):

@@ -12,7 +12,7 @@ import torch
 
 from engine.cache.compression import Compression
 from engine.cache.ids import BlockId, TokenId
-from engine.compute.compress import CHECKED_LAYER, KvCompressor, Told
+from engine.compute.compress import KvCompressor, Told
 from engine.compute.loading import LoadedModel
 from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
@@ -93,8 +93,6 @@ def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Te
                 found.append(behind(text, text.spare, kept))
             yield _compared(scorer, keep, exact, found)
     for recompute in RECOMPUTES if turns is not None else ():
-        if isinstance(recompute, float) and loaded.layout.num_layers <= CHECKED_LAYER:
-            continue
         found = []
         for text in texts:
             # The exact texts are measured: their blocks may be written to.
