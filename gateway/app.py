@@ -31,7 +31,7 @@ from gateway.base.traces import Traces, open_traces
 from gateway.http import errors
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import BatchRunner
-from gateway.http.bodies import BodyDeadline
+from gateway.http.bodies import BodyBounds, BodyDeadline, BoundedRequest
 from gateway.http.errors import Refusals
 from gateway.http.image_hosts import ImageHosts
 from gateway.http.server import logged
@@ -98,23 +98,23 @@ def create_app(
                 raise
             yield
 
+    tuning = settings.tuning
+    body_bounds = BodyBounds(
+        settings.body_limit_bytes,
+        tuning.request_seconds,
+        BodyBytes(tuning.bodies_bytes),
+        LargeBodies(tuning.large_body_bytes_per_minute, time.monotonic),
+    )
     app = Litestar(
         list(CONTROLLERS),
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
         state=State({"stopping": asyncio.Event(), "refusals": Refusals()}),
-        middleware=[
-            DefineMiddleware(
-                BodyDeadline,
-                request_seconds=settings.tuning.request_seconds,
-                bodies=BodyBytes(settings.tuning.bodies_bytes),
-                large=LargeBodies(settings.tuning.large_body_bytes_per_minute, time.monotonic),
-            ),
-        ],
+        middleware=[DefineMiddleware(BodyDeadline, bounds=body_bounds)],
         exception_handlers=errors.handlers,
         before_send=[errors.before_send],
         after_exception=[errors.after_exception],
-        request_max_body_size=settings.body_limit_bytes,
+        request_class=BoundedRequest,
         openapi_config=None,
         logging_config=None,
     )

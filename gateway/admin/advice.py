@@ -119,11 +119,11 @@ class AdviseController(AdminController):
             on = services.clock.wall().date()
             prices = services.prices.own
             work = in_thread(services, request.user, _LINE, of_requests, asked, prices, on, least)
-            found: AdviceReport = await while_present(request, work)
+            found: AdviceReport = await while_present(request.scope, work)
             return found
         span = Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
         of = range_of(services, span, own, model=asked.model)
-        return await while_present(request, of_range(services, of, asked, request.user))
+        return await while_present(request.scope, of_range(services, of, asked, request.user))
 
 
 async def of_range(
@@ -332,7 +332,7 @@ class AdviceSummaryController(AdminController):
 
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
-                return await while_present(request, told())
+                return await while_present(request.scope, told())
         except TimeoutError:
             message = f"the advice took longer than {DEADLINE_SECONDS:.0f} seconds"
             raise Overloaded(message) from None
@@ -403,8 +403,8 @@ class PlanController(AdminController):
         asked: NamedDependency[PlanRequest],
         services: Deps,
     ) -> Plan:
-        job = await while_present(request, _job(services, asked, request.user))
-        return await while_present(request, services.planners.plan(job))
+        job = await while_present(request.scope, _job(services, asked, request.user))
+        return await while_present(request.scope, services.planners.plan(job))
 
     @post(
         "/progress",
@@ -421,10 +421,10 @@ class PlanController(AdminController):
         asked: NamedDependency[PlanRequest],
         services: Deps,
     ) -> Stream:
-        job = await while_present(request, _job(services, asked, request.user))
+        job = await while_present(request.scope, _job(services, asked, request.user))
         lines = services.planners.lines(job)
         # A request that can't be planned is an error, and not the beginning of a stream.
-        first = await while_present(request, lines.asend(None))
+        first = await while_present(request.scope, lines.asend(None))
 
         async def told() -> AsyncIterator[bytes]:
             yield msgspec.json.encode(first) + b"\n"

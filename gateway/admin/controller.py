@@ -18,7 +18,6 @@ from gateway.base.clock import Clock
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.bodies import check_values, unreadable
 from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
-from gateway.http.generation import check_media
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.ledger.access import IN_WORDS
@@ -81,7 +80,6 @@ class JsonBody(Provide):
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         async def read(request: Request[Any, Any, Any], body: RawBody) -> Any:
-            check_media(request)
             services, key = services_of(request), request.user.key_id
             bounds = services.bounds
             return await services.workers.run(key, len(body), decode_body, body, kind, bounds)

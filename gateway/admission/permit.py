@@ -18,7 +18,6 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from types import TracebackType
@@ -155,8 +154,8 @@ class EngineQueue:
         Raise Overloaded if the queue is full or the turn's time is over."""
         workspace, model = permit.workspace, permit.ask.model.engine_model
         if not (permit.is_again or self._queue):
-            has_place = self._has_room(model, counts_prefill=False)
-            if self._has_room(model) or (has_place and self._is_first(workspace)):
+            is_first = self._is_first(workspace)
+            if self._has_room(model, counts_prefill=not is_first):
                 self._let_in(permit)
                 return
         began = self._monotonic()
@@ -455,18 +454,11 @@ class Admission:
         self._most_cost = most_cost
         self.shared = shared
 
-    async def admit(self, turn_id: str, ask: Ask, backlog: int) -> Permit:
-        """Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
+    async def admit(self, permit: Permit, backlog: int) -> None:
+        """Raise Overloaded, RateLimited or SpendLimitReached.
 
         `backlog` is the journal's: turns that the ledger does not have yet.
         """
-        with ExitStack() as undoing:
-            permit = undoing.enter_context(Permit(turn_id, ask, self))
-            await self.wait(permit, backlog)
-            undoing.pop_all()
-        return permit
-
-    async def wait(self, permit: Permit, backlog: int) -> None:
         await self.take_limits(permit, backlog)
         await self.enter(permit)
 
@@ -500,7 +492,7 @@ class RowAdmission(Admission):
     A row that waits for idle room takes no place of its workspace's turns.
     """
 
-    async def wait(self, permit: Permit, backlog: int) -> None:
+    async def admit(self, permit: Permit, backlog: int) -> None:
         await self.enter(permit)
         await self.take_limits(permit, backlog)
 

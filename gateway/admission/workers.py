@@ -3,7 +3,7 @@
 A small body is read at once; a large one waits for a thread. A workspace has one thread at a time,
 so workspaces take turns. Work with a line of its own has one thread for all workspaces. Waiting
 work of a client that leaves is dropped; work that has begun ends by itself. Threads share the
-interpreter's lock, which changes hands every `SWITCH_SECONDS`, a fiftieth of Python's default.
+interpreter's lock, which changes hands every `SWITCH_SECONDS`, a tenth of Python's default.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from gateway.base.errors import Overloaded
 
 INLINE_BYTES = 16 * 1024
 """The densest body of this size has some 600 blocks and takes the loop 5 ms; most take a tenth."""
-SWITCH_SECONDS = 0.0001
+SWITCH_SECONDS = 0.0005
 _NUM_THREADS = 4
 _MAX_WAITING = 256
 """Of one workspace."""

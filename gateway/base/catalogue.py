@@ -92,11 +92,12 @@ class Catalogue:
                 raise self._not_found(requested, served)
             (wanted, weights), _ = having[0]
             name = self._name_of_adapter(wanted, weights.name)
-            model = replace(model, engine_model=wanted, weights=weights, name=name)
+            model = replace(model, engine_model=wanted, weights=weights)
         else:
             wanted = model.engine_model or next(iter(served.models), "")
-            model = replace(model, name=self.name_of(wanted, model.id) if wanted else model.id)
-        return replace(model, sees=any(model.is_served_by(name) for name in served.seeing))
+            name = self.name_of(wanted, model.id) if wanted else model.id
+        sees = any(model.is_served_by(one) for one in served.seeing)
+        return replace(model, name=name, sees=sees)
 
     def _find(self, requested: str, served: Served) -> Model | None:
         if (model := self._models.get(requested)) is not None:

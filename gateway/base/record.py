@@ -11,7 +11,7 @@ MODEL_CHARACTERS = 128
 CLIENT_LEFT = "client_disconnect"
 
 
-class TurnRecord(InputUsage, kw_only=True):
+class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     """One turn, written at the opening and again at the close. `outcome` is a finish reason of the
     engine, or why there is none. Counts of a turn that never started are 0, but see `take_prefill`.
     Money is in nano-dollars, None without a price. `fingerprint` is packed; `num_removed` counts

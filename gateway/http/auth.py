@@ -14,10 +14,9 @@ as for unknown ones. A read is a GET; a POST that changes nothing says so (`READ
 """
 
 import hmac
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from litestar import Request
 from litestar.connection import ASGIConnection
@@ -37,7 +36,7 @@ from gateway.base.errors import (
     SampleData,
     Unauthenticated,
 )
-from gateway.http.connections import group_of
+from gateway.http.connections import GuardedProtocol, group_of
 from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.access import digest_of
@@ -52,6 +51,7 @@ _READING = ("GET", "HEAD")
 _WRITTEN_OUT = (b"/admin/v1/", b"/v1/organizations/")
 
 Connection = ASGIConnection[Any, Any, Any, Any]
+UserT = TypeVar("UserT", "Principal", "Viewer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,17 @@ class AdminGate:
         """Whether it is HOLDFAST_ADMIN_KEY."""
         return self._digest is not None and hmac.compare_digest(digest_of(key), self._digest)
 
+    async def principal(self, key: str, address: str = "") -> Principal:
+        """Raise Unauthenticated, or AdminKeyServesNoTurns for HOLDFAST_ADMIN_KEY."""
+        principal = await self._keyring.find(key, address)
+        if principal is None:
+            raise AdminKeyServesNoTurns if self.is_admin(key) else Unauthenticated
+        return principal
+
     async def viewer(self, key: str, address: str = "") -> Viewer:
         if self.is_admin(key):
             return Viewer(None, may_change=True)
-        principal = await self._keyring.find(key, address)
-        if principal is None:
-            raise Unauthenticated
+        principal = await self.principal(key, address)
         scope = principal.key_scope
         return Viewer(
             None if scope in ("admin", "read_only_admin") else principal.workspace,
@@ -112,11 +117,8 @@ class KeyAuth(AbstractAuthenticationMiddleware):
         services, scope = connection.app.state.services, connection.scope
         scope["state"]["arrived"] = services.clock.monotonic()
         request_id(scope)
-        with _showing_key(scope):
-            key = _presented_key(scope)
-            principal: Principal | None = await services.keyring.find(key, _address_of(scope))
-            if principal is None:
-                raise AdminKeyServesNoTurns if services.admin.is_admin(key) else Unauthenticated
+        gate: AdminGate = services.admin
+        principal = await _user_of(scope, gate.principal)
         if principal.key_scope not in MAY_SEND:
             raise Forbidden("this API key may only read in the admin API")
         if services.keyring.is_sample:
@@ -138,8 +140,7 @@ class AdminAuth(AbstractAuthenticationMiddleware):
         raw = scope.get("raw_path")
         if raw is not None and not raw.startswith(_WRITTEN_OUT):
             raise NotFound("not found: the path begins with a percent-encoded part")
-        with _showing_key(scope):
-            viewer = await gate.viewer(_presented_key(scope), _address_of(scope))
+        viewer = await _user_of(scope, gate.viewer)
         opt = connection.route_handler.opt
         is_read = _is_read(scope.get("method"), opt)
         if viewer.workspace is not None and not (is_read and opt.get("own_workspace")):
@@ -176,21 +177,17 @@ def _is_read(method: object, opt: Mapping[str, Any]) -> bool:
     return method in _READING or bool(opt.get("is_read"))
 
 
-def _address_of(scope: Scope) -> str:
-    client = scope.get("client")
-    return group_of(client[0]) if client else ""
-
-
-@contextmanager
-def _showing_key(scope: Scope) -> Iterator[None]:
-    """Tell the connection, where the server counts those, whether its client has a valid key."""
-    show_key = scope["state"].get("show_key", lambda is_valid: None)
+async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, UserT]]) -> UserT:
+    """Who has the key and the address, by `find`. Tell the connection whether the key is valid."""
+    connection: GuardedProtocol = scope["state"]["connection"]
+    connections, client = connection.bounds.connections, scope.get("client")
     try:
-        yield
+        user = await find(_presented_key(scope), group_of(client[0]) if client else "")
     except GatewayError:
-        show_key(False)
+        connections.doubt(connection)
         raise
-    show_key(True)
+    connections.prove(connection)
+    return user
 
 
 def _presented_key(scope: Scope) -> str:

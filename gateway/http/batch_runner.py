@@ -297,7 +297,7 @@ class BatchRunner:
             lambda: row_ask(self._services, zlib.decompress(row.params), principal, version),
             line="rows of batches",
         )
-        return await whole_message(self._turns.run(ask, turn_id, origin), ask, turn_id)
+        return await whole_message(self._turns, ask, turn_id, origin)
 
 
 def _compressed(result: BatchResult) -> bytes:

@@ -19,7 +19,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import response as wire
 from gateway.http.auth import KeyAuth
 from gateway.http.batch_runner import ranked
-from gateway.http.generation import KeyRequest, answered, check_media, keep_of, while_present
+from gateway.http.generation import KeyRequest, answered, keep_of, while_present
 from gateway.http.model_calls import check_attribution, check_version
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
@@ -38,9 +38,8 @@ class BatchesController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
         check_attribution(request)
-        return answered(await while_present(request, _create(request, body)))
+        return answered(await while_present(request.scope, _create(request, body)))
 
     @get()
     async def list_batches(

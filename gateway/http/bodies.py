@@ -1,16 +1,18 @@
-"""Bounds on the bodies of requests: their time, and their bytes in all.
+"""Bounds on the bodies of requests: their time, the bytes of one, and those of all.
 
-A slow body, and one that there is no room for, is refused where it is read, in the dialect's
-envelope like every other failure. Litestar bounds the size of one body.
+A slow body, one that is no JSON, and one that there is no room for, is refused where it is read, in
+the dialect's envelope like every other failure.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
+from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.rates import LARGE_BYTES, BodyBytes, LargeBodies
-from gateway.base.errors import BodyTimeout, ClientGone
+from gateway.base.errors import BodyTimeout, ClientGone, TooLarge, UnsupportedMedia
+from gateway.http.speaking import header_of
 
 BODY_BYTES_PER_SECOND = 16 * 1024
 """A body's deadline moves by a second for each this many bytes.
@@ -21,25 +23,52 @@ So a long body gets more time and a trickling one does not (the rule of Apache's
 _MAX_DIGITS = 16
 
 
+class BoundedRequest(Request[Any, Any, Any]):
+    """Its body is a `_Body`. Litestar would make a mapping of all headers to read it."""
+
+    async def body(self) -> bytes:
+        """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8, or as `_Body`."""
+        body: _Body = self.scope["state"]["body"]
+        if whole := await body.whole():
+            _check_media(self.scope)
+        return whole
+
+
+def _check_media(scope: Scope) -> None:
+    kind, _, parameters = (header_of(scope, b"content-type") or "").partition(";")
+    if kind.strip().lower() != "application/json":
+        raise UnsupportedMedia
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"').lower()
+        if name.strip().lower() == "charset" and charset not in ("utf-8", "utf8"):
+            raise UnsupportedMedia("content-type: charset must be utf-8")
+    encoding = header_of(scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() != "identity":
+        raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
+
+
+class BodyBounds(NamedTuple):
+    """`most_bytes` are of one body, `seconds` until its deadline. A large body beyond its
+    workspace's rate is left in the socket for a while."""
+
+    most_bytes: int
+    seconds: float
+    bodies: BodyBytes
+    large: LargeBodies
+
+
 class BodyDeadline:
-    """ASGI middleware: an application reads its body through a `_Body`.
+    """ASGI middleware: requests have a `_Body`."""
 
-    A large body beyond its workspace's rate is left in the socket for a while.
-    """
-
-    def __init__(
-        self, app: ASGIApp, request_seconds: float, bodies: BodyBytes, large: LargeBodies
-    ) -> None:
+    def __init__(self, app: ASGIApp, bounds: BodyBounds) -> None:
         self.app = app
-        self._seconds = request_seconds
-        self._bodies = bodies
-        self._large = large
+        self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(scope, receive, self._seconds, self._bodies, self._large)
-        scope.setdefault("state", {})["body"] = body
+        body = scope["state"]["body"] = _Body(scope, receive, self._bounds)
         try:
-            await self.app(scope, body.receive, send)
+            await self.app(scope, receive, send)
         finally:
             body.give_back()
 
@@ -50,41 +79,39 @@ class _Body:
     It takes all the bytes that its head declares from `BodyBytes` when the first of them come.
     """
 
-    def __init__(
-        self, scope: Scope, receive: Receive, seconds: float, bodies: BodyBytes, large: LargeBodies
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, bounds: BodyBounds) -> None:
         self._scope = scope
         self._receive = receive
-        self._bodies = bodies
-        self._large = large
-        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._bounds = bounds
+        self._deadline = asyncio.get_running_loop().time() + bounds.seconds
         self._declared = 0
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
                 self._declared = int(value)
-        self._is_whole = False
         self._workspace = ""
         self._num_bytes = self._num_read = 0
 
-    async def receive(self) -> Any:
-        """The next ASGI message. What comes behind the whole body is passed on.
-
-        Raise BodyTimeout, ClientGone, or as `BodyBytes.take`.
-        """
-        if self._is_whole:
-            return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message: Any = await self._receive()
-        except TimeoutError:
-            raise BodyTimeout from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        if num_bytes := len(message.get("body", b"")):
-            waited = await self.grow(num_bytes, self._declared)
-            self._deadline += num_bytes / BODY_BYTES_PER_SECOND + waited
-        self._is_whole = not message.get("more_body", False)
-        return message
+    async def whole(self) -> bytes:
+        """Read it. Raise TooLarge, BodyTimeout, ClientGone, or as `BodyBytes.take`."""
+        pieces, more = list[bytes](), True
+        if self._declared > self._bounds.most_bytes:
+            raise TooLarge
+        while more:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    message: Any = await self._receive()
+            except TimeoutError:
+                raise BodyTimeout from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            pieces.append(message["body"])
+            more = message["more_body"]
+            if num_bytes := len(pieces[-1]):
+                if self._num_read + num_bytes > self._bounds.most_bytes:
+                    raise TooLarge
+                waited = await self.grow(num_bytes, self._declared)
+                self._deadline += num_bytes / BODY_BYTES_PER_SECOND + waited
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def grow(self, num_bytes: int, declared: int) -> float:
         """Count further bytes of `declared`. Return how long the rest was left in the socket.
@@ -97,12 +124,12 @@ class _Body:
         if more <= 0:
             return 0.0
         workspace = getattr(self._scope.get("user"), "workspace", None) or ""
-        self._bodies.take(workspace, more)
+        self._bounds.bodies.take(workspace, more)
         self._workspace = workspace
         self._num_bytes += more
         if self._num_bytes <= LARGE_BYTES:
             return 0.0
-        seconds, refusal = self._large.take(
+        seconds, refusal = self._bounds.large.take(
             workspace, more if before > LARGE_BYTES else self._num_bytes
         )
         await asyncio.sleep(seconds)
@@ -112,7 +139,7 @@ class _Body:
 
     def give_back(self) -> None:
         if self._num_bytes:
-            self._bodies.give_back(self._workspace, self._num_bytes)
+            self._bounds.bodies.give_back(self._workspace, self._num_bytes)
 
 
 async def brought_in(scope: Scope, num_bytes: int) -> None:

@@ -40,15 +40,14 @@ from gateway.http.bodies import brought_in
 from gateway.http.generation import (
     KeyRequest,
     answered,
-    check_media,
     keep_of,
-    until_taken,
     while_present,
 )
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.ledger.stored import CachedContent
 from gateway.prompt.ask import Ask
+from gateway.turn.state import Findings
 
 _PREFIX = "cachedContents/"
 _DEFAULT_SECONDS = 3600.0
@@ -68,8 +67,7 @@ class CachedContentsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
-        return answered(await while_present(request, _create(request, body)))
+        return answered(await while_present(request.scope, _create(request, body)))
 
     @get()
     async def list_contents(self, request: KeyRequest) -> ASGIResponse:
@@ -97,8 +95,7 @@ class CachedContentsController(Controller):
     async def update(
         self, request: KeyRequest, content_id: FromPath[str], body: RawBody
     ) -> ASGIResponse:
-        check_media(request)
-        return answered(await while_present(request, _update(request, content_id, body)))
+        return answered(await while_present(request.scope, _update(request, content_id, body)))
 
     @delete("/{content_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, content_id: FromPath[str]) -> ASGIResponse:
@@ -229,16 +226,13 @@ async def _hold(
         return ask_of(warming, asked, stream=False, held=held)
 
     ask = await services.workers.run(request.user.workspace, num_bytes, make)
-    items = services.turns.run(ask, services.turns.new_id())
-    taken = await until_taken(items)
-    started: Started | None = None
-    async for frames in items:
-        if isinstance(frames, list):
-            started = next((f for f in frames if isinstance(f, Started)), started)
+    findings, started = Findings(), None
+    async for frames in services.turns.run(ask, services.turns.new_id(), findings):
+        started = next((f for f in frames if isinstance(f, Started)), started)
     marked = ask.plan.deepest_marked()
     if started is None or marked is None:
         raise EngineFailed
-    holdfast = extension_of(started, taken.findings, ask.plan.paths)
+    holdfast = extension_of(started, findings, ask.plan.paths)
     [report] = holdfast.breakpoints
     if report.state == "none":
         tokens = report.tokens or 0

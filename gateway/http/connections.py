@@ -212,6 +212,8 @@ class GuardedProtocol(HttpToolsProtocol):
         # For a head, or for the rest of a body whose request has its answer.
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        # Called when the client hangs up while a request of it is answered.
+        self._on_leave: Callable[[], None] | None = None
         self._arm()
         address = self.client[0] if self.client else ""
         if not self.bounds.connections.enter(self, address):
@@ -229,7 +231,21 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
+        if self._on_leave is not None:
+            self._on_leave()
+            self._on_leave = None
         super().connection_lost(exc)
+
+    def watch(self, on_leave: Callable[[], None] | None) -> None:
+        """Call `on_leave` if the client hangs up, until there is another watch or none. The body
+        must have been read: a task that waits for the next message costs more than the answer."""
+        self._on_leave = on_leave
+        if on_leave is None:
+            return
+        if self.transport.is_closing():
+            self._on_leave = on_leave()
+        else:
+            self.flow.resume_reading()  # only so is it seen that the client has left
 
     def data_received(self, data: bytes) -> None:
         self._loose_bytes += len(data)
@@ -272,10 +288,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
-        connections = self.bounds.connections
-        self.scope["state"]["show_key"] = lambda is_valid: (
-            connections.prove(self) if is_valid else connections.doubt(self)
-        )
+        self.scope["state"]["connection"] = self
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)

@@ -1,48 +1,47 @@
 """The steps that generating calls of all dialects share: read, wait for an engine, answer."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from litestar import Request
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from engine.asgi import CallerLeft, while_connected
 from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import (
     ClientGone,
-    EngineFailed,
     GatewayError,
     InvalidRequest,
-    UnsupportedMedia,
 )
 from gateway.dialects import sse
 from gateway.dialects.anthropic.request import Approximate
 from gateway.dialects.collector import Writer
 from gateway.dialects.lowering import Asked
 from gateway.http.bodies import brought_in
+from gateway.http.connections import GuardedProtocol
 from gateway.http.errors import origin_of
 from gateway.http.services import services_of
-from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.prompt.images import ImagesNamed
 from gateway.prompt.plan import KEEP_HEADER, Keep
 from gateway.turn.state import Findings
-from gateway.turn.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
-Items = AsyncGenerator[Taken | list[Frame], None]
+Items = AsyncGenerator[list[Frame], None]
 Result = TypeVar("Result")
 AskT = TypeVar("AskT")
 EventT = TypeVar("EventT")
 WholeT = TypeVar("WholeT")
+WriterT = TypeVar("WriterT", bound=Writer[Any, Any])
 
+_KEEP_HEADER = KEEP_HEADER.encode()
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _encode = msgspec.json.Encoder().encode
 
@@ -57,29 +56,20 @@ class NamesModel(Protocol):
 RequestT = TypeVar("RequestT", bound=NamesModel)
 
 
-async def while_present(
-    request: Request[Any, Any, Any], work: Coroutine[Any, Any, Result]
-) -> Result:
+async def while_present(scope: Scope, work: Coroutine[Any, Any, Result]) -> Result:
     """Run `work`; raise ClientGone if the client leaves. The body must have been read."""
+    connection: GuardedProtocol = scope["state"]["connection"]
     try:
-        return await while_connected(request.receive, work)
-    except CallerLeft:
-        raise ClientGone from None
-
-
-def check_media(request: Request[Any, Any, Any]) -> None:
-    """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8."""
-    kind, _, parameters = (header_of(request.scope, b"content-type") or "").partition(";")
-    if kind.strip().lower() != "application/json":
-        raise UnsupportedMedia
-    for parameter in parameters.split(";"):
-        name, _, value = parameter.partition("=")
-        charset = value.strip().strip('"').lower()
-        if name.strip().lower() == "charset" and charset not in ("utf-8", "utf8"):
-            raise UnsupportedMedia("content-type: charset must be utf-8")
-    encoding = header_of(request.scope, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() != "identity":
-        raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
+        # The timeout has no deadline yet. A client that leaves sets it to now.
+        async with asyncio.timeout(None) as presence:
+            connection.watch(partial(presence.reschedule, 0))
+            return await work
+    except TimeoutError:
+        if presence.expired():
+            raise ClientGone from None
+        raise
+    finally:
+        connection.watch(None)
 
 
 def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep | None:
@@ -87,7 +77,9 @@ def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep |
 
     Raise InvalidRequest for anything else, and where it is not taken at all.
     """
-    given = request.headers.getall(KEEP_HEADER, [])
+    # Not by `request.headers`, which decodes all of them.
+    headers = request.scope["headers"]
+    given = [value.decode("latin-1") for name, value in headers if name == _KEEP_HEADER]
     if not given:
         return None
     if not is_taken:
@@ -141,34 +133,20 @@ async def prepared(
         size, given = size + sum(map(len, files.values())), replace(given, fetched=files)
         return await workers.run(user.workspace, size, make, decoded, given)
 
-    return await while_present(request, work())
+    return await while_present(request.scope, work())
 
 
-async def until_taken(items: Items) -> Taken:
-    """Wait until an engine has the turn. Before that a failure is the response's status."""
-    taken = await anext(items)
-    if not isinstance(taken, Taken):
-        raise EngineFailed
-    return taken
-
-
-class Begun(NamedTuple):
-    """A turn that an engine has. `turn_id` is what the dialect makes its answer's id of."""
-
-    turn_id: TurnId
-    items: Items
-    findings: Findings
-
-
-async def begun(request: KeyRequest, ask: Ask) -> Begun:
-    """Run the turn until an engine has it, or the client leaves."""
+async def begun(
+    request: KeyRequest, ask: Ask, make_writer: Callable[[TurnId, Findings], WriterT]
+) -> tuple[Items, WriterT]:
+    """Run the turn until an engine has it, and make its answer's writer, by its id."""
     turns = services_of(request).turns
-    turn_id = turns.new_id()
-    items = turns.run(ask, turn_id, origin_of(request))
-    taken = await while_present(request, until_taken(items))
+    turn_id, findings = turns.new_id(), Findings()
+    items = turns.run(ask, turn_id, findings, origin_of(request))
+    await anext(items)  # before that a failure is the response's status
     if (asked := ask.plan.approximate) is not None:  # an engine that can't has refused it
         request.scope["state"]["approximate"] = asked
-    return Begun(turn_id, items, taken.findings)
+    return items, make_writer(turn_id, findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +173,11 @@ class Stream(Generic[EventT]):
         if self.first:
             yield self.first
         try:
-            async for item in items:
-                if not isinstance(item, Taken):
-                    events = [event for frame in item for event in writer.write(frame)]
-                    if writer.is_done and self.settle is not None:
-                        await self.settle(events)
-                    yield self.render(events) or self.idle
+            async for frames in items:
+                events = [event for frame in frames for event in writer.write(frame)]
+                if writer.is_done and self.settle is not None:
+                    await self.settle(events)
+                yield self.render(events) or self.idle
         except GatewayError as error:
             yield self.failed(error)
             if not self.is_closed:
@@ -210,20 +187,27 @@ class Stream(Generic[EventT]):
 
 
 async def answer(
-    request: KeyRequest, items: Items, writer: Writer[EventT, Any], stream: Stream[EventT] | None
+    request: KeyRequest,
+    ask: Ask,
+    make_writer: Callable[[TurnId, Findings], Writer[EventT, Any]],
+    stream: Stream[EventT] | None,
 ) -> ASGIResponse:
-    """The answer of a turn that an engine has: as a stream, or in one piece for None."""
-    if stream is not None:
-        return _Streamed(stream.pieces(items, writer), items, stream.content_type)
-    return answered(await while_present(request, gathered(items, writer)))
+    """Run the turn and answer: as a stream once an engine has it, or in one piece for None."""
+
+    async def run() -> ASGIResponse:
+        items, writer = await begun(request, ask, make_writer)
+        if stream is not None:
+            return Streamed(stream, items, writer)
+        return answered(await gathered(items, writer))
+
+    return await while_present(request.scope, run())
 
 
 async def gathered(items: Items, writer: Writer[Any, WholeT]) -> WholeT:
     """The whole answer of a turn that is not streamed."""
-    async for item in items:
-        if not isinstance(item, Taken):
-            for frame in item:
-                writer.take(frame)
+    async for frames in items:
+        for frame in frames:
+            writer.take(frame)
     return writer.whole()
 
 
@@ -232,26 +216,24 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
     return ASGIResponse(body=_encode(body), media_type="application/json")
 
 
-class _Streamed(ASGIResponse):
+class Streamed(ASGIResponse):
     """A body that is sent as it is made.
 
     The turn's `items` are closed behind it in whatever way it ends, also if the client stopped
     reading. Litestar's own stream leaves that to the collector.
     """
 
-    def __init__(
-        self, pieces: AsyncGenerator[bytes, None], items: Items, content_type: bytes
-    ) -> None:
-        self._pieces = pieces
+    def __init__(self, stream: Stream[EventT], items: Items, writer: Writer[EventT, Any]) -> None:
+        self._pieces = stream.pieces(items, writer)
         self._items = items
-        self._content_type = content_type
+        self._content_type = stream.content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", self._content_type), *_STREAM_HEADERS]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await while_connected(receive, self._send(send))
-        except CallerLeft:
+            await while_present(scope, self._send(send))
+        except ClientGone:
             pass
         finally:
             await self._pieces.aclose()

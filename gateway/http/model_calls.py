@@ -56,25 +56,24 @@ from gateway.http.bodies import brought_in
 from gateway.http.cached_contents import held_by
 from gateway.http.errors import request_id
 from gateway.http.generation import (
-    Items,
     KeyRequest,
     Stream,
+    Streamed,
     answer,
     answered,
     begun,
-    check_media,
     gathered,
     keep_of,
     prepared,
-    until_taken,
     while_present,
 )
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.http.speaking import header_of
-from gateway.prompt.ask import Ask, Compared, TurnId
+from gateway.prompt.ask import Ask, Compared, Origin, TurnId
 from gateway.turn.contents import Kept, Link, check_chain
 from gateway.turn.state import Findings
+from gateway.turn.turn import TurnService
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
 _encode = msgspec.json.Encoder().encode
@@ -91,7 +90,6 @@ class MessagesController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
         check_attribution(request)
         services, scope = services_of(request), request.scope
         version = check_version(header_of(scope, b"anthropic-version"))
@@ -114,16 +112,13 @@ class MessagesController(Controller):
             )
 
         ask = await prepared(request, body, messages.decode_messages, make)
-        turn_id, items, findings = await begun(request, ask)
-        writer = _message_writer(ask, turn_id, findings)
         stream = _message_stream(request) if ask.stream else None
-        return await answer(request, items, writer, stream)
+        return await answer(request, ask, partial(_message_writer, ask), stream)
 
     @post("/count_tokens", status_code=200)
     async def count_tokens(
         self, request: KeyRequest, body: RawBody, anthropic_version: VersionHeader = None
     ) -> answers.TokenCount:
-        check_media(request)
         check_attribution(request)
         services, version = services_of(request), check_version(anthropic_version)
 
@@ -132,7 +127,7 @@ class MessagesController(Controller):
 
         with services.counting.admitted(request.user.workspace, len(body)):
             ask = await prepared(request, body, messages.decode_count_tokens, make)
-            return answers.TokenCount(await while_present(request, services.turns.count(ask)))
+            return answers.TokenCount(await while_present(request.scope, services.turns.count(ask)))
 
 
 def check_attribution(request: KeyRequest) -> None:
@@ -153,10 +148,13 @@ def check_version(version: str | None) -> messages.Version:
     raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
 
 
-async def whole_message(items: Items, ask: Ask, turn_id: TurnId) -> answers.Message:
+async def whole_message(
+    turns: TurnService, ask: Ask, turn_id: TurnId, origin: Origin
+) -> answers.Message:
     """The whole message of a turn that is not streamed."""
-    taken = await until_taken(items)
-    return await gathered(items, _message_writer(ask, turn_id, taken.findings))
+    findings = Findings()
+    items = turns.run(ask, turn_id, findings, origin)
+    return await gathered(items, _message_writer(ask, turn_id, findings))
 
 
 def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> answers.MessageWriter:
@@ -215,7 +213,6 @@ class ChatCompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
         ask = await prepared(request, body, chat.decode_chat, chat_ask_of)
         return await _complete(request, ask, ChatWriter, "chatcmpl")
 
@@ -228,7 +225,6 @@ class CompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
         ask = await prepared(request, body, chat.decode_completion, completion_ask_of)
         return await _complete(request, ask, TextWriter, "cmpl")
 
@@ -237,22 +233,24 @@ async def _complete(
     request: KeyRequest, ask: Ask, kind: type[ChatWriter] | type[TextWriter], prefix: str
 ) -> ASGIResponse:
     """Run the turn. The response's id is the turn's, in OpenAI's form."""
-    turn_id, items, findings = await begun(request, ask)
-    writer: Any = kind(
-        id=f"{prefix}-{turn_id.removeprefix('msg_')}",
-        model=ask.model.id,
-        created=int(services_of(request).clock.wall().timestamp()),
-        found=findings,
-        paths=ask.plan.paths,
-        num_choices=ask.sampling.num_choices,
-        include_usage=not ask.stream or ask.include_usage,
-    )
+
+    def make(turn_id: TurnId, findings: Findings) -> Any:
+        return kind(
+            id=f"{prefix}-{turn_id.removeprefix('msg_')}",
+            model=ask.model.id,
+            created=int(services_of(request).clock.wall().timestamp()),
+            found=findings,
+            paths=ask.plan.paths,
+            num_choices=ask.sampling.num_choices,
+            include_usage=not ask.stream or ask.include_usage,
+        )
+
     stream: Stream[Any] = Stream(
         render=lambda chunks: b"".join(map(sse.data, chunks)),
         failed=lambda error: sse.data(body_of(error, request_id(request.scope), "openai")),
         last=sse.DONE,
     )
-    return await answer(request, items, writer, stream if ask.stream else None)
+    return await answer(request, ask, make, stream if ask.stream else None)
 
 
 # Responses.
@@ -268,7 +266,6 @@ class ResponsesController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
         services = services_of(request)
         behind = _Behind(request)
         fetch = behind.fetch if _NAMES_KEPT.search(body) else None
@@ -280,8 +277,9 @@ class ResponsesController(Controller):
         if keeps:
             await services.responses.check_room(request.user.workspace)
         try:
-            turn_id, items, findings = await begun(request, ask)
-            writer = _response_writer(services, made, turn_id, findings)
+            make_writer = partial(_response_writer, services, made)
+            running = begun(request, ask, make_writer)
+            items, writer = await while_present(request.scope, running)
             if keeps:
                 writer.response = replace(writer.response, store=True)
 
@@ -301,8 +299,8 @@ class ResponsesController(Controller):
                 settle=settle,
             )
             if ask.stream:
-                return await answer(request, items, writer, stream)
-            await while_present(request, gathered(items, writer))
+                return Streamed(stream, items, writer)
+            await while_present(request.scope, gathered(items, writer))
             await settle([])
             return answered(writer.response)
         except (PromptTooLong, DemandRefused) as error:
@@ -311,13 +309,12 @@ class ResponsesController(Controller):
     @post("/input_tokens", status_code=200)
     async def count(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         """The exact tokens of a request's prompt."""
-        check_media(request)
         services = services_of(request)
         fetch = _Behind(request).fetch if _NAMES_KEPT.search(body) else None
         with services.counting.admitted(request.user.workspace, len(body)):
             made = await prepared(request, body, decode_responses, prepare, fetch)
             try:
-                tokens = await while_present(request, services.turns.count(made.ask))
+                tokens = await while_present(request.scope, services.turns.count(made.ask))
             except PromptTooLong as error:
                 raise in_responses_names(error, made.ask.plan.paths) from None
         return answered(responses.InputTokens(tokens))
@@ -657,33 +654,34 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
     model, _, method = model_id.lstrip("/").rpartition(":")
     if method not in (_GENERATE, _STREAM, _COUNT):
         raise NotFound(f"method: no method `{method[:64]}` of a model")
-    check_media(request)
     services = services_of(request)
     if method == _COUNT:
         with services.counting.admitted(request.user.workspace, len(body)):
-            ask, _ = await while_present(request, _gemini_ask(request, body, model, method))
-            tokens = await while_present(request, services.turns.count(ask))
+            ask, _ = await while_present(request.scope, _gemini_ask(request, body, model, method))
+            tokens = await while_present(request.scope, services.turns.count(ask))
         details = [gemini_answers.ModalityCount(token_count=tokens)]
         return answered(
             gemini_answers.TokenCount(total_tokens=tokens, prompt_tokens_details=details)
         )
-    ask, is_enum = await while_present(request, _gemini_ask(request, body, model, method))
-    turn_id, items, findings = await begun(request, ask)
-    writer = gemini_answers.GeminiWriter(
-        id=turn_id,
-        model=ask.model.id,
-        found=findings,
-        paths=ask.plan.paths,
-        num_choices=ask.sampling.num_choices,
-        hides_thinking=ask.omit_thinking,
-        is_enum=is_enum,
-    )
+    ask, is_enum = await while_present(request.scope, _gemini_ask(request, body, model, method))
+
+    def make(turn_id: TurnId, findings: Findings) -> gemini_answers.GeminiWriter:
+        return gemini_answers.GeminiWriter(
+            id=turn_id,
+            model=ask.model.id,
+            found=findings,
+            paths=ask.plan.paths,
+            num_choices=ask.sampling.num_choices,
+            hides_thinking=ask.omit_thinking,
+            is_enum=is_enum,
+        )
+
     stream = None
     if method == _STREAM:
         has_events = request.query_params.get("alt") == "sse"
         made_of = _gemini_events if has_events else _gemini_list
         stream = made_of(request_id(request.scope))
-    return await answer(request, items, writer, stream)
+    return await answer(request, ask, make, stream)
 
 
 async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) -> tuple[Ask, bool]:

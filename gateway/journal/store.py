@@ -19,7 +19,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, groupby
 from pathlib import Path
@@ -79,8 +78,10 @@ END;
 """
 # The bytes are of pages that hold something.
 _NUMBERS = """
-SELECT json_group_object(state, number), (page_count - freelist_count) * page_size
-FROM counts, pragma_page_count, pragma_freelist_count, pragma_page_size
+SELECT json_group_object(state, number), (
+    SELECT (page_count - freelist_count) * page_size
+    FROM pragma_page_count, pragma_freelist_count, pragma_page_size
+) FROM counts
 """
 _REMOVE = """
 DELETE FROM turns WHERE id IN (SELECT value FROM json_each(?))
@@ -198,8 +199,7 @@ Work = Row | Callable[[Table], Any]
 """A row to write, or what is done at the table."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     """`future` is told when the work is on disk. Work that `must` be done is tried until it is."""
 
     work: Work
@@ -367,19 +367,19 @@ class Journal:
         return await self._wait(self._submit(work))
 
     async def _wait(self, future: asyncio.Future[Any]) -> Any:
+        late = asyncio.get_running_loop().call_later(_DEADLINE_SECONDS, _fail, future)
         try:
-            async with asyncio.timeout(_DEADLINE_SECONDS):
-                return await future
+            return await future
         except (sqlite3.Error, OSError):
             raise JournalUnavailable from None
+        finally:
+            late.cancel()
 
     def _submit(self, work: Work, *, must: bool = False) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._is_busy = loop, False
         future = loop.create_future()
-        # Nobody need ask for the outcome.
-        future.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._gathered.append(_Job(work, must, future))
         if not self._is_busy:
             self._is_busy = True
@@ -461,11 +461,9 @@ class Journal:
         def tell() -> None:
             self._hand_over()
             for future, result in zip(futures, results, strict=True):
-                if future.done():
-                    continue
                 if isinstance(result, Exception):
-                    future.set_exception(result)
-                else:
+                    _fail(future, result)
+                elif not future.done():
                     future.set_result(result)
 
         loop = self._loop
@@ -548,6 +546,13 @@ class Journal:
         _commit(table.db)
         num_read = sum(table.numbers()[0].values()) - sum(rows)
         self._log.warning("journal_read", kept=folder.name, turns=num_read)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception | None = None) -> None:
+    """Tell a failure, of which nobody need hear. None: it took too long."""
+    if not future.done():
+        future.set_exception(error or TimeoutError())
+        future.exception()
 
 
 def _lock(directory: Path) -> Any:

@@ -5,6 +5,7 @@ From two of them one can tell a list in another order, a changed order of keys, 
 moved, and a text of which a part changes. Its sizes are bounded by the constants below. Pure.
 """
 
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from zlib import crc32
@@ -24,6 +25,7 @@ _CHECKSUMS = 1 << 32
 # A shorter text is compared as a whole.
 _PIECED_CHARACTERS = 160
 _PIECED_BYTES = 32 * 1024
+_MAX_KNOWN = 256
 _LINE_BYTES = 2047
 # A text has the same digest whoever says it, so that one that moves is known again.
 _TEXT_HEADER = b"x"
@@ -76,7 +78,7 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         is_first_message = is_first_message and letter not in _OF_THE_MODEL
         has_pieces = is_first_message and len(sketch.pieces) < MAX_TEXTS
         if has_pieces and len(text) >= _PIECED_CHARACTERS:
-            sketch.pieces.append((index, _pieces(base, content)))
+            sketch.pieces.append((index, _pieces(scope, content[:_PIECED_BYTES])))
     return msgspec.structs.replace(sketch, own=b"".join(own))
 
 
@@ -86,13 +88,14 @@ def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:
     return made.digest()
 
 
-def _pieces(base: blake2b, content: bytes) -> bytes:
+# Most prompts begin as an earlier one did, and this is most of a plan's work.
+@lru_cache(_MAX_KNOWN)
+def _pieces(scope: str, content: bytes) -> bytes:
     """Digests of the lines with the smallest checksums, so that two texts give the same lines.
 
     A text of few lines is cut into sentences, one of few sentences into words. The first and the
     last piece are always there, since that is where texts change most.
     """
-    content = content[:_PIECED_BYTES]
     splits = (list(filter(None, content.split(by))) for by in (b"\n", b". ", b" "))
     whole = [content[:1], content, content[-1:]]
     found = next((split for split in splits if len(split) >= PIECES // 2), whole)
@@ -103,6 +106,7 @@ def _pieces(base: blake2b, content: bytes) -> bytes:
     bound = 3 * wanted * _CHECKSUMS // len(checksums)
     few = [place for place in inner if checksums[place] < bound]
     chosen = sorted(few if len(few) >= wanted else inner, key=checksums.__getitem__)[:wanted]
+    base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
     made = []
     for place in (0, *sorted(chosen), len(found) - 1):
         digest = base.copy()

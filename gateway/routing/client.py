@@ -61,7 +61,7 @@ def timeouts(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeo
 
 
 class EngineResponse:
-    """The status and the body of one answer. The body is read as it arrives.
+    """The status and the body of one answer: what has arrived, at most PIECE_BYTES at a time.
 
     Reading raises EngineLost if the connection breaks, EngineTimeout if it falls silent.
     """
@@ -70,19 +70,23 @@ class EngineResponse:
         self._response = response
         self.status = response.status
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield what has arrived, at most PIECE_BYTES at a time, until the body's end."""
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
         try:
-            async for piece in self._response.content.iter_chunked(PIECE_BYTES):
-                yield piece
+            piece = await self._response.content.read(PIECE_BYTES)
         except TimeoutError:
             raise EngineTimeout from None
         except aiohttp.ClientError:
             raise EngineLost from None
+        if not piece:
+            raise StopAsyncIteration
+        return piece
 
     async def read(self) -> bytes:
         """The whole body. Its connection is free afterwards."""
-        return b"".join([piece async for piece in self.chunks()])
+        return b"".join([piece async for piece in self])
 
     def close(self) -> None:
         """End the connection, so that the engine sees that we left. A body that was read to its
@@ -153,7 +157,9 @@ def _new_session() -> aiohttp.ClientSession:
 
 
 class Generation:
-    """One accepted generation.
+    """One accepted generation: its frames until Done, as many as have come; an empty list is a
+    heartbeat. Iteration raises for Failed, a silence, or an end without Done, after the frames
+    before it. It is no generator: an event loop keeps account of each.
 
     `num_ignored` counts frames that were left out: late ones, double ones, and another request's.
     """
@@ -163,27 +169,31 @@ class Generation:
         self._request_id = request_id
         self._has_started = False
         self._finished: set[int] = set()
+        self._pieces, self._rest = aiter(response), b""
+        self._failure: GatewayError | None = None
         self.has_ended = False
         self.num_ignored = 0
 
-    async def frames(self) -> AsyncIterator[list[Frame]]:
-        """Yield the frames until Done, as many as have come; an empty list is a heartbeat. Raise
-        for Failed, a silence, or an end without Done, after the frames before it."""
-        rest = b""
-        try:
-            async for chunk in self._response.chunks():
-                *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-                if lines:
-                    frames, failure = self._decode(lines)
-                    if frames or failure is None:
-                        yield frames
-                    if failure is not None:
-                        raise failure
-        except (EngineLost, EngineTimeout):
-            if not self.has_ended:
-                raise
-        if not self.has_ended:
-            raise EngineLost
+    def __aiter__(self) -> AsyncIterator[list[Frame]]:
+        return self
+
+    async def __anext__(self) -> list[Frame]:
+        lines: list[bytes] = []
+        while not lines and self._failure is None:
+            try:
+                piece = await anext(self._pieces, b"")
+            except (EngineLost, EngineTimeout):
+                if not self.has_ended:
+                    raise
+                piece = b""
+            if not piece:
+                raise StopAsyncIteration if self.has_ended else EngineLost
+            *lines, self._rest = (self._rest + piece).split(b"\n")
+        if self._failure is None:
+            frames, self._failure = self._decode(lines)
+            if frames or self._failure is None:
+                return frames
+        raise self._failure
 
     def _decode(self, lines: list[bytes]) -> tuple[list[Frame], GatewayError | None]:
         """The frames of whole lines, and the error behind them that ended the generation."""

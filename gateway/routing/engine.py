@@ -406,7 +406,7 @@ async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:
     """Yield whole lines. Raise EngineFailed for a line that is too long."""
     parts: list[bytes] = []
     size = 0
-    async for chunk in response.chunks():
+    async for chunk in response:
         *whole, rest = chunk.split(b"\n")
         for end in whole:
             yield b"".join([*parts, end])

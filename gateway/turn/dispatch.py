@@ -103,13 +103,13 @@ class Dispatcher:
                 self._failed(turn, error)
 
     async def frames(self, turn: Turn) -> AsyncIterator[list[Frame]]:
-        """Yield the frames of a sent turn, as `Generation.frames` does. While no byte has gone out
+        """Yield the frames of a sent turn, as `Generation` does. While no byte has gone out
         a second Started may come: the answer begins anew."""
         while True:
             generation = turn.generation
             assert generation is not None
             try:
-                async for frames in generation.frames():
+                async for frames in generation:
                     if turn.leg is not None:
                         self._take_leg(turn, turn.leg, frames)
                         yield []

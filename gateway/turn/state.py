@@ -119,8 +119,8 @@ class Turn:
     record: TurnRecord
     permit: Permit
     trace: TurnTrace
+    findings: Findings
     comparison: Comparison | None = None
-    findings: Findings = field(default_factory=Findings)
     attempts: Attempts = field(default_factory=Attempts)
     route: Route[Engine] | None = None
     generation: Generation | None = None
@@ -139,10 +139,6 @@ class Turn:
     def engine(self) -> Engine:
         assert self.route is not None
         return self.route.engine
-
-    @property
-    def request_id(self) -> str:
-        return self.record.request_id
 
     @property
     def has_gone_out(self) -> bool:

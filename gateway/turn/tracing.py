@@ -7,9 +7,9 @@ attributes.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.protocol import Started
 from gateway.base.errors import ClientGone, GatewayError
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 OPERATION, PROVIDER = "chat", "holdfast"
 _RANKS = ("leased", "best_effort", "none")
+Item = TypeVar("Item")
 
 
 class TurnTrace:
     """A turn that is not traced.
 
     `opened` has the turn's record, which is filled in until `ended`. `sent` begins the call of an
-    engine, which ends with `failed` or `left`. `ended` comes last; `error` ended the turn before
-    its answer was whole.
+    engine, which ends with `failed` or `left`. `around` are the turn's items, behind which its
+    trace ends.
     """
 
     __slots__ = ()
@@ -39,7 +40,8 @@ class TurnTrace:
     def started(self, frame: Started) -> None: ...
     def failed(self, error: GatewayError) -> None: ...
     def left(self) -> None: ...
-    def ended(self, error: GatewayError | None) -> None: ...
+    def around(self, items: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+        return items
 
 
 BeginTrace = Callable[[Ask, str, Origin], TurnTrace]
@@ -133,16 +135,25 @@ class SpannedTurn(TurnTrace):
             self._call.end()
             self._call, self._has_started = None, False
 
-    def ended(self, error: GatewayError | None) -> None:
-        self.left()
-        record = self._record
-        if record is not None:
-            self._span.set_attributes(outcome_attributes(record))
-        if error is not None:
-            fail(self._span, error.type)
-        elif record is not None and record.outcome == CLIENT_LEFT:
-            fail(self._span, ClientGone.__name__)
-        self._span.end()
+    async def around(self, items: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+        failure: GatewayError | None = None
+        try:
+            async for item in items:
+                yield item
+        except GatewayError as error:
+            failure = error
+            raise
+        finally:
+            await items.aclose()
+            self.left()
+            record = self._record
+            if record is not None:
+                self._span.set_attributes(outcome_attributes(record))
+            if failure is not None:
+                fail(self._span, failure.type)
+            elif record is not None and record.outcome == CLIENT_LEFT:
+                fail(self._span, ClientGone.__name__)
+            self._span.end()
 
     def _part(self, name: str, ended_ns: int) -> None:
         """What an engine did from the end of its last part on."""

@@ -29,16 +29,6 @@ from gateway.turn.state import OK, Findings, Turn, is_unsure
 from gateway.turn.tracing import BeginTrace, TurnTrace, untraced
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The first item of every turn: an engine has accepted it.
-
-    The turn may still move to another engine until the first frame.
-    """
-
-    findings: Findings
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnService:
     dispatcher: Dispatcher
@@ -58,37 +48,31 @@ class TurnService:
         """A new id. It begins with this journal's id: each gateway recognizes its own turns."""
         return TurnId(f"msg_{self.journal.instance}{os.urandom(10).hex()}")
 
-    async def run(
-        self, ask: Ask, turn_id: TurnId, origin: Origin = NO_ORIGIN
-    ) -> AsyncGenerator[Taken | list[Frame], None]:
+    def run(
+        self, ask: Ask, turn_id: TurnId, findings: Findings, origin: Origin = NO_ORIGIN
+    ) -> AsyncGenerator[list[Frame], None]:
         """As `serve`, in a trace that ends when the turn does, in whatever way."""
-        trace, failure = self.begin_trace(ask, turn_id, origin), None
-        items = self.serve(ask, turn_id, origin, trace)
-        try:
-            async for item in items:
-                yield item
-        except GatewayError as error:
-            failure = error
-            raise
-        finally:
-            await items.aclose()
-            trace.ended(failure)
+        trace = self.begin_trace(ask, turn_id, origin)
+        return trace.around(self.serve(ask, turn_id, findings, origin, trace))
 
     async def serve(
-        self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
-    ) -> AsyncGenerator[Taken | list[Frame], None]:
-        """Yield Taken, then the turn's frames, as many at a time as have come; an empty list is a
-        heartbeat. An error before the first item is the response's status, a later one the
-        stream's. The frames of an answer that is not streamed come when it is whole, because
-        another engine may begin it anew."""
+        self, ask: Ask, turn_id: TurnId, findings: Findings, origin: Origin, trace: TurnTrace
+    ) -> AsyncGenerator[list[Frame], None]:
+        """Yield an empty list when an engine has accepted the turn, which may still move to
+        another one, then its frames, as many at a time as have come; an empty list is a heartbeat.
+        An error before the first item is the response's status, a later one the stream's. The
+        frames of an answer that is not streamed come when it is whole, because another engine may
+        begin it anew. `findings` are filled in before the first frame."""
         self.dispatcher.check_length(ask)
-        with await self.admission.admit(turn_id, ask, self.journal.backlog) as permit:
-            turn = await self._open(ask, turn_id, origin, permit, trace)
+        with Permit(turn_id, ask, self.admission) as permit:
+            await self.admission.admit(permit, self.journal.backlog)
+            record = await self._open(ask, turn_id, origin, permit, trace)
+            turn = Turn(ask, record, permit, trace, findings)
             try:
                 turn.comparison = self.diagnostics.begin(ask)
                 await self.dispatcher.send(turn)
                 turn.is_streaming = ask.stream
-                yield Taken(turn.findings)
+                yield []
                 async for frames in self.dispatcher.frames(turn):
                     for frame in frames:
                         turn.note(frame, self._seconds(turn))
@@ -118,7 +102,7 @@ class TurnService:
 
     async def _open(
         self, ask: Ask, turn_id: TurnId, origin: Origin, permit: Permit, trace: TurnTrace
-    ) -> Turn:
+    ) -> TurnRecord:
         """Write the turn's record to the journal, before an engine is called.
 
         Raise JournalFull or JournalUnavailable.
@@ -144,7 +128,7 @@ class TurnService:
             record.prefix, record.prefix_ttl = marked
         await self.journal.open(record)
         permit.is_open = True
-        return Turn(ask, record, permit, trace)
+        return record
 
     def _explain(self, turn: Turn, started: Started) -> None:
         """Complete the turn's findings, and remember the turn for later comparisons."""

@@ -33,7 +33,7 @@ async def told(answer: bytes, *, then_silent: bool = False) -> list[bytes]:
     async with server, EngineHttp() as http:
         response = await http.send("GET", url, {}, None, seconds)
         try:
-            return [piece async for piece in response.chunks()]
+            return [piece async for piece in response]
         finally:
             response.close()
 

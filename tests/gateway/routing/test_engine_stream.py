@@ -41,7 +41,7 @@ class Pieces(EngineResponse):
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = pieces
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         for piece in self._pieces:
             yield piece
 
@@ -54,7 +54,7 @@ RAW = b"\n" + lines(*FRAMES)
 
 
 async def read(*pieces: bytes) -> list[list[Frame]]:
-    return [frames async for frames in Generation(Pieces(*pieces), "r").frames()]
+    return [frames async for frames in Generation(Pieces(*pieces), "r")]
 
 
 def flat(batches: list[list[Frame]]) -> list[Frame]:
