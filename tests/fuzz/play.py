@@ -1,9 +1,11 @@
 """Plays a sequence on a server and on the reference model: the counters must be equal."""
 
+import math
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.protocol import Document, Ttl
 from tests.conformance.oracle import Cache, Err
 from tests.fuzz.sequence import Alone, Arrival, Begin, Queue, Sequence, Turn
 from tests.fuzz.servers import MINIMUMS, Outcome, Sent, Server
@@ -11,6 +13,7 @@ from tests.fuzz.talks import KEEP, resolved
 
 BLOCK, LEAST_KEPT = 16, 64
 """Of a compressed prefix whole blocks are kept, and no fewer tokens."""
+SECONDS = {"5m": 300, "1h": 3600}
 Counts = tuple[int, int, int, int]
 
 
@@ -40,6 +43,14 @@ class Waiting:
 
 
 @dataclass
+class Entry:
+    """Of a document."""
+
+    ttl: Ttl
+    expires: float = 0.0
+
+
+@dataclass
 class Player:
     """`now` is the engines' time, in seconds; `differences` has a line for each."""
 
@@ -60,6 +71,7 @@ class Player:
             has_kinds=self.server.has_kinds,
         )
         self._seed, self._number = seed, 0
+        self._documents: dict[tuple[int, int, str], Entry] = {}
         kind = WithStates if self.server.machines.keeps_states else Cache
         self._models = [kind(min_tokens=MINIMUMS[m]) for m in range(self.server.num_models)]
         for event in sequence.events():
@@ -73,10 +85,52 @@ class Player:
         self.server.machines.clear()
 
     def _play_alone(self, turn: Turn) -> None:
-        want = self._reference(turn, begin=self.now)
-        self._compare(turn, self._next_number(), self.server.ask(turn), want)
+        if (document := turn.document) is not None:
+            entry = self._documents.get(self._key(turn, document))
+            if entry is not None and self.now >= entry.expires:
+                # The copy in the prompt's own blocks outlives it, and is no entry.
+                turn = replace(turn, document=None)
+        want, got = self._reference(turn, begin=self.now), self.server.ask(turn)
+        if turn.document is not None and want is not None:
+            want = self._with_document(turn, turn.document, want, got)
+        self._compare(turn, self._next_number(), got, want)
         if turn.end == "left":
             self.tally["broken off after the first event"] += 1
+
+    def _key(self, turn: Turn, document: Document) -> tuple[int, int, str]:
+        return turn.model, turn.scope, turn.talk.texts[document.segment]
+
+    def _with_document(
+        self, turn: Turn, document: Document, want: Counts, got: Outcome
+    ) -> Counts | None:
+        """The counts by the contract, and with an entry of the document by itself.
+
+        How many tokens that has, the server alone knows: more than it has words, and no more than
+        its segment. Of the others so many are computed as were asked for.
+        """
+        assert got.document is not None
+        size, recomputed = sum(got.document), got.document[1]
+        sizes, at = self.server.machines.sizes(turn), document.segment
+        end, before = sizes.ends[at], sizes.ends[at - 1] if at else 0
+        key = self._key(turn, document)
+        asked = document.recompute
+        assert len(key[2].split()) < size <= end - before
+        assert recomputed == (asked if isinstance(asked, int) else math.ceil(asked * size))
+        tokens, read, short, long = want[0], want[1], want[2], want[3]
+        classes = ["read"] * read + ["1h"] * long + ["5m"] * short + ["input"] * tokens
+        entry, copied = self._documents.get(key), range(max(end - size + recomputed, read), end)
+        if entry is None:
+            entry = self._documents[key] = Entry(document.ttl)
+            for place in copied:
+                if classes[place] == "input" or (classes[place], document.ttl) == ("5m", "1h"):
+                    classes[place] = document.ttl
+        else:
+            classes[copied.start : copied.stop] = ["read"] * len(copied)
+            self.tally["document hits"] += len(copied) > 0
+        entry.expires = max(entry.expires, self.now + SECONDS[entry.ttl])
+        self.tally["documents"] += 1
+        counted = Counter(classes)
+        return counted["input"], counted["read"], counted["5m"], counted["1h"]
 
     def _play_queue(self, queue: Queue) -> None:
         """The engine is kept busy by others; who is to begin gets a place, or all do."""
@@ -140,7 +194,7 @@ class Player:
             marks, kind = marks._replace(explicit=behind), f" {turn.keep} {KEEP}"
         try:
             want = model.run(
-                turn.talk.blocks(sizes.ends, marks),
+                turn.talk.blocks(sizes.ends, marks, turn.document),
                 auto=marks.automatic,
                 t=self.now,
                 begin=self.now if begin is None else begin,
@@ -174,7 +228,7 @@ class Player:
         self.tally["1h writes"] += long > 0
         self.tally["read tokens"] += read
         self.tally["written tokens"] += short + long
-        self.tally["exact hits"] += turn.keep is None and read > 0
+        self.tally["exact hits"] += turn.keep is None and turn.document is None and read > 0
         self.tally["compressed"] += turn.keep is not None
         self.tally["compressed hits"] += turn.keep is not None and read > 0
         self.tally["of other scopes"] += turn.scope > 0

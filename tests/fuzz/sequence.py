@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from engine.protocol import Ttl
+from engine.protocol import Document, Ttl
 from tests.fuzz.talks import Marks, Talk, break_marks, choose_marks
 
 WAITS = (0, 0, 0, 0, 1, 1, 10, 60, 120, 240, 299, 299.75, 300, 301, 1800, 3599.75, 3600)
@@ -22,6 +22,9 @@ BEGIN_WAITS = (0.25, 1, 10, 25)
 ARRIVAL_WAITS = (0, *BEGIN_WAITS)
 STEPS = 8
 LONGEST = 200
+DOCUMENT_TTLS: tuple[Ttl, ...] = ("5m", "1h")
+LEAST_WORDS = 70
+"""A document has at least 64 tokens."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Turn:
     """`scope` and `model` are indices; `end` says what becomes of its response.
 
     `done` is read to its end, `warm` asks for none, `left` is broken off after the first event,
-    `cancelled` before it. `keep` is the marked segment of whose prefix a part is kept.
+    `cancelled` before it. `keep` is the marked segment of whose prefix a part is kept. Segment
+    `document` stands anywhere.
     """
 
     talk: Talk
@@ -39,6 +43,7 @@ class Turn:
     end: str
     is_broken: bool = False
     keep: int | None = None
+    document: Document | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,9 @@ class Queue:
 class Sequence:
     """`num_models` and `num_scopes` bound the indices; `checks_marks`: broken rules are refused.
 
-    `has_kinds`: half of the turns that are alone ask for a compressed prefix. Chance of its own
-    chooses them, so the talks and times are those without.
+    `has_kinds`: half of the turns that are alone ask for a compressed prefix, and half of the
+    others for a document that stands anywhere, where there is a long one. Chance of its own chooses
+    them, so the talks and times are those without.
     """
 
     def __init__(
@@ -94,7 +100,8 @@ class Sequence:
     ) -> None:
         self.seed = seed
         self._has_kinds, self._kinds_rng = has_kinds, random.Random(f"kinds {seed}")
-        self._last_keep = -1
+        self._documents: set[str] = set()
+        self._last_keep, self._documents_rng = -1, random.Random(f"documents {seed}")
         self.rng = random.Random(seed)
         self.tally: Counter[str] = Counter()
         self._num_scopes, self._num_models = num_scopes, num_models
@@ -111,7 +118,8 @@ class Sequence:
             talk = self._next_talk()
             kind = self.rng.choices(["alone", "queue", "burst"], [80, 10, 10])[0]
             if kind == "alone" or not self._can_queue:
-                yield Alone(self._of_kind(self._turn(talk)), self.rng.choice(WAITS))
+                turn = self._with_document(self._of_kind(self._turn(talk)))
+                yield Alone(turn, self.rng.choice(WAITS))
             else:
                 yield self._queue(talk, kind == "burst")
 
@@ -130,6 +138,22 @@ class Sequence:
         automatic = turn.marks.automatic if keep < places[-1] else None
         marks = Marks({keep: "1h", **own}, "5m" if automatic else None)
         return replace(turn, marks=marks, keep=keep)
+
+    def _with_document(self, turn: Turn) -> Turn:
+        """Perhaps with a text or result of a tool that stands anywhere, without a marker there."""
+        rng, is_fit = self._documents_rng, turn.keep is None and turn.end != "left"
+        if not (self._has_kinds and is_fit) or turn.is_broken or rng.random() < 0.5:
+            return turn
+        texts = turn.talk.texts
+        long = [at for at, text in texts.items() if len(text.split()) > LEAST_WORDS]
+        if not long:
+            return turn
+        again = [at for at in long if texts[at] in self._documents]
+        at = rng.choice(again or long)
+        self._documents.add(texts[at])
+        document = Document(at, rng.choice(DOCUMENT_TTLS), rng.choice([16, 0.15]))
+        explicit = {place: ttl for place, ttl in turn.marks.explicit.items() if place != at}
+        return replace(turn, marks=turn.marks._replace(explicit=explicit), document=document)
 
     def _next_talk(self) -> Talk:
         """One of the conversations, changed as conversations are."""

@@ -34,12 +34,14 @@ class Sizes(NamedTuple):
 class Outcome(NamedTuple):
     """`usage` is (input, read, 5m writes, 1h writes), None where the turn was refused.
 
-    `entries`: what the server says of each breakpoint's entry, in the prompt's order.
+    `entries`: what the server says of each breakpoint's entry, in the prompt's order. `document`:
+    how many of its tokens were copied, and how many computed where it stands.
     """
 
     usage: tuple[int, int, int, int] | None
     miss_reason: str | None = None
     entries: tuple[tuple[Ttl | None, EntryState], ...] = ()
+    document: tuple[int, int] | None = None
 
 
 class Sent(Protocol):
@@ -92,7 +94,9 @@ def message_outcome(message: dict[str, Any]) -> Outcome:
     assert usage["cache_creation_input_tokens"] == short + long
     counts = (usage["input_tokens"], usage["cache_read_input_tokens"], short, long)
     entries = tuple((point.get("ttl"), point["state"]) for point in extension["breakpoints"])
-    return Outcome(counts, extension["miss_reason"], entries)
+    told = extension.get("approximate") or {}
+    document = (told["reused"], told["recomputed"]) if told.get("kind") == "blocks" else None
+    return Outcome(counts, extension["miss_reason"], entries, document)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -272,7 +276,7 @@ class ByGateway:
         assert response.status_code == 200, response.text
         message = response.json()
         told = message["holdfast"].get("approximate")
-        assert (told is not None) == (turn.keep is not None)
+        assert (told is not None) == (turn.keep is not None or turn.document is not None)
         if turn.keep is not None:
             assert told["of"] == self.machines.sizes(turn).ends[turn.keep]
         return message_outcome(message)
@@ -293,7 +297,7 @@ class ByGateway:
         wait_until(lambda: engine.stats().waiting == waiting - 1)
 
     def _body(self, turn: Turn, max_tokens: int) -> dict[str, Any]:
-        body = turn.talk.body(turn.marks, turn.keep)
+        body = turn.talk.body(turn.marks, turn.keep, turn.document)
         return {
             **body,
             "model": self.models[turn.model],

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from engine.protocol import (
+    Document,
     Message,
     Part,
     Prompt,
@@ -121,6 +122,13 @@ class Talk:
         head: list[Kind] = ["text"] * (len(self.tools) + len(self.system))
         return head + [piece.kind for turn in self.turns for piece in turn]
 
+    @property
+    def texts(self) -> dict[int, str]:
+        """The messages' texts and results of tools, by segment."""
+        begin = len(self.tools) + len(self.system)
+        pieces = enumerate((piece for turn in self.turns for piece in turn), begin)
+        return {at: one.text for at, one in pieces if one.kind in ("text", "tool_result")}
+
     def _words(self, longest: int | None = None) -> str:
         """The serial number takes two tokens or three; never the same words twice."""
         self.serial += 1
@@ -145,7 +153,9 @@ class Talk:
             tools=[Tool(f"t{i}", _schema(text)) for i, text in enumerate(self.tools)],
         )
 
-    def body(self, marks: Marks, keep: int | None = None) -> dict[str, Any]:
+    def body(
+        self, marks: Marks, keep: int | None = None, document: Document | None = None
+    ) -> dict[str, Any]:
         """Of `POST /v1/messages`. Of the prefix to segment `keep` a part is kept."""
         tools: list[dict[str, Any]] = [
             {"name": f"t{i}", "input_schema": _schema(text)} for i, text in enumerate(self.tools)
@@ -157,6 +167,10 @@ class Talk:
             blocks[index]["cache_control"] = {"type": "ephemeral", "ttl": ttl}
         if keep is not None:
             blocks[keep]["cache_control"]["holdfast"] = {"keep": KEEP, "scorer": "keydiff"}
+        if document is not None:
+            asked = {"block": "anywhere", "recompute": document.recompute}
+            marker = {"type": "ephemeral", "ttl": document.ttl, "holdfast": asked}
+            blocks[document.segment]["cache_control"] = marker
         body: dict[str, Any] = {
             "messages": [
                 {"role": "assistant" if turn % 2 else "user", "content": content}
@@ -171,8 +185,9 @@ class Talk:
             body["cache_control"] = {"type": "ephemeral", "ttl": marks.automatic}
         return body
 
-    def blocks(self, ends: list[int], marks: Marks) -> list[B]:
-        """`ends`: the token offset of each segment's end, as the engine counts."""
+    def blocks(self, ends: list[int], marks: Marks, document: Document | None = None) -> list[B]:
+        """`ends`: the token offset of each segment's end, as the engine counts. A document is
+        another block than the same text."""
         keys = [("tools", "text", text, 0) for text in self.tools]
         keys += [("system", "text", text, 0) for text in self.system]
         keys += [
@@ -183,6 +198,8 @@ class Talk:
         before, blocks = 0, []
         for index, (section, kind, text, turn) in enumerate(keys):
             size = ends[index] - before
+            if document is not None and index == document.segment:
+                text += f" anywhere {document.recompute}"
             blocks.append(B(section, text, size, marks.explicit.get(index), kind, turn))
             before = ends[index]
         return blocks

@@ -35,10 +35,12 @@ def test_native_engines_count_as_the_contract_says(tmp_path: Path) -> None:
 
 
 def test_the_messages_api_counts_compressed_prefixes_as_the_contract_says(tmp_path: Path) -> None:
-    """Exact and compressed turns of the same conversations: neither reads what the other wrote."""
+    """Exact and compressed turns and some with documents, of the same conversations: no kind reads
+    what another wrote."""
     with by_gateway(tmp_path, has_kinds=True) as server:
         tally = play(server, 12).tally
     assert tally["compressed"] > 5 and tally["compressed hits"] and tally["exact hits"]
+    assert tally["documents"] > 5 and tally["document hits"]
 
 
 def test_the_messages_api_counts_as_the_contract_says(tmp_path: Path) -> None:
