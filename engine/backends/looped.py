@@ -563,6 +563,9 @@ def query_of(
     """The prompt as the cache sees it. Raise NotFound for an adapter that is not here."""
     tokens, least = array("I", prepared.token_ids).tolist(), request.min_cache_tokens
     keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
+    asked = [point for point in request.breakpoints if point.keep is not None]
+    if asked or request.documents:
+        keys = []  # an approximate prompt has digests of its own
     query = CacheQuery(
         scope=request.scope,
         tokens=tokens,
@@ -575,7 +578,6 @@ def query_of(
         lease_share=request.lease_share,
         lookback_to=request.lookback_to,
     )
-    asked = [point for point in request.breakpoints if point.keep is not None]
     if request.documents:
         if asked:
             raise KeepRefused("not beside a block from anywhere")

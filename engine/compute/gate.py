@@ -92,53 +92,55 @@ def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Te
                     pass
                 found.append(behind(text, text.spare, kept))
             yield _compared(scorer, keep, exact, found)
-    for recompute in RECOMPUTES if turns is not None else ():
+    if turns is None:
+        return
+    half = prefix * 5 // 8
+    spans = [(prefix // 4, half), (half, prefix)]
+    tables = [[text.blocks[: size // 2], text.blocks[size // 2 :]] for text in texts]
+    for text, apart in zip(texts, tables, strict=True):
+        # The exact texts are measured: their blocks may be written to.
+        compute_apart(runner, text.tokens, spans, apart)
+    for recompute in RECOMPUTES:
         found = []
-        for text in texts:
-            # The exact texts are measured: their blocks may be written to.
-            spans = [(prefix // 4, prefix * 5 // 8), (prefix * 5 // 8, prefix)]
-            apart = [text.blocks[: size // 2], text.blocks[size // 2 :]]
-            documents = blends(runner, text.tokens, spans, apart, recompute)
-            stand(runner, compressor, text.tokens, documents, text.spare, recompute)
+        for text, apart in zip(texts, tables, strict=True):
+            stand(runner, compressor, text.tokens, spans, apart, text.spare, recompute)
             found.append(behind(text, text.spare, prefix))
         yield _compared("blocks", recompute, exact, found)
 
 
-def blends(
+def compute_apart(
     runner: TorchRunner,
     tokens: Sequence[TokenId],
     spans: Sequence[tuple[int, int]],
     apart: Sequence[Sequence[int]],
-    recompute: int | float,
-) -> list[Blend]:
+) -> None:
     """Compute documents at these spans of a prompt by themselves, each in its own table."""
-    document, found = Document(0, recompute=recompute), list[Blend]()
     for (start, end), blocks in zip(spans, apart, strict=True):
         alone = [tokens[0], *tokens[start:end]]
         runner.execute([Work(token_ids=alone, start=0, block_table=blocks)])
-        num = min(document.num_recomputed(end - start), end - start)
-        found.append(Blend(start, end, num, blocks, []))
-    return found
 
 
 def stand(
     runner: TorchRunner,
     compressor: KvCompressor,
     tokens: Sequence[TokenId],
-    documents: Sequence[Blend],
+    spans: Sequence[tuple[int, int]],
+    apart: Sequence[Sequence[int]],
     targets: Sequence[int],
     recompute: int | float,
 ) -> None:
     """Compute a prompt up to its last document's end, with documents copied to where they stand."""
-    end = documents[-1].end
+    asked, documents = Document(0, recompute=recompute), list[Blend]()
+    for (start, end), blocks in zip(spans, apart, strict=True):
+        num = min(asked.num_recomputed(end - start), end - start)
+        documents.append(Blend(start, end, num, blocks, []))
+    end, copied = spans[-1][1], set[int]()
     if isinstance(recompute, float):
         for _ in compressor.choose(tokens, [(0, end)], documents, targets):
             pass
-    copied = set[int]()
     for one in documents:
         again = one.chosen or range(one.start, one.start + one.num)
-        whole = [(one.start, one.end)]
-        for _ in compressor.place(one.start - 1, whole, one.blocks, targets):
+        for _ in compressor.place(one.start - 1, [(one.start, one.end)], one.blocks, targets):
             pass
         copied.update(set(range(one.start, one.end)).difference(again))
     works, position = list[Work](), 0

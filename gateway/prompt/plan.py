@@ -21,6 +21,7 @@ from engine.protocol import (
     MAX_DOCUMENTS,
     Breakpoint,
     Document,
+    Method,
     Name,
     Prompt,
     Scorer,
@@ -42,7 +43,7 @@ _ORDER = (
 KEEP_HEADER = "holdfast-approximate"
 """Of a request whose client can put nothing into a marker."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
-_DOCUMENT = re.compile(r"documents\[(\d{1,6})\]")
+_ASKED = re.compile(rf"{KEEP_FIELD}|documents\[(\d{{1,6}})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 
@@ -147,15 +148,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             texts = [IMAGE_REFERENCE.sub("", text) for text in texts]
         return sum(len(text.strip().encode()) for text in texts)
 
-    def kept_path(self, point: Breakpoint) -> str:
-        """Where the request says what is kept of a breakpoint's prefix."""
-        if self.has_header:
-            return KEEP_HEADER
-        return f"{self.paths[point.segment]}.cache_control.holdfast.keep"
-
-    def block_path(self, document: Document) -> str:
-        """Where the request says that a block may be read anywhere."""
-        return f"{self.paths[document.segment]}.cache_control.holdfast.block"
+    @property
+    def approximations(self) -> list[tuple[str, Method, float]]:
+        """What may be no exact answer, each with where the request says so and its parameter: what
+        is kept of a prefix, or the documents in order."""
+        if (point := self.compressed) is not None and point.keep is not None:
+            path = f"{self.slots[point.segment].path}.cache_control.holdfast.keep"
+            return [(KEEP_HEADER if self.has_header else path, point.scorer, point.keep)]
+        placed = ((self.slots[one.segment].path, one.recompute) for one in self.documents)
+        return [(f"{path}.cache_control.holdfast.block", "blocks", part) for path, part in placed]
 
     def in_request(self, message: str) -> str:
         """An engine's message about a tool, by the tool's number in the client's list, or about an
@@ -165,11 +166,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         if (shown := IMAGE_REFERENCE.match(message)) is not None:
             return self.image_paths.get(shown[1], "messages") + message[shown.end() :]
-        if message.startswith(KEEP_FIELD) and (point := self.compressed) is not None:
-            return f"{self.kept_path(point)}{message.removeprefix(KEEP_FIELD)}"
-        placed = _DOCUMENT.match(message)
-        if placed is not None and int(placed[1]) < len(self.documents):
-            return self.block_path(self.documents[int(placed[1])]) + message[placed.end() :]
+        asked, found = _ASKED.match(message), self.approximations
+        if asked is not None and (number := int(asked[1] or 0)) < len(found):
+            return found[number][0] + message[asked.end() :]
         said = _TOOL.match(message)
         if said is None or int(said[1]) >= len(self.prompt.tools):
             return message

@@ -448,14 +448,9 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         # In the Responses API log probabilities are a wish.
         if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
-    for point in ask.plan.breakpoints:
-        if point.keep is not None and (
-            why := why_refused(description.techniques, point.scorer, point.keep)
-        ):
-            raise InvalidRequest(f"{ask.plan.kept_path(point)}: {why}")
-    for document in ask.plan.documents:
-        if why := why_refused(description.techniques, "blocks", document.recompute):
-            raise InvalidRequest(f"{ask.plan.block_path(document)}: {why}")
+    for path, method, parameter in ask.plan.approximations:
+        if why := why_refused(description.techniques, method, parameter):
+            raise InvalidRequest(f"{path}: {why}")
     if description.upstream is not None and "own_template" not in can:
         # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.
         prompt = ask.plan.prompt

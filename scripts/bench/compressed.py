@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from engine.cache.compression import new_compression
 from engine.cache.ids import BlockId
 from engine.compute.compress import KvCompressor, Told, check_compressible
-from engine.compute.gate import RECOMPUTES, blends, stand
+from engine.compute.gate import RECOMPUTES, compute_apart, stand
 from engine.compute.loading import load_model
 from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
@@ -168,9 +168,10 @@ def placed(runner: TorchRunner, compressor: KvCompressor) -> Family:
         prompt, ends = [*chain.from_iterable(parts)], [*accumulate(map(len, parts))]
         spans, size = [*pairwise(ends)], len(spare)
         apart = [range(spare[-1] + 1 + n * size, spare[-1] + 1 + (n + 1) * size) for n in range(8)]
+        apart = apart[: len(spans)]
+        compute_apart(runner, prompt, spans, apart)
         for recompute in RECOMPUTES:
-            documents = blends(runner, prompt, spans, apart[: len(spans)], recompute)
-            stand(runner, compressor, prompt, documents, spare, recompute)
+            stand(runner, compressor, prompt, spans, apart, spare, recompute)
             parameter = f"{'r' if isinstance(recompute, float) else 'k'} {recompute:g}"
             yield ("blocks", parameter), Entry(spare, ends[-1])
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from transformers import DynamicCache
 
 from engine.compute.compress import KvCompressor, Told
-from engine.compute.gate import RECOMPUTES, blends, measure, stand
+from engine.compute.gate import RECOMPUTES, compute_apart, measure, stand
 from engine.compute.place import STYLES, Turns, find_turns
 from engine.protocol.reports import why_refused
 from engine.schedule.runner import Work
@@ -85,8 +85,8 @@ def test_placed_documents_compute_what_torch_does(both_attentions: Models, famil
         runner = model.loaded.runner(104, 8)
         compressor = KvCompressor(runner, TOLD, turns)
         own, *apart = (range(begin, begin + 26) for begin in (0, 26, 52, 78))
-        documents = blends(runner, prompt, spans, apart, recompute)
-        stand(runner, compressor, prompt, documents, own, recompute)
+        compute_apart(runner, prompt, spans, apart)
+        stand(runner, compressor, prompt, spans, apart, own, recompute)
         last = Work(token_ids=prompt[140:], start=140, block_table=own, sample=GREEDY)
         logits = runner.logits([last])[0]
         wanted = expected_logits(model, prompt, spans, recompute)
