@@ -393,8 +393,8 @@ class ChatRenderer:
             placed, cuts = without_cuts(placed, conversation.cut)
             # The prompt and the template may write a control token's text together: those are cut
             # too, unless the template writes something else then.
-            completed = {one for part in strings_of(given) for one in controls.completed_by(part)}
-            if completing := {control for control in completed if control in placed.text}:
+            completed = frozenset[str]().union(*map(controls.completed_by, strings_of(given)))
+            if completing := frozenset(one for one in completed if one in placed.text):
                 conversation = new_conversation(
                     given,
                     controls,

@@ -5,7 +5,7 @@ when a model is loaded (`engine.text.formats.proof`), and stands in its `Templat
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -161,7 +161,7 @@ def new_conversation(
     controls: ControlTexts | None,
     traits: TemplateTraits | None = None,
     *,
-    completing: Collection[str] = (),
+    completing: frozenset[str] = frozenset(),
     image_text: str = "",
 ) -> Conversation:
     """With a cut in every control token's text, so that it is none.

@@ -10,7 +10,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -42,9 +42,13 @@ class ControlTexts:
         longest_first = map(re.escape, sorted(self.ids, key=len, reverse=True))
         self.pattern = re.compile("|".join(longest_first) or "(?!)")
         self._longest = max(map(len, self.ids), default=0)
-        self._firsts = {text[0] for text in self.ids}
-        self._lasts = {text[-1] for text in self.ids}
         self._joined = "\0".join(self.ids)
+        self._by_beginning: dict[str, list[str]] = {}
+        self._by_end: dict[str, list[str]] = {}
+        for text in self.ids:
+            for size in range(1, len(text)):
+                self._by_beginning.setdefault(text[:size], []).append(text)
+                self._by_end.setdefault(text[-size:], []).append(text)
 
     def matches(self, text: str) -> list[ControlMatch]:
         """Leftmost, longest and without overlaps, as tokenizers match added tokens."""
@@ -75,43 +79,23 @@ class ControlTexts:
 
         A template that writes `<` + name + `>` makes `<think>` of a tool that is named `think`.
         """
-        text = text.strip()
-        if not text:
+        if not (text := text.strip()):
             return frozenset()
         found: set[str] = set()
         if len(text) < self._longest and text in self._joined:
             found.update(c for c in self.ids if text in c and text != c)
-        tail, head = text[1 - self._longest :], text[: self._longest - 1]
-        for character in self._firsts:
-            at = tail.find(character)
-            while at >= 0:
-                rest = tail[at:]
-                found.update(c for c in self.ids if len(c) > len(rest) and c.startswith(rest))
-                at = tail.find(character, at + 1)
-        for character in self._lasts:
-            at = head.find(character)
-            while at >= 0:
-                begin = head[: at + 1]
-                found.update(c for c in self.ids if len(c) > len(begin) and c.endswith(begin))
-                at = head.find(character, at + 1)
+        for size in range(1, self._longest):
+            found.update(self._by_beginning.get(text[-size:], ()))
+            found.update(self._by_end.get(text[:size], ()))
         return frozenset(found)
 
-    def cut_completing(self, text: str, mark: str, controls: Collection[str]) -> str:
-        """The text with `mark` before each place where one of these could begin or go on."""
+    def cut_completing(self, text: str, mark: str, controls: frozenset[str]) -> str:
+        """The text with `mark` where it begins and before its last character, if it could be a part
+        of one of these: each of its parts in them has one at its beginning or inside."""
+        if self.completed_by(text).isdisjoint(controls):
+            return text
         body = text.strip()
-        at = text.find(body)
-        places: set[int] = set()
-        for control in controls:
-            if body and body in control:
-                places.add(0)
-            for size in range(1, min(len(control), len(body) + 1)):
-                if body.endswith(control[:size]):
-                    places.add(len(body) - size)
-                if body.startswith(control[-size:]):
-                    places.add(0)
-        for place in sorted(places, reverse=True):
-            text = text[: at + place] + mark + text[at + place :]
-        return text
+        return text.replace(body, mark + body[:-1] + mark + body[-1], 1)
 
 
 def find_controls(
