@@ -8,6 +8,7 @@ simulation and the gateway's tests, and says `synthetic` wherever it shows.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.prepared import WorkerSpec
@@ -66,31 +67,24 @@ def load_synthetic(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticRunner:
     """Prefill takes its time per token, one sequence after the other; a decode step one time.
 
     A block takes its time on the way to the host or back; copies on the device take none.
     """
 
-    def __init__(
-        self,
-        *,
-        prefill_seconds: float,
-        decode_seconds: float,
-        copy_seconds: float,
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._copy_seconds = copy_seconds
-        self._prefill_seconds = prefill_seconds
-        self._decode_seconds = decode_seconds
-        self._sleep = sleep
+    prefill_seconds: float
+    decode_seconds: float
+    copy_seconds: float
+    sleep: Callable[[float], None]
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         prefilled = sum(len(work.token_ids) for work in works if len(work.token_ids) > 1)
         decodes = any(len(work.token_ids) == 1 for work in works)
-        seconds = prefilled * self._prefill_seconds + decodes * self._decode_seconds
+        seconds = prefilled * self.prefill_seconds + decodes * self.decode_seconds
         if seconds:
-            self._sleep(seconds)
+            self.sleep(seconds)
         return [None if work.sample is None else _next_token(work) for work in works]
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
@@ -113,7 +107,7 @@ class SyntheticRunner:
 
     def _wait_for(self, num_copies: int) -> None:
         if num_copies:
-            self._sleep(num_copies * self._copy_seconds)
+            self.sleep(num_copies * self.copy_seconds)
 
 
 def _next_token(work: Work) -> TokenId:

@@ -3,18 +3,13 @@
 Time is numbers here: what expires does so because the test, as the server would, says `release`.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
-from engine.backends.vllm.connector import RequestTracker
-from engine.backends.vllm.directive import Directive, Watch
-from engine.backends.vllm.leases import LeaseManager
 from tests.engine.backends.vllm.conftest import Make
 from tests.engine.backends.vllm.simulator import BLOCK, tokens_of
 
@@ -268,56 +263,24 @@ def test_a_mark_inside_what_was_never_marked_has_no_blocks(make: Make) -> None:
     assert [held.state for held in late.held] == ["none"], "the window before it is long gone"
 
 
-def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk() -> None:
-    size, num_blocks, walked = 16, 4096, 0
-    blocks = [
-        SimpleNamespace(block_id=i, block_hash=b"%d" % i, is_null=False) for i in range(num_blocks)
-    ]
+def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk(make: Make) -> None:
+    length = 500 * BLOCK
+    sim = make(num_blocks=600, step_tokens=length, max_len=length + BLOCK)
+    coordinator, walked = sim.scheduler.kv_cache_manager.coordinator, 0
+    find = coordinator.find_longest_cache_hit
 
-    def find(hashes: list[bytes], tokens: int) -> Any:
+    def counted(hashes: list[bytes], tokens: int) -> Any:
         nonlocal walked
         walked += len(hashes)
-        return (blocks[: len(hashes)],), len(hashes) * size, None
+        return find(hashes, tokens)
 
-    coordinator: Any = SimpleNamespace(
-        find_longest_cache_hit=find,
-        single_type_managers=[SimpleNamespace(block_size=size, kv_cache_spec=None)],
-        scheduler_block_size=size,
-    )
-    watched: list[int] = []
-    pool: Any = SimpleNamespace(
-        hash_block_size=size,
-        num_gpu_blocks=num_blocks + 1,
-        touch=lambda found: watched.append(found[0].block_id),
-        unpin_blocks=lambda _blocks, _listener: None,
-    )
-    cache: Any = SimpleNamespace(block_pool=pool, coordinator=coordinator)
-    leases = LeaseManager(
-        cache, lease_share=0.5, scope_lease_share=0.5, on_reuse=lambda _block: None
-    )
-    tracker = RequestTracker(leases)
-    tracker.bind("token")
-    offsets = [size * 8 * (n + 1) for n in range(512)]
-    asked = Directive(
-        request_id="r",
-        scope="s",
-        wants=[],
-        token="token",
-        watches=[Watch(key=f"name:{n}", tokens=n) for n in offsets],
-    )
-    request: Any = SimpleNamespace(
-        request_id="r",
-        num_computed_tokens=0,
-        num_output_tokens=0,
-        num_prompt_tokens=num_blocks * size,
-        block_hashes=[b.block_hash for b in blocks],
-        kv_transfer_params={directive.PARAM_KEY: msgspec.to_builtins(asked)},
-    )
-    assert tracker.arrive(request) is None
-    tracker.schedule({"r": num_blocks * size})
-    assert watched == [offset // size - 1 for offset in offsets]
-    assert walked == num_blocks, "each block of the prompt once, not once a name"
-    assert leases.take_losses() == []
+    coordinator.find_longest_cache_hit = counted
+    offsets = range(BLOCK, length + 1, BLOCK)
+    sim.run("writer", tokens_of("long", length), watches=offsets)
+    assert sim.losses() == {}
+    assert walked <= 2 * 500, "vLLM's own look-up, and one for all names"
+    sim.flood(2)
+    assert len(sim.losses()) == 500
 
 
 def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(make: Make) -> None:

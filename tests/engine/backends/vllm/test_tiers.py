@@ -37,10 +37,10 @@ from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery, CacheResult
 from engine.protocol import Breakpoint, ChainHeld, HeldName
-from engine.protocol.reports import EntryInfo, StoreStats
+from engine.protocol.reports import EntryInfo
 from engine.schedule.runner import SampleParams
 from engine.store.files import StoreRefused
-from engine.store.journal import Put, Record
+from engine.store.journal import Record
 from tests.engine.backends.looped import request
 from tests.engine.backends.vllm.simulator import BLOCK, TOKEN, Simulator, tokens_of
 from tests.engine.cache.checks import check_entries, check_pool
@@ -137,6 +137,21 @@ def content_of(block_hash: bytes) -> bytes:
     return sha256(block_hash).digest() * (CHUNK_BYTES // 32)
 
 
+def file_of(sim: Offloading, entry: str) -> Path:
+    """Of the entry's block in the middle."""
+    name = sim.tier._reader.keys.name_of(sim.leases._holds[entry].hashes[20])
+    return sim.tier._directory.path / "blocks" / name[:2] / str(name)
+
+
+def hurt(path: Path, damage: str) -> bytes:
+    """What was written there."""
+    written = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(written[:-1] + (b"" if damage == "short" else bytes([written[-1] ^ 1])))
+    return written
+
+
 Make = Callable[..., Offloading]
 
 
@@ -202,19 +217,11 @@ def test_a_damaged_file_is_computed_and_its_lease_told_as_lost(make: Make, damag
     sim = make(host_blocks=50)
     sim.run("first", PREFIX, wants=[("first", 640, soon())])
     sim.settle()
-    key = sim.leases._holds["first"].hashes[20]
+    path = file_of(sim, "first")
     sim.run("second", tokens_of("other", 640), wants=[("second", 640, soon())], scope="other")
     sim.flood(3)
     sim.settle()
-    name = sim.tier._reader.keys.name_of(key)
-    path = sim.tier._directory.path / "blocks" / name[:2] / name
-    written = path.read_bytes()
-    content = bytearray(written)
-    if damage == "gone":
-        path.unlink()
-    else:
-        content[-1] ^= 1
-        path.write_bytes(content if damage == "changed" else content[:-1])
+    written = hurt(path, damage)
     report = sim.run("reader", [*PREFIX, 1, 2], read="first")
     assert report.hit_tokens == 320 and report.computed_tokens == 322
     assert sim.check_loaded() == 20
@@ -336,14 +343,7 @@ def test_a_file_that_is_damaged_while_nothing_runs_is_a_counted_miss(
     server = Server(make())
     server.turn("writer", [*PREFIX, 1])
     (entry,) = server.entries.live()
-    key = server.sim.leases._holds[entry.key.hex()].hashes[20]
-    path = server.sim.tier._directory.path / "blocks"
-    name = server.sim.tier._reader.keys.name_of(key)
-    path = path / name[:2] / name
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "gone":
-        path.write_bytes(content[:-1] + (b"" if damage == "short" else bytes([content[-1] ^ 1])))
+    hurt(file_of(server.sim, entry.key.hex()), damage)
     again = server.killed(make, "again")
     assert len(again.told()) == (damage == "changed"), "its content is looked at when it is read"
     usage = again.turn("reader", [*PREFIX, 1]).usage
@@ -466,10 +466,6 @@ def test_a_full_tier_keeps_what_it_has(tmp_path: Path) -> None:
 class Kept:
     """A tier that keeps what it is told to, at once, and loses some of it."""
 
-    max_blocks = 10_000
-    chain = b"chain"
-    above: object = None
-
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self.kept: set[bytes] = set()
@@ -489,12 +485,6 @@ class Kept:
     def record(self, records: Sequence[Record]) -> None:
         pass
 
-    def take_restored(self) -> list[Put]:
-        return []
-
-    def stats(self) -> StoreStats:
-        return StoreStats(is_up=True)
-
     def lose(self, num: int) -> None:
         lost = self._rng.sample(sorted(self.kept), min(num, len(self.kept)))
         self.kept.difference_update(lost)
@@ -508,7 +498,8 @@ def test_the_server_hears_of_each_lease_that_neither_has(
 ) -> None:
     rng = Random(seed)
     sim, told = Simulator(llama, second=second), dict[str, str]()
-    sim.leases.below = kept = Kept(rng)
+    kept = Kept(rng)
+    vars(sim.leases)["below"] = kept
     prefixes = [tokens_of(f"prefix{n}", 320) for n in range(8)]
     for turn in range(80):
         act, number = rng.random(), rng.randrange(8)
