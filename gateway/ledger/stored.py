@@ -114,9 +114,8 @@ class Batches:
             .group_by(BatchItemRow.batch_id, BatchItemRow.status)
         )
         found: dict[str, dict[str, int]] = {}
-        async with self._ledger.transaction() as connection:
-            for batch_id, status, count in (await connection.execute(query)).all():
-                found.setdefault(batch_id, {})[status] = count
+        for batch_id, status, count in await self._ledger.rows(query):
+            found.setdefault(batch_id, {})[status] = count
         return found
 
     async def cancel(self, workspace: str, batch_id: str, now: datetime) -> Batch:

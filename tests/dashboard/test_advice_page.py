@@ -1,11 +1,9 @@
 """The pages "Advice" and "Plan" in Streamlit's harness, on a real gateway over a real ledger."""
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,12 +11,10 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from gateway.cli.migrate import migrate
-from gateway.ledger.database import Ledger, with_ledger
 from tests.dashboard.conftest import Show
 from tests.dashboard.signed_in import said, table
 from tests.gateway.admin.test_advise import BODIES, RULES, record
-from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
+from tests.gateway.serving import ADMIN_KEY, fill, make_settings, serve_gateway
 
 HEADERS = {"x-api-key": ADMIN_KEY}
 Page = Callable[..., AppTest]
@@ -27,9 +23,7 @@ LINE = '{"timestamp": %d, "input_length": 1024, "output_length": 4, "hash_ids": 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data: Path = tmp_path_factory.mktemp("advice-page")
-    settings = make_settings(data)
-    migrate(settings)
+    data = tmp_path_factory.mktemp("advice-page")
     with serve_gateway(data, "http://127.0.0.1:9") as url:
         post(url, "workspaces", {"id": "team-a"})
         key = post(url, "keys", {"workspace": "team-a", "name": "k"})["info"]["id"]
@@ -42,11 +36,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for number, turn in enumerate(turns):
             turn.opened_at = start + timedelta(minutes=number % 12)
             turn.key_id = key if turn.workspace == "team-a" else "key_2"
-
-        async def fill(ledger: Ledger) -> None:
-            await ledger.insert_turns(turns)
-
-        asyncio.run(with_ledger(settings.ledger_url, fill))
+        fill(make_settings(data), turns)
         yield url
 
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -61,7 +61,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     fill(folder / "data", hostile())
-    turns = list(week(datetime.now(UTC) - timedelta(days=2)))
+    turns = list(week())
 
     async def advised(ledger: Ledger) -> None:
         for owner in {turn.workspace for turn in turns}:
