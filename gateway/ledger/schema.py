@@ -316,7 +316,7 @@ class HorizonRow(Base):
 
 class TurnContentRow(Base):
     """The prompt and the answer of a turn that began at `at_ms`, compressed and encrypted
-    (`contents.py`), of a workspace with `keep_days`."""
+    (`stored.py`), of a workspace with `keep_days`."""
 
     __tablename__ = "turn_contents"
     __table_args__ = (Index("ix_turn_contents_workspace", "workspace_id", "at_ms"),)

@@ -61,7 +61,8 @@ def test_the_figures_are_those_of_the_api(page: Page, gateway: str) -> None:
     now = int(datetime.now(UTC).timestamp() * 1000)
     told = post(gateway, "advise", {"since_ms": now - 86_400_000, "until_ms": now + 1000})
     told["streams"].sort(key=lambda each: -each["saves"]["multiples"])
-    shown = table(app, "Advice")
+    shown = table(app, "Advice").set_index("Workspace", drop=False)
+    assert shown.loc["team-a", "Key"] == "k", "keys stand by their names"
     assert list(shown["Workspace"]) == [each["workspace"] for each in told["streams"]]
     saves = [round(each["saves"]["multiples"]) for each in told["streams"]]
     assert list(shown["Would save (input tokens)"]) == saves

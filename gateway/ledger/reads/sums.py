@@ -273,9 +273,11 @@ class Queries:
                         counts[kind][value] += int(requests)
         return Reasons(dict(counts["miss"]), dict(counts["outcome"]))
 
-    async def fingerprint(self, turn_id: str) -> bytes | None:
-        """A turn's packed fingerprint."""
+    async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
+        """A turn's packed fingerprint; only a turn of `workspace` if one is given."""
         query = select(TurnRow.fingerprint).where(TurnRow.id == turn_id)
+        if workspace is not None:
+            query = query.where(TurnRow.workspace_id == workspace)
         return next((row.fingerprint for row in await self.ledger.rows(query)), None)
 
 
