@@ -28,7 +28,7 @@ from engine.cache.ids import TokenId
 from engine.cache.lookup import Piece, Segment
 from engine.cache.prefix_cache import CacheQuery, Found, Placed, PrefixCache
 from engine.cache.table import BlockCopy, BlockTable
-from engine.protocol import SHARE_PARTS, Breakpoint, Document, HeldName, Tier
+from engine.protocol import SHARE_PARTS, Breakpoint, ChainHeld, Document, HeldName, Tier
 
 LEAST_TOKENS = 64
 """A shorter document is computed sooner than it is copied."""
@@ -124,7 +124,7 @@ def with_documents(
             digests=cache.digests(query.scope, [*own, own[0]]),
             segments=[Segment("text", len(own))],
             breakpoints=[Breakpoint(0, document.ttl)],
-            names=[],
+            names=[HeldName(document.name, len(own))] if document.name else [],
             min_tokens=1,
             lookback_to=None,
         )
@@ -173,18 +173,21 @@ def _total(ranges: Iterable[Range]) -> int:
 
 def write_documents(
     cache: PrefixCache, query: CacheQuery, found: Found, placings: Sequence[Placing], now: float
-) -> tuple[list[Piece], list[Tier]]:
+) -> tuple[list[Piece], list[Tier], list[ChainHeld]]:
     """Write the entries of a prompt's documents.
 
-    Return the tokens that are theirs behind what was `found` of the prompt, and the tiers that they
-    were read from. What the prompt's own blocks have is read too if the entry was there.
+    Return the tokens that are theirs behind what was `found` of the prompt, the tiers that they
+    were read from, and their names. What the prompt's own blocks have is read too if the entry was
+    there.
     """
-    pieces, tiers = list[Piece](), list[Tier]()
+    pieces, tiers, held = list[Piece](), list[Tier](), list[ChainHeld]()
     tables = {id(one.placed): one.table for one in placings}
     for placed, own in zip(query.placed, found.documents, strict=False):
         piece = Piece(max(placed.copied, found.read), placed.end, None)
         if (table := tables.get(id(placed))) is not None:
-            tier = cache.write(placed.origin, own, table, now).read_tier
+            written = cache.write(placed.origin, own, table, now)
+            tier = written.read_tier
+            held += [written.held] if written.held is not None else []
         else:
             if own.hit is not None and piece.start < piece.end:
                 own.hit.reads += 1
@@ -198,4 +201,4 @@ def write_documents(
             continue
         if piece.start < piece.end:
             pieces.append(piece)
-    return pieces, tiers
+    return pieces, tiers, held

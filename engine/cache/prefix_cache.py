@@ -581,6 +581,7 @@ class PrefixCache:
             num_held=num_held,
             num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
             lease_seconds=lease,
+            copied=[] if query.cut else [(one.copied, one.end) for one in query.placed],
         )
         if not held or not (is_news or num_leased):
             return receipt, None

@@ -258,12 +258,14 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the first `recompute` of its tokens are computed, or the share of them, below 1, whose values
     differ most. The others' keys and values are copied, the keys turned to
     their new positions: an approximation, and so is all that follows. While the prompt's own blocks
-    have the copy, an entry that ended is not written again.
+    have the copy, an entry that ended is not written again. The `name` is the gateway's digest of
+    the text alone, and is held while the entry's blocks are.
     """
 
     segment: NotNegative
     ttl: Ttl = "5m"
     recompute: Recompute = DEFAULT_RECOMPUTE
+    name: str = ""
 
     def num_recomputed(self, num_tokens: int) -> int:
         """How many of its tokens are computed where it stands."""
@@ -547,7 +549,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine now holds of the request's names.
 
     `name_tokens` is aligned with the request's `names`; the first `num_held` of them are in
-    `tier`, the first `num_leased` under a lease for `lease_seconds` more.
+    `tier`, the first `num_leased` under a lease for `lease_seconds` more. `copied` has for each
+    document, in order, as many positions as are copied of it, up to its end.
     """
 
     name_tokens: list[int]
@@ -555,6 +558,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     num_leased: int = 0
     lease_seconds: float | None = None
     tier: Tier = "device"
+    copied: list[tuple[int, int]] = []
 
 
 class UnheldTool(msgspec.Struct, frozen=True):

@@ -142,15 +142,16 @@ class Accounting:
         assert request.found is not None and request.began_at is not None
         now = request.started_at = self.clock.now()
         query, found = request.query, request.found
-        pieces, tiers = write_documents(self._cache, query, found, sequence.placings, now)
+        pieces, tiers, held = write_documents(self._cache, query, found, sequence.placings, now)
         written = self._cache.write(query, found, sequence.table, now, pieces)
         sequence.let_placings_go()
         read_tier = max((written.read_tier, *tiers), key=_TIERS.index)
         request.usage = written.usage
         self.totals.started(written.usage, now - request.began_at)
-        if written.held is not None:
+        held += [written.held] if written.held is not None else []
+        if held:
             # What went before is told before, since it may have been the same names.
-            self._events += [*self._cache.pool.changes.take(), written.held]
+            self._events += [*self._cache.pool.changes.take(), *held]
         brought = 0.0
         if read_tier not in (None, "device") and request.brought_at is not None:
             brought = max(request.brought_at - request.began_at, 0.0)

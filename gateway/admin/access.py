@@ -17,7 +17,6 @@ from gateway.admin.controller import AdminController, Deps, action, given_values
 from gateway.admin.structs.fleet import (
     AutoCacheMode,
     AutoCacheTtl,
-    Key,
     KeyInfo,
     KeyScope,
     MadeKey,
@@ -263,5 +262,5 @@ def _check_id(key_id: str) -> None:
 
 
 def _info(key: ApiKey, now: datetime) -> KeyInfo:
-    values = {name: getattr(key, name) for name in Key.__struct_fields__}
+    values = {name: getattr(key, name) for name in KeyInfo.__struct_fields__ if name != "is_active"}
     return KeyInfo(**values, is_active=key.works(now))

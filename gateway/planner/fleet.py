@@ -61,7 +61,7 @@ class SimulatedGateway:
         placement = place(PromptSizes(ends, request.tokens), self.candidates, self.weights, now)
         chosen = placement.engine
         chosen.load.assign(_turn(request), placement.to_prefill, now)
-        chosen.holdings.expect(ends.digests[ends.first_above(placement.coverage.held) :], now)
+        chosen.holdings.expect(ends.digests[ends.first_above(placement.coverage.prefix) :], now)
         return chosen.seed
 
     def started(self, engine: int, served: "Served", told: Started, now: float) -> None:

@@ -77,14 +77,9 @@ class Planners:
                     return
 
     async def plan(self, job: Job) -> Plan:
-        lines = self.lines(job)
-        try:
-            async for line in lines:
-                if isinstance(line, Planned):
-                    return line.plan
-        finally:
-            # Closing it ends the process.
-            await lines.aclose()
+        async for line in self.lines(job):
+            if isinstance(line, Planned):
+                return line.plan
         raise Overloaded("the planner has ended early")
 
 

@@ -7,6 +7,8 @@ step that grows with the *depth*, the characters of text before (`_STEPS`). A ch
 which the scope begins, covers the headers and a digest (XXH3 of 128 bits, seeded by the scope) of
 each piece of text between two such places. Who does not know the scope, a secret, can't tell a text
 by its name.
+
+A document that stands anywhere has a name besides, which covers the scope and its text alone.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,6 +16,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from xxhash import xxh3_128_digest
 
 from engine.protocol import (
@@ -129,6 +132,25 @@ def find_prefixes(
     return prefixes
 
 
+def name_documents(
+    prompt: Prompt, scope: str, documents: Sequence[Document], prefixes: Sequence[Prefix]
+) -> tuple[list[Document], list[tuple[int, int]]]:
+    """The documents with their names, and where in the bytes of the prompt's content each stands.
+
+    `prefixes` are all of the prompt's.
+    """
+    chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"document")
+    ends = {name.segment: num_bytes for name, num_bytes in prefixes if name.characters is None}
+    texts = [segment.text.encode() for segment in segments_of(prompt)] if documents else []
+    named, places = list[Document](), list[tuple[int, int]]()
+    for one in documents:
+        text, own = texts[one.segment], chain.copy()
+        own.update(text)
+        named.append(replace(one, name=own.hexdigest()))
+        places.append((ends[one.segment] - len(text), ends[one.segment]))
+    return named, places
+
+
 def size_of(image: Image) -> int:
     """An image's share of a prompt's bytes, beside its reference. The engine alone knows tokens."""
     return 4 * image.width * image.height // PATCH_PIXELS
@@ -148,11 +170,13 @@ def _begin_of(adapter: AdapterInfo, prompt: Prompt) -> int | None:
     return having[-1] if having else None
 
 
-def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefix]:
-    """At most MAX_NAMES of them, in their order: the ends of segments in `keep`, then the first
+def trim_names(
+    prefixes: list[Prefix], keep: Collection[int] = (), most: int = MAX_NAMES
+) -> list[Prefix]:
+    """At most so many of them, in their order: the ends of segments in `keep`, then the first
     _FRONT_NAMES, which others likely share, then the deepest segment ends, then the deepest
     others."""
-    if len(prefixes) <= MAX_NAMES:
+    if len(prefixes) <= most:
         return prefixes
 
     kept: list[int] = []
@@ -164,7 +188,7 @@ def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefi
         elif position >= _FRONT_NAMES:
             (inner if name.characters is not None else ends).append(position)
     front = [position for position in range(_FRONT_NAMES) if position not in kept]
-    chosen = [*reversed(kept), *front, *reversed(ends), *reversed(inner)][:MAX_NAMES]
+    chosen = [*reversed(kept), *front, *reversed(ends), *reversed(inner)][:most]
     return [prefixes[position] for position in sorted(chosen)]
 
 

@@ -19,6 +19,7 @@ from engine.protocol import (
     KEEP_FIELD,
     MAX_BREAKPOINTS,
     MAX_DOCUMENTS,
+    MAX_NAMES,
     Breakpoint,
     Document,
     Method,
@@ -33,7 +34,14 @@ from engine.protocol import (
 from engine.protocol.reports import AdapterInfo
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.prompt.names import CALL, RESULT, Prefix, find_prefixes, trim_names
+from gateway.prompt.names import (
+    CALL,
+    RESULT,
+    Prefix,
+    find_prefixes,
+    name_documents,
+    trim_names,
+)
 from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
 
 _ORDER = (
@@ -86,7 +94,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     are the client's. `kinds` and `sketch`: see `sketch.py`. `lookback_to` is the segment to which
     entries are looked for over any number of positions; None is the rule of 20 positions.
     `image_paths` say by id where in the request each of the prompt's images stands first.
-    `has_header`: the header says what is kept."""
+    `has_header`: the header says what is kept. `document_bytes` say where in the bytes of the
+    content the `documents` begin and end."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -101,6 +110,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     image_paths: Mapping[str, str] = {}
     has_header: bool = False
     documents: list[Document] = []
+    document_bytes: list[tuple[int, int]] = []
 
     @property
     def approximate(self) -> str | None:
@@ -218,7 +228,8 @@ def make_plan(
     prefixes = find_prefixes(layout.prompt, scope, adapter, kept, documents)
     # An engine that compresses a prefix holds nothing in front of its end.
     told = [one for one in prefixes if kept is None or is_behind(one.name, kept.segment)]
-    named = trim_names(told, marked)
+    named = trim_names(told, marked, MAX_NAMES - len(documents))
+    documents, places = name_documents(layout.prompt, scope, documents, prefixes)
     return Plan(
         prompt=layout.prompt,
         slots=slots,
@@ -228,6 +239,7 @@ def make_plan(
         prefixes=prefixes,
         automatic=policy if len(breakpoints) > num_given else None,
         documents=documents,
+        document_bytes=places,
         kinds=kinds_of(layout.prompt),
         sketch=sketch_of(layout.prompt, scope),
         has_header=keep is not None,

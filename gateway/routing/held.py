@@ -87,15 +87,28 @@ class SnapshotPart(NamedTuple):
     seq: int | None
 
 
+class Copied(NamedTuple):
+    """A document of a prompt: what is read of it where its name is held, as sizes of the prompt."""
+
+    digest: str
+    start: int
+    end: int
+
+    def behind(self, prefix: int) -> int:
+        """How much of it is not in a prefix of this size."""
+        return max(self.end - max(self.start, prefix), 0)
+
+
 class Ends(NamedTuple):
     """The named prefixes of a prompt, shallowest first, and how long each is.
 
-    A length times `rate` is a size; all sizes are in one unit.
+    A length times `rate` is a size; all sizes are in one unit. `documents` stand anywhere.
     """
 
     digests: Sequence[str]
     lengths: Sequence[int]
     rate: float = 1.0
+    documents: Sequence[Copied] = ()
 
     def size(self, index: int) -> int:
         return -int(-self.lengths[index] * self.rate // 1)
@@ -113,16 +126,39 @@ class Ends(NamedTuple):
 class Coverage(NamedTuple):
     """How much of a prompt an engine holds, in the unit of its `Ends`: `device` in device memory,
     then `host`, which must be copied back, then `disk`, which must be read from its store. `leased`
-    is the part of all that a lease holds."""
+    is the part of all that a lease holds. Behind the prefix `copied` of it are documents; the bit
+    of each that is held is set in `documents`."""
 
     device: int = 0
     host: int = 0
     leased: int = 0
     disk: int = 0
+    copied: int = 0
+    documents: int = 0
 
     @property
     def held(self) -> int:
         return self.device + self.host + self.disk
+
+    @property
+    def prefix(self) -> int:
+        return self.held - self.copied
+
+    def joined(
+        self, ends: "Ends", numbers: Sequence[int], tier: Tier, *, is_leased: bool
+    ) -> "Coverage":
+        """With the documents of these numbers too, which are in this tier."""
+        size = sum(ends.documents[number].behind(self.prefix) for number in numbers)
+        return self._replace(
+            **{tier: getattr(self, tier) + size},
+            leased=self.leased + size * is_leased,
+            copied=self.copied + size,
+            documents=self.documents | sum(1 << number for number in numbers),
+        )
+
+    def holds(self, number: int) -> bool:
+        """Whether the document of this number is held."""
+        return bool(self.documents >> number & 1)
 
 
 NOTHING = Coverage()
@@ -258,9 +294,30 @@ class PrefixIndex:
 
     def cover(self, ends: Ends, now: float) -> dict[int, Coverage]:
         """How much of a prompt each engine holds, by slot; nothing where it stands not here."""
+        at = self._finder(now)
+        covered = self._cover_prefix(ends, at)
+        # Documents with the same holders are taken together, and engines that hold as much.
+        alike = dict[int, list[int]]()
+        for number, document in enumerate(ends.documents):
+            if found := at(document.digest) & ~_DEPTH & ~(self._dead * _OF_SLOT):
+                alike.setdefault(found, []).append(number)
+        for found, numbers in alike.items():
+            left, leased = _EVERY, found >> _LEASED
+            for tier, field in _FIELDS.items():
+                holders, left = found >> field & left, left & ~(found >> field)
+                for bits, is_leased in (holders & leased, True), (holders & ~leased, False):
+                    joined = dict[Coverage, Coverage]()
+                    for slot in _slots_of(bits) if bits else ():
+                        before = covered.get(slot, NOTHING)
+                        if before not in joined:
+                            joined[before] = before.joined(ends, numbers, tier, is_leased=is_leased)
+                        covered[slot] = joined[before]
+        return covered
+
+    def _cover_prefix(self, ends: Ends, at: Callable[[str], int]) -> dict[int, Coverage]:
         levels: dict[int, list[tuple[int, int]]] = {_DEVICE: [], _LEASED: [], _HOST: [], _DISK: []}
         unseen = ~_DEPTH & ~(self._dead * _OF_SLOT)
-        for index, found in self._probe(ends.digests, now):
+        for index, found in self._probe(ends.digests, at):
             fresh = found & unseen
             if not fresh:
                 continue
@@ -292,30 +349,34 @@ class PrefixIndex:
             covered[slot] = Coverage(on, above - on, leased_to, held - above)
         return covered
 
-    def _probe(self, digests: Sequence[str], now: float) -> list[tuple[int, int]]:
-        """The places at which holders change, deepest first, with the holders up to there."""
+    def _finder(self, now: float) -> Callable[[str], int]:
+        """What gives a name's holders, expected ones too."""
         shards, last = self._shards, self._last_shard
         age = now - self._expected_at
         expected = self._expected[: 2 if age <= EXPECTED_SECONDS / 2 else 1]
         expected = [names for names in expected if names and age <= EXPECTED_SECONDS]
 
-        def at(index: int) -> int:
-            key = hash(digests[index])
+        def at(digest: str) -> int:
+            key = hash(digest)
             found = shards[key & last].get(key, 0)
             for names in expected:
                 found |= names.get(key, 0)
             return found
 
+        return at
+
+    def _probe(self, digests: Sequence[str], at: Callable[[str], int]) -> list[tuple[int, int]]:
+        """The places at which holders change, deepest first, with the holders up to there."""
         near = 0 if self.has_gaps else max(len(digests) - NEAR_NAMES, 0)
-        probed = {index: at(index) for index in range(len(digests) - 1, near - 1, -1)}
+        probed = {index: at(digests[index]) for index in range(len(digests) - 1, near - 1, -1)}
         spans = [(0, near)] if near else []
         if near:
-            probed[0] = at(0)
+            probed[0] = at(digests[0])
         while spans:
             low, high = spans.pop()
             if high - low > 1 and (probed[low] ^ probed[high]) > _DEPTH:
                 middle = (low + high) // 2
-                probed[middle] = at(middle)
+                probed[middle] = at(digests[middle])
                 spans += (low, middle), (middle, high)
         return sorted(probed.items(), reverse=True)
 

@@ -15,6 +15,7 @@ that the engines share, and the answering engine reads that (`prefill_elsewhere`
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from heapq import nlargest
 from math import exp, inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -26,7 +27,7 @@ from engine.protocol.reports import Description, EngineRole, why_refused
 from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
-from gateway.routing.held import NOTHING, STALE_SECONDS, Coverage, Ends, Holdings
+from gateway.routing.held import NOTHING, STALE_SECONDS, Copied, Coverage, Ends, Holdings
 
 UNLEASED_CREDIT = 0.97
 DECODE_TOKENS = 16.0
@@ -219,7 +220,7 @@ class Placement(NamedTuple, Generic[CandidateT]):
     cost: float
     coverage: Coverage
     to_prefill: int
-    available: int
+    available: Coverage
 
 
 def place(
@@ -242,7 +243,7 @@ def _place(
     fair = 0.0
     if len(candidates) > 1:
         fair = mean + max(weights.load_band * mean, weights.band_tokens)
-    costs, available = list[float](), 0
+    costs, available = list[float](), NOTHING
     queue_weight, load_weight = weights.queue_weight, weights.load_weight
     credits, since = dict[int, float](), now - STALE_SECONDS
     for candidate, recent in zip(candidates, recents, strict=True):
@@ -256,7 +257,7 @@ def _place(
             credit = credits.get(id(held))
             if credit is None:
                 credit = credits[id(held)] = _credit(held, weights)
-                available = max(available, held.held)
+                available = _more(available, held)
             cost -= credit
         costs.append(cost)
     bound = min(costs) + TIE * prompt.tokens
@@ -265,7 +266,7 @@ def _place(
         # One that was given nothing yet shows by a turn what it can.
         if min(recents) <= 0.0:
             equal = [index for index in equal if recents[index] <= 0.0] or equal
-        key = prompt.key(available)
+        key = prompt.key(available.prefix)
         # Highest random weight (Thaler and Ravishankar 1998).
         equal = [max(equal, key=lambda index: xxh3_64_intdigest(key, candidates[index].seed))]
     chosen, held = candidates[equal[0]], NOTHING
@@ -278,6 +279,10 @@ def _place(
         to_prefill=max(prompt.tokens - held.held, 0),
         available=available,
     )
+
+
+def _more(one: Coverage, other: Coverage) -> Coverage:
+    return other if other.held > one.held else one
 
 
 def _credit(held: Coverage, weights: Weights) -> float:
@@ -327,7 +332,7 @@ class TokenRates:
 
 
 class Route(NamedTuple, Generic[HeldT]):
-    """The engine for a turn, the tokens it was expected to hold, and the most that any engine held.
+    """The engine for a turn, what it was expected to hold, and the most that any engine held.
 
     `tokens` is the whole prompt. All are estimates, in tokens.
     """
@@ -335,8 +340,8 @@ class Route(NamedTuple, Generic[HeldT]):
     engine: HeldT
     prompt: PromptSizes
     to_prefill: int
-    captured: int
-    available: int
+    captured: Coverage
+    available: Coverage
 
     @property
     def tokens(self) -> int:
@@ -345,16 +350,21 @@ class Route(NamedTuple, Generic[HeldT]):
     @property
     def expected(self) -> Sequence[str]:
         """What the engine will hold besides when it has answered."""
-        ends = self.prompt.ends
-        return ends.digests[ends.first_above(self.captured) :]
+        ends, captured = self.prompt.ends, self.captured
+        documents = (document.digest for document in ends.documents)
+        lacking = (name for number, name in enumerate(documents) if not captured.holds(number))
+        return [*ends.digests[ends.first_above(captured.prefix) :], *lacking]
 
-    def exact(self, held: int, started: Started) -> int:
-        """Turn an estimate of held tokens into the engine's count at the same name."""
-        if held == 0:
-            return 0
-        index = self.prompt.ends.first_above(held - 1)
-        offsets = started.receipt.name_tokens
-        return offsets[index] if index < len(offsets) else started.usage.prompt_tokens
+    def exact(self, held: Coverage, started: Started) -> int:
+        """Turn an estimate of held tokens into the engine's count at the same names."""
+        prefix, receipt = 0, started.receipt
+        if held.prefix:
+            index, offsets = self.prompt.ends.first_above(held.prefix - 1), receipt.name_tokens
+            prefix = offsets[index] if index < len(offsets) else started.usage.prompt_tokens
+        copied = (Copied("", *place) for place in receipt.copied)
+        return prefix + sum(
+            one.behind(prefix) for number, one in enumerate(copied) if held.holds(number)
+        )
 
 
 @dataclass(slots=True)
@@ -389,16 +399,22 @@ class Router:
         available = placement.available
         if len(taking) < len(serving):
             known = [e.holdings for e in serving if not e.holdings.is_stale(now)]
-            found = [covered[each.slot].held for each in known if each.slot in covered]
-            available = max([available, *found])
-        chosen, held = placement.engine, placement.coverage.held
+            found = (covered[each.slot] for each in known if each.slot in covered)
+            available = reduce(_more, found, available)
+        chosen, held = placement.engine, placement.coverage
         return Route(chosen, prompt, placement.to_prefill, held, available)
 
     def sizes(self, ask: Ask, engine: Routable) -> PromptSizes:
         """The prompt's names with estimated depths in tokens of the engine's model."""
         assert engine.description is not None
         digests = [name.digest for name in ask.plan.names]
-        ends = Ends(digests, ask.plan.name_bytes, self.rates.of(engine.description.model))
+        rate = self.rates.of(engine.description.model)
+        documents = list[Copied]()
+        for one, (begin, end) in zip(ask.plan.documents, ask.plan.document_bytes, strict=True):
+            start, behind = -int(-begin * rate // 1), -int(-end * rate // 1)
+            copied = start + one.num_recomputed(behind - start)
+            documents.append(Copied(one.name, copied, behind))
+        ends = Ends(digests, ask.plan.name_bytes, rate, documents)
         key = ask.routing_key
         affinity = None if key is None else f"{ask.principal.scope} {key}"
         return PromptSizes(ends, ends.whole, affinity)
@@ -408,9 +424,9 @@ def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[Engi
     """Engines that may hold more of the prompt than is known, where names were forgotten: those
     that rendezvous hashing puts first. Most were not above their fair share when it came."""
     is_whole = not route.engine.holdings.index.num_forgotten
-    if is_whole or route.tokens - route.available < MIN_ASKED_TOKENS:
+    if is_whole or route.tokens - route.available.held < MIN_ASKED_TOKENS:
         return []
-    key = route.prompt.key(route.available)
+    key = route.prompt.key(route.available.prefix)
     alike = [engine for engine in ready if engine.kind == route.engine.kind]
     return nlargest(NUM_LIKELY, alike, key=lambda each: xxh3_64_intdigest(key, each.seed))
 
@@ -448,7 +464,9 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         # In the Responses API log probabilities are a wish.
         if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
-    for path, method, parameter in ask.plan.approximations:
+    # Of many documents each number of recomputed tokens is looked up once.
+    asked = {(method, part): path for path, method, part in reversed(ask.plan.approximations)}
+    for (method, parameter), path in asked.items():
         if why := why_refused(description.techniques, method, parameter):
             raise InvalidRequest(f"{path}: {why}")
     if description.upstream is not None and "own_template" not in can:
@@ -482,7 +500,7 @@ def prefill_elsewhere(
     """The engine that prefills for the engine of `route`; None if that one prefills it itself."""
     prompt, other = route.prompt, route.engine
     marked = marked_tokens(ask, prompt.ends)
-    if ask.is_batch or marked - route.captured < MIN_TOKENS:
+    if ask.is_batch or marked - route.captured.held < MIN_TOKENS:
         return None
     engines = list[EngineT]()
     for engine in ready:
@@ -499,11 +517,11 @@ def prefill_elsewhere(
         return None
     here = place(prompt, [other], weights, now)
     placement = place(prompt, engines, weights, now)
-    there = placement.cost + weights.disk_cost * (marked - route.captured)
+    there = placement.cost + weights.disk_cost * (marked - route.captured.held)
     there += route.tokens - marked + HAND_OVER_TOKENS
     delay = weights.delay_cost * here.to_prefill * other.load.num_decoding
     if here.cost + delay <= there:
         return None
-    available = max(route.available, placement.available)
-    to_prefill, held = placement.to_prefill, placement.coverage.held
+    available = _more(route.available, placement.available)
+    to_prefill, held = placement.to_prefill, placement.coverage
     return Route(placement.engine, prompt, to_prefill, held, available)

@@ -81,7 +81,7 @@ class FirstLegs:
                 if (mine := engine.description) is not None
                 and (mine.role != "prefill" and theirs is not None and mine.model == theirs.model)
             ]
-            if not others or any(e.holdings.coverage(ends, now).held >= marked for e in others):
+            if not others or any(e.holdings.coverage(ends, now).prefix >= marked for e in others):
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
         self.failed(leg)

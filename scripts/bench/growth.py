@@ -35,8 +35,8 @@ import httpx
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from engine.protocol import ChainHeld, HeldName, Name, Snapshot
-from engine.protocol.reports import Description
+from engine.protocol import ChainHeld, Document, HeldName, Name, Snapshot
+from engine.protocol.reports import Description, Technique
 from gateway.base.catalogue import Model
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
@@ -85,6 +85,9 @@ DESCRIPTION = Description(
     granularity=1,
     min_cache_tokens=16,
     capabilities=["tools"],
+    techniques=[
+        Technique(method="blocks", parameter=0, kl=0.0, agreement=1.0, tokens=1, is_allowed=True)
+    ],
 )
 
 
@@ -118,38 +121,49 @@ def fleet(num: int, index: PrefixIndex, truth: Sequence[dict[str, int]] = ()) ->
     return made
 
 
-def ask_of(digests: Sequence[str], template: list[Ask]) -> Ask:
-    """A turn whose prompt has these names, NAME_TOKENS apart."""
+def ask_of(digests: Sequence[str], template: list[Ask], num_documents: int = 0) -> Ask:
+    """A turn whose prompt has these names, NAME_TOKENS apart. The last names are documents'."""
     if not template:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
         asked = Asked(Principal("w", "k", "scope"), Model(id="m", display_name="m"), 0.0)
         template.append(chat_ask_of(decode_chat(msgspec.json.encode(body)), asked))
     names = [Name(digest, 0, number) for number, digest in enumerate(digests)]
     lengths = [4 * NAME_TOKENS * (number + 1) for number in range(len(digests))]
-    plan = msgspec.structs.replace(template[0].plan, names=names, name_bytes=lengths)
+    num_prefixes = len(names) - num_documents
+    begins = [0, *lengths][num_prefixes:-1] if num_documents else []
+    plan = msgspec.structs.replace(
+        template[0].plan,
+        names=names[:num_prefixes],
+        name_bytes=lengths[:num_prefixes],
+        documents=[Document(0, name=name.digest) for name in names[num_prefixes:]],
+        document_bytes=[(begin, begin + 4 * NAME_TOKENS) for begin in begins],
+    )
     return msgspec.structs.replace(template[0], plan=plan)
 
 
 def bench_choice(num_engines: int) -> None:
     rows, template = [], list[Ask]()
-    for num_names in (10, 64, 512):
+    for num_names, num_documents in ((10, 0), (64, 0), (512, 0), (128, 64)):
         names, cells = [f"{n:016x}" for n in range(num_names)], []
-        for holders, depth in ((0, 0), (1, num_names), (num_engines, num_names // 2)):
+        num_prefixes = num_names - num_documents
+        for holders, share in ((0, 0.0), (1, 1.0), (num_engines, 0.5)):
             engines = fleet(num_engines, PrefixIndex())
             for one in engines:
-                held = [
-                    HeldName(name, 16) for name in names[: depth if one.number < holders else 0]
-                ]
+                held = list[HeldName]()
+                for some in (names[:num_prefixes], names[num_prefixes:]):
+                    depth = int(share * len(some)) if one.number < holders else 0
+                    held += [HeldName(name, 16) for name in some[:depth]]
                 chain = ChainHeld(seq=1, names=held, num_leased=len(held))
                 one.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
                 one.load.assign("t", 1000 + one.number, 0.0)
-            ask, seconds = ask_of(names, template), []
+            ask, seconds = ask_of(names, template, num_documents), []
             for _ in range(400):
                 begun = time.thread_time()
                 Router().choose(ask, engines, 1.0)
                 seconds.append(time.thread_time() - begun)
             cells.append(f"{1e3 * statistics.median(seconds):.3f}")
-        rows.append([str(num_names), *cells])
+        what = f", {num_documents} of documents" if num_documents else ""
+        rows.append([f"{num_names}{what}", *cells])
     print(f"\nchoice among {num_engines} engines, ms of CPU, median (0.2 wanted)")
     print(table(("names", "nobody holds", "one holds all", "all hold half"), rows), flush=True)
 

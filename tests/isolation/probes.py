@@ -9,7 +9,7 @@ import os
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,19 @@ _VOLATILE_HEADERS = {"date", "request-id", "x-request-id", "anthropic-workspace-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How a probe asks: everything that an attacker may choose. `keeps`: the marker asks for a
-    compressed prefix."""
+    compressed prefix. `places`: the prefix is a document that stands anywhere."""
 
     dialect: str
     stream: bool
     marked: bool
     compares: bool = False
     keeps: bool = False
+    places: bool = False
 
     def __str__(self) -> str:
         words = [self.dialect, "stream" if self.stream else "whole"]
         words += ["marked"] * self.marked + ["compares"] * self.compares + ["keeps"] * self.keeps
+        words += ["places"] * self.places
         return " ".join(words)
 
 
@@ -66,6 +68,7 @@ SHAPES = [
     for marked in (True, False)
     for compares in ((False, True) if dialect == "messages" else (False,))
 ]
+PLACING_SHAPES = [Shape("messages", stream, marked=True, places=True) for stream in (False, True)]
 KEEPING_SHAPES = [
     Shape(dialect, stream, marked=True, keeps=True)
     for dialect in ("messages", "chat")
@@ -99,7 +102,14 @@ def body_of(
     system: Any = [{"type": "text", "text": prefix, **mark}]
     body: dict[str, Any] = {"model": MODEL, "stream": shape.stream, "temperature": 0}
     body["max_tokens"] = 2
-    user = {"role": "user", "content": question}
+    user: dict[str, Any] = {"role": "user", "content": question}
+    if shape.places:
+        place = {"cache_control": {"type": "ephemeral", "holdfast": {"block": "anywhere"}}}
+        document = {"type": "text", "text": prefix, **place}
+        # The question first: every probe has the document behind another text.
+        asked = {"type": "text", "text": question}
+        user["content"] = [asked, document, {"type": "text", "text": "What is it?"}]
+        return body | {"messages": [user]}
     if shape.dialect == "messages":
         body |= {"system": system, "messages": [user]}
         if shape.compares:
@@ -196,8 +206,9 @@ def probe_exactly(
     assert result.hints is not None
     for index in range(number):
         shape = shapes[index % len(shapes)]
-        warming = Shape(shape.dialect, stream=False, marked=True, keeps=shape.keeps)
-        prefix, question = words(rng, 120 if shape.keeps else 30), words(rng, 3)
+        warming = replace(shape, stream=False, marked=True, compares=False)
+        is_long = shape.keeps or shape.places
+        prefix, question = words(rng, 120 if is_long else 30), words(rng, 3)
         cold = ask(reference, shape, body_of(shape, prefix, question))
         warm = ask(owner, warming, body_of(warming, prefix, words(rng, 3)))
         assert warm.read == 0 and warm.written > 32

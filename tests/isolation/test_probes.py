@@ -15,6 +15,7 @@ from tests.isolation.conftest import WORKSPACES, House
 from tests.isolation.probes import (
     KEEPING_SHAPES,
     NUM_PROBES,
+    PLACING_SHAPES,
     SHAPES,
     Seen,
     Shape,
@@ -56,6 +57,14 @@ def test_a_stranger_sees_nothing_of_a_compressed_prefix(house: House) -> None:
         assert (seen.read, seen.body, seen.headers) == (0, cold.body, cold.headers)
         # The owner's own exact blocks may still be there, and are no entry.
         assert ask(house.owner, probing, body_of(probing, prefix, question)).read == 0
+
+
+def test_a_stranger_finds_no_document_that_stands_anywhere(house: House) -> None:
+    """Behind other words than the owner's, which is how documents are found."""
+    number, clients = NUM_PROBES // 5, (house.owner, house.stranger, house.reference)
+    found = probe_exactly(*clients, number, PLACING_SHAPES, seed=7)
+    assert (found.probes, found.stranger_reads, found.owner_reads) == (number, 0, number)
+    assert found.hints == []
 
 
 def warm(house: House, shape: Shape, rng: random.Random) -> str:

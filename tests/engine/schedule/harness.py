@@ -406,7 +406,11 @@ class Harness:
             query = compressed(query, self.cache, Compression("keydiff", keep[1], end, kept))
         if documents:
             placed = [
-                (Document(index, ttl, recompute), ends[index] - len(segments[index]), ends[index])
+                (
+                    Document(index, ttl, recompute, str(segments[index][0])),
+                    ends[index] - len(segments[index]),
+                    ends[index],
+                )
                 for index, ttl in sorted(documents.items())
             ]
             query = with_documents(query, self.cache, placed)

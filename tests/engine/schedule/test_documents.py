@@ -12,7 +12,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.clock import ManualClock
-from engine.protocol import Blocks, InputUsage, Ttl
+from engine.protocol import Blocks, ChainGone, ChainHeld, HeldName, InputUsage, LeaseEnded, Ttl
 from tests.engine.schedule.harness import Harness, Sent, occupied, words
 
 HEAD = words(0, 9)
@@ -177,6 +177,22 @@ def test_scopes_are_apart() -> None:
     other = engine.send(HEAD, A, words(100, 5), documents={1: "5m"}, scope="b")
     engine.finish(other)
     assert (usage_of(other).cache_read_tokens, usage_of(other).automatic_tokens) == (0, 0)
+
+
+def test_each_has_a_name_while_it_is_held_and_one_for_the_receipt() -> None:
+    engine = Harness(num_blocks=40, lease_share=1.0)
+    sent = engine.send(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "1h"})
+    engine.finish(sent)
+    held = [event for event in engine.events if isinstance(event, ChainHeld)]
+    # The first token and the document, in whole blocks.
+    told = [(*event.names, event.num_leased) for event in held]
+    assert told == [(HeldName("1000", 20), 1), (HeldName("2000", 24), 1)]
+    assert sent.started is not None
+    assert sent.started.receipt.copied == [(12, 31), (34, 54)]
+    engine.clock.advance(301)
+    engine.finish(occupied(engine, 30, max_tokens=4))
+    gone = [event.names for event in engine.events if isinstance(event, LeaseEnded | ChainGone)]
+    assert gone == [["1000"], ["1000"]], "its lease, then its blocks"
 
 
 def test_choices_go_on_behind_documents() -> None:

@@ -3,12 +3,22 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart, Tool, ToolUsePart
+from engine.protocol import (
+    MAX_NAMES,
+    Document,
+    Message,
+    Name,
+    Prompt,
+    TextPart,
+    Tool,
+    ToolUsePart,
+)
 from engine.protocol.reports import AdapterInfo
 from gateway.prompt.names import (
     MAX_STEP,
     NAMES_RULE,
     find_prefixes,
+    name_documents,
     trim_names,
 )
 from tests.gateway.bodies import conversation, lowered
@@ -111,3 +121,23 @@ def test_names_behind_an_adapters_beginning_are_its_own() -> None:
     activated = names("1", "judge")
     assert activated[:2] == base[:2] and not set(activated[2:]) & {*base, *names("1")}
     assert names("1", "never said") == base
+
+
+def test_a_document_has_one_name_wherever_it_stands_and_none_of_another_scope() -> None:
+    said = ["An été. ", "x" * 40_000, "z"]
+    orders = [(0, 1, 2), (2, 1, 0), (1, 0, 2)]
+    found: dict[str, list[set[str]]] = {}
+    for scope in ("ours", "theirs"):
+        for order in orders:
+            asked = prompt("", *(said[n] for n in order))
+            documents = [Document(1 + place) for place in range(3)]
+            prefixes = find_prefixes(asked, scope, documents=documents)
+            named, places = name_documents(asked, scope, documents, prefixes)
+            sizes = [len(said[n].encode()) for n in order]
+            assert [end - begin for begin, end in places] == sizes
+            assert places[-1][1] == prefixes[-1].num_bytes
+            texts = [found.setdefault(f"{scope} {n}", []) for n in order]
+            for names, one in zip(texts, named, strict=True):
+                names.append({one.name})
+    assert all(len(set.union(*names)) == 1 for names in found.values())
+    assert len(set.union(*(names[0] for names in found.values()))) == 6

@@ -57,7 +57,7 @@ def test_among_idle_engines_the_one_that_holds_most_takes_it(depths: list[int]) 
     engines = [engine(number, depth) for number, depth in enumerate(depths)]
     placement = place(prompt(), engines, WEIGHTS, NOW)
     most = SIZES[max(depths) - 1] if max(depths) else 0
-    assert placement.available == placement.coverage.held == most
+    assert placement.available.held == placement.coverage.held == most
     assert placement.to_prefill == SIZES[-1] - most
 
 

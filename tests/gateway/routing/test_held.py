@@ -25,6 +25,7 @@ from gateway.routing.held import (
     NEAR_NAMES,
     NOTHING,
     STALE_SECONDS,
+    Copied,
     Coverage,
     Ends,
     Holdings,
@@ -235,3 +236,47 @@ def test_where_entries_alone_are_held_every_name_is_looked_at() -> None:
     assert num - NEAR_NAMES > 301
     index.has_gaps = True
     assert holdings.coverage(ends, 0.0).held == 302
+
+
+DOCUMENTS = [Copied("a", 10, 50), Copied("b", 66, 100), Copied("c", 130, 170)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, DEPTH),
+            st.dictionaries(
+                st.sampled_from("abc"),
+                st.tuples(st.sampled_from(["device", "host", "disk"]), st.booleans()),
+            ),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_documents_count_behind_the_prefix_that_an_engine_holds(
+    engines: list[tuple[int, dict[str, tuple[Tier, bool]]]],
+) -> None:
+    index = PrefixIndex()
+    prompt = ends_of(0, DEPTH)
+    holders = [Holdings(index) for _ in engines]
+    for holdings, (depth, documents) in zip(holders, engines, strict=True):
+        chains = [chain_of(0, depth, num_leased=depth)] + [
+            ChainHeld(seq=0, names=[HeldName(name, 32)], tier=tier, num_leased=int(is_leased))
+            for name, (tier, is_leased) in documents.items()
+        ]
+        holdings.apply(Snapshot(seq=1, epoch="e", chains=chains), 0.0)
+    covered = index.cover(prompt._replace(documents=DOCUMENTS), 0.0)
+    for holdings, (depth, documents) in zip(holders, engines, strict=True):
+        sizes = dict.fromkeys(("device", "host", "disk", "leased"), 0)
+        sizes["device"] = sizes["leased"] = prefix = 16 * depth
+        for name, start, end in DOCUMENTS:
+            tier, is_leased = documents.get(name, ("device", False))
+            own = len(range(max(start, prefix), end)) if name in documents else 0
+            sizes[tier] += own
+            sizes["leased"] += own * is_leased
+        found = covered.get(holdings.slot, NOTHING)
+        assert {tier: getattr(found, tier) for tier in sizes} == sizes
+        assert found.prefix == prefix
+        assert {"abc"[n] for n in range(3) if found.holds(n)} == set(documents)
+        assert index.cover(prompt, 0.0).get(holdings.slot, NOTHING).held == prefix
