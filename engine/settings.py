@@ -55,6 +55,9 @@ class Settings(BaseSettings):
         description="Directory of folders with LoRA adapters, as PEFT writes them (native "
         "engine and vLLM); all are loaded at the start; default: none",
     )
+    adapter_bytes: int = Field(
+        8 * 2**30, ge=1, le=2**50, description="Bytes of all loaded adapters' weights, as files"
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
     num_blocks: int | None = Field(
         None,

@@ -20,6 +20,7 @@ import structlog
 from engine.cache.digests import ActiveAdapter, last_place
 from engine.cache.ids import TokenId
 from engine.errors import AdapterRefused, NotFound
+from engine.peft import WEIGHTS
 from engine.protocol.reports import AdapterInfo, Description
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
@@ -63,12 +64,14 @@ class ModelAdapters(Protocol):
 class AdapterParts:
     """What a backend that computes adapters has. `spelled` gives the text of an invocation.
 
-    Names are those of the folders in `directory`, and those that `named` has.
+    Names are those of the folders in `directory`, and those that `named` has. The files with the
+    weights of all that are loaded have `max_bytes` at most.
     """
 
     directory: Path | None
     model: ModelAdapters
     spelled: Callable[[Sequence[TokenId]], str]
+    max_bytes: int
     named: Mapping[str, Path] = field(default_factory=dict)
 
     def names(self) -> list[str]:
@@ -87,7 +90,7 @@ class AdapterShelf:
         self._parts = parts
         self._by_name: dict[str, tuple[AdapterInfo, ReadAdapter]] = {}
         self._leaving: dict[str, AdapterInfo] = {}
-        self._held: set[str] = set()
+        self._held: dict[str, int] = {}
         self._changing = asyncio.Lock()
         self._ends: set[asyncio.Task[None]] = set()
         if parts is None:
@@ -95,11 +98,11 @@ class AdapterShelf:
         names = parts.names()
         for name in names[:MAX_ADAPTERS]:
             try:
-                info, read = self._read(parts, name)
+                info, read, size = self._read(parts, name)
             except AdapterRefused as error:
                 log.error("an adapter is not loaded", why=str(error))
                 continue
-            self._hold(parts, read)
+            self._hold(parts, read.digest, size)
             self._by_name[name] = info, read
         for name in names[MAX_ADAPTERS:]:
             log.error("an adapter is not loaded", why=f"{name}: there are {MAX_ADAPTERS} already")
@@ -134,8 +137,8 @@ class AdapterShelf:
         async with self._changing:
             if name not in self._by_name and len(self._by_name) >= MAX_ADAPTERS:
                 raise AdapterRefused(f"{name[:64]}: there are {MAX_ADAPTERS} already")
-            info, read = await asyncio.to_thread(self._read, parts, name)
-            await call(partial(self._hold, parts, read))
+            info, read, size = await asyncio.to_thread(self._read, parts, name)
+            await call(partial(self._hold, parts, read.digest, size))
             before = self._by_name.get(name)
             self._by_name[name] = info, read
         log.info("adapter loaded", adapter=name, digest=info.digest)
@@ -163,11 +166,20 @@ class AdapterShelf:
 
     # Inside.
 
-    def _read(self, parts: AdapterParts, name: str) -> tuple[AdapterInfo, ReadAdapter]:
+    def _read(self, parts: AdapterParts, name: str) -> tuple[AdapterInfo, ReadAdapter, int]:
+        """The adapter, and the bytes of the file with its weights. Raise AdapterRefused."""
         if not _NAME.fullmatch(name):
             raise AdapterRefused("name: 64 letters, digits, `.`, `_` or `-` at most")
         if (path := parts.find(name)) is None:
             raise AdapterRefused(f"{name}: ENGINE_ADAPTERS has no such folder")
+        size, held = 0, sum(self._held.values())
+        with suppress(OSError):  # what is not there is told by who reads it
+            size = (path / WEIGHTS).stat().st_size
+        if size > parts.max_bytes - held:
+            raise AdapterRefused(
+                f"{name}: {WEIGHTS} has {size} bytes, those that are loaded {held}, and "
+                f"ENGINE_ADAPTER_BYTES lets all have {parts.max_bytes}"
+            )
         try:
             read = parts.model.read(path)
         except StartRefused as error:
@@ -179,11 +191,11 @@ class AdapterShelf:
             num_bytes=read.num_bytes,
             invocation=parts.spelled(read.invocation) if read.invocation else None,
         )
-        return info, read
+        return info, read, size
 
-    def _hold(self, parts: AdapterParts, read: ReadAdapter) -> None:
-        parts.model.hold(read.digest)
-        self._held.add(read.digest)
+    def _hold(self, parts: AdapterParts, digest: str, size: int) -> None:
+        parts.model.hold(digest)
+        self._held[digest] = size
 
     def _leave(
         self, parts: AdapterParts, info: AdapterInfo, call: Call[None], accounting: Accounting
@@ -204,7 +216,7 @@ class AdapterShelf:
         def try_to_end() -> None:
             if digest in self._held and accounting.drop_adapter(digest):
                 parts.model.let_go(digest)
-                self._held.discard(digest)
+                self._held.pop(digest, None)
 
         while True:
             async with self._changing:

@@ -76,6 +76,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             Path(settings.adapters),
             runner.adapters,
             lambda ids: renderer.tokenizer.decode(list(ids), skip_special_tokens=False),
+            settings.adapter_bytes,
         )
     compressor, techniques = None, list[Technique]()
     if settings.approximate:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.peft import WEIGHTS
 from engine.protocol import ErrorReply, Finished
 from engine.protocol.reports import AdapterInfo, Description
 from tests.adapters import INVOCATION, invocation_of, write_adapter
@@ -81,6 +82,11 @@ def ask(
     digest = digest or digest_of(engine, name)
     with engine.stream(msgspec.structs.replace(request, adapter=digest)) as stream:
         return Answer(list(stream.frames))
+
+
+def refusal(engine: Engine, name: str) -> tuple[int, ErrorReply]:
+    reply = engine.client.post("/v1/adapters", json={"name": name})
+    return reply.status_code, msgspec.json.decode(reply.content, type=ErrorReply)
 
 
 def read(answer: Answer) -> int:
@@ -243,21 +249,17 @@ def test_leases_of_adapters_outlive_a_restart(model: Path, folder: Path, tmp_pat
 def test_what_can_not_be_loaded_is_told_and_the_rest_goes_on(
     either: Engine, model: Path, folder: Path
 ) -> None:
-    def refusal(name: str) -> tuple[int, ErrorReply]:
-        reply = either.client.post("/v1/adapters", json={"name": name})
-        return reply.status_code, msgspec.json.decode(reply.content, type=ErrorReply)
-
     write_adapter(model, folder / "dora", use_dora=True)
-    status, told = refusal("dora")
+    status, told = refusal(either, "dora")
     assert (status, told.code, told.is_public) == (400, "invalid_request", True)
     assert told.message == "adapter dora: `use_dora`: not supported"
     for name in ("../red", "", "a" * 65, "nobody"):
-        status, told = refusal(name)
+        status, told = refusal(either, name)
         assert status == 400 and told.is_public
     if either.description.backend == "vllm":
         write_adapter(model, folder / "wide", r=64)
-        assert "LoRA rank 64 is greater than max_lora_rank 16" in refusal("wide")[1].message
-        assert "vLLM has no activated LoRA" in refusal("judge")[1].message
+        assert "LoRA rank 64 is greater than max_lora_rank 16" in refusal(either, "wide")[1].message
+        assert "vLLM has no activated LoRA" in refusal(either, "judge")[1].message
         assert set(adapters_of(either)) == {"blue", "red"}
     else:
         assert set(adapters_of(either)) == {"blue", "red", "judge"}
@@ -288,3 +290,24 @@ def test_vllm_computes_what_the_native_engine_does(model: Path, folder: Path) ->
         for name in names:
             warm = ask(engine, (texts[name], TAIL), name, max_tokens=48)
             assert read(warm) > 0 and warm.text() == expected[name].text()
+
+
+def test_adapters_have_a_bound_in_bytes_together(model: Path, folder: Path) -> None:
+    sizes = [(one / WEIGHTS).stat().st_size for one in folder.iterdir()]
+    room = sum(sizes) - 1
+    with running_engine("native", settings_of(model, folder, ADAPTER_BYTES=room)) as engine:
+        # Those at the start go by their names.
+        assert sorted(adapters_of(engine)) == ["blue", "judge"]
+        status, told = refusal(engine, "red")
+        size = (folder / "red" / WEIGHTS).stat().st_size
+        words = f"has {size} bytes, those that are loaded {sum(sizes) - size}, and"
+        assert (status, told.message) == (
+            400,
+            f"adapter red: {WEIGHTS} {words} ENGINE_ADAPTER_BYTES lets all have {room}",
+        )
+        engine.client.delete("/v1/adapters/blue")
+        deadline = time.monotonic() + 60
+        while "blue" in adapters_of(engine):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert engine.post("adapters", {"name": "red"}, AdapterInfo).name == "red"

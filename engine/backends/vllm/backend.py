@@ -103,7 +103,9 @@ class VllmBackend(EngineBackend):
             folder = Path(self._settings.adapters) if self._settings.adapters else None
             given = VllmAdapters(parts.core, self._event_loop)
             spelled = parts.renderer.tokenizer.decode
-            self._adapters = AdapterShelf(AdapterParts(folder, given, spelled, parts.adapters))
+            room = self._settings.adapter_bytes
+            shelved = AdapterParts(folder, given, spelled, room, parts.adapters)
+            self._adapters = AdapterShelf(shelved)
             self._closing.callback(given.close)
         self._begin(self._assemble(parts, self._whole(description)))
 
