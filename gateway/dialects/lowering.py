@@ -249,6 +249,8 @@ class Lowering:
         Raise InvalidRequest where the setting refuses what no model here reads.
         """
         if media.kind == "image" and self.asked.model.sees:
+            if media.detail not in (None, "auto"):
+                self.notepad.ignore(f"{path}.detail", "the model has one size for an image")
             return self.images.read(path, media)
         return stand_in(path, media, self.asked.unreadable, self.notepad)
 
@@ -301,9 +303,9 @@ def text_in(data: str) -> str | None:
 
 def split_data_url(url: str) -> tuple[str, str]:
     """Media type and data of a `data:` URL (RFC 2397); both empty for any other address."""
-    if not url.startswith("data:"):
+    if url[:5].lower() != "data:":
         return "", ""
-    head, _, data = url.removeprefix("data:").partition(",")
+    head, _, data = url[5:].partition(",")
     return head[:256].partition(";")[0], data
 
 

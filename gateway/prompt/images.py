@@ -49,16 +49,15 @@ class ImageReader:
         self._num_shown += 1
         if self._num_shown > MAX_IMAGES:
             raise InvalidRequest(f"{path}: at most {MAX_IMAGES} images. {REFUSED}")
-        data = b""
-        if self._fetched is not None and media.name.startswith(("http://", "https://")):
+        data, is_address = b"", media.name.startswith(("http://", "https://"))
+        if is_address and self._fetched is not None:
             if media.name not in self._fetched:
                 self.named.setdefault(media.name, path)
                 return f"[image {'0' * 64}]"
             data = self._fetched[media.name]
         elif not media.data:
-            raise InvalidRequest(
-                f"{path}: must be base64: this server fetches no addresses. {REFUSED}"
-            )
+            why = ": this server fetches no addresses" if is_address else ", in a URL as `data:`"
+            raise InvalidRequest(f"{path}: must be base64{why}. {REFUSED}")
         if len(media.data) // 4 * 3 - 2 > MAX_IMAGE_BYTES:
             raise InvalidRequest(f"{path}: at most {MAX_IMAGE_BYTES} bytes an image. {REFUSED}")
         try:

@@ -35,15 +35,17 @@ _MAX_SEGMENTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One piece of content that no engine here reads.
+    """One piece of content that is no text.
 
     `media_type` is as the client wrote it, `data` its base64, `name` a file's name or an address.
+    `detail` is how much of an image is wanted.
     """
 
     kind: Kind
     media_type: str = ""
     data: str = ""
     name: str = ""
+    detail: str | None = None
 
 
 def stand_in(path: str, media: Media, unreadable: Unreadable, notepad: Notepad) -> str:

@@ -1,5 +1,7 @@
 """Prompts of a given length that no other test has sent."""
 
+import struct
+import zlib
 from itertools import count
 from typing import Any
 
@@ -16,3 +18,18 @@ def handbook(num_rules: int) -> str:
 
 def marked(text: str, ttl: str = "5m") -> list[dict[str, Any]]:
     return [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": ttl}}]
+
+
+def png(width: int = 112, height: int = 84, *, first: int = 0, shade: int = 90) -> bytes:
+    """One shade of grey, but for the first pixel."""
+    line = bytes([0]) + bytes([shade]) * 3 * width
+    rows = bytearray(line * height)
+    rows[1] = first
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(rows)))
+    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")

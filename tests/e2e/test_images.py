@@ -1,10 +1,11 @@
 """Images on an engine that sees, as the official SDKs and coding agents send them: real sockets, a
 tiny vision model on vLLM's CPU build: in our process, and in a server before which we stand. With
-VLLM_MOUNTED=1 that engine is our plugin's."""
+VLLM_MOUNTED=1 that engine is our plugin's. Models of other families are where VLLM_PYTHON has
+torchvision."""
 
 import os
 import struct
-import zlib
+import subprocess
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ from google.genai import types
 from openai import OpenAI
 
 from tests.conformance.engines import running_engine
-from tests.e2e.prompts import handbook
-from tests.engine.backends.vllm.models import write_idefics
+from tests.e2e.prompts import handbook, png
+from tests.engine.backends.vllm.models import SEEING_MODELS, write_idefics
 from tests.fuzz.houses import serving
 from tests.fuzz.servers import Machines
 
@@ -34,25 +35,14 @@ id = "tiny-eyes"
 engine_model = "{served}"
 min_cache_tokens = 32
 """
-ENGINES = ("vllm",) if os.environ.get("VLLM_MOUNTED") else ("vllm", "upstream")
-# As models that see have it: the template shows an image among texts.
-SHOWN = "{%- if part.type == 'image' -%}<image>{%- else -%}{{ part.text }}{%- endif -%}"
+# The first two see by Idefics 3.
+ENGINES = ("vllm",) if os.environ.get("VLLM_MOUNTED") else ("vllm", "upstream", *SEEING_MODELS)
 MARK = {"type": "ephemeral"}
 
 
-def png(width: int = 112, height: int = 84, *, first: int = 0, shade: int = 90) -> bytes:
-    """One shade of grey, but for the first pixel."""
-    line = bytes([0]) + bytes([shade]) * 3 * width
-    rows = bytearray(line * height)
-    rows[1] = first
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(rows)))
-    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")
+def large(**more: int) -> bytes:
+    """An image that has more tokens than a block of every model's."""
+    return png(224, 168, **more)
 
 
 def block(data: bytes, *, marked: bool = False) -> dict[str, Any]:
@@ -77,17 +67,23 @@ class House(NamedTuple):
 def house(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
+    backend, write = request.param, write_idefics
+    if backend in SEEING_MODELS:
+        asked = (
+            "from importlib.util import find_spec as f; import sys; sys.exit(not f('torchvision'))"
+        )
+        if subprocess.run([os.environ["VLLM_PYTHON"], "-c", asked]).returncode:
+            pytest.skip("VLLM_PYTHON has no torchvision")
+        backend, write = "vllm", SEEING_MODELS[backend]
     model = tmp_path_factory.mktemp("model") / "eyes"
     model.mkdir()
     settings = {
-        "MODEL": str(write_idefics(model)),
+        "MODEL": str(write(model)),
         "NUM_BLOCKS": 1024,
         "BLOCK_SIZE": BLOCK_SIZE,
         "VLLM_ARGS": '{"max_model_len": 4096, "limit_mm_per_prompt": {"image": 6}}',
     }
-    template = model / "chat_template.jinja"
-    template.write_text(template.read_text().replace("{{ part.text }}", SHOWN))
-    with running_engine(request.param, settings) as engine:
+    with running_engine(backend, settings) as engine:
         assert "images" in engine.description.capabilities
         directory = tmp_path_factory.mktemp("gateway")
         models = MODELS_TOML.format(served=engine.description.model)
@@ -109,18 +105,18 @@ def ask(client: Anthropic, content: Any, *more: dict[str, Any]) -> Any:
 
 def test_an_image_is_read_in_the_second_turn_and_by_nobody_else(house: House) -> None:
     about = handbook(1)
-    content = [text(about), block(png(), marked=True)]
+    content = [text(about), block(large(), marked=True)]
     with house.client() as one, house.client(1) as two:
         alone = ask(one, [text(about, marked=True)])
         first = ask(one, content)
         seen = first.cache_creation_input_tokens
         # More than the text: the image has tokens of its own, and they are in the entry.
-        assert alone.cache_creation_input_tokens + 32 < seen + first.cache_read_input_tokens
+        assert alone.cache_creation_input_tokens + 32 <= seen + first.cache_read_input_tokens
         held = seen + first.cache_read_input_tokens
         again = ask(one, [*content, text("And now?")])
         assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (held, 0)
         # One pixel is another image: of it the text in front is read.
-        other = ask(one, [text(about), block(png(first=1), marked=True)])
+        other = ask(one, [text(about), block(large(first=1), marked=True)])
         assert other.cache_read_input_tokens <= alone.cache_creation_input_tokens
         assert other.cache_read_input_tokens + other.cache_creation_input_tokens == held
         # So is the same image in another workspace, where nothing at all is read.
@@ -141,7 +137,7 @@ def test_a_screenshot_in_a_tool_result_is_read_in_the_next_turn(house: House) ->
         result = {
             "type": "tool_result",
             "tool_use_id": "toolu_1",
-            "content": [text("Before."), block(png(shade=shade)), text("Behind.")],
+            "content": [text("Before."), block(large(shade=shade)), text("Behind.")],
             "cache_control": MARK,
         }
         messages = [*turns, {"role": "user", "content": [result]}, *more]
@@ -154,6 +150,22 @@ def test_a_screenshot_in_a_tool_result_is_read_in_the_next_turn(house: House) ->
         grown = turn(client, 20, said, {"role": "user", "content": "Of what?"})
         assert grown.cache_read_input_tokens == written > 100
         assert turn(client, 21).cache_read_input_tokens == 0
+
+
+def test_images_are_read_wherever_they_stand(house: House) -> None:
+    """First of all, one behind the other, and beside line breaks."""
+    about, one, two = handbook(1), block(large(shade=1)), block(large(shade=2))
+    with house.client() as client:
+        for parts in (
+            [one, text(f"\n{about}")],
+            [text(f"{about}\n"), one, two, text("\n\nAnd?")],
+            [text(about), two, text("\n"), one, two],
+        ):
+            content: list[dict[str, Any]] = [*parts[:-1], {**parts[-1], "cache_control": MARK}]
+            first = ask(client, content)
+            held = first.cache_creation_input_tokens + first.cache_read_input_tokens
+            again = ask(client, [*content, text("Well?")])
+            assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (held, 0)
 
 
 def test_every_dialect_shows_the_same_image_and_reads_the_others_entry(house: House) -> None:

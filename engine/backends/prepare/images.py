@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import shake_256
 from io import BytesIO
-from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +20,7 @@ from engine.cache.ids import TokenId
 from engine.errors import ImageRefused, InvalidRequest
 from engine.protocol import MAX_IMAGE_PIXELS, MAX_IMAGES, MAX_PROMPT_PIXELS, Image, Prompt
 from engine.protocol.reports import Description
+from engine.text.files import read_json, read_prompt_files
 from engine.text.rendered import RenderedPrompt
 
 MAX_KNOWN = 10_000
@@ -28,6 +28,17 @@ MAX_KNOWN = 10_000
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _NO_TOKEN = 1 << 31
 """No token's id is so large: a word of an image is never taken for a token."""
+
+
+def image_token_text(model: str) -> str:
+    """The token that stands for an image by the model's config.json; empty where it names none."""
+    config = read_json(model, "config.json")
+    token = config.get("image_token_id", config.get("image_token_index"))
+    if not isinstance(token, int):
+        return ""
+    tokenizer = read_prompt_files(model).tokenizer
+    text = tokenizer.id_to_token(token) or ""
+    return text if tokenizer.encode(text, add_special_tokens=False).ids == [token] else ""
 
 
 class ImageCheck:
@@ -83,47 +94,68 @@ def shown(prompt: Prompt, rendered: RenderedPrompt) -> list[Image]:
 
 
 class Expanded(NamedTuple):
-    """A prompt's tokens with those of its images: where these begin, and how many they are."""
+    """A prompt's tokens with those of its images: where these begin, and how many they are.
+
+    As the prompt was rendered, its images are the tokens at `places`.
+    """
 
     token_ids: list[TokenId]
     spans: list[tuple[int, int]]
+    places: list[int]
 
 
 class Widening:
     """Where tokens are when the place of each image, one token, has become many.
 
-    Raises InvalidRequest where the images' tokens don't stand in the place of one token each.
+    A processor may join an image's outermost tokens with the text's beside them, as Gemma 3's does
+    with line breaks. Such a token is the image's, and nothing ends inside of it. Raises
+    InvalidRequest where anything else of the text is not what was rendered.
     """
 
     def __init__(self, compact: Sequence[TokenId], expanded: Expanded) -> None:
-        grown = [length - 1 for _, length in expanded.spans]
-        self._grown = [0, *accumulate(grown)]
-        self._places = [
-            start - before for (start, _), before in zip(expanded.spans, self._grown, strict=False)
-        ]
-        rest, at = list[TokenId](), 0
-        for start, length in expanded.spans:
-            rest += expanded.token_ids[at:start]
-            at = start + length
-        rest += expanded.token_ids[at:]
-        places = set(self._places)
-        texts = [token for place, token in enumerate(compact) if place not in places]
-        if len(places) < len(expanded.spans) or rest != texts:
+        token_ids, spans, places = expanded
+        starts = [*(start for start, _ in spans), len(token_ids)]
+        ends = [0, *(start + length for start, length in spans)]
+        joined = list[tuple[int, int]]()
+        """Of each text, how many tokens went to the image in front of it, and to that behind."""
+        for text in range(len(spans) + 1) if len(places) == len(spans) else ():
+            begin = places[text - 1] + 1 if text else 0
+            rendered = list(compact[begin : places[text] if text < len(places) else len(compact)])
+            given = token_ids[ends[text] : max(ends[text], starts[text])]
+            num_joined = len(rendered) - len(given)
+            for front in range(2 if text else 1):
+                is_within = 0 <= num_joined - front <= (text < len(places))
+                if is_within and rendered[front : front + len(given)] == given:
+                    joined.append((front, num_joined - front))
+                    break
+        if len(joined) <= len(spans):
             raise InvalidRequest("the prompt's images are not where the template put them")
+        self._places = places
+        self._begins = [place - behind for place, (_, behind) in zip(places, joined, strict=False)]
+        self._ends = [
+            place + 1 + front for place, (front, _) in zip(places, joined[1:], strict=True)
+        ]
+        self._starts, self._stops = starts, ends[1:]
 
     def end(self, end: int) -> int:
         """The end of the first so many tokens."""
-        return end + self._grown[bisect_left(self._places, end)]
+        image = bisect_left(self._begins, end) - 1
+        if image < 0:
+            return end
+        if end >= self._ends[image]:
+            return self._stops[image] + end - self._ends[image]
+        return self._starts[image] if end <= self._places[image] else self._stops[image] - 1
 
 
 def keys_of(expanded: Expanded, images: Iterable[Image]) -> bytes:
-    """Packed token ids in which an image's are words of its digest.
+    """Packed token ids in which an image's are words of its digest and theirs.
 
     So equal keys mean equal images. Each position's word is another.
     """
     keys = array("I", expanded.token_ids)
     for (start, length), image in zip(expanded.spans, images, strict=True):
-        words = array("I", shake_256(bytes.fromhex(image.id)).digest(TOKEN_BYTES * length))
+        own = bytes.fromhex(image.id) + keys[start : start + length].tobytes()
+        words = array("I", shake_256(own).digest(TOKEN_BYTES * length))
         keys[start : start + length] = array("I", [word | _NO_TOKEN for word in words])
     return keys.tobytes()
 

@@ -24,14 +24,13 @@ import structlog
 from engine.backends.base import Progress
 from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
 from engine.backends.looped import EngineBackend, Loaded
-from engine.backends.prepare.images import Expanded
+from engine.backends.prepare.images import Expanded, image_token_text
 from engine.backends.prepare.pool import PreparePool, new_pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.reports import EventLog, pool_stats
 from engine.backends.upstream.chat import ChatParser
 from engine.backends.upstream.images import (
     ImageCounts,
-    image_text,
     trial_order,
     trial_request,
     tried,
@@ -368,7 +367,7 @@ class UpstreamBackend(EngineBackend):
     def load(self, progress: Progress) -> None:
         """Waits for a server that is down. Raises UpstreamRefused and TemplateRefused."""
         progress("loading tokenizer", 0.1)
-        text = image_text(self._settings.model)
+        text = image_token_text(self._settings.model)
         self._worker = msgspec.structs.replace(self._worker, image_text=text)
         renderer = chat_renderer(self._worker)
         files = ModelFacts.of(self._settings.model, renderer)

@@ -28,7 +28,6 @@ from engine.errors import EngineError, ImageRefused, InvalidRequest
 from engine.protocol import GenerateRequest, Image, Message, Part, Prompt, Sampling, TextPart, Tool
 from engine.schedule.request import Shown
 from engine.schedule.runner import SampleParams
-from engine.text.files import read_json, read_prompt_files
 from engine.text.renderer import ChatRenderer
 
 log = structlog.get_logger()
@@ -37,17 +36,6 @@ MAX_ASKED = 2
 TRIED_WORDS = 32
 """Of 32 hexadecimal digits each, behind the image of a trial: blocks that could be reused."""
 _ANY = Image("0" * 64, "image/png", b"", 1, 1)
-
-
-def image_text(model: str) -> str:
-    """The token that stands for an image by the model's config.json; empty where it names none."""
-    config = read_json(model, "config.json")
-    token = config.get("image_token_id", config.get("image_token_index"))
-    if not isinstance(token, int):
-        return ""
-    tokenizer = read_prompt_files(model).tokenizer
-    text = tokenizer.id_to_token(token) or ""
-    return text if tokenizer.encode(text, add_special_tokens=False).ids == [token] else ""
 
 
 class ImageCounts:
@@ -79,7 +67,7 @@ class ImageCounts:
             token_ids += given[place : place + 1] * length
             end = place + 1
         token_ids += given[end:]
-        return Expanded(token_ids, spans)
+        return Expanded(token_ids, spans, places)
 
     async def _length(self, image: Image) -> int:
         if image.id not in self._lengths:

@@ -18,7 +18,7 @@ from engine.backends.adapters import AdapterParts, AdapterShelf
 from engine.backends.base import Progress
 from engine.backends.external import MirrorPool
 from engine.backends.looped import EngineBackend, Loaded
-from engine.backends.prepare.images import Expanded, Widening
+from engine.backends.prepare.images import Expanded, Widening, image_token_text
 from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
@@ -50,6 +50,7 @@ BIND_SECONDS = 60.0
 """A running vLLM answers between two steps."""
 _CHANGED = (AttributeError, ImportError, KeyError, RuntimeError, TypeError)
 """What a version of vLLM that shows images in another way may raise, or a processor of a model."""
+TOLD = "this model is told of images, and shown none"
 TRIAL_SECONDS = 120.0
 """Seconds for the first image, for which a processor may have to be loaded."""
 
@@ -209,7 +210,8 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
 def image_text(model: Any) -> str:
     """What stands for an image in a prompt of vLLM's; empty for a model that sees none.
 
-    One that numbers them (`<|image_1|>`) is taken as such.
+    One that numbers them (`<|image_1|>`) is taken as such. Where vLLM names no text it is the token
+    of the model's config.json (Pixtral and its like).
     """
     from vllm.model_executor.model_loader.utils import get_model_cls
 
@@ -219,8 +221,12 @@ def image_text(model: Any) -> str:
     try:
         first, second = (kind.get_placeholder_str("image", number) for number in (1, 2))
     except (NotImplementedError, ValueError):
+        first, second = "", ""
+    text = image_token_text(model.model) if first is None else first
+    if not text or first != second:
+        log.warning(TOLD, why="nothing is known that stands for an image in its prompts")
         return ""
-    return str(first) if first and first == second else ""
+    return str(text)
 
 
 async def sees_images(parts: VllmParts) -> bool:
@@ -234,11 +240,13 @@ async def sees_images(parts: VllmParts) -> bool:
     prompt = Prompt([Message("user", [*texts])], images=[image])
     rendered = parts.renderer.render(prompt, thinking=False)
     shown = Shown(rendered.token_ids, [image])
+    text = parts.renderer.image_text
+    marks = parts.renderer.tokenizer.encode(text, add_special_tokens=False).ids
     try:
         async with asyncio.timeout(TRIAL_SECONDS):
-            Widening(shown.token_ids, await parts.core.show_first(shown))
+            Widening(shown.token_ids, await parts.core.show_first(shown, marks))
     except (EngineError, TimeoutError, *_CHANGED) as error:
-        log.warning("this model is told of images, and shown none", why=trace_of(error))
+        log.warning(TOLD, why=trace_of(error))
         return False
     return True
 

@@ -5,8 +5,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -96,6 +96,7 @@ class VllmCore:
         self._adapter_ids = count(FIRST_ADAPTER_ID)
         self._adding: dict[str, asyncio.Task[Any]] = {}
         self._alone: Sequence[TokenId] = ()
+        self._place: TokenId | None = None
         self._decoding = asyncio.Semaphore(MAX_DECODING)
 
     async def bind(self) -> Bound:
@@ -106,10 +107,19 @@ class VllmCore:
         """End all holds for good: nobody keeps books of them any more."""
         await self._call(SWITCH_OFF, reason)
 
-    async def show_first(self, shown: Shown) -> Expanded:
-        """As `expand`, of a prompt with one image, in whose place others are tried alone later."""
+    async def show_first(self, shown: Shown, marks: Collection[TokenId]) -> Expanded:
+        """As `expand`, of a prompt with one image, in whose place others are tried alone later.
+
+        One of the tokens `marks` is that place.
+        """
         self._alone = shown.token_ids
-        return await self.expand(shown)
+        expanded = await self.expand(shown)
+        [(start, _)] = expanded.spans
+        # The text's token in front of it may be joined with the image's first.
+        near = enumerate(shown.token_ids[start : start + 2], start)
+        places = [place for place, token in near if token in marks][:1]
+        self._place = shown.token_ids[places[0]] if places else None
+        return expanded._replace(places=places)
 
     async def expand(self, shown: Shown) -> Expanded:
         """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
@@ -135,14 +145,16 @@ class VllmCore:
             prompt = await _prompt_of(shown)
             (made,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
         spans = [(place.offset, place.length) for place in made["mm_placeholders"]["image"]]
-        return Expanded(made["prompt_token_ids"], spans)
+        places = [at for at, token in enumerate(shown.token_ids) if token == self._place]
+        return Expanded(made["prompt_token_ids"], spans, places)
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
         prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
-        if order.shown is not None:
+        if has_images := order.shown is not None:
             async with self._decoding:
                 prompt = await _prompt_of(order.shown)
+            order = replace(order, shown=None)
         # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
         salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
         try:
@@ -158,7 +170,7 @@ class VllmCore:
                 # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
                 priority=int(order.is_batch),
             )
-            if order.shown is not None:
+            if has_images:
                 # vLLM counts on it that the scheduler's process gets each image that it has
                 # processed: an order that is cancelled meanwhile is sent all the same.
                 adding = self._adding[order.order_id] = asyncio.ensure_future(adding)
@@ -168,6 +180,8 @@ class VllmCore:
             self._adding.pop(order.order_id, None)
             raise OrderRefused(str(error)) from error
         self._adding.pop(order.order_id, None)
+        # vLLM has them: neither pixels nor files are kept while it answers.
+        prompt.clear()
         while True:
             output = await collector.get()
             metrics = output.metrics

@@ -414,11 +414,16 @@ class VllmLoop(ExternalLoop):
 
     async def _generate(self, sequence: SequenceState) -> None:
         is_last, directive = False, self._directives[sequence]
-        order = new_order(sequence, directive.request_id, self._max_context_tokens)
+        request, order_id = sequence.request, directive.request_id
+        order = new_order(sequence, order_id, self._max_context_tokens)
         try:
-            async for output in self._core.generate(order, directive):
+            outputs = self._core.generate(order, directive)
+            del order
+            async for output in outputs:
                 is_last = output.is_last
-                if sequence.request.started_at is None:
+                if len(request.sequences) == 1:
+                    request.shown = None
+                if request.started_at is None:
                     await self._admit(sequence, output, directive)
                 self._take(sequence, output)
                 if sequence not in self._serving:
@@ -429,7 +434,7 @@ class VllmLoop(ExternalLoop):
             self._tell()
             return
         if not is_last:
-            await self._core.abort(order.order_id)
+            await self._core.abort(order_id)
 
     async def _admit(self, sequence: SequenceState, output: Output, directive: Directive) -> None:
         """The first token: what vLLM reused, and what the connector holds, is known now."""

@@ -376,6 +376,7 @@ def _media_of(part: wire.MediaPart) -> Media:
             kind = "video"
         case wire.AudioUrlPart(audio_url=address):
             kind = "audio"
-    url = address if isinstance(address, str) else address.url
-    media_type, data = split_data_url(url)
-    return Media(kind, media_type, data, "" if url.startswith("data:") else url)
+    url = wire.Address(address) if isinstance(address, str) else address
+    media_type, data = split_data_url(url.url)
+    name = "" if url.url[:5].lower() == "data:" else url.url
+    return Media(kind, media_type, data, name, url.detail)

@@ -52,6 +52,7 @@ class Address(msgspec.Struct):
     """An address, or a `data:` URL with the content itself."""
 
     url: str = ""
+    detail: str | None = None
 
 
 class Sound(msgspec.Struct):

@@ -382,7 +382,7 @@ class _ResponsesLowering(Lowering):
         if isinstance(part, wire.InputImage):
             media_type, data = split_data_url(part.image_url or "")
             name = "" if data else part.image_url or part.file_id or ""
-            return self.stand_in(path, Media("image", media_type, data, name))
+            return self.stand_in(path, Media("image", media_type, data, name, part.detail))
         media_type, data = split_data_url(part.file_data or "")
         name = part.filename or part.file_url or part.file_id or ""
         text = text_in(data) if media_type.startswith(_TEXT_TYPES) else None

@@ -20,7 +20,7 @@ from engine.protocol import Image
 from gateway.app import create_app
 from gateway.cli.migrate import migrate
 from gateway.http.image_hosts import ImageHosts, is_public, look_up
-from tests.e2e.test_images import png
+from tests.e2e.prompts import png
 from tests.gateway.conftest import Stack
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, eventually, make_settings, running, serve, serve_app

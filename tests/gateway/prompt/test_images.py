@@ -19,9 +19,11 @@ from gateway.prompt.plan import Layout, Slot, make_plan
 from tests.gateway.bodies import told
 from tests.gateway.conftest import stacked
 from tests.gateway.gemini_bodies import client
-from tests.gateway.openai_bodies import MODEL
+from tests.gateway.openai_bodies import MODEL, chat
 from tests.gateway.prompt.test_media import IMAGES, png
 from tests.gateway.scripted_engine import ScriptedEngine
+
+ONE_SIZE = "the model has one size for an image"
 
 
 def media(data: bytes) -> Media:
@@ -61,8 +63,13 @@ def test_what_is_too_large_is_refused_before_it_is_decoded() -> None:
             ImageReader("s").read("messages.0.content.3", media(data))
         assert str(raised.value).startswith("messages.0.content.3: ")
         assert str(raised.value).endswith("Could not process image")
-    for source in (Media("image", "image/png", "a?"), Media("image", name="http://10.0.0.1/x")):
-        with pytest.raises(InvalidRequest, match="must be base64"):
+    for source, words in (
+        (Media("image", "image/png", "a?"), r"a: must be base64\. "),
+        (Media("image", name="http://10.0.0.1/x"), "base64: this server fetches no addresses"),
+        (Media("image", name="file_1"), "a: must be base64, in a URL as `data:`"),
+        (Media("image", "image/png"), "a: must be base64, in a URL as `data:`"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
             ImageReader("s").read("a", source)
     for size, most in ((1, MAX_IMAGES), (4096, 6)):
         reader = ImageReader("s")
@@ -94,6 +101,18 @@ def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) ->
             part = types.Part.from_bytes(data=data, mime_type="image/png")
             google.models.generate_content(model=MODEL, contents=[part])
         assert engine.requests[-1].prompt.images[0].data == data
+        # How much of it is wanted is the model's business, and told.
+        for detail, ignored in (("auto", []), ("low", [(".detail", ONE_SIZE)])):
+            address = f"DATA:image/png;base64,{url}"
+            given: Any = {"type": "image_url", "image_url": {"url": address, "detail": detail}}
+            chatted = chat(stack, messages=[{"role": "user", "content": [given]}])
+            assert told(chatted) == [(f"messages[0].content[0]{at}", why) for at, why in ignored]
+            given = {"type": "input_image", "image_url": address, "detail": detail}
+            answer = stack.openai().responses.create(
+                model=MODEL, input=[{"role": "user", "content": [given]}]
+            )
+            assert told(answer) == [(f"input[0].content[0]{at}", why) for at, why in ignored]
+            assert engine.requests[-1].prompt.images[0].data == png(640, 480)
     [image] = prompt.images
     assert image.data == png(640, 480)
     texts = [p.text for m in prompt.messages for p in m.parts if isinstance(p, TextPart)]

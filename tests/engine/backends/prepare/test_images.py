@@ -110,7 +110,8 @@ def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> No
         *[7] * 5,
         *tokens[second + 1 :],
     ]
-    expanded = Expanded(whole, [(first, 9), (second + 8, 5)])
+    places = [first, second]
+    expanded = Expanded(whole, [(first, 9), (second + 8, 5)], places)
     wide = widened(compact, expanded, description(granularity=4))
     assert array("I", wide.token_ids).tolist() == whole
     before = [segment.end for segment in compact.segments]
@@ -129,12 +130,41 @@ def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> No
     )
     assert others[second + 8 :] == keys[second + 8 :]
     for wrong in (
-        Expanded(whole, [(first + 1, 9), (second + 8, 5)]),
-        Expanded([*whole, 3], expanded.spans),
-        Expanded(whole, [(first, 9), (first, 9)]),
+        Expanded(whole, [(first + 1, 9), (second + 8, 5)], places),
+        Expanded([*whole, 3], expanded.spans, places),
+        Expanded(whole, [(first, 9), (first, 9)], places),
+        Expanded(whole, expanded.spans, places[:1]),
     ):
         with pytest.raises(InvalidRequest, match="not where the template put them"):
             Widening(tokens, wrong)
+
+
+def test_a_token_that_was_joined_with_an_image_is_the_image() -> None:
+    """As Gemma 3's processor does with line breaks: 1 is one, 2 two of them, 3 three, 4 four."""
+    seen = [2, 90, 7, 7, 91, 2]
+    for rendered, whole, spans, ends in (
+        # Text, break, image, break, text.
+        ([5, 1, 90, 1, 6], [5, 3, *seen[1:5], 3, 6], [(1, 6)], [1, 1, 6, 7, 8]),
+        # One image behind the other: the breaks between them are one token.
+        ([5, 90, 90, 6], [5, *seen[:5], 4, *seen[1:], 6], [(1, 6), (6, 6)], [1, 7, 12, 13]),
+        # Only behind, and only in front.
+        ([90, 1, 5], [*seen[:5], 3, 5], [(0, 6)], [5, 6, 7]),
+        ([1, 90, 5], [3, *seen[1:], 5], [(0, 6)], [0, 6, 7]),
+        ([5, 90, 6], [5, *seen, 6], [(1, 6)], [1, 7, 8]),
+    ):
+        places = [at for at, token in enumerate(rendered) if token == 90]
+        expanded = Expanded([*whole], spans, places)
+        widening = Widening(rendered, expanded)
+        assert [widening.end(at + 1) for at in range(len(rendered))] == ends
+        for at in range(len(rendered)):
+            if at not in places and 1 < rendered[at]:
+                changed = [*rendered[:at], 9, *rendered[at + 1 :]]
+                with pytest.raises(InvalidRequest, match="not where the template put them"):
+                    Widening(changed, expanded)
+    # Where the token is another one, so are the image's keys.
+    one = [image(1)]
+    first, second = (keys_of(Expanded([*seen[:5], last], [(0, 6)], [0]), one) for last in (2, 3))
+    assert first[:4] != second[:4]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from engine.protocol import Image, Message, Prompt, TextPart
 from engine.settings import DEMO_MODEL
 from tests.conformance.engines import Engine
-from tests.e2e.test_images import png
+from tests.e2e.prompts import png
 from tests.engine.backends.upstream.conftest import engine_before
 from tests.engine.backends.upstream.scripted import Script, serving_script
 from tests.engine.backends.upstream.scripted_openai import ScriptedOpenAi
