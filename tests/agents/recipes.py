@@ -47,6 +47,7 @@ class Recipe:
     typed: str = ""
     may_miss: frozenset[str] = frozenset()
     least_read: float = 0.0
+    sees: bool = False
 
     def version(self, folder: Path) -> str | None:
         """The installed version, or None where it is not installed."""
@@ -203,8 +204,14 @@ COPILOT_CONTINUE = replace(
 )
 
 
-def opencode(provider: str, module: str, base: str) -> Recipe:
-    """opencode with a provider of the AI SDK."""
+def opencode(provider: str, module: str, base: str, *, sees: bool = False) -> Recipe:
+    """opencode with a provider of the AI SDK, which shows pictures to a model that `sees`."""
+    model: dict[str, Any] = {"name": MODEL, "limit": {"context": 200_000, "output": 4096}}
+    if sees:
+        model |= {
+            "attachment": True,
+            "modalities": {"input": ["text", "image"], "output": ["text"]},
+        }
     settings = {
         "autoupdate": False,
         "share": "disabled",
@@ -213,7 +220,7 @@ def opencode(provider: str, module: str, base: str) -> Recipe:
                 "npm": module,
                 "name": "Holdfast",
                 "options": {"baseURL": base, "apiKey": "$key"},
-                "models": {MODEL: {"name": MODEL, "limit": {"context": 200_000, "output": 4096}}},
+                "models": {MODEL: model},
             }
         },
     }
@@ -394,6 +401,20 @@ GPTME = Recipe(
     environment={"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "$key"},
 )
 
+LOOK = {"file_path": "$work/picture.png"}
+EYES = tuple(
+    replace(recipe, name=f"{recipe.name}, a picture", sees=True, least_read=0.9)
+    for recipe in (
+        replace(CLAUDE_CODE, tool="Read", given=LOOK),
+        replace(CODEX, command=(*CODEX.command[:-1], "-i", "$work/picture.png", "--", "$prompt")),
+        replace(GEMINI_CLI, command=(*GEMINI_CLI.command[:-1], "@picture.png $prompt")),
+        replace(
+            opencode("anthropic", "@ai-sdk/anthropic", "$url/v1", sees=True),
+            command=("opencode", "run", "-m", f"holdfast/{MODEL}", "$prompt", "-f", "picture.png"),
+        ),
+    )
+)
+
 AGENTS: tuple[Recipe, ...] = (
     CLAUDE_CODE,
     CLAUDE_CONTINUE,
@@ -431,4 +452,5 @@ AGENTS: tuple[Recipe, ...] = (
         ("--cache-prompts", "--model-settings-file", "$work/settings.yml"),
         {"ANTHROPIC_API_BASE": "$url", "ANTHROPIC_API_KEY": "$key"},
     ),
+    *EYES,
 )

@@ -6,6 +6,7 @@ ledger's, from the admin API; the refusals are those that a relay before the gat
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -18,9 +19,22 @@ from typing import Any
 
 import httpx
 
-from scripts.stack import ADMIN_KEY, API_KEY, ROOT, free_port, serving_engine, serving_gateway
-from tests.agents.recipes import LAST_TEXT, Recipe, call
+from scripts import stack
+from scripts.stack import (
+    ADMIN_KEY,
+    API_KEY,
+    ROOT,
+    Server,
+    engine_environment,
+    free_port,
+    serving_engine,
+    serving_gateway,
+)
+from tests.agents.recipes import LAST_TEXT, MODEL, Recipe, call
 from tests.agents.relay import Exchange, Relay, relaying
+from tests.conformance.engines import VLLM_ON_CPU
+from tests.e2e.prompts import png
+from tests.engine.backends.vllm.models import write_idefics
 from tests.scripted_engine import settings_of
 
 NUM_TURNS = 5
@@ -34,6 +48,9 @@ TOKENS = (
     "cache_write_1h_tokens",
 )
 NOT_INSTALLED = "not installed"
+CONTEXT = 65_536
+_PICTURE = re.compile(rb"iVBORw0KGgo|/9j/|UklGR")
+"""How base64 of a PNG, JPEG or WebP begins: some clients write a picture anew."""
 Row = dict[str, Any]
 
 
@@ -102,7 +119,28 @@ def script_of(recipe: Recipe) -> dict[str, str]:
 
 
 @contextmanager
-def serving(data: Path, script: dict[str, str]) -> Iterator[tuple[Relay, str]]:
+def seeing_engine(data: Path, script: dict[str, str]) -> Iterator[Server]:
+    """The scripted engine on vLLM, whose model sees images."""
+    model = data.parent / MODEL
+    model.mkdir()
+    settings = {
+        **VLLM_ON_CPU,
+        "SCRIPTED_SCRIPT": json.dumps(script),
+        "ENGINE_MODEL": str(write_idefics(model, max_position_embeddings=CONTEXT)),
+        "ENGINE_NUM_BLOCKS": str(2 * CONTEXT // 32),
+        "ENGINE_BLOCK_SIZE": "32",
+        "ENGINE_VLLM_ARGS": json.dumps({"max_model_len": CONTEXT}),
+    }
+    port, command = free_port(), [os.environ["VLLM_PYTHON"], "-m", "tests.agents.seeing_engine"]
+    environment = engine_environment(port, settings)
+    with stack.serving(command, environment, port, log=data.parent / "engine.log") as server:
+        yield server
+
+
+@contextmanager
+def serving(
+    data: Path, script: dict[str, str], *, sees: bool = False
+) -> Iterator[tuple[Relay, str]]:
     """A relay before a gateway before the scripted engine, and the gateway's own URL."""
     settings = {
         **settings_of(str(ROOT / "engine" / "holdfast-demo"), script),
@@ -112,7 +150,9 @@ def serving(data: Path, script: dict[str, str]) -> Iterator[tuple[Relay, str]]:
     logs = data.parent
     names = {"HOLDFAST_CLAUDE_ALIAS": "true"}
     with (
-        serving_engine(
+        seeing_engine(data, script)
+        if sees
+        else serving_engine(
             "synthetic", settings, logs / "engine.log", module="tests.scripted_engine"
         ) as engine,
         serving_gateway(data, [engine.url], names, logs / "gateway.log") as gateway,
@@ -126,11 +166,15 @@ def serving(data: Path, script: dict[str, str]) -> Iterator[tuple[Relay, str]]:
 def run_one(recipe: Recipe, folder: Path) -> Outcome:
     """Run one client to its end. A client that fails is an outcome, not an error."""
     version = recipe.version(folder)
-    if version is None:
+    if version is None or (recipe.sees and "VLLM_PYTHON" not in os.environ):
         return Outcome(recipe, NOT_INSTALLED, has_ended_well=False)
     with tempfile.TemporaryDirectory() as made:
         room = Path(made)
-        with serving(room / "data", script_of(recipe)) as (relay, url):
+        script = {
+            turn: text.replace("$work", str(room / "work"))
+            for turn, text in script_of(recipe).items()
+        }
+        with serving(room / "data", script, sees=recipe.sees) as (relay, url):
             status, printed = execute(recipe, folder, room, relay.url)
             rows = settled(url)
     return judge(recipe, version, relay.exchanges, rows, status, printed)
@@ -152,6 +196,8 @@ def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, st
         "prompt": PROMPT,
         "port": str(free_port()),
     }
+
+    (work / "picture.png").write_bytes(png(224, 224))
 
     def filled(text: str) -> str:
         return Template(text).safe_substitute(known)
@@ -238,10 +284,13 @@ def judge(
     talk = [row for row in rows if any(hex_of(row) in answer for answer in offering)]
     prompts = sum(row[name] for row in talk[1:] for name in TOKENS)
     read = sum(row["cache_read_tokens"] for row in talk[1:])
+    has_seen = [bool(_PICTURE.search(one.body)) for one in exchanges if one.has_tools]
+    is_shown = all(has_seen[1:]) and not any("not shown to" in one.answer for one in exchanges)
     return Outcome(
         recipe,
         version,
         has_ended_well=status == 0
+        and (is_shown or not recipe.sees)
         and printed.count(LAST_TEXT) > len(recipe.resumed)
         and len(talk) >= NUM_TURNS,
         turns=len(talk),
