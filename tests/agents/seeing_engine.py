@@ -16,8 +16,8 @@ from engine.backends.base import Progress
 from engine.backends.external import Order
 from engine.backends.vllm import backend
 from engine.backends.vllm.backend import VllmParts
+from engine.backends.vllm.core import Output, VllmCore
 from engine.backends.vllm.directive import Directive
-from engine.backends.vllm.loop import Output, VllmCore
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
 
