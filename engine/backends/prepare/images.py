@@ -148,15 +148,15 @@ class Widening:
 
 
 def keys_of(expanded: Expanded, images: Iterable[Image]) -> bytes:
-    """Packed token ids in which an image's are words of its digest and theirs.
+    """Packed token ids in which an image's are words of its digest, each with its token.
 
     So equal keys mean equal images. Each position's word is another.
     """
     keys = array("I", expanded.token_ids)
     for (start, length), image in zip(expanded.spans, images, strict=True):
-        own = bytes.fromhex(image.id) + keys[start : start + length].tobytes()
-        words = array("I", shake_256(own).digest(TOKEN_BYTES * length))
-        keys[start : start + length] = array("I", [word | _NO_TOKEN for word in words])
+        words = array("I", shake_256(bytes.fromhex(image.id)).digest(TOKEN_BYTES * length))
+        for place, word in enumerate(words, start):
+            keys[place] = (keys[place] ^ word) | _NO_TOKEN
     return keys.tobytes()
 
 

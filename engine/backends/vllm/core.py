@@ -125,7 +125,8 @@ class VllmCore:
         """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
         try:
             return await self._expand(shown)
-        except _refusals() as error:
+        except (*_refusals(), RuntimeError) as error:
+            # Gemma 3's processor raises the last for one line break behind an image.
             refused = error
         if getattr(refused, "parameter", None) == "input_tokens":
             length = getattr(refused, "value", 0)

@@ -113,7 +113,7 @@ def write_idefics(directory: Path, **more: Any) -> Path:
         scale_factor=2,
         pad_token_id=0,
     )
-    _write_seeing(Idefics3ForConditionalGeneration(config), tokenizer, directory, "<image>")
+    _write_seeing(Idefics3ForConditionalGeneration, config, tokenizer, directory, "<image>")
     processor: Any = Idefics3Processor
     images = Idefics3ImageProcessorPil(
         size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
@@ -137,13 +137,13 @@ def write_gemma3(directory: Path) -> Path:
             query_pre_attn_scalar=32,
             **SEEING,
         ),
-        vision_config=SiglipVisionConfig(**{**VISION, "image_size": 112}, vision_use_head=False),
+        vision_config=SiglipVisionConfig(**{**VISION, "image_size": 112, "vision_use_head": False}),
         mm_tokens_per_image=64,
         boi_token_index=ids[0],
         eoi_token_index=ids[1],
         image_token_index=ids[2],
     )
-    _write_seeing(Gemma3ForConditionalGeneration(config), tokenizer, directory, names[0])
+    _write_seeing(Gemma3ForConditionalGeneration, config, tokenizer, directory, names[0])
     # As those that Google published are named.
     weights, old = load_file(directory / "model.safetensors"), "vision_tower."
     named = {name.replace(old, f"{old}vision_model."): one for name, one in weights.items()}
@@ -168,8 +168,8 @@ def write_qwen2_vl(directory: Path) -> Path:
         video_token_id=ids[3],
         tie_word_embeddings=False,
     )
-    model, place = Qwen2VLForConditionalGeneration(config), "".join(names[:3])
-    _write_seeing(model, tokenizer, directory, place)
+    place = "".join(names[:3])
+    _write_seeing(Qwen2VLForConditionalGeneration, config, tokenizer, directory, place)
     size = {"shortest_edge": 28 * 28, "longest_edge": 64 * 28 * 28}
     _write_processor(directory, "Qwen2VL", "Qwen2VL", {"size": size, "patch_size": 14})
     return directory
@@ -184,7 +184,7 @@ def write_internvl(directory: Path) -> Path:
         image_token_id=ids[2],
         image_seq_length=16,
     )
-    _write_seeing(InternVLForConditionalGeneration(config), tokenizer, directory, names[2])
+    _write_seeing(InternVLForConditionalGeneration, config, tokenizer, directory, names[2])
     kinds = ("start_image_token", "end_image_token", "context_image_token", "video_token")
     size = {"size": {"height": 112, "width": 112}, "crop_to_patches": True, "max_patches": 4}
     places = dict(zip(kinds, names, strict=True))
@@ -201,7 +201,7 @@ def write_mistral3(directory: Path) -> Path:
         image_token_index=ids[0],
         spatial_merge_size=2,
     )
-    _write_seeing(Mistral3ForConditionalGeneration(config), tokenizer, directory, "[IMG]")
+    _write_seeing(Mistral3ForConditionalGeneration, config, tokenizer, directory, "[IMG]")
     patch = {"size": {"longest_edge": 224}, "patch_size": {"height": 14, "width": 14}}
     merged = {"patch_size": 14, "spatial_merge_size": 2}
     _write_processor(directory, "Pixtral", "Pixtral", patch, merged)
@@ -224,9 +224,9 @@ def _seeing_tokenizer(names: list[str]) -> tuple[Any, list[int]]:
     return tokenizer, tokenizer.convert_tokens_to_ids(names)
 
 
-def _write_seeing(model: Any, tokenizer: Any, directory: Path, place: str) -> None:
+def _write_seeing(kind: Any, config: Any, tokenizer: Any, directory: Path, place: str) -> None:
     """As models that see have it: the template shows an image among texts, at its `place`."""
-    model.save_pretrained(directory)
+    kind(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     template = (DEMO_MODEL / "chat_template.jinja").read_text()
     part = "{{ part.text }}"
