@@ -123,10 +123,12 @@ class VllmCore:
 
     async def expand(self, shown: Shown) -> Expanded:
         """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
+        refused: Exception
         try:
             return await self._expand(shown)
-        except (*_refusals(), RuntimeError) as error:
-            # Gemma 3's processor raises the last for one line break behind an image.
+        except _refusals() as error:
+            refused = error
+        except RuntimeError as error:  # as Gemma 3's processor at one line break behind an image
             refused = error
         if getattr(refused, "parameter", None) == "input_tokens":
             length = getattr(refused, "value", 0)
