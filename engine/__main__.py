@@ -36,7 +36,7 @@ default. A step of the model takes the lock anew for each of its hundreds of ope
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["profile-variant"]:
-        from engine.compute.variants import main as profile_variant
+        from engine.backends.sibling import main as profile_variant
 
         return profile_variant(arguments[1:])
     parser = argparse.ArgumentParser(

@@ -15,7 +15,7 @@ EngineError            500 internal
 
 from typing import ClassVar
 
-from engine.protocol import KEEP_FIELD, STATUS_OF, ErrorCode, Image
+from engine.protocol import KEEP_FIELD, SIBLING_FIELD, STATUS_OF, ErrorCode, Image
 
 
 class EngineError(Exception):
@@ -60,6 +60,13 @@ class KeepRefused(PublicRefusal):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{KEEP_FIELD}: {why}")
+
+
+class SiblingRefused(PublicRefusal):
+    """A sibling's entries can't be read."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{SIBLING_FIELD}: {why}")
 
 
 class DocumentRefused(PublicRefusal):

@@ -112,6 +112,11 @@ class Settings(BaseSettings):
         False,
         description="Compress prefixes, place blocks for requests that ask (native engine)",
     )
+    sibling: str = Field(
+        "",
+        description="File of `python -m engine profile-variant --write`: whose entries in the "
+        "shared store requests may ask for",
+    )
     max_waiting: int = Field(
         256, ge=1, le=2**20, description="Requests that may wait; more are refused"
     )
@@ -191,6 +196,10 @@ class Settings(BaseSettings):
             (
                 self.approximate and not is_native,
                 "ENGINE_APPROXIMATE works with ENGINE_BACKEND native",
+            ),
+            (
+                self.sibling and not (self.approximate and self.store and self.store_shared),
+                "ENGINE_SIBLING needs ENGINE_APPROXIMATE, ENGINE_STORE and ENGINE_STORE_SHARED",
             ),
             (
                 keeps_other and not is_native,

@@ -10,6 +10,7 @@ import msgspec
 from engine.backends.adapters import AdapterParts
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
+from engine.cache.sibling import Sibling
 from engine.errors import InvalidRequest
 from engine.protocol import (
     Capability,
@@ -115,7 +116,7 @@ class Parts:
     depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
     proposes a choice's next tokens; None without speculation. A recurrent state takes
     `state_blocks`; 0 for a model without linear layers. `adapters` are those of the settings.
-    `compressor` is there where prefixes may be compressed.
+    `compressor` is there where prefixes may be compressed. The entries of a `sibling` may be read.
     """
 
     runner: Runner
@@ -129,6 +130,7 @@ class Parts:
     state_blocks: int = 0
     adapters: AdapterParts | None = None
     compressor: Compressor | None = None
+    sibling: Sibling | None = None
 
 
 def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from itertools import chain
@@ -52,6 +52,7 @@ from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.sibling import SiblingAsked
 from engine.clock import Clock, ManualClock
 from engine.errors import (
     DocumentRefused,
@@ -59,6 +60,7 @@ from engine.errors import (
     KeepRefused,
     NotFound,
     NotReady,
+    SiblingRefused,
     Unsupported,
 )
 from engine.protocol import (
@@ -578,6 +580,18 @@ def query_of(
         lease_share=request.lease_share,
         lookback_to=request.lookback_to,
     )
+    if borrowing := [point for point in request.breakpoints if point.sibling]:
+        sibling = cache.sibling
+        if sibling is None:
+            raise SiblingRefused("this engine does not read entries of a sibling")
+        if len(borrowing) > 1 or asked or request.documents or request.adapter or prepared.keys:
+            raise SiblingRefused(
+                "in one marker of a request, not beside `keep`, `block`, adapters or images"
+            )
+        theirs = cache.digests(request.scope, tokens, sibling.domain)
+        return replace(
+            query, asked=SiblingAsked(sibling, borrowing[0].segment, query.digests, theirs)
+        )
     if request.documents:
         if asked:
             raise KeepRefused("not beside a block from anywhere")

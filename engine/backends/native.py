@@ -8,10 +8,11 @@ import structlog
 from engine.backends.adapters import AdapterParts
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
+from engine.backends.sibling import read_sibling, store_facts
 from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import measure
-from engine.compute.loading import load_model, model_facts
+from engine.compute.loading import load_model
 from engine.compute.place import find_turns
 from engine.compute.scorers.kvzip import REPEAT, REPEAT_PART
 from engine.compute.speculate import NgramDrafter
@@ -88,11 +89,11 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             techniques.append(measured)
     layout, facts = loaded.layout, None
     if settings.store:
-        # What a stored block depends on: the model as it computes, its template and tokenizer.
-        facts = model_facts(loaded, settings.block_size) | {
-            "template": renderer.template.source,
-            "tokenizer": renderer.tokenizer.to_str(),
-        }
+        facts = store_facts(loaded, renderer, settings.block_size)
+    sibling = None
+    if settings.sibling and facts is not None:
+        sibling, measured_before = read_sibling(settings.sibling, facts)
+        techniques += measured_before
     more: dict[Capability, bool] = {
         "copy_on_write": True,
         "block_map": True,
@@ -115,6 +116,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         state_blocks=state_blocks,
         adapters=adapters,
         compressor=compressor,
+        sibling=sibling,
         description=Description(
             backend="native",
             model=Path(settings.model).name,

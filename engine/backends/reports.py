@@ -13,6 +13,7 @@ from engine.cache.block import Block, Entry
 from engine.cache.compression import compression_of
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.sibling import is_siblings
 from engine.protocol import (
     ChainGone,
     ChainHeld,
@@ -210,7 +211,15 @@ def entry_infos(
                 is_stored=entry.outlives_restarts,
                 own_tokens=max(entry.tokens - (len(entry.blocks) - own[entry]) * block_size, 0),
                 shared_by=deepest.ref_count - deepest.lease_count,
-                approximate="blocks" if is_placing(entry.adapter) else how.told if how else None,
+                approximate=(
+                    "blocks"
+                    if is_placing(entry.adapter)
+                    else "sibling"
+                    if is_siblings(entry.adapter)
+                    else how.told
+                    if how
+                    else None
+                ),
             )
         )
     return infos

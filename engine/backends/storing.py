@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.sibling import Sibling
 from engine.cache.store_tier import PeerTier, StoreTier
 from engine.clock import Clock
 from engine.protocol.reports import Description, StoreRefusal, StoreStats
@@ -88,12 +89,12 @@ class OpenStore:
     disk: DiskStore
     threads: StoreThreads
     directory: StoreDirectory
-    peers: Peers | None = None
+    peers: Sequence[Peers] = ()
 
     def wake_by(self, wake: Callable[[], object]) -> None:
         self.threads.results.wake = wake
-        if self.peers is not None:
-            self.peers.results.wake = wake
+        for peers in self.peers:
+            peers.results.wake = wake
 
     def close(self, seconds: float) -> None:
         """The engine's thread has ended."""
@@ -131,7 +132,9 @@ def new_memory(
 
     Raises StartRefused where the engine's role needs the store.
     """
-    plan = refused = host = tier = peer_tier = None
+    plan = refused = host = tier = None
+    # Of each other model that the store is read of, this one's first: its domain and its tier.
+    others: list[tuple[Sibling | None, PeerTier]] = []
     pool = BlockPool(description.num_blocks, description.block_size)
     max_copies = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
     if settings.host_blocks:
@@ -150,7 +153,11 @@ def new_memory(
         size, name_of = (plan.num_blocks, pool.block_size), plan.directory.keys.name_of
         tier = StoreTier(*size, hasher, name_of, lower_than=above)
         if settings.store_shared:
-            peer_tier = PeerTier(*size, hasher, name_of, lower_than=[*above, tier.pool])
+            siblings = [parts.sibling] if parts.sibling is not None else []
+            others = [
+                (one, PeerTier(*size, hasher, name_of, lower_than=[*above, tier.pool]))
+                for one in (None, *siblings)
+            ]
     entries = Entries(
         pool,
         lease_share=settings.lease_share,
@@ -158,7 +165,8 @@ def new_memory(
         host=host.pool if host is not None else None,
         store=tier,
     )
-    cache = PrefixCache(pool, entries, hasher, host, tier, peer_tier, parts.state_blocks)
+    tiers = [peer_tier for _, peer_tier in others]
+    cache = PrefixCache(pool, entries, hasher, host, tier, tiers, parts.state_blocks, parts.sibling)
     if plan is None or tier is None:
         return EngineMemory(cache, refused=refused)
     # Take the journal's entries back, and start the threads.
@@ -192,10 +200,13 @@ def new_memory(
         lost_leases=restored.num_lost,
         misses=restored.misses,
     )
-    peers = peer_work = None
-    if peer_tier is not None:
-        peers = Peers(directory, reader, hasher)
-        peer_work = PeerWork(peer_tier, entries, above, peers, clock, wall)
+    peers, peer_works = list[Peers](), list[PeerWork]()
+    for sibling, peer_tier in others:
+        of, domain = reader, None
+        if sibling is not None:
+            of, domain = reader._replace(model=sibling.model), sibling.domain
+        peers.append(Peers(directory, of, hasher, domain))
+        peer_works.append(PeerWork(peer_tier, entries, above, peers[-1], clock, wall))
     disk = DiskStore(
         tier,
         entries,
@@ -206,7 +217,7 @@ def new_memory(
         clock=clock,
         wall=wall,
         restored=restored,
-        peers=peer_work,
+        peers=peer_works,
     )
     threads.append([End(key=key) for key in restored.dead], {})
     threads.compact()

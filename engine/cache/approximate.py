@@ -146,9 +146,12 @@ def new_placings(query: CacheQuery, table: BlockTable, found: Found | None) -> l
     the response has begun."""
     placings = []
     for number, one in enumerate(query.placed):
+        is_held = found is not None and query.compression is None
+        own = found.documents[number] if found and is_held else Found([], None, 0, None)
+        # What a sibling wrote is read or not there: it is never computed in its place.
+        if query.asked is not None and own.hit is None:
+            continue
         if ranges := list(table.gaps(one.end, one.begin)):
-            is_held = found is not None and query.compression is None
-            own = found.documents[number] if found and is_held else Found([], None, 0, None)
             placings.append(Placing(one, own, ranges))
     return placings
 
@@ -183,8 +186,14 @@ def write_documents(
     pieces, tiers, held = list[Piece](), list[Tier](), list[ChainHeld]()
     tables = {id(one.placed): one.table for one in placings}
     for placed, own in zip(query.placed, found.documents, strict=False):
+        tier: Tier | None
         piece = Piece(max(placed.copied, found.read), placed.end, None)
-        if (table := tables.get(id(placed))) is not None:
+        table = tables.get(id(placed))
+        if query.asked is not None:
+            # Its entry is the sibling's alone: it is not written, leased or counted here.
+            tier = None if table is None else table.origin(placed.end)
+            cache.let_go(own)
+        elif table is not None:
             written = cache.write(placed.origin, own, table, now)
             tier = written.read_tier
             held += [written.held] if written.held is not None else []

@@ -17,6 +17,7 @@ from engine.cache.ids import Digest, TokenId
 from engine.cache.lookup import Mark, Piece, Segment, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState, state_position
+from engine.cache.sibling import Sibling, SiblingAsked
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (
@@ -25,6 +26,7 @@ from engine.protocol import (
     Breakpoint,
     BreakpointReport,
     ChainHeld,
+    FromSibling,
     HeldName,
     InputUsage,
     MissReason,
@@ -43,7 +45,8 @@ class CacheQuery:
     The ends of `segments` are floored to the granularity. `lease_share` None is the common share.
     `lookback_to` is the request's. Of an approximate prompt (`approximate.py`) `placed` is what is
     copied into it: documents, or what is kept by `compression`, behind which all counts are slots.
-    Tokens stand for that there, and `real` are the whole prompt's own.
+    Tokens stand for that there, and `real` are the whole prompt's own. With `asked` it is what a
+    sibling wrote, where there is such (`sibling_prompt.py`).
     """
 
     scope: str
@@ -59,6 +62,7 @@ class CacheQuery:
     compression: Compression | None = None
     placed: "Sequence[Placed]" = ()
     real: Sequence[TokenId] = ()
+    asked: SiblingAsked | None = None
 
     @property
     def adapter(self) -> ActiveAdapter | None:
@@ -76,7 +80,11 @@ class CacheQuery:
 
     @property
     def told(self) -> Approximation | None:
-        """What the answer is computed behind; None where that is exact."""
+        """What the answer is computed behind; None where nothing else than exact was asked for."""
+        if self.asked is not None:
+            sibling, reused = self.asked.sibling, sum(one.end for one in self.placed)
+            layers = (sibling.own_layers, sibling.num_layers) if reused else (0, 0)
+            return FromSibling(reused=reused, recomputed_layers=layers[0], of_layers=layers[1])
         if self.compression is not None:
             return self.compression.told
         if not self.placed:
@@ -95,7 +103,8 @@ class Placed:
     Tokens stand `shift` positions behind those of the `origin`. Of that the last one stands behind
     what is copied, because a prompt's last token is never read; a document's first one is the
     prompt's. All but `copied - start` tokens are copied: not the first ones, or what `is_chosen`
-    later. Of a compressed prefix all `of` tokens are needed.
+    later. Of a compressed prefix all `of` tokens are needed. What a sibling wrote is its `entry`'s;
+    without one it is in the prompt's own blocks.
     """
 
     origin: CacheQuery
@@ -105,6 +114,7 @@ class Placed:
     shift: int = 0
     is_chosen: bool = False
     of: int = 0
+    entry: Entry | None = None
 
     @property
     def begin(self) -> int:
@@ -158,10 +168,11 @@ class PrefixCache:
         hasher: ChainHasher,
         host: HostTier | None = None,
         store: StoreTier | None = None,
-        peers: StoreTier | None = None,
+        peers: Sequence[StoreTier] = (),
         state_blocks: int = 0,
+        sibling: Sibling | None = None,
     ) -> None:
-        """`peers`: what other engines' members of a shared store have.
+        """`peers`: what other engines' members of a shared store have, and those of a sibling.
 
         `state_blocks`: the blocks that one recurrent state takes; 0 for a model without linear
         layers. A model with such a state reads whole entries alone: nothing else is reused.
@@ -174,12 +185,13 @@ class PrefixCache:
         self.pool = pool
         self.host = host
         self.store = store
-        self.stores = [one for one in (store, peers) if one is not None]
+        self.stores = [one for one in (store, *peers) if one is not None]
         self.pools = [pool, *([host.pool] if host is not None else [])]
         self.pools.extend(one.pool for one in self.stores)
         self.entries = entries
         self.scopes: dict[Digest, str] = {}
         self._hasher = hasher
+        self.sibling = sibling
 
     def digests(
         self, scope: str, tokens: Sequence[TokenId], adapter: ActiveAdapter | None = None
@@ -251,11 +263,25 @@ class PrefixCache:
             if self.state_blocks:
                 found.state = list(hit.blocks[-self.state_blocks :])
             _acquire([*found.held, *found.state])
+        if query.asked is not None:
+            found.documents = [self._hold(one) for one in query.placed]
+            if any(one.hit is not None for one in found.documents):
+                found.miss_reason = None
+            return found
         if query.compression is None:
             found.documents = [self.look_up(one.origin) for one in query.placed]
         if query.placed and not query.breakpoints:
             reasons = (one.miss_reason for one in found.documents)
             found.miss_reason = next((one for one in reasons if one is not None), None)
+        return found
+
+    def _hold(self, placed: Placed) -> Found:
+        """Hold the sibling's entry that a prompt is to read."""
+        found = Found([], placed.entry, 0, None)
+        if placed.entry is not None:
+            found.read = placed.end
+            found.held = list(placed.entry.blocks[: -(-placed.end // self.pool.block_size)])
+            _acquire(found.held)
         return found
 
     def let_go(self, found: Found) -> None:

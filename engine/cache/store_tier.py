@@ -37,7 +37,8 @@ Payload = bytes | memoryview
 class BlockKey(NamedTuple):
     """The content that a file must have. `owner` is the digest of the scope's empty prefix.
 
-    `packed` are the block's token ids. `place` is the block's index in its chain.
+    `packed` are the block's token ids. `place` is the block's index in its chain. Of another
+    model's content, which stands in a domain of its own here, `file` is what that model says of it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class BlockKey(NamedTuple):
     parent: Digest
     place: int
     packed: bytes
+    file: "BlockKey | None" = None
 
 
 class Save(NamedTuple):

@@ -122,6 +122,27 @@ class KvCompressor:
                 pool.wait()
                 yield (stop - start) // _TOKENS_A_COST
 
+    @torch.inference_mode()
+    def take_over(
+        self,
+        own_layers: int,
+        tokens: Sequence[TokenId],
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[int],
+        targets: Sequence[int],
+    ) -> Iterator[int]:
+        pool, num_layers = self._runner.pool, self._runner.pool.layout.num_layers
+        old, new = self._slots(sources), self._slots(targets)
+        # A part takes about as long as a step of the whole model.
+        part = min(_STEP_TOKENS * num_layers // max(own_layers, 1), _COPIED_TOKENS)
+        for start, stop in _parts(ranges, part):
+            for layer in range(own_layers, num_layers):
+                pool.copy_slots(layer, old[start:stop], new[start:stop])
+            work = Work(token_ids=tokens[start:stop], start=start, block_table=targets)
+            self._runner.write_layers([work], own_layers)
+            pool.wait()
+            yield (stop - start) * own_layers // num_layers + (stop - start) // _TOKENS_A_COST
+
     def _slots(self, blocks: Sequence[int]) -> torch.Tensor:
         return self._runner.pool.slots(torch.tensor(blocks, device=self._runner.pool.device))
 

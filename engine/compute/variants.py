@@ -1,4 +1,4 @@
-"""`python -m engine profile-variant`: what it costs to read the entries of a sibling model.
+"""What it costs to read the entries of a sibling model (`python -m engine profile-variant`).
 
 A sibling has the same architecture and tokenizer, and other weights. Of a prefix, the first k
 layers' keys and values are computed with the model's own weights, and the sibling's are read in the
@@ -7,18 +7,17 @@ goes on with texts of its own, and its distributions are compared with exact one
 those of the gate for compressed prefixes.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import MAX_KL, MIN_AGREEMENT, PREFIX_TOKENS, REST_TOKENS
 from engine.compute.loading import has_state, layer_windows
+from engine.protocol.reports import Technique
 
 NUM_TEXTS = 8
 MOST_COUNTS = 10
@@ -26,23 +25,8 @@ _OF_ONE_COPY = {"_name_or_path", "transformers_version", "dtype", "torch_dtype",
 """Of a configuration: what does not change keys and values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reuse:
-    """With the first `own_layers` of `num_layers` recomputed. `kl` is in nats, over `tokens`."""
-
-    own_layers: int
-    num_layers: int
-    kl: float
-    agreement: float
-    tokens: int
-
-    @property
-    def is_allowed(self) -> bool:
-        return self.kl <= MAX_KL and self.agreement >= MIN_AGREEMENT
-
-
 @torch.inference_mode()
-def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Reuse]:
+def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Technique]:
     """Two models of transformers, for some numbers of layers from none to all.
 
     Raises ModelRefused for models that are no siblings, or whose layers keep anything but keys and
@@ -67,7 +51,7 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Reus
     prefix, rest = texts[:, :PREFIX_TOKENS], texts[:, PREFIX_TOKENS:]
     mine, theirs = (one(prefix, use_cache=True).past_key_values.layers for one in (own, sibling))
     exact: torch.Tensor | None = None
-    found = list[Reuse]()
+    found = list[Technique]()
     counts = {*range(0, len(mine), -(-len(mine) // MOST_COUNTS)), len(mine)}
     for count in sorted(counts, reverse=True):
         cache = DynamicCache()
@@ -76,15 +60,50 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Reus
         logits = own(rest, past_key_values=cache).logits.float().log_softmax(-1)
         exact = logits if exact is None else exact
         found.append(
-            Reuse(
-                own_layers=count,
-                num_layers=len(mine),
+            Technique(
+                method="sibling",
+                parameter=count,
                 kl=float((exact.exp() * (exact - logits)).sum(-1).mean()),
                 agreement=float((exact.argmax(-1) == logits.argmax(-1)).float().mean()),
                 tokens=rest.numel(),
+                is_allowed=False,
             )
         )
-    yield from reversed(found)
+    yield from judged(found[::-1])
+
+
+def profile_directories(directories: tuple[str, str]) -> list[Technique]:
+    """`profile` of the models in two directories. Raises ModelRefused, OSError and ValueError."""
+    tokens: Any = AutoTokenizer
+    auto: Any = AutoModelForCausalLM
+    first, second = (tokens.from_pretrained(one).get_vocab() for one in directories)
+    if first != second:
+        raise ModelRefused("the models have different tokenizers")
+    own, sibling = (
+        auto.from_pretrained(one, dtype=torch.float32, use_safetensors=True).eval()
+        for one in directories
+    )
+    return list(profile(own, sibling))
+
+
+def judged(rows: Sequence[Technique]) -> list[Technique]:
+    """With what the gate makes of each."""
+    return [
+        replace(one, is_allowed=one.kl <= MAX_KL and one.agreement >= MIN_AGREEMENT) for one in rows
+    ]
+
+
+def num_layers(rows: Sequence[Technique]) -> int:
+    """Of the models. With all of them recomputed answers are exact."""
+    return int(rows[-1].parameter)
+
+
+def least_layers(rows: Sequence[Technique]) -> int | None:
+    """The least number of own layers from which on all are allowed: fewer must not be luck. None
+    where that is every layer."""
+    refused = max((row.parameter for row in rows if not row.is_allowed), default=-1)
+    own = (int(row.parameter) for row in rows[:-1] if row.parameter > refused)
+    return min(own, default=None)
 
 
 def _check_siblings(own: Any, sibling: Any) -> None:
@@ -99,42 +118,16 @@ def _check_siblings(own: Any, sibling: Any) -> None:
         raise ModelRefused("not every layer keeps keys and values of all tokens")
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine profile-variant", description=__doc__)
-    parser.add_argument("model", help="directory of the model that reads")
-    parser.add_argument("sibling", help="directory of the model whose entries it would read")
-    options = parser.parse_args(arguments)
-    tokens: Any = AutoTokenizer
-    auto: Any = AutoModelForCausalLM
-    directories = options.model, options.sibling
-    try:
-        first, second = (tokens.from_pretrained(one).get_vocab() for one in directories)
-        if first != second:
-            raise ModelRefused("the models have different tokenizers")
-        own, sibling = (
-            auto.from_pretrained(one, dtype=torch.float32, use_safetensors=True).eval()
-            for one in directories
-        )
-        rows = list(profile(own, sibling))
-    except (ModelRefused, OSError, ValueError) as error:
-        print(f"profile-variant: {error}", file=sys.stderr)
-        return 1
-    print(told(rows))
-    return 0
-
-
-def told(rows: Sequence[Reuse]) -> str:
+def told(rows: Sequence[Technique]) -> str:
     """A table, and what the gate makes of it."""
+    most = num_layers(rows)
     lines = [" own layers   KL (nats)   same next token   gate"]
     lines += [
-        f"{row.own_layers:3} of {row.num_layers:<3}   {row.kl:9.4f}   {row.agreement:15.1%}"
+        f"{row.parameter:3} of {most:<3}   {row.kl:9.4f}   {row.agreement:15.1%}"
         f"   {'allowed' if row.is_allowed else 'refused'}"
         for row in rows
     ]
-    # Fewer layers must not be luck: from here on all are allowed.
-    refused = max((row.own_layers for row in rows if not row.is_allowed), default=-1)
-    least = min(row.own_layers for row in rows if row.own_layers > refused)
-    most = rows[-1].num_layers
-    verdict = "refuses the pair" if least >= most else f"allows it from {least} of {most} layers on"
+    least = least_layers(rows)
+    verdict = "refuses the pair" if least is None else f"allows it from {least} of {most} layers on"
     bounds = f"at most {MAX_KL} nats, at least {MIN_AGREEMENT:.0%} the same"
     return "\n".join([*lines, f"The gate ({bounds}) {verdict}; {rows[0].tokens} tokens."])

@@ -87,10 +87,11 @@ Capability = Literal[
 Scorer = Literal["kvzip", "keydiff", "chunkkv", "snapkv", "h2o", "sinks", "random"]
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 DEFAULT_SCORER: Scorer = "kvzip"
-Method = Scorer | Literal["blocks"]
+Method = Scorer | Literal["blocks", "sibling"]
 LEAST_KEEP = 0.1
 KEEP_FIELD = "breakpoints: keep"
 """What refusals of a `Breakpoint.keep` begin with."""
+SIBLING_FIELD = "breakpoints: sibling"
 DEFAULT_RECOMPUTE = 16
 MAX_RECOMPUTE = 1_000_000
 SHARE_PARTS = 10_000
@@ -241,7 +242,9 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     With `seconds` the entry lives that long instead, and reads do not prolong it; `ttl` is the
     class that its write is billed as. With `keep` that part of the prefix's tokens is kept in each
     layer, chosen by `scorer`, and what follows is computed behind them: an approximation. One
-    breakpoint of a request may have it. Breakpoints in front of it hold nothing.
+    breakpoint of a request may have it. Breakpoints in front of it hold nothing. With `sibling` the
+    prefix may be read from an entry of the sibling model: another approximation, where there is a
+    longer entry of it than of this model. One breakpoint of a request may have one of both.
     """
 
     segment: NotNegative
@@ -249,6 +252,12 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Annotated[float, Meta(gt=0)] | None = None
     keep: Annotated[float, Meta(ge=LEAST_KEEP, lt=1)] | None = None
     scorer: Scorer = DEFAULT_SCORER
+    sibling: bool = False
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether its prefix is asked to be anything else than exact."""
+        return self.keep is not None or self.sibling
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -309,7 +318,28 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="b
         return "blocks"
 
 
-Approximation = Compressed | Blocks
+class FromSibling(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sibling"):
+    """The first `reused` tokens of an answer's prompt were read from a sibling model's entry, now
+    or when an entry of this prompt was written, but for the first `recomputed_layers`
+    `of_layers`. With 0 the prompt is exact."""
+
+    reused: int
+    recomputed_layers: int
+    of_layers: int
+
+    @property
+    def text(self) -> str:
+        if not self.reused:
+            return "sibling: 0 reused"
+        layers = f"{self.recomputed_layers} of {self.of_layers} layers"
+        return f"sibling: {self.reused} reused, {layers} recomputed"
+
+    @property
+    def method(self) -> str:
+        return "sibling"
+
+
+Approximation = Compressed | Blocks | FromSibling
 
 
 class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -57,9 +57,9 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
 
     They are answers behind a prefix of which a scorer keeps the part `parameter`, or behind
     documents (`blocks`) of which that many first tokens, or that share, are computed where they
-    stand. `kl` is the mean divergence of the next token's distribution, in nats; `agreement` the
-    part of `tokens` places at which the most likely token is the same. What `is_allowed` may be
-    asked for.
+    stand, or behind a `sibling`'s entries of which that many first layers are. `kl` is the mean
+    divergence of the next token's distribution, in nats; `agreement` the part of `tokens` places at
+    which the most likely token is the same. What `is_allowed` may be asked for.
     """
 
     method: Method
@@ -87,8 +87,8 @@ def why_refused(
         and (isinstance(one.parameter, type(parameter)) or not one.parameter)
     ]
     if not known:
-        what = "place blocks anywhere" if method == "blocks" else f"compress by {method}"
-        return f"this engine does not {what}"
+        other = {"blocks": "place blocks anywhere", "sibling": "read entries of a sibling"}
+        return f"this engine does not {other.get(method, f'compress by {method}')}"
     one = max(known, key=lambda one: one.parameter)
     if one.is_allowed:
         return None
@@ -391,4 +391,4 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "device"
     is_stored: bool = False
     own_tokens: int = 0
-    approximate: Compressed | Literal["blocks"] | None = None
+    approximate: Compressed | Literal["blocks", "sibling"] | None = None

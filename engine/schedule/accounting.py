@@ -90,7 +90,7 @@ class Accounting:
         if request_id in self._requests or self.totals.has(request_id):
             raise DuplicateRequest(f"request {request_id!r} is running or unacknowledged")
         self.expire(self.clock.now())
-        request.found = self._cache.look_up(request.query)
+        request.look_up(self._cache)
         request.sequences = [
             SequenceState(
                 request,

@@ -169,7 +169,7 @@ class EngineLoop:
         assert compressor is not None and sequence.own is not None
         if sequence.placing is not placings[-1]:
             return
-        own, of = sequence.own[1].block_ids, query.compression
+        own, of, asked = sequence.own[1].block_ids, query.compression, query.asked
         blends = list[Blend]()
         for one in placings:
             assert one.table is not None
@@ -183,7 +183,10 @@ class EngineLoop:
         for one in placings:
             assert one.table is not None
             sources = one.table.block_ids
-            if of is None:
+            if asked is not None:
+                layers = asked.sibling.own_layers
+                yield from compressor.take_over(layers, query.real, one.ranges, sources, own)
+            elif of is None:
                 yield from compressor.place(one.placed.shift, one.ranges, sources, own)
             else:
                 tokens = one.placed.origin.tokens

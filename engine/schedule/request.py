@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 
 from engine.cache.approximate import Placing
 from engine.cache.ids import TokenId
-from engine.cache.prefix_cache import CacheQuery, Found
+from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
+from engine.cache.sibling_prompt import with_sibling
 from engine.cache.table import BlockTable
 from engine.protocol import FinishReason, Frame, GenerateRequest, Image, InputUsage, UnheldTool
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
@@ -277,6 +278,15 @@ class RequestState:
     num_finished: int = 0
     thinking_tokens: int = 0
     output_tokens: int = 0
+
+    def look_up(self, cache: PrefixCache) -> None:
+        """Find and hold what it may read. One that may read a sibling's entries is exact if there
+        is none."""
+        if self.query.asked is not None:
+            self.query = with_sibling(self.query, cache)
+            for leader in self.sequences[:1]:
+                leader.table = cache.new_table(self.query)
+        self.found = cache.look_up(self.query)
 
     @property
     def request_id(self) -> str:

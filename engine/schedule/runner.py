@@ -140,6 +140,18 @@ class Compressor(Protocol):
         """
         ...
 
+    def take_over(
+        self,
+        own_layers: int,
+        tokens: Sequence[TokenId],
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[int],
+        targets: Sequence[int],
+    ) -> Iterator[int]:
+        """Copy a sibling's keys and values of these positions of a prompt, and compute those of
+        the first layers. What the prompt has before is in `targets`."""
+        ...
+
 
 class Runner(Protocol):
     """Owns the KV memory of blocks 0 … num_blocks - 1, and the host's.

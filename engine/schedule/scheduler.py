@@ -118,8 +118,7 @@ class Scheduler:
         for is_batch in (False, True):
             sequence = self._next_waiting(is_batch)
             if sequence is not None and sequence.lacks_look_up:
-                request = sequence.request
-                request.found = self._cache.look_up(request.query)
+                sequence.request.look_up(self._cache)
         chunks = self._decode(is_batch=False)
         room = self._pace.new_room(len(chunks))
         chunks += self._prefills(room, now, is_batch=False)

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from engine.cache.block import Entry
-from engine.cache.digests import ChainHasher
+from engine.cache.digests import ActiveAdapter, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool
@@ -100,11 +102,21 @@ class _Journal:
 
 
 class Peers:
-    def __init__(self, own: StoreDirectory, reader: BlockReader, hasher: ChainHasher) -> None:
+    """Members of the reader's model. Those of a sibling model are told in a `domain` of their own,
+    without their names, and without what an adapter or an approximation is part of."""
+
+    def __init__(
+        self,
+        own: StoreDirectory,
+        reader: BlockReader,
+        hasher: ChainHasher,
+        domain: ActiveAdapter | None = None,
+    ) -> None:
         self.results: Results[PeerPut | PeerEnd | PeerUnfit | Arrived | Missed] = Results()
         self._own = own
         self._reader = reader
         self._hasher = hasher
+        self._domain = domain
         self._journals: dict[Path, _Journal] = {}
         self._members: list[Path] = []
         self._is_closed = threading.Event()
@@ -124,7 +136,7 @@ class Peers:
         """Read a file from any member that has it whole."""
         missed = Missed(key.name, "missing")
         for path in self._members:
-            found = self._reader.read(path, key)
+            found = self._reader.read(path, key.file or key)._replace(name=key.name)
             if isinstance(found, Arrived):
                 self.results.put(found)
                 return
@@ -138,8 +150,8 @@ class Peers:
             for path in self._members:
                 self._follow(path)
             for path in self._journals.keys() - set(self._members):
-                for key in self._journals.pop(path).shown:
-                    self.results.put(PeerEnd(key))
+                for key, keys in self._journals.pop(path).shown.items():
+                    self.results.put(PeerEnd(self._key_here(key, keys)))
 
     def _follow(self, path: Path) -> None:
         """Read what a journal has behind what was read. A line without its end waits.
@@ -176,6 +188,8 @@ class Peers:
         missed: dict[str, Missed | None] = {}
         for key in changed & entries.keys():
             put = entries[key]
+            if self._domain is not None and put.adapter is not None:
+                continue
             if (keys := journal.shown.get(key)) is None:
                 keys = put.keys(self._hasher, self._reader.keys) or []
                 for one in keys:
@@ -184,13 +198,33 @@ class Peers:
                 if not keys or any(missed[one.name] for one in keys):
                     del entries[key]
                     continue
-                journal.shown[key] = keys
+                journal.shown[key] = keys = self._keys_here(keys)
+            if self._domain is not None:
+                here = self._key_here(key, keys)
+                put = msgspec.structs.replace(
+                    put, key=here, adapter=self._domain, name=None, names={}
+                )
             self.results.put(PeerPut(put, keys))
         for miss in filter(None, missed.values()):
             self.results.put(PeerUnfit(miss.reason))
         for key in journal.shown.keys() - entries.keys():
-            del journal.shown[key]
-            self.results.put(PeerEnd(key))
+            self.results.put(PeerEnd(self._key_here(key, journal.shown.pop(key))))
+
+    def _key_here(self, key: str, keys: Sequence[BlockKey]) -> str:
+        """The key that the engine knows an entry by."""
+        return key if self._domain is None else keys[-1].digest.hex()
+
+    def _keys_here(self, keys: list[BlockKey]) -> list[BlockKey]:
+        """The keys in the domain, of an entry without a recurrent state."""
+        if self._domain is None:
+            return keys
+        found, parent = list[BlockKey](), keys[0].owner
+        for one in keys:
+            digest = self._hasher.extend(parent, one.packed, one.place, self._domain)
+            name = self._reader.keys.name_of(digest)
+            found.append(one._replace(name=name, digest=digest, parent=parent, file=one))
+            parent = digest
+        return found
 
     def _damage_of(self, path: Path, key: BlockKey) -> Missed | None:
         """A file that is gone is no damage: the end of its entry may be told next."""

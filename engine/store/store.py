@@ -232,7 +232,7 @@ class DiskStore:
         clock: Clock,
         wall: Callable[[], float],
         restored: Restored,
-        peers: PeerWork | None = None,
+        peers: Sequence[PeerWork] = (),
     ) -> None:
         self._tier = tier
         self._entries = entries
@@ -264,21 +264,21 @@ class DiskStore:
 
     @property
     def is_reading(self) -> bool:
-        return self._tier.is_reading or (self._peers is not None and self._peers.is_reading)
+        return self._tier.is_reading or any(peers.is_reading for peers in self._peers)
 
     def before_step(self, now: float) -> None:
         """Take in the results of the threads."""
         for result in self._threads.results.take():
             self._take(result, now)
-        if self._peers is not None:
-            self._peers.before_step()
+        for peers in self._peers:
+            peers.before_step()
 
     def after_step(self, now: float) -> None:
         """Give the threads their work. The device's blocks hold what their `tokens` say."""
         for key in self._tier.take_asked():
             self._threads.read(key)
-        if self._peers is not None:
-            self._peers.after_step()
+        for peers in self._peers:
+            peers.after_step()
         self._save(self._num_saves(), now)
         if not self._is_gone and self._paced_at - self._looked_at >= IDLE_SECONDS:
             self._looked_at = self._paced_at
@@ -297,8 +297,8 @@ class DiskStore:
 
         Done when the files are deleted.
         """
-        if self._peers is not None:
-            self._peers.drop(owner, key)
+        for peers in self._peers:
+            peers.drop(owner, key)
         if key is None:
             self._tier.drop_scope(owner)
         return self.flush()
@@ -312,8 +312,8 @@ class DiskStore:
     def close(self, seconds: float) -> None:
         """Write what is still wanted. The engine's thread has ended."""
         end = self._pace.now() + seconds
-        if self._peers is not None:
-            self._peers.close()
+        for peers in self._peers:
+            peers.close()
         while self._tier.num_wanted and not self._is_down and self._pace.now() < end:
             free = max(MAX_QUEUED_BYTES - self._queued_bytes, 0)
             self._save(free // self._bounds.file_bytes, self._clock.now())
@@ -348,9 +348,9 @@ class DiskStore:
             restored_leases=restored.num_leases,
             lost_leases=restored.num_lost,
             failed_writes=self._failed_writes,
-            peer_blocks=self._peers.num_blocks if self._peers else 0,
-            peer_read_bytes=self._peers.read_bytes if self._peers else 0,
-            misses={**self._misses, **(self._peers.misses if self._peers else {})},
+            peer_blocks=sum(peers.num_blocks for peers in self._peers),
+            peer_read_bytes=sum(peers.read_bytes for peers in self._peers),
+            misses=dict(sum((peers.misses for peers in self._peers), start=self._misses)),
         )
 
     # Results.

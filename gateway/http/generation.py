@@ -73,7 +73,8 @@ async def while_present(scope: Scope, work: Coroutine[Any, Any, Result]) -> Resu
 
 
 def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep | None:
-    """What the header asks for, `keep=0.5` or `keep=0.5; scorer=keydiff`; None without it.
+    """What the header asks for, `keep=0.5`, `keep=0.5; scorer=keydiff` or `sibling=true`; None
+    without it.
 
     Raise InvalidRequest for anything else, and where it is not taken at all.
     """

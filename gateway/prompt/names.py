@@ -89,12 +89,14 @@ def find_prefixes(
     From the segment on in which an `adapter` begins to act its weights are in the chain. Before,
     names are the base model's, as keys and values are. From the end of the segment on that is
     marked by `kept`, what is kept of the prefix is in the chain. So are the `documents`, each from
-    its beginning on.
+    its beginning on, and from the first segment on that a sibling's entry may be read.
     """
     begins = None if adapter is None else _begin_of(adapter, prompt)
     placed = {one.segment: one.recompute for one in documents}
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
+    if kept is not None and kept.sibling:
+        chain.update(b"\x07")
     prefixes: list[Prefix] = []
     num_bytes = depth = 0
     sizes = {image.id: size_of(image) for image in prompt.images}
@@ -125,7 +127,7 @@ def find_prefixes(
                 prefixes.append(Prefix(Name(chain.hexdigest(), segment, end), num_bytes))
             start = end
         depth += length
-        if kept is not None and segment == kept.segment:
+        if kept is not None and kept.keep is not None and segment == kept.segment:
             taken += f"\x05{kept.scorer} {kept.keep}".encode()
         chain.update(taken + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))

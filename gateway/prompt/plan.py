@@ -9,17 +9,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from sys import maxsize
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from engine.protocol import (
+    DEFAULT_SCORER,
     IMAGE_REFERENCE,
     KEEP_FIELD,
     MAX_BREAKPOINTS,
     MAX_DOCUMENTS,
     MAX_NAMES,
+    SIBLING_FIELD,
     Breakpoint,
     Document,
     Method,
@@ -51,16 +54,21 @@ _ORDER = (
 KEEP_HEADER = "holdfast-approximate"
 """Of a request whose client can put nothing into a marker."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
-_ASKED = re.compile(rf"{KEEP_FIELD}|documents\[(\d{{1,6}})\]")
+_ASKED = re.compile(rf"{KEEP_FIELD}|{SIBLING_FIELD}|documents\[(\d{{1,6}})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 
 
 class Keep(NamedTuple):
-    """What is kept of a marked prefix, and who chooses it."""
+    """What is kept of a marked prefix, and who chooses it, or that a sibling's entry may be read
+    in its place."""
 
-    part: float
-    scorer: Scorer
+    part: float | None
+    scorer: Scorer = DEFAULT_SCORER
+    sibling: bool = False
+
+    def asked_at(self, point: Breakpoint) -> Breakpoint:
+        return replace(point, keep=self.part, scorer=self.scorer, sibling=self.sibling)
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,14 +126,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.documents:
             recomputed = sorted({one.recompute for one in self.documents})
             return f"blocks; recompute={','.join(map(str, recomputed))}"
-        if (point := self.compressed) is not None:
+        if (point := self.asking) is not None:
+            if point.sibling:
+                return "sibling=true"
             return f"keep={point.keep:g}; scorer={point.scorer}"
         return None
 
     @property
-    def compressed(self) -> Breakpoint | None:
-        """The breakpoint of whose prefix a part is kept."""
-        return next((point for point in self.breakpoints if point.keep is not None), None)
+    def asking(self) -> Breakpoint | None:
+        """The breakpoint of whose prefix a part is kept, or a sibling's entry may be read."""
+        return next((point for point in self.breakpoints if point.is_approximate), None)
 
     @property
     def paths(self) -> list[str]:
@@ -161,10 +171,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def approximations(self) -> list[tuple[str, Method, float]]:
         """What may be no exact answer, each with where the request says so and its parameter: what
-        is kept of a prefix, or the documents in order."""
-        if (point := self.compressed) is not None and point.keep is not None:
-            path = f"{self.slots[point.segment].path}.cache_control.holdfast.keep"
-            return [(KEEP_HEADER if self.has_header else path, point.scorer, point.keep)]
+        is kept of a prefix, that it may be a sibling's, or the documents in order."""
+        if (point := self.asking) is not None:
+            path = f"{self.slots[point.segment].path}.cache_control.holdfast"
+            path = f"{path}.{'sibling' if point.sibling else 'keep'}"
+            where = KEEP_HEADER if self.has_header else path
+            if point.keep is None:
+                return [(where, "sibling", maxsize)]
+            return [(where, point.scorer, point.keep)]
         placed = ((self.slots[one.segment].path, one.recompute) for one in self.documents)
         return [(f"{path}.cache_control.holdfast.block", "blocks", part) for path, part in placed]
 
@@ -223,11 +237,13 @@ def make_plan(
     if keep is not None:
         breakpoints = keep_behind_head(layout.prompt, breakpoints, keep)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
-    kept = next((point for point in breakpoints if point.keep is not None), None)
+    kept = next((point for point in breakpoints if point.is_approximate), None)
     documents = find_documents(slots, kept)
     prefixes = find_prefixes(layout.prompt, scope, adapter, kept, documents)
     # An engine that compresses a prefix holds nothing in front of its end.
-    told = [one for one in prefixes if kept is None or is_behind(one.name, kept.segment)]
+    told = prefixes
+    if kept is not None and not kept.sibling:
+        told = [one for one in prefixes if is_behind(one.name, kept.segment)]
     named = trim_names(told, marked, MAX_NAMES - len(documents))
     documents, places = name_documents(layout.prompt, scope, documents, prefixes)
     return Plan(
@@ -252,13 +268,13 @@ def keep_behind_head(
     """The last breakpoint of tools and system prompt keeps a part of its prefix, or the first of
     all where none is there. Those behind it move as a conversation grows: an entry that ends at one
     would be read by no later turn."""
-    if any(point.keep is not None for point in breakpoints):
+    if any(point.is_approximate for point in breakpoints):
         raise InvalidRequest(f"{KEEP_HEADER}: a marker of the request says already what is kept")
     if not breakpoints:
         raise InvalidRequest(f"{KEEP_HEADER}: nothing of this request is marked")
     head, kept = len(prompt.tools) + len(prompt.system), list(breakpoints)
     place = max((n for n, point in enumerate(kept) if point.segment < head), default=0)
-    kept[place] = replace(kept[place], keep=keep.part, scorer=keep.scorer)
+    kept[place] = keep.asked_at(kept[place])
     return kept
 
 
@@ -280,9 +296,7 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
             f"{kept[1].path}.cache_control.holdfast: one marker of a request may have it"
         )
     breakpoints = [
-        Breakpoint(index, ttl)
-        if slot.keep is None
-        else Breakpoint(index, ttl, keep=slot.keep.part, scorer=slot.keep.scorer)
+        Breakpoint(index, ttl) if slot.keep is None else slot.keep.asked_at(Breakpoint(index, ttl))
         for index, slot, ttl in marked
     ]
     if automatic is None:
@@ -313,7 +327,7 @@ def find_documents(slots: Sequence[Slot], kept: Breakpoint | None) -> list[Docum
             continue
         where = f"{slot.path}.cache_control.holdfast.block"
         if kept is not None:
-            raise MarkersBroken(f"{where}: not beside `keep`")
+            raise MarkersBroken(f"{where}: not beside `keep` or `sibling`")
         if len(documents) == MAX_DOCUMENTS:
             raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
         documents.append(replace(slot.placed, segment=segment))

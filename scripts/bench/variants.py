@@ -6,6 +6,7 @@ base's entries, and the base the copy's.
 """
 
 import random
+import shutil
 import sys
 import time
 from copy import deepcopy
@@ -29,6 +30,7 @@ def main() -> int:
         steps=(40, "of AdamW, 4 windows of 256 tokens each"),
         rate=(1e-4, "the learning rate"),
         rank=(0, "of a LoRA on all linear layers; 0 trains all weights"),
+        save=("", "a directory that the copy is written to, for `profile-variant --write`"),
         threads=1,
     )
     torch.set_num_threads(options.threads)
@@ -56,6 +58,10 @@ def main() -> int:
         losses.append(float(loss.detach()))
     if options.rank:
         copy = copy.merge_and_unload()
+    if options.save:
+        # With the base's own files beside: its tokenizer and template stay as they are.
+        shutil.copytree(options.model, options.save)
+        copy.save_pretrained(options.save)
     print(
         f"{options.model}: {options.steps} steps at {options.rate:g},"
         f" {f'LoRA of rank {options.rank}' if options.rank else 'all weights'}, in"

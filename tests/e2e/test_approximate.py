@@ -44,8 +44,10 @@ class Asking:
             url, json=body | more, headers=self._headers, timeout=120, trust_env=False
         )
 
-    def read(self, question: str, holdfast: dict[str, Any] | None = None) -> dict[str, Any]:
-        reply = self.ask(question, holdfast)
+    def read(
+        self, question: str, holdfast: dict[str, Any] | None = None, text: str = TEXT
+    ) -> dict[str, Any]:
+        reply = self.ask(question, holdfast, text)
         assert reply.status_code == 200, reply.text
         found: dict[str, Any] = reply.json()
         told = reply.headers.get("holdfast-approximate")

@@ -35,24 +35,28 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 class Approximate(Strict):
     """Our own: either of the marked prefix the part `keep` is kept in each layer, chosen by
-    `scorer`, or the marked block is read wherever it stands, some of its tokens computed anew."""
+    `scorer`, or the marked block is read wherever it stands, some of its tokens computed anew, or
+    what a `sibling` model wrote of the prefix may be read."""
 
     keep: Annotated[float, msgspec.Meta(ge=LEAST_KEEP, lt=1)] | None = None
     scorer: Scorer | None = None
     block: Literal["anywhere"] | None = None
     recompute: Recompute | None = None
+    sibling: bool | None = None
 
     def check(self, where: str) -> None:
         """Raise InvalidRequest for fields that do not go together."""
-        if (self.keep is None) == (self.block is None):
-            raise InvalidRequest(f"{where}: must have either `keep` or `block`")
-        if (self.scorer if self.keep is None else self.recompute) is not None:
+        if [self.keep is not None, self.block is not None, bool(self.sibling)].count(True) != 1:
+            raise InvalidRequest(f"{where}: must have one of `keep`, `block` and `sibling`")
+        if (self.scorer and self.keep is None) or (self.recompute is not None and not self.block):
             raise InvalidRequest(f"{where}: `scorer` is for `keep`, `recompute` for `block`")
 
     @property
     def kept(self) -> Keep | None:
-        """What is kept of the prefix."""
-        return None if self.keep is None else Keep(self.keep, self.scorer or DEFAULT_SCORER)
+        """What is kept of the prefix, or read in its place."""
+        if self.block is not None:
+            return None
+        return Keep(self.keep, self.scorer or DEFAULT_SCORER, bool(self.sibling))
 
     def placed(self, ttl: Ttl) -> protocol.Document | None:
         """The block, held for so long."""

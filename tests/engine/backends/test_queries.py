@@ -11,6 +11,7 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.sibling import Sibling
 from engine.errors import InvalidRequest, PromptTooLong
 from engine.protocol import (
     Breakpoint,
@@ -36,7 +37,9 @@ METHODS: dict[Method, int | float] = {"keydiff": 0.1, "blocks": 4}
 MEASURED: dict[str, Any] = {"kl": 0.0, "agreement": 1.0, "tokens": 256, "is_allowed": True}
 
 
-def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
+def query(
+    asked: GenerateRequest, num_blocks: int = 64, sibling: Sibling | None = None
+) -> CacheQuery:
     described = description(
         max_context_tokens=1000,
         block_size=BLOCK_SIZE,
@@ -48,7 +51,8 @@ def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
         ],
     )
     pool = BlockPool(num_blocks, BLOCK_SIZE)
-    cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE))
+    entries, hasher = Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE)
+    cache = PrefixCache(pool, entries, hasher, sibling=sibling)
     rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
     prepared = prepare(asked, rendered, described, asked)
     return query_of(asked, prepared, cache, described, lambda *_: None, arrived_at=5.0)
@@ -139,6 +143,29 @@ def test_what_cannot_be_placed_is_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
         query(ask("a" * 4 * num_tokens, documents=[document]), num_blocks)
+
+
+def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
+    asking, sibling = Breakpoint(0, "5m", sibling=True), Sibling(b"m" * 16, 1, 3)
+    with pytest.raises(
+        InvalidRequest, match="breakpoints: sibling: this engine does not read entries"
+    ):
+        query(ask("a", breakpoints=[asking]))
+    half = Breakpoint(1, "5m", keep=0.5, scorer="keydiff")
+    for wrong in (
+        ask("a", breakpoints=[asking, Breakpoint(1, "5m", sibling=True)]),
+        ask("a", breakpoints=[asking, half]),
+        ask("a", breakpoints=[asking], documents=[Document(0)]),
+        ask("a", breakpoints=[asking], adapter="ab"),
+    ):
+        with pytest.raises(InvalidRequest, match="breakpoints: sibling: in one marker"):
+            query(wrong, sibling=sibling)
+    found = query(ask("a", breakpoints=[asking]), sibling=sibling)
+    assert found.asked is not None and not found.is_approximate
+    kinds = [sibling.domain, sibling.domain_of(5), sibling.domain_of(6), None]
+    kinds += [Sibling(b"m" * 16, 2, 3).domain_of(5), Sibling(b"n" * 16, 1, 3).domain_of(5)]
+    hasher = ChainHasher(b"k", BLOCK_SIZE)
+    assert len({hasher.extend(hasher.root("s"), b"abcd", 0, kind) for kind in kinds}) == 6
 
 
 def test_a_document_is_a_segments_text() -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from engine.cache.ids import BlockId
+from engine.compute.compress import KvCompressor, Told
 from engine.compute.loading import prepare_model
 from engine.schedule.runner import Work
 from tests.engine.compute.tiny import (
@@ -34,7 +35,8 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
             weight.add_(0.2 * weight.std() * torch.randn_like(weight))
     others = prepare_model(copy.deepcopy(other)).runner(model.num_blocks, model.block_size)
     prompt, read = random_prompt(rng, 120, 150), 93
-    table = [BlockId(block) for block in rng.sample(range(model.num_blocks), 20)]
+    free = [BlockId(block) for block in rng.sample(range(model.num_blocks), 23)]
+    table, spare = free[:20], free[20:]
     run_in_turn(others, new_works(prompt[:read], [40], table))
     content = [bytes(one) for one in others.save(table)]
     with torch.inference_mode():
@@ -52,6 +54,20 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
         runner.write_layers([third], depth)
         last = Work(token_ids=prompt[read:], start=read, block_table=table, sample=GREEDY)
         logits = runner.logits([last])[0]
+        # The same in parts, from blocks of the sibling's to others, but for what was there.
+        copier, copies = (
+            model.runner(),
+            [BlockId(b) for b in range(model.num_blocks) if b not in free],
+        )
+        copier.load(list(zip(content, table, strict=True)))
+        compressor = KvCompressor(copier, Told([], [], []))
+        before, behind = copies[:3], copies[3:]
+        list(compressor.take_over(depth, prompt[:read], [(0, 24)], table, copies))
+        copier.copy_blocks(list(zip(before, spare, strict=True)))
+        moved = [*spare, *behind]
+        list(compressor.take_over(depth, prompt[:read], [(24, read)], table, moved))
+        again = Work(token_ids=prompt[read:], start=read, block_table=moved, sample=GREEDY)
+        assert relative_difference(copier.logits([again])[0], logits) <= BOUND
         cache = DynamicCache()
         for layer in range(num_layers):
             rows = kept[0 if layer < depth else 1].layers[layer]

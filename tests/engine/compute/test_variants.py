@@ -38,7 +38,7 @@ def test_an_equal_model_costs_nothing_and_a_stranger_is_refused() -> None:
     for row in profile(own, deepcopy(own), 2):
         assert row.kl < 1e-5 and row.agreement == 1.0 and row.is_allowed
     rows = list(profile(own, llama(2), 2))
-    assert [row.own_layers for row in rows] == [0, 1, 2, 3]
+    assert [row.parameter for row in rows] == [0, 1, 2, 3]
     assert [row.is_allowed for row in rows] == [False, False, False, True]
     assert rows[3].kl < 1e-5 < 0.5 < rows[0].kl
     assert "refuses the pair" in told(rows)

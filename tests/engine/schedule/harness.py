@@ -8,7 +8,7 @@ request must answer however it was scheduled.
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate
 from zlib import crc32
@@ -24,6 +24,7 @@ from engine.cache.ids import BlockId, TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.sibling import SiblingAsked
 from engine.clock import Clock, ManualClock
 from engine.protocol import (
     Breakpoint,
@@ -189,6 +190,21 @@ class FakeRunner:
                 self.memory[targets[block]][slot] = number + TURN * (shift + 1)
             yield 1
 
+    def take_over(
+        self,
+        own_layers: int,
+        tokens: Sequence[TokenId],
+        ranges: Sequence[tuple[int, int]],
+        sources: Sequence[int],
+        targets: Sequence[int],
+    ) -> Iterator[int]:
+        """A number tells that it is a sibling's."""
+        memory = [slot for block in sources for slot in self.memory[block]]
+        assert own_layers
+        for start, end in ranges:
+            assert memory[start:end] == list(tokens[start:end])
+            yield from self.place(0, [(start, end)], sources, targets)
+
     def _move_state(self, work: Work) -> None:
         if work.state is None:
             return
@@ -346,7 +362,11 @@ class Harness:
             max_context_tokens=max_context_tokens,
         )
         self.totals = self.accounting.totals
-        self.runner = FakeRunner(num_blocks, block_size, host_blocks)
+        self.runner = (
+            runner
+            if isinstance(runner, FakeRunner)
+            else FakeRunner(num_blocks, block_size, host_blocks)
+        )
         self.loop = EngineLoop(
             self.scheduler,
             self.accounting,
@@ -372,12 +392,13 @@ class Harness:
         keep: tuple[int, float] | None = None,
         documents: dict[int, Ttl] | None = None,
         recompute: int | float = 3,
+        sibling: int | None = None,
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold, where there is one.
 
         `has_names`: each segment's end has the name that a gateway would give it. Of what ends
         with the segment `keep[0]` the part `keep[1]` is kept, in whole blocks. The segments that
-        are `documents` stand anywhere.
+        are `documents` stand anywhere. What ends with the segment `sibling` may be a sibling's.
         """
         self._num_sent += 1
         tokens: list[TokenId] = []
@@ -414,6 +435,9 @@ class Harness:
                 for index, ttl in sorted(documents.items())
             ]
             query = with_documents(query, self.cache, placed)
+        if sibling is not None and (known := self.cache.sibling) is not None:
+            theirs = self.cache.digests(scope, tokens, known.domain)
+            query = replace(query, asked=SiblingAsked(known, sibling, query.digests, theirs))
         state = RequestState(
             request=GenerateRequest(
                 request_id=f"r{self._num_sent}",

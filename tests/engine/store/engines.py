@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from engine.backends.base import Parts
 from engine.backends.storing import new_memory
 from engine.cache.ids import Digest, TokenId
+from engine.cache.sibling import Sibling
 from engine.clock import Clock, ManualClock
 from engine.protocol import Started
 from engine.protocol.reports import StoreStats
@@ -42,6 +43,7 @@ class StoredEngine(Harness):
         host_blocks: int = 0,
         num_blocks: int = NUM_BLOCKS,
         is_shared: bool = False,
+        sibling: Sibling | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.path = path
@@ -51,6 +53,7 @@ class StoredEngine(Harness):
             "host_blocks": host_blocks,
             "num_blocks": num_blocks,
             "is_shared": is_shared,
+            "sibling": sibling,
             "wall": wall,
         }
         runner = FakeRunner(num_blocks, BLOCK_SIZE, host_blocks)
@@ -62,7 +65,11 @@ class StoredEngine(Harness):
             host_blocks=host_blocks,
         )
         parts = SimpleNamespace(
-            runner=runner, facts={"weights": model}, block_bytes=BLOCK_SIZE * 8, state_blocks=0
+            runner=runner,
+            facts={"weights": model},
+            block_bytes=BLOCK_SIZE * 8,
+            state_blocks=0,
+            sibling=sibling,
         )
         clock = clock or ManualClock()
         told = description(block_size=BLOCK_SIZE, num_blocks=num_blocks)
@@ -132,8 +139,8 @@ class StoredEngine(Harness):
     def kill(self) -> None:
         """End without any goodbye: what waits for the threads is lost."""
         if self in self.running and self.store is not None:
-            if self.store.peers is not None:
-                self.store.peers.close()
+            for peers in self.store.peers:
+                peers.close()
             self.store.threads.abandon()
             self.store.directory.close()
             self.running.remove(self)

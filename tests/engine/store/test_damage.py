@@ -124,7 +124,7 @@ def has_looked_around(engine: StoredEngine) -> None:
     engine.settle()
     assert engine.store is not None
     directory = engine.store.directory
-    if engine.store.peers is not None:
+    if engine.store.peers:
         with patch.object(peers, "other_members", wraps=peers.other_members) as begun:
             engine.step_until(
                 lambda: sum(call.args[0] is directory for call in begun.call_args_list) > 3

@@ -25,6 +25,7 @@ from tests.gateway.serving import API_KEY
 ALLOWED = replace(ASKED, principal=replace(ASKED.principal, may_approximate=True))
 HALF = {"type": "ephemeral", "holdfast": {"keep": 0.5}}
 PLAIN = {"type": "ephemeral"}
+SIBLING = {"type": "ephemeral", "holdfast": {"sibling": True}}
 BLOCK: dict[str, Any] = {"type": "ephemeral", "holdfast": {"block": "anywhere"}}
 
 
@@ -72,6 +73,18 @@ def test_a_block_that_stands_anywhere_is_no_breakpoint() -> None:
     assert ask.plan.in_request(message) == path + message.removeprefix("documents[1]")
 
 
+def test_a_siblings_prefixes_have_other_names_from_the_start_on() -> None:
+    exact, ask = asked(PLAIN, PLAIN), asked(SIBLING, PLAIN)
+    assert [point.sibling for point in ask.plan.breakpoints] == [True, False]
+    assert len(names(ask)) == len(names(exact)) and not set(names(exact)) & set(names(ask))
+    assert ask.plan.approximate == "sibling=true"
+    path = "messages.0.content.0.cache_control.holdfast.sibling"
+    assert ask.plan.in_request("breakpoints: sibling: no") == f"{path}: no"
+    headed = replace(ALLOWED, keep=Keep(None, sibling=True))
+    plain = body(messages=[said(text("A document. " * 300, PLAIN), text("A question.", PLAIN))])
+    assert names(lowered(plain, headed)) == names(ask)
+
+
 def test_what_is_not_allowed_is_refused_by_its_field() -> None:
     refusals = [
         (lambda: lowered(body(messages=[said(text("x", HALF))])), "this workspace may not"),
@@ -82,7 +95,10 @@ def test_what_is_not_allowed_is_refused_by_its_field() -> None:
         (lambda: asked(None, cache_control=HALF), "cache_control.holdfast: must be in a block"),
         (lambda: asked({**PLAIN, "holdfast": {"keep": 1}}), "holdfast.keep: Input should be less"),
         (lambda: asked({**PLAIN, "holdfast": {"keep": 0.01}}), "holdfast.keep: Input should be"),
-        (lambda: asked({**PLAIN, "holdfast": {}}), "must have either `keep` or `block`"),
+        (lambda: asked({**PLAIN, "holdfast": {}}), "must have one of `keep`, `block` and"),
+        (lambda: asked({**PLAIN, "holdfast": {"keep": 0.5, "sibling": True}}), "must have one of"),
+        (lambda: asked({**PLAIN, "holdfast": {"sibling": True, "scorer": "h2o"}}), "`scorer` is"),
+        (lambda: asked(SIBLING, BLOCK), r"content\.1\.cache_control\.holdfast\.block: not beside"),
         (lambda: asked({**PLAIN, "holdfast": {"block": "here"}}), "holdfast.block"),
         (lambda: asked({**BLOCK, "holdfast": {**BLOCK["holdfast"], "scorer": "h2o"}}), "scorer"),
         (lambda: asked({**HALF, "holdfast": {"keep": 0.5, "recompute": 4}}), "recompute"),
@@ -179,8 +195,11 @@ def asked_of_all(stack: Stack, header: str) -> dict[str, str]:
         ("keep=0.5; scorer=best", "scorer"),
         ("keep=0.5; keep=0.6", "there twice"),
         ("keep=0.5,blocks", "float"),
-        ("scorer=kvzip", "must have either"),
-        ("keep=0.5; block=anywhere", "must have either"),
+        ("scorer=kvzip", "must have one of"),
+        ("keep=0.5; block=anywhere", "must have one of"),
+        ("keep=0.5; sibling=true", "must have one of"),
+        ("sibling=false", "must have one of"),
+        ("sibling=true; scorer=h2o", "`scorer` is for `keep`"),
         ("block=anywhere", "a `block` has a marker"),
         ("", "unknown field"),
     ],
@@ -240,6 +259,15 @@ def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact()
     )
     right = Technique(
         method="blocks", parameter=32, kl=0.1, agreement=0.9, tokens=9, is_allowed=True
+    )
+    sibling = path.replace("keep", "sibling") + "this engine does not read entries of a sibling"
+    with pytest.raises(InvalidRequest, match=sibling):
+        check_capabilities(asked(SIBLING), measured)
+    whole = Technique(
+        method="sibling", parameter=3, kl=0.0, agreement=1.0, tokens=9, is_allowed=True
+    )
+    check_capabilities(
+        asked(SIBLING), Description(**{**_fields(description), "techniques": [whole]})
     )
     placed = Description(**{**_fields(description), "techniques": [wrong, right]})
     with pytest.raises(InvalidRequest, match=r"block: blocks at 4 is too far .* KL 2\.00"):

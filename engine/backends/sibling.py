@@ -1,0 +1,107 @@
+"""The sibling of a model, by a file that `python -m engine profile-variant --write` made.
+
+Run it with the engine's own settings: the file has both models' fingerprints, as their engines take
+them of a store's blocks, and how far from exact answers are. An engine of other weights or settings
+refuses it, and of a pair that the gate refuses.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import SecretStr, ValidationError
+
+from engine.backends.prepare.renderers import chat_renderer, chat_worker
+from engine.cache.sibling import Sibling
+from engine.compute.compress import check_compressible
+from engine.compute.errors import ModelRefused
+from engine.compute.loading import LoadedModel, load_model, model_facts
+from engine.compute.variants import judged, least_layers, num_layers, profile_directories, told
+from engine.protocol.reports import Technique
+from engine.refusal import StartRefused
+from engine.settings import PREFIX, Settings, problems_of
+from engine.store.files import fingerprint
+from engine.text.renderer import ChatRenderer
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, by its weights' digest and by all that its stored blocks depend on, both in hex."""
+
+    weights: str
+    fingerprint: str
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    own: Known
+    sibling: Known
+    techniques: list[Technique]
+
+
+def store_facts(loaded: LoadedModel, renderer: ChatRenderer, block_size: int) -> dict[str, str]:
+    """What a stored block depends on: the model as it computes, its template and tokenizer."""
+    return model_facts(loaded, block_size) | {
+        "template": renderer.template.source,
+        "tokenizer": renderer.tokenizer.to_str(),
+    }
+
+
+def known_by(facts: Mapping[str, str]) -> Known:
+    return Known(weights=facts["weights"], fingerprint=fingerprint(facts).hex())
+
+
+def read_sibling(path: str, facts: Mapping[str, str]) -> tuple[Sibling, list[Technique]]:
+    """The sibling by a profile's file. Raises ModelRefused."""
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelRefused(f"{PREFIX}SIBLING: {path} is no profile of a sibling: {error}") from None
+    own, rows = known_by(facts), judged(found.techniques)
+    if own.weights != found.own.weights:
+        raise ModelRefused(f"{PREFIX}SIBLING: {path} is a profile of other weights")
+    if own != found.own:
+        raise ModelRefused(
+            f"{PREFIX}SIBLING: {path} was made with other settings or versions: profile it anew"
+        )
+    least = least_layers(rows)
+    if least is None:
+        raise ModelRefused(f"{PREFIX}SIBLING: the gate refuses the pair\n{told(rows)}")
+    model = bytes.fromhex(found.sibling.fingerprint)
+    return Sibling(model, least, num_layers(rows)), rows
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine profile-variant", description=__doc__)
+    parser.add_argument("model", help="directory of the model that reads")
+    parser.add_argument("sibling", help="directory of the model whose entries it would read")
+    parser.add_argument("--write", metavar="FILE", help="for ENGINE_SIBLING")
+    options = parser.parse_args(arguments)
+    directories = options.model, options.sibling
+    as_it: dict[str, Any] = {"secret": SecretStr(parser.prog), "backend": "native"}
+    known = list[Known]()
+    try:
+        rows = profile_directories(directories)
+        print(told(rows))
+        for model in directories if options.write else ():
+            settings = Settings(**{**as_it, "model": model})
+            loaded = load_model(
+                model,
+                dtype=settings.dtype,
+                attention=settings.attention,
+                kv_dtype=settings.kv_dtype,
+            )
+            check_compressible(loaded)
+            renderer = chat_renderer(chat_worker(settings))
+            known.append(known_by(store_facts(loaded, renderer, settings.block_size)))
+        if options.write:
+            found = Profile(own=known[0], sibling=known[1], techniques=rows)
+            Path(options.write).write_bytes(msgspec.json.encode(found))
+    except ValidationError as error:
+        print(*problems_of(error), sep="\n", file=sys.stderr)
+        return 2
+    except (StartRefused, OSError, ValueError) as error:
+        print(f"profile-variant: {error}", file=sys.stderr)
+        return 1
+    return 0

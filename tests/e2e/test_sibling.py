@@ -1,0 +1,134 @@
+"""Two engines of sibling models with one store behind a gateway: what one wrote the other reads."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.protocol.reports import Description, EntryInfo
+from scripts.stack import ENGINE_SECRET, ROOT
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.test_approximate import Asking, refused
+from tests.fuzz.tiny_model import write_tiny_model
+from tests.gateway.serving import eventually
+
+SIBLING = {"sibling": True}
+QUESTION = "What does line 7 say?"
+
+
+def write_siblings(path: Path) -> None:
+    """Two models that differ in their weights alone, a little."""
+    own = write_tiny_model(path / "own")
+    config = AutoConfig.from_pretrained(own)
+    config.num_hidden_layers = 3
+    torch.manual_seed(5)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config)
+    model.save_pretrained(own)
+    shutil.copytree(own, path / "theirs")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * weight.std(correction=0) * torch.randn_like(weight))
+    model.save_pretrained(path / "theirs")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """The first engine reads what the second wrote."""
+    write_siblings(tmp_path)
+    settings = {
+        "ENGINE_MIN_CACHE_TOKENS": "32",
+        "ENGINE_NUM_BLOCKS": "512",
+        "ENGINE_STORE": str(tmp_path / "store"),
+        "ENGINE_STORE_SHARED": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    profile = tmp_path / "profile.json"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "engine", "profile-variant"),
+            *(tmp_path / "own", tmp_path / "theirs", "--write", profile),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=600,
+    )
+    reads = {"ENGINE_APPROXIMATE": "true", "ENGINE_SIBLING": str(profile)}
+    own = [{"ENGINE_MODEL": str(tmp_path / "own"), **reads}]
+    own.append({"ENGINE_MODEL": str(tmp_path / "theirs")})
+    with running_fleet(tmp_path, 2, 1, settings, {}, backend="native", own=own) as running:
+        yield running
+
+
+def told(fleet: Fleet, path: str, kind: Any) -> Any:
+    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+    reply = httpx.get(f"{fleet.engines[0]}/v1/{path}", headers=headers, timeout=60, trust_env=False)
+    return msgspec.json.decode(reply.raise_for_status().content, type=kind)
+
+
+@pytest.mark.timeout(900)
+def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) -> None:
+    url = fleet.gateways[0].url
+    own, theirs = Asking(url, "own"), Asking(url, "theirs")
+    path = "system.0.cache_control.holdfast"
+    assert refused(own.ask(QUESTION, SIBLING)).startswith(f"{path}: this workspace may not ask")
+    own.allow()
+    message = f"{path}.sibling: this engine does not read entries of a sibling"
+    assert refused(theirs.ask(QUESTION, SIBLING)) == message
+    techniques = told(fleet, "describe", Description).techniques
+    measured = [one for one in techniques if one.method == "sibling"]
+    assert [one.parameter for one in measured] == [0, 1, 2, 3]
+    exact = own.read(QUESTION, text="Nobody wrote this. " * 60, holdfast=SIBLING)
+    assert exact["usage"]["cache_read_input_tokens"] == 0
+    assert exact["usage"]["cache_creation_input_tokens"] > 100
+    nothing = {"kind": "sibling", "reused": 0, "recomputed_layers": 0, "of_layers": 0}
+    assert exact["holdfast"]["approximate"] == nothing
+
+    num_tokens = theirs.read(QUESTION)["usage"]["cache_creation_input_tokens"]
+    assert num_tokens > 400
+
+    def is_known() -> bool:
+        entries = told(fleet, "entries", list[EntryInfo])
+        return any(one.approximate == "sibling" and one.tokens == num_tokens for one in entries)
+
+    eventually(is_known)
+    first = own.read(QUESTION, SIBLING)
+    usage = first["usage"]
+    assert usage["cache_read_input_tokens"] == num_tokens
+    assert usage["cache_creation_input_tokens"] == 0 < usage["input_tokens"] < 100
+    least = next(one.parameter for one in measured if one.is_allowed)
+    approximate = {
+        "kind": "sibling",
+        "reused": num_tokens,
+        "recomputed_layers": least,
+        "of_layers": 3,
+    }
+    assert first["holdfast"]["approximate"] == approximate
+    assert first["holdfast"]["read_tier"] == "disk"
+    assert own.recorded(first) == f"sibling: {num_tokens} reused, {least} of 3 layers recomputed"
+    metrics = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
+    assert 'approximate_turns_total{method="sibling"} 2.0' in metrics
+    warm = own.read(QUESTION, SIBLING)
+    assert warm["usage"] == usage and warm["content"] == first["content"]
+    assert warm["holdfast"]["read_tier"] == "device"
+    stranger = own.stranger().read(QUESTION, SIBLING)
+    assert stranger["usage"]["cache_read_input_tokens"] == 0
+    assert stranger["holdfast"]["automatic_tokens"] == 0
+    plain = own.read(QUESTION)
+    assert plain["usage"]["cache_creation_input_tokens"] == num_tokens
+    assert "approximate" not in plain["holdfast"] and plain["content"] == stranger["content"]
+
+    # Of equally long entries the exact one is read, from now on.
+    again = own.read(QUESTION, SIBLING)
+    assert again["usage"] == usage and again["holdfast"]["approximate"] == nothing
+    assert again["content"] == plain["content"]
