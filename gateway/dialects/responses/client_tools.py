@@ -4,11 +4,10 @@ Their schemas are known to OpenAI's models alone, so here they are functions of 
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from gateway.dialects.collector import partial_json
 
-ClientKind = Literal["shell", "local_shell", "apply_patch"]
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
 _NUMBER = {"type": "integer", "minimum": 1}
