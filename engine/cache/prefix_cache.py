@@ -423,8 +423,10 @@ class PrefixCache:
         size, spare = self.pool.block_size, 0
         for one in query.placed:
             if not _has(sources, one, size):
-                # What a look-up holds or a lease is there already.
-                here = self.resident(one.origin.digests, is_held=True)
+                # What a look-up holds or a lease is there already. Each block counts by itself: of
+                # two copies of a prompt either may have the blocks that are found.
+                blocks = map(self.pool.peek, one.origin.digests.full)
+                here = sum(block is not None and block.ref_count > 0 for block in blocks)
                 spare += len(one.origin.tokens) // size + 2 - here
         return spare
 
