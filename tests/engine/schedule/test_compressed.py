@@ -14,7 +14,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.clock import ManualClock
 from engine.protocol import ChainHeld, InputUsage, Ttl
-from tests.engine.schedule.harness import Harness, Sent, words
+from tests.engine.schedule.harness import Harness, Sent, occupied, words
 
 ENDS: tuple[Ttl, ...] = ("5m", "1h")
 
@@ -284,3 +284,19 @@ def read_in_a_random_life(seed: int, host_blocks: int) -> tuple[int, int]:
         if one.started is not None:
             read[one.state.query.compression is not None] += usage_of(one).cache_read_tokens
     return read[0], read[1]
+
+
+@pytest.mark.parametrize("others", range(18, 28))
+def test_what_is_held_of_a_prompt_need_not_be_its_beginning(others: int) -> None:
+    """Of two copies either may have the blocks that are found; room is waited for all the same."""
+    engine, prefix = Harness(max_step_tokens=40), words(0, 80)
+    short = engine.send(words(0, 16), marks={0: "5m"}, keep=(0, 0.5))
+    engine.finish(short, engine.send(prefix, marks={0: "1h"}))
+    digests = engine.cache.digests("s", prefix)
+    found = map(engine.pool.peek, digests.full)
+    held = [block is not None and block.ref_count > 0 for block in found]
+    assert held == [False] * 4 + [True] * 16
+    long = occupied(engine, others, max_tokens=12)
+    sent = engine.send(prefix, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
+    engine.finish(long, sent)
+    engine.check_idle()
