@@ -38,7 +38,7 @@ BUDGETS: dict[str, int] = {
     "dashboard/views": 3948,
     "engine": 1314,
     "engine/backends": 8973,
-    "engine/cache": 3939,
+    "engine/cache": 3941,
     "engine/compute": 3857,
     "engine/mount": 336,
     "engine/protocol": 1223,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 60253,
+    "tests": 60269,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
