@@ -309,6 +309,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._fail(refusal)
         self._disarm()
         super().on_headers_complete()
+        if self._on_leave is not None:
+            self.flow.resume_reading()  # a request behind the watched one ends it
         self._is_in_body, self._head_bytes = True, 0
         # Trailers arrive as headers too. A list of their own keeps them out of the request's.
         self.headers = []

@@ -1,6 +1,7 @@
 """A turn is closed on every way out, with the engine's counts, and the engine stops at once."""
 
 import socket
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -29,15 +30,22 @@ def connect(stack: Stack) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=120)
 
 
+LATER = b"later: "
+
+
 def hang_up(stack: Stack, request: dict[str, Any], after: bytes, behind: bytes) -> None:
     """Send a request on a raw socket, and what comes behind it; read until `after`, close."""
+    is_later = behind.startswith(LATER)
     with connect(stack) as raw:
-        raw.sendall(on_the_wire(request) + behind)
+        raw.sendall(on_the_wire(request) + (b"" if is_later else behind))
         seen = b""
         while after not in seen:
             seen += raw.recv(4096)
         if not after:
             eventually(lambda: stack.engine.running)
+        if is_later:
+            raw.sendall(behind.removeprefix(LATER))
+            time.sleep(0.5)  # else its end may come with it
 
 
 def input_tokens(stack: Stack) -> float:
@@ -62,6 +70,7 @@ def turn_of(stack: Stack, turn_id: str) -> dict[str, Any]:
         pytest.param(body(system="x " * 100_000), b"", b"", id="long body"),
         pytest.param(body(stream=True), b"word", on_the_wire(body()), id="another behind a stream"),
         pytest.param(body(), b"", on_the_wire(body()), id="another behind"),
+        pytest.param(body(), b"", LATER + on_the_wire(body()), id="another later"),
     ],
 )
 def test_a_client_that_hangs_up_frees_the_engine_and_is_billed_by_its_counts(
