@@ -58,11 +58,10 @@ class SimulatedGateway:
         ends = Ends([name.digest for name in request.names], lengths)
         for candidate in self.candidates:
             candidate.holdings.heard_at = now  # heartbeats
-        placement = place(PromptSizes(ends, request.tokens), self.candidates, self.weights, now)
-        chosen = placement.engine
-        chosen.load.assign(_turn(request), placement.to_prefill, now)
-        chosen.holdings.expect(ends.digests[ends.first_above(placement.coverage.prefix) :], now)
-        return chosen.seed
+        route = place(PromptSizes(ends, request.tokens), self.candidates, self.weights, now)
+        route.engine.load.assign(_turn(request), route.to_prefill, now)
+        route.engine.holdings.expect(route.expected, now)
+        return route.engine.seed
 
     def started(self, engine: int, served: "Served", told: Started, now: float) -> None:
         candidate, request = self.candidates[engine], served.request

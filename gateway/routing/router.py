@@ -1,6 +1,6 @@
 """Chooses the engine for a turn: the cheapest, in tokens of prefill, from this gateway's knowledge.
 
-The formula stands in `_place`. *Waiting prefill* belongs to turns that were sent to the engine and
+The formula stands in `place`. *Waiting prefill* belongs to turns that were sent to the engine and
 have no answer yet. *Recent load* is the prefill that the engine was given lately, fading with
 `fade_seconds`: it spreads conversations before queues form. Content without a lease may be gone
 when the prompt arrives, so it counts a little less. Engines whose costs are within TIE of each
@@ -152,11 +152,8 @@ class Load:
 
     def returned(self, turn: str, now: float) -> None:
         """The engine refused a turn. None of its tokens are computed there."""
-        self._answered(turn)
-        assigned = self._waiting.pop(turn, 0)
-        self._rows.discard(turn)
-        self.num_waiting_tokens -= assigned
-        self._add(-assigned, now)
+        self._add(-self._waiting.get(turn, 0), now)
+        self.ended(turn)
 
     def observe(self, total_computed: int, now: float) -> None:
         """Take in the engine's own total: what is not ours was sent by other gateways. The total
@@ -195,6 +192,7 @@ class Candidate(Protocol):
 
 
 CandidateT = TypeVar("CandidateT", bound=Candidate)
+HeldT = TypeVar("HeldT", bound=Candidate, covariant=True)
 
 
 class PromptSizes(NamedTuple):
@@ -213,31 +211,58 @@ class PromptSizes(NamedTuple):
         return digests[min(first, len(digests) - 1)] if digests else ""
 
 
-class Placement(NamedTuple, Generic[CandidateT]):
-    """The chosen engine, its cost, what it holds, and the most that any engine holds."""
+class Route(NamedTuple, Generic[HeldT]):
+    """The engine for a turn, its cost, what it is expected to hold, and the most that any holds.
 
-    engine: CandidateT
+    All are estimates, in tokens.
+    """
+
+    engine: HeldT
+    prompt: PromptSizes
     cost: float
-    coverage: Coverage
-    to_prefill: int
+    captured: Coverage
     available: Coverage
+
+    @property
+    def tokens(self) -> int:
+        """The whole prompt."""
+        return self.prompt.tokens
+
+    @property
+    def to_prefill(self) -> int:
+        return max(self.tokens - self.captured.held, 0)
+
+    @property
+    def expected(self) -> Sequence[str]:
+        """What the engine will hold besides when it has answered."""
+        ends, captured = self.prompt.ends, self.captured
+        documents = (document.digest for document in ends.documents)
+        lacking = (name for number, name in enumerate(documents) if not captured.holds(number))
+        return [*ends.digests[ends.first_above(captured.prefix) :], *lacking]
+
+    def exact(self, held: Coverage, started: Started) -> int:
+        """Turn an estimate of held tokens into the engine's count at the same names."""
+        prefix, receipt = 0, started.receipt
+        if held.prefix:
+            index, offsets = self.prompt.ends.first_above(held.prefix - 1), receipt.name_tokens
+            prefix = offsets[index] if index < len(offsets) else started.usage.prompt_tokens
+        copied = (Copied("", *place) for place in receipt.copied)
+        return prefix + sum(
+            one.behind(prefix) for number, one in enumerate(copied) if held.holds(number)
+        )
 
 
 def place(
-    prompt: PromptSizes, candidates: Sequence[CandidateT], weights: Weights, now: float
-) -> Placement[CandidateT]:
-    """Choose the cheapest candidate. There must be at least one; all are of one index."""
-    covered = candidates[0].holdings.index.cover(prompt.ends, now)
-    return _place(prompt, candidates, weights, now, covered)
-
-
-def _place(
     prompt: PromptSizes,
     candidates: Sequence[CandidateT],
     weights: Weights,
     now: float,
-    covered: Mapping[int, Coverage],
-) -> Placement[CandidateT]:
+    covered: Mapping[int, Coverage] | None = None,
+) -> Route[CandidateT]:
+    """Choose the cheapest candidate. There must be at least one; all are of one index, which says
+    how the prompt is `covered`."""
+    if covered is None:
+        covered = candidates[0].holdings.index.cover(prompt.ends, now)
     recents = [candidate.load.recent(now) for candidate in candidates]
     mean = sum(recents) / len(recents)
     fair = 0.0
@@ -272,13 +297,7 @@ def _place(
     chosen, held = candidates[equal[0]], NOTHING
     if not chosen.holdings.is_stale(now):
         held = covered.get(chosen.holdings.slot, NOTHING)
-    return Placement(
-        engine=chosen,
-        cost=prompt.tokens + costs[equal[0]],
-        coverage=held,
-        to_prefill=max(prompt.tokens - held.held, 0),
-        available=available,
-    )
+    return Route(chosen, prompt, prompt.tokens + costs[equal[0]], held, available)
 
 
 def _more(one: Coverage, other: Coverage) -> Coverage:
@@ -302,7 +321,6 @@ class Routable(Candidate, Protocol):
 
 
 EngineT = TypeVar("EngineT", bound=Routable)
-HeldT = TypeVar("HeldT", bound=Routable, covariant=True)
 
 
 def kind_of(description: Description | None) -> str:
@@ -329,42 +347,6 @@ class TokenRates:
         """Learn from one prompt's bytes and tokens."""
         tokens, before = self._sums.get(model, (_FIRST_TOKENS, _FIRST_BYTES))
         self._sums[model] = (_KEPT * tokens + num_tokens, _KEPT * before + num_bytes)
-
-
-class Route(NamedTuple, Generic[HeldT]):
-    """The engine for a turn, what it was expected to hold, and the most that any engine held.
-
-    `tokens` is the whole prompt. All are estimates, in tokens.
-    """
-
-    engine: HeldT
-    prompt: PromptSizes
-    to_prefill: int
-    captured: Coverage
-    available: Coverage
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt.tokens
-
-    @property
-    def expected(self) -> Sequence[str]:
-        """What the engine will hold besides when it has answered."""
-        ends, captured = self.prompt.ends, self.captured
-        documents = (document.digest for document in ends.documents)
-        lacking = (name for number, name in enumerate(documents) if not captured.holds(number))
-        return [*ends.digests[ends.first_above(captured.prefix) :], *lacking]
-
-    def exact(self, held: Coverage, started: Started) -> int:
-        """Turn an estimate of held tokens into the engine's count at the same names."""
-        prefix, receipt = 0, started.receipt
-        if held.prefix:
-            index, offsets = self.prompt.ends.first_above(held.prefix - 1), receipt.name_tokens
-            prefix = offsets[index] if index < len(offsets) else started.usage.prompt_tokens
-        copied = (Copied("", *place) for place in receipt.copied)
-        return prefix + sum(
-            one.behind(prefix) for number, one in enumerate(copied) if held.holds(number)
-        )
 
 
 @dataclass(slots=True)
@@ -395,14 +377,12 @@ class Router:
             taking = [e for e in taking if _role(e) != "prefill"] or taking
         prompt = self.sizes(ask, taking[0])
         covered = taking[0].holdings.index.cover(prompt.ends, now)
-        placement = _place(prompt, taking, self.weights, now, covered)
-        available = placement.available
+        route = place(prompt, taking, self.weights, now, covered)
         if len(taking) < len(serving):
             known = [e.holdings for e in serving if not e.holdings.is_stale(now)]
             found = (covered[each.slot] for each in known if each.slot in covered)
-            available = reduce(_more, found, available)
-        chosen, held = placement.engine, placement.coverage
-        return Route(chosen, prompt, placement.to_prefill, held, available)
+            route = route._replace(available=reduce(_more, found, route.available))
+        return route
 
     def sizes(self, ask: Ask, engine: Routable) -> PromptSizes:
         """The prompt's names with estimated depths in tokens of the engine's model."""
@@ -516,12 +496,10 @@ def prefill_elsewhere(
     if not engines:
         return None
     here = place(prompt, [other], weights, now)
-    placement = place(prompt, engines, weights, now)
-    there = placement.cost + weights.disk_cost * (marked - route.captured.held)
-    there += route.tokens - marked + HAND_OVER_TOKENS
+    there = place(prompt, engines, weights, now)
+    cost = there.cost + weights.disk_cost * (marked - route.captured.held)
+    cost += route.tokens - marked + HAND_OVER_TOKENS
     delay = weights.delay_cost * here.to_prefill * other.load.num_decoding
-    if here.cost + delay <= there:
+    if here.cost + delay <= cost:
         return None
-    available = _more(route.available, placement.available)
-    to_prefill, held = placement.to_prefill, placement.coverage
-    return Route(placement.engine, prompt, to_prefill, held, available)
+    return there._replace(available=_more(route.available, there.available))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.protocol import ChainHeld, HeldName, Snapshot, Tier
 from gateway.routing import router
 from gateway.routing.held import Ends, Holdings, PrefixIndex
-from gateway.routing.router import Load, Placement, PromptSizes, Weights
+from gateway.routing.router import Load, PromptSizes, Route, Weights
 
 WEIGHTS = Weights()
 NOW = 10.0
@@ -31,9 +31,7 @@ class Engine:
     heard_at: float = NOW
 
 
-def place(
-    sizes: PromptSizes, engines: list[Engine], weights: Weights, now: float
-) -> Placement[Engine]:
+def place(sizes: PromptSizes, engines: list[Engine], weights: Weights, now: float) -> Route[Engine]:
     """As a gateway that has heard of these engines."""
     index = PrefixIndex()
     for one in engines:
@@ -57,7 +55,7 @@ def test_among_idle_engines_the_one_that_holds_most_takes_it(depths: list[int]) 
     engines = [engine(number, depth) for number, depth in enumerate(depths)]
     placement = place(prompt(), engines, WEIGHTS, NOW)
     most = SIZES[max(depths) - 1] if max(depths) else 0
-    assert placement.available.held == placement.coverage.held == most
+    assert placement.available.held == placement.captured.held == most
     assert placement.to_prefill == SIZES[-1] - most
 
 
