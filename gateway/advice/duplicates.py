@@ -20,7 +20,7 @@ from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import difference_at, overlap, timed
 from gateway.advice.observation import Mark, Observation
 from gateway.advice.placements import Place, Placement
-from gateway.advice.stream import amount
+from gateway.advice.stream import amount, prefill_rate
 
 MAX_GROUPS = 10
 """Of one workspace and model, those with the most tokens."""
@@ -129,7 +129,9 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
     where that saves nothing. `prompts` are kept ones by their turns, as JSON."""
     kinds, is_compared = [_by_time(group)], False
     texts = {each: _texts(prompts[each]) for each in group.compared if each in prompts}
-    texts = {each: found for each, found in texts.items() if _length(found) <= _MAX_CHARACTERS}
+    texts = {
+        each: found for each, found in texts.items() if sum(map(len, found)) <= _MAX_CHARACTERS
+    }
     own = texts.pop(group.first.id, None)
     if own is not None and texts:
         normal = {each: normalisations(own, other) for each, other in texts.items()}
@@ -145,10 +147,7 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
     if len(group.heads) < 2 or not kinds:
         return None
     before, after = simulated(group, min_tokens)
-    timings = [each for each in group.turns if each.prefill_seconds is not None]
-    computed = sum(each.usage.computed_tokens for each in timings)
-    rate = sum(each.prefill_seconds or 0.0 for each in timings) / computed if computed else None
-    saves = amount(before, after, rate)
+    saves = amount(before, after, prefill_rate(group.turns))
     if saves.multiples <= 0:
         return None
     first, num_keys = group.first, len({turn.key for turn in group.turns})
@@ -283,10 +282,6 @@ def _texts(prompt: Any) -> list[str]:
     tools = sorted(prompt.get("tools") or (), key=lambda tool: str(tool.get("name")))
     described = [json.dumps(tool, sort_keys=True) for tool in tools]
     return [*described, *(str(block.get("text")) for block in prompt.get("system") or ())]
-
-
-def _length(texts: Iterable[str]) -> int:
-    return sum(map(len, texts))
 
 
 def _normal(texts: Iterable[str], kinds: Iterable[DuplicateKind]) -> list[str]:

@@ -30,8 +30,6 @@ from gateway.dialects.responses.lower import prepare
 from gateway.dialects.responses.request import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
-from gateway.prompt.fingerprint import Fingerprint, kinds_at, points_of
-from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import MarkersBroken, Plan
 
 PastedDialect = Literal["messages", "chat", "completions", "responses", "gemini"]
@@ -112,28 +110,15 @@ def observation_of(
 ) -> Observation:
     """As a turn that was sent then, with tokens by bytes."""
     plan = pasted.plan
-    points = points_of(plan.prefixes)
-    tokens = [max(1, point.num_bytes // _BYTES_PER_TOKEN) for point in points]
-    printed = Fingerprint(
-        model=str(pasted.body.get("model", "")),
-        parameters=b"",
-        num_tools=len(plan.prompt.tools),
-        num_system=len(plan.prompt.system),
-        points=points,
-        num_tokens=tokens[-1] if tokens else 0,
-        tokens=tokens,
-        kinds=kinds_at(points, plan.kinds),
-        marks=[(point.segment, point.ttl) for point in plan.breakpoints],
-        sketch=plan.sketch,
-        rule=NAMES_RULE,
-    )
-    total = printed.num_tokens
+    model = str(pasted.body.get("model", ""))
+    printed = plan.fingerprint(model, b"", 0, (), is_shared=True)
+    total = plan.num_bytes // _BYTES_PER_TOKEN
     row = Row(
         id=f"requests[{number}]",
         at_ms=at_ms,
         workspace="",
         key="",
-        model=printed.model,
+        model=model,
         dialect="anthropic" if pasted.dialect == "messages" else pasted.dialect,
         usage=InputUsage(input_tokens=total, computed_tokens=total),
         begun_ms=at_ms,

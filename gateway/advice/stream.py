@@ -87,9 +87,7 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     first, observed = turns[0], Sums()
     for turn in turns:
         observed.add(turn.usage, turn.rates)
-    timed = [turn for turn in turns if turn.prefill_seconds is not None]
-    computed = sum(turn.usage.computed_tokens for turn in timed)
-    rate = sum(turn.prefill_seconds or 0.0 for turn in timed) / computed if computed else None
+    rate = prefill_rate(turns)
     as_sent = _simulated(turns, None, min_tokens)
     tried = [(way, _simulated(turns, way, min_tokens)) for way in placements_for(turns)]
     is_priced = as_sent.nano is not None
@@ -171,6 +169,13 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
         turns=_spread(turns),
         is_estimated=any(turn.is_estimated for turn in turns),
     )
+
+
+def prefill_rate(turns: Sequence[Observation]) -> float | None:
+    """Seconds of a computed token, as those of the turns tell that were timed."""
+    timed = [turn for turn in turns if turn.prefill_seconds is not None]
+    computed = sum(turn.usage.computed_tokens for turn in timed)
+    return sum(turn.prefill_seconds or 0.0 for turn in timed) / computed if computed else None
 
 
 def amount(before: Sums, after: Sums, rate: float | None) -> Amount:

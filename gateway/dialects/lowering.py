@@ -44,7 +44,6 @@ from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import (
     KEEP_HEADER,
     Keep,
-    Layout,
     Plan,
     Slot,
     make_plan,
@@ -124,8 +123,7 @@ class Lowering:
         scope, adapter = self.asked.principal.scope, self.asked.model.weights
         if self.asked.keep is not None:
             self.check_approximate(KEEP_HEADER)
-        layout, keep = Layout(prompt, slots), self.asked.keep
-        plan = make_plan(layout, automatic, scope, policy, adapter, keep)
+        plan = make_plan(prompt, slots, automatic, scope, policy, adapter, self.asked.keep)
         if self.images.found:
             plan = msgspec.structs.replace(plan, image_paths=self.images.paths)
         if self.lookback is None:

@@ -82,7 +82,6 @@ class Capacities:
     disk: int = 0
     lease_share: float = 0.5
     max_running: int = _UNBOUNDED
-    grace_seconds: float = ARRIVAL_GRACE_SECONDS
     block_units: int = 1
     min_cache_tokens: int = 1
 
@@ -497,7 +496,7 @@ def _new_cache(capacities: Capacities, block_tokens: int) -> PrefixCache:
     entries = Entries(
         pool,
         lease_share=capacities.lease_share,
-        grace_seconds=capacities.grace_seconds,
+        grace_seconds=ARRIVAL_GRACE_SECONDS,
         host=host.pool if host is not None else None,
         store=store,
     )

@@ -10,15 +10,8 @@ from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling,
 from gateway.admin.structs.fleet import KeyScope
 from gateway.base.catalogue import Model
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, Limits
-from gateway.prompt.fingerprint import (
-    Fingerprint,
-    digest_parameters,
-    few_of,
-    kinds_at,
-    points_of,
-)
+from gateway.prompt.fingerprint import Fingerprint, digest_parameters
 from gateway.prompt.ignored import NO_NOTES, Notes
-from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import Plan
 
 NAME_CHARACTERS = 64
@@ -176,33 +169,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         """The estimated tokens of the prompt, at 4 bytes a token."""
         return self.plan.num_bytes // _BYTES_PER_TOKEN
 
-    def fingerprint(self, num_tokens: int, name_tokens: Sequence[int] = ()) -> Fingerprint:
-        """The fingerprint that is kept of this turn's prompt, which has `num_tokens`.
-
-        `name_tokens` go with the plan's names, as in an engine's receipt. The fingerprint has all
-        points where it is compared with an earlier one, else those that are kept.
-        """
-        plan = self.plan
-        num_tools, num_system = len(plan.prompt.tools), len(plan.prompt.system)
-        prefixes = plan.prefixes
-        if not self.comparison.is_wanted:
-            prefixes = few_of(prefixes, num_tools, num_system)
-        points = points_of(prefixes)
-        places = ((name.segment, name.characters) for name in plan.names)
-        told = dict(zip(places, name_tokens, strict=False))
-        return Fingerprint(
-            model=self.model.id,
-            parameters=digest_parameters(self.comparison.parameters, self.principal.scope),
-            num_tools=num_tools,
-            num_system=num_system,
-            points=points,
-            num_tokens=num_tokens,
-            is_shared=self.comparison.is_wanted,
-            tokens=[told.get(point.place, 0) for point in points],
-            kinds=kinds_at(points, plan.kinds),
-            marks=[(point.segment, point.ttl) for point in plan.breakpoints],
-            sketch=plan.sketch,
-            rule=NAMES_RULE,
+    def fingerprint(self, num_tokens: int, name_tokens: Sequence[int]) -> Fingerprint:
+        """The fingerprint that is kept of this turn's prompt; see `Plan.fingerprint`."""
+        parameters = digest_parameters(self.comparison.parameters, self.principal.scope)
+        is_shared = self.comparison.is_wanted
+        return self.plan.fingerprint(
+            self.model.id, parameters, num_tokens, name_tokens, is_shared=is_shared
         )
 
     def generate_request(

@@ -7,7 +7,6 @@ order.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from sys import maxsize
 from typing import NamedTuple
@@ -37,8 +36,10 @@ from engine.protocol import (
 from engine.protocol.reports import AdapterInfo
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
+from gateway.prompt.fingerprint import Fingerprint, few_of, kinds_at, points_of
 from gateway.prompt.names import (
     CALL,
+    NAMES_RULE,
     RESULT,
     Prefix,
     find_prefixes,
@@ -84,12 +85,6 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     is_absent: bool = False
     keep: Keep | None = None
     placed: Document | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    prompt: Prompt
-    slots: list[Slot]
 
 
 class MarkersBroken(InvalidRequest):
@@ -199,6 +194,42 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         own = _OWN.match(self.slots[int(said[1])].path)
         return message if own is None else f"tools[{own[1]}]{message[said.end() :]}"
 
+    def fingerprint(
+        self,
+        model: str,
+        parameters: bytes,
+        num_tokens: int,
+        name_tokens: Sequence[int],
+        *,
+        is_shared: bool,
+    ) -> Fingerprint:
+        """The fingerprint of this prompt, which has `num_tokens`.
+
+        `name_tokens` go with the names, as in an engine's receipt. It has all points where it is
+        shared: compared with an earlier one. Else it has those that are kept.
+        """
+        num_tools, num_system = len(self.prompt.tools), len(self.prompt.system)
+        prefixes = self.prefixes
+        if not is_shared:
+            prefixes = few_of(prefixes, num_tools, num_system)
+        points = points_of(prefixes)
+        places = ((name.segment, name.characters) for name in self.names)
+        told = dict(zip(places, name_tokens, strict=False))
+        return Fingerprint(
+            model=model,
+            parameters=parameters,
+            num_tools=num_tools,
+            num_system=num_system,
+            points=points,
+            num_tokens=num_tokens,
+            is_shared=is_shared,
+            tokens=[told.get(point.place, 0) for point in points],
+            kinds=kinds_at(points, self.kinds),
+            marks=[(point.segment, point.ttl) for point in self.breakpoints],
+            sketch=self.sketch,
+            rule=NAMES_RULE,
+        )
+
     def marked_prefixes(self) -> Iterator[str]:
         """Digests of the prefixes at which a breakpoint may find an entry, deepest first."""
         deepest = max((point.segment for point in self.breakpoints), default=-1)
@@ -218,36 +249,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    layout: Layout,
+    prompt: Prompt,
+    given: Sequence[Slot],
     automatic: Ttl | None,
     scope: str,
     policy: AutoCache | None = None,
     adapter: AdapterInfo | None = None,
     keep: Keep | None = None,
 ) -> Plan:
-    """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot.
+    """Raise InvalidRequest where the markers of the `given` slots break a rule; `automatic` marks
+    the last one.
 
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
     is the one that answers. `keep` is the header's (`keep_behind_head`).
     """
-    slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
+    slots, breakpoints = leave_out(given, find_breakpoints(given, automatic))
     num_given = len(breakpoints)
     if policy is not None:
-        breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
+        breakpoints = add_automatic(prompt, slots, breakpoints, policy)
     if keep is not None:
-        breakpoints = keep_behind_head(layout.prompt, breakpoints, keep)
+        breakpoints = keep_behind_head(prompt, breakpoints, keep)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     kept = next((point for point in breakpoints if point.is_approximate), None)
     documents = find_documents(slots, kept)
-    prefixes = find_prefixes(layout.prompt, scope, adapter, kept, documents)
+    prefixes = find_prefixes(prompt, scope, adapter, kept, documents)
     # An engine that compresses a prefix holds nothing in front of its end.
     told = prefixes
     if kept is not None and not kept.sibling:
         told = [one for one in prefixes if is_behind(one.name, kept.segment)]
     named = trim_names(told, marked, MAX_NAMES - len(documents))
-    documents, places = name_documents(layout.prompt, scope, documents, prefixes)
+    documents, places = name_documents(prompt, scope, documents, prefixes)
     return Plan(
-        prompt=layout.prompt,
+        prompt=prompt,
         slots=slots,
         breakpoints=breakpoints,
         names=[prefix.name for prefix in named],
@@ -256,8 +289,8 @@ def make_plan(
         automatic=policy if len(breakpoints) > num_given else None,
         documents=documents,
         document_bytes=places,
-        kinds=kinds_of(layout.prompt),
-        sketch=sketch_of(layout.prompt, scope),
+        kinds=kinds_of(prompt),
+        sketch=sketch_of(prompt, scope),
         has_header=keep is not None,
     )
 

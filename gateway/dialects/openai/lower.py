@@ -37,7 +37,7 @@ from gateway.dialects.lowering import (
 from gateway.dialects.openai import request as wire
 from gateway.prompt.ask import Ask, name_of
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.plan import Layout, Plan, Slot, make_plan
+from gateway.prompt.plan import Plan, Slot, make_plan
 
 _MAX_TOKEN_DIGITS = 9
 
@@ -93,8 +93,8 @@ def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
         prompt = prompt[0]
     if not prompt:
         raise InvalidRequest("prompt: must not be empty")
-    layout, scope = Layout(Prompt([], text=prompt), [Slot(path="prompt")]), asked.principal.scope
-    plan = make_plan(layout, None, scope, adapter=asked.model.weights, keep=asked.keep)
+    slots, scope, adapter = [Slot(path="prompt")], asked.principal.scope, asked.model.weights
+    plan = make_plan(Prompt([], text=prompt), slots, None, scope, adapter=adapter, keep=asked.keep)
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)
     return _ask(Lowering(asked), request, plan, sampling, _bound(request))

@@ -15,7 +15,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.prompt.images import MAX_IMAGE_BYTES, ImageReader
 from gateway.prompt.media import Media
 from gateway.prompt.names import find_prefixes
-from gateway.prompt.plan import Layout, Slot, make_plan
+from gateway.prompt.plan import Slot, make_plan
 from tests.gateway.bodies import told
 from tests.gateway.conftest import stacked
 from tests.gateway.gemini_bodies import client
@@ -125,7 +125,7 @@ def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) ->
 
 
 def test_an_engines_refusal_of_an_image_names_its_block() -> None:
-    plan = make_plan(Layout(Prompt([], text="x"), [Slot(path="prompt")]), None, "s")
+    plan = make_plan(Prompt([], text="x"), [Slot(path="prompt")], None, "s")
     plan = msgspec.structs.replace(plan, image_paths={"ab" * 32: "messages.2.content.0"})
     assert plan.in_request(f"[image {'ab' * 32}]: no") == "messages.2.content.0: no"
     assert plan.in_request(f"[image {'cd' * 32}]: no") == "messages: no"
