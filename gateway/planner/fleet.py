@@ -10,7 +10,7 @@ from itertools import count
 
 import msgspec
 
-from engine.protocol import Event, InputUsage, Started
+from engine.protocol import Event, Started
 from gateway.planner.engine import Capacities, Costs, SimulatedEngine
 from gateway.planner.requests import PlannedRequest
 from gateway.routing.held import Ends, Holdings, PrefixIndex
@@ -66,10 +66,6 @@ class SimulatedGateway:
     def started(self, engine: int, served: "Served", told: Started, now: float) -> None:
         candidate, request = self.candidates[engine], served.request
         candidate.load.started(_turn(request), request.tokens - served.reused, now)
-        tokens = [request.tokens_at(units) for units in told.receipt.name_tokens]
-        receipt = msgspec.structs.replace(told.receipt, name_tokens=tokens)
-        usage = InputUsage(input_tokens=0)
-        told = msgspec.structs.replace(told, usage=usage, breakpoints=[], receipt=receipt)
         candidate.holdings.learn(told, [name.digest for name in request.names], now)
 
     def ended(self, engine: int, request: PlannedRequest) -> None:

@@ -50,10 +50,6 @@ class Breaker:
             self.reset()
             self._num_failures = FAILURES - 1
 
-    def succeeded(self) -> None:
-        """A turn was completed, or was refused because of its own content."""
-        self.reset()
-
     def failed(self, turn: str, now: float) -> None:
         """The engine was gone or silent for a turn.
 
@@ -73,7 +69,8 @@ class Breaker:
             self._probe = None
 
     def reset(self) -> None:
-        """Forget all failures: the engine answered, or another process runs at its address."""
+        """Forget all failures: a turn was completed, or refused because of its own content, or
+        another process runs at the engine's address."""
         self._num_failures = 0
         self._pause = FIRST_PAUSE_SECONDS
         self.open_until = self._probe = None

@@ -273,9 +273,6 @@ class PrefixIndex:
             else:
                 del shard[key]
 
-    def end_leases(self, slot: int, digests: Sequence[str]) -> None:
-        self.lose(slot, digests, 1 << _LEASED)
-
     def expect(self, slot: int, digests: Sequence[str], now: float) -> None:
         """An engine will hold these names. Later requests may count on them."""
         if now - self._expected_at > EXPECTED_SECONDS / 2 or len(self._expected[0]) > _MAX_EXPECTED:
@@ -462,7 +459,7 @@ class Holdings:
                 self.index.lose(self.slot, frame.names)
                 self.disappoint(frame.names)
             case LeaseEnded():
-                self.index.end_leases(self.slot, frame.names)
+                self.index.lose(self.slot, frame.names, 1 << _LEASED)
         return True
 
     def forget(self) -> None:

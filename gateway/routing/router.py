@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from engine.protocol import Started
-from engine.protocol.reports import Description, EngineRole, why_refused
+from engine.protocol.reports import Description, why_refused
 from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
@@ -363,7 +363,11 @@ class Router:
         verdicts: dict[str, InvalidRequest | None] = {}
         for kind, one in {engine.kind: engine for engine in ready}.items():
             if one.description and ask.model.is_served_at(one.description):
-                verdicts[kind] = _verdict(ask, one.description)
+                try:
+                    check_capabilities(ask, one.description)
+                    verdicts[kind] = None
+                except InvalidRequest as error:
+                    verdicts[kind] = error
         serving = [engine for engine in ready if engine.kind in verdicts]
         left = [e for e in serving if not e.is_draining and e.url not in tried]
         able = [engine for engine in left if verdicts[engine.kind] is None]
@@ -374,7 +378,9 @@ class Router:
         taking = [e for e in able if e.breaker.open_until is None or e.breaker.allows(now)] or able
         if len(verdicts) > 1:
             # Those that prefill for others answer only where there are no others.
-            taking = [e for e in taking if _role(e) != "prefill"] or taking
+            taking = [
+                e for e in taking if e.description and e.description.role != "prefill"
+            ] or taking
         prompt = self.sizes(ask, taking[0])
         covered = taking[0].holdings.index.cover(prompt.ends, now)
         route = place(prompt, taking, self.weights, now, covered)
@@ -409,18 +415,6 @@ def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[Engi
     key = route.prompt.key(route.available.prefix)
     alike = [engine for engine in ready if engine.kind == route.engine.kind]
     return nlargest(NUM_LIKELY, alike, key=lambda each: xxh3_64_intdigest(key, each.seed))
-
-
-def _verdict(ask: Ask, description: Description) -> InvalidRequest | None:
-    try:
-        check_capabilities(ask, description)
-    except InvalidRequest as error:
-        return error
-    return None
-
-
-def _role(engine: Routable) -> EngineRole | None:
-    return engine.description.role if engine.description else None
 
 
 def check_capabilities(ask: Ask, description: Description) -> None:

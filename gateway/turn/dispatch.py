@@ -118,7 +118,7 @@ class Dispatcher:
                         if isinstance(frame, Started):
                             self._started(turn, frame)
                         elif isinstance(frame, Done):
-                            turn.engine.breaker.succeeded()
+                            turn.engine.breaker.reset()
                     yield over_legs(frames, turn.prefilled)
                 if turn.leg is None:
                     return
@@ -301,7 +301,7 @@ class Dispatcher:
                 names = [name.digest for name in turn.ask.plan.names]
                 engine.started(turn.record.request_id, frame, names)
             elif isinstance(frame, Done):
-                engine.breaker.succeeded()
+                engine.breaker.reset()
         leg.check_time(now)
 
     def _end_leg(self, turn: Turn, prefilled: Started | None) -> None:
@@ -321,7 +321,7 @@ class Dispatcher:
             engine.breaker.failed(request_id, now)
         elif not isinstance(error, NoEngineReady):
             # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
-            engine.breaker.succeeded()
+            engine.breaker.reset()
         if not turn.may_run:
             engine.load.returned(request_id, now)
         if turn.leg is not None:
