@@ -111,8 +111,10 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
     least = _DEEPER * heads[head] if head is not None else 0
     deeper = {p: n for p, n in again.items() if p.section == "messages" and n > least}
     shared = max(deeper, key=lambda place: deeper[place], default=None)
-    if head is not None and turns:
-        head = _named_by_end(head, turns)
+    # The end of the system prompt, where the place is that in every turn.
+    if head is not None and head.section == "system":
+        if all(turn.num_system == head.index + 1 for turn in turns):
+            head = Place("system", -1)
     return head, shared
 
 
@@ -150,10 +152,3 @@ def _first_question(turn: Observation) -> int:
         if segment > head and turn.kinds[place].isupper():
             return place - 1
     return len(turn.places) - 1
-
-
-def _named_by_end(head: Place, turns: Sequence[Observation]) -> Place:
-    """The end of the system prompt, where the place is that in every turn."""
-    if head.section == "system" and all(turn.num_system == head.index + 1 for turn in turns):
-        return Place("system", -1)
-    return head

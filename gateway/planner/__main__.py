@@ -26,19 +26,6 @@ MAX_BYTES = 6 * 2**30
 """Of each process. The gateway's own deadline is sooner; these hold when the gateway is gone."""
 
 
-class Told:
-    """Says how far the plan is, now and then."""
-
-    def __init__(self) -> None:
-        self._at = 0.0
-
-    def __call__(self, share: float) -> None:
-        now = monotonic()
-        if now - self._at >= _TOLD_SECONDS:
-            self._at = now
-            say(Progress(share=round(share, 3)))
-
-
 def say(line: Line) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
     sys.stdout.buffer.flush()
@@ -52,8 +39,16 @@ def main() -> int:
     signal.alarm(MAX_SECONDS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
+    told_at = 0.0
+
+    def tell(share: float) -> None:
+        nonlocal told_at
+        if (now := monotonic()) - told_at >= _TOLD_SECONDS:
+            told_at = now
+            say(Progress(share=round(share, 3)))
+
     try:
-        say(Planned(plan=plan(job, Told())))
+        say(Planned(plan=plan(job, tell)))
     except InvalidRequest as error:
         say(PlanFailed(message=str(error), is_asked=True))
     return 0

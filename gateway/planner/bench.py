@@ -43,29 +43,22 @@ def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], N
         process.start()
         writer.close()
         readers.append(reader)
-    found = _gather(readers, kind, tell)
-    if len(found) < num:
-        raise RuntimeError("a process of the simulation has ended early")
-    return [found[number] for number in range(num)]
-
-
-def _gather(
-    readers: Sequence[Connection], kind: type[T], tell: Callable[[int], None]
-) -> dict[int, T]:
-    found, left = dict[int, T](), list(readers)
-    while left:
-        for ready in wait(left):
+    found = dict[int, T]()
+    while readers:
+        for ready in wait(readers):
             assert isinstance(ready, Connection)
             try:
                 number, told = ready.recv()
             except EOFError:
-                left.remove(ready)
+                readers.remove(ready)
                 continue
             if number is None:
                 tell(told)
             else:
                 found[number] = msgspec.msgpack.decode(told, type=kind)
-    return found
+    if len(found) < num:
+        raise RuntimeError("a process of the simulation has ended early")
+    return [found[number] for number in range(num)]
 
 
 def _serve(num: int, work: Work[T], taken: "Synchronized[int]", writer: Connection) -> None:

@@ -261,13 +261,12 @@ class Follower:
 
     async def settle(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
-            await self.settle_once()
+            if self._told is not None:
+                await self._settle_once(self._told)
             await pause(stopping, _SETTLE_SECONDS)
 
-    async def settle_once(self) -> None:
+    async def _settle_once(self, told: dict[str, Found]) -> None:
         """Bring the fleet nearer to what was told last."""
-        if (told := self._told) is None:
-            return
         for engine in [each for each in self._fleet.engines if each.url in self._ours]:
             found = told.get(engine.url)
             if (found is None or found.is_leaving) != (engine.url in self._leaving):
