@@ -71,6 +71,7 @@ class BodyDeadline:
             await self.app(scope, receive, send)
         finally:
             body.give_back()
+            del scope["state"]["body"]  # else all of a request is left to the collector
 
 
 class _Body:
