@@ -6,6 +6,7 @@ configuration is checked first. Then a short prompt is computed both ways and co
 
 import os
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -343,12 +344,14 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
     layout = loaded.layout
     # Ways of attention differ in the last bits, and what one computed should go on as it began.
     kernel = loaded.kernel if layout.codec is None else None
+    config = copy(loaded.model.config)
+    config.name_or_path = ""  # it is the same model wherever it lies
     parts = {"state": str(list(layout.state_parts))} if layout.state_parts else {}
     return {
         **parts,
         "weights": state.hexdigest(),
         "class": type(loaded.model).__name__,
-        "config": loaded.model.config.to_json_string(use_diff=False),
+        "config": config.to_json_string(use_diff=False),
         "layout": f"{layout.num_planes} {layout.num_kv_heads} {layout.head_dim} {block_size}",
         "dtype": str(layout.dtype),
         "kv dtype": layout.kv_dtype,

@@ -12,8 +12,10 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from engine.compute.errors import ModelRefused
+from engine.compute.loading import model_facts
 from engine.compute.variants import profile, told
 from scripts.stack import ROOT
+from tests.engine.compute.tiny import new_tiny_model
 from tests.fuzz.tiny_model import write_tiny_model
 
 SHAPE = {
@@ -59,6 +61,13 @@ def test_the_first_layers_are_the_models_own() -> None:
         changed = deepcopy(own)
         changed.lm_head.weight.mul_(-1)
     assert all(row.kl < 1e-5 for row in profile(own, changed, 2))
+
+
+def test_where_a_model_lies_is_no_fact_of_its_blocks() -> None:
+    loaded = new_tiny_model("llama").loaded
+    facts = model_facts(loaded, 16)
+    loaded.model.config.name_or_path = "/elsewhere"
+    assert model_facts(loaded, 16) == facts != model_facts(loaded, 32)
 
 
 def test_models_that_are_no_siblings_are_refused() -> None:
