@@ -39,7 +39,7 @@ BUDGETS: dict[str, int] = {
     "engine": 1314,
     "engine/backends": 8973,
     "engine/cache": 3941,
-    "engine/compute": 3857,
+    "engine/compute": 3860,
     "engine/mount": 336,
     "engine/protocol": 1223,
     "engine/schedule": 2564,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 60276,
+    "tests": 60285,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
