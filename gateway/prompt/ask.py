@@ -169,7 +169,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         """The estimated tokens of the prompt, at 4 bytes a token."""
         return self.plan.num_bytes // _BYTES_PER_TOKEN
 
-    def fingerprint(self, num_tokens: int, name_tokens: Sequence[int]) -> Fingerprint:
+    def fingerprint(self, num_tokens: int, name_tokens: Sequence[int] = ()) -> Fingerprint:
         """The fingerprint that is kept of this turn's prompt; see `Plan.fingerprint`."""
         parameters = digest_parameters(self.comparison.parameters, self.principal.scope)
         is_shared = self.comparison.is_wanted
