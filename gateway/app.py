@@ -40,11 +40,10 @@ from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
-from gateway.ledger.contents import Contents
 from gateway.ledger.database import open_ledgers
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.schema import KeptResponseRow
-from gateway.ledger.stored import Batches, CachedContents
+from gateway.ledger.stored import Batches, CachedContents, Contents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Ask

@@ -26,9 +26,12 @@ def _themes(colours: Mapping[str, tuple[str, str]]) -> dict[Theme, Palette]:
     }
 
 
+# On a light and on a dark ground.
+_TEAL, _BLUE, _AMBER = ("#0f766e", "#2dd4bf"), ("#2563eb", "#60a5fa"), ("#b45309", "#fbbf24")
+_SLATE, _PALE = ("#64748b", "#94a3b8"), ("#94a3b8", "#64748b")
 TOKENS = _themes(
     {
-        "Read from cache": ("#0f766e", "#2dd4bf"),
+        "Read from cache": _TEAL,
         "Written, 5 minutes": ("#d97706", "#fbbf24"),
         "Written, 30 minutes": ("#b45309", "#fb923c"),
         "Written, 1 hour": ("#9a3412", "#f97316"),
@@ -38,50 +41,31 @@ TOKENS = _themes(
 )
 BLOCKS = _themes(
     {
-        "Active": ("#2563eb", "#60a5fa"),
-        "Leased": ("#0f766e", "#2dd4bf"),
+        "Active": _BLUE,
+        "Leased": _TEAL,
         "Leased in the store": ("#0ea5e9", "#0369a1"),
         "Shared": ("#7c3aed", "#a78bfa"),
         "Best effort": ("#7dc4b8", "#1d6f66"),
-        "Automatic": ("#94a3b8", "#64748b"),
+        "Automatic": _PALE,
         "Free": ("#e2e8f0", "#263240"),
     }
 )
-HITS = _themes({"With a read": ("#0f766e", "#2dd4bf"), "Without a read": ("#b45309", "#fbbf24")})
+HITS = _themes({"With a read": _TEAL, "Without a read": _AMBER})
 # Where a hit was lost on its way.
-STAGES = _themes(
-    {
-        "Available": ("#94a3b8", "#64748b"),
-        "Captured": ("#2563eb", "#60a5fa"),
-        "Delivered": ("#0f766e", "#2dd4bf"),
-    }
-)
+STAGES = _themes({"Available": _PALE, "Captured": _BLUE, "Delivered": _TEAL})
 # What was paid, what was saved, what was lost.
-MONEY = _themes(
-    {
-        "Cost": ("#475569", "#94a3b8"),
-        "Saved": ("#0f766e", "#2dd4bf"),
-        "Lost": ("#b42318", "#ff8a7a"),
-    }
-)
+MONEY = _themes({"Cost": ("#475569", "#94a3b8"), "Saved": _TEAL, "Lost": ("#b42318", "#ff8a7a")})
 # What a plan read, what it reused in all, and what one memory without leases would have.
 PLANS = _themes(
     {
-        "LRU, no leases (exact)": ("#64748b", "#94a3b8"),
-        "Read (simulated)": ("#0f766e", "#2dd4bf"),
-        "Reused (simulated)": ("#b45309", "#fbbf24"),
+        "LRU, no leases (exact)": _SLATE,
+        "Read (simulated)": _TEAL,
+        "Reused (simulated)": _AMBER,
     }
 )
 # What engines have in memory, and where requests wait.
-LOAD = _themes(
-    {
-        "Leased": ("#0f766e", "#2dd4bf"),
-        "Active": ("#2563eb", "#60a5fa"),
-        "At engines": ("#b45309", "#fbbf24"),
-        "At this gateway": ("#64748b", "#94a3b8"),
-    }
-)
-WAITS = _themes({"p50": ("#0f766e", "#2dd4bf"), "p95": ("#b45309", "#fbbf24")})
+LOAD = _themes({"Leased": _TEAL, "Active": _BLUE, "At engines": _AMBER, "At this gateway": _SLATE})
+WAITS = _themes({"p50": _TEAL, "p95": _AMBER})
 # Marks without a meaning of their own.
 PLAIN: dict[Theme, str] = {"light": "#2563eb", "dark": "#60a5fa"}
 TEXT: dict[Theme, str] = {"light": "#17212b", "dark": "#e6edf3"}

@@ -281,13 +281,11 @@ def as_csv(rows: Rows) -> str:
     if rows:
         writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows([{name: _cell(value) for name, value in row.items()} for row in rows])
+        for row in rows:
+            texts = {name: each for name, each in row.items() if isinstance(each, str)}
+            unsafe = (name for name, text in texts.items() if text.startswith(_FORMULA))
+            writer.writerow({**row, **{name: f"'{texts[name]}" for name in unsafe}})
     return written.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    is_formula = isinstance(value, str) and value.startswith(_FORMULA)
-    return f"'{value}" if is_formula else value
 
 
 def request_links(ids: Sequence[str]) -> None:

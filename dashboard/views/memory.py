@@ -12,7 +12,7 @@ from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
 from dashboard.views.fleet import foreign_share
 from dashboard.views.savings import prefix_label
-from engine.protocol.reports import BlockCell, Counters, Lifetimes, Memory, Stats
+from engine.protocol.reports import Counters, Lifetimes, Memory, Stats
 from gateway.admin.structs.fleet import EngineMemory
 
 REFRESH_SECONDS = 5
@@ -293,11 +293,14 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
     for number, cell in enumerate(memory.cells):
         states = {name: getattr(cell, key) for name, key in CELLS.items()}
         first = number * size
+        # What holds most of its blocks; of what is used, those that several share stand out.
+        most = max(states, key=lambda state: states[state])
+        is_shared = cell.shared * 2 > sum(states.values())
         rows.append(
             {
                 "x": number % CELLS_A_ROW,
                 "y": number // CELLS_A_ROW * step,
-                "state": _state(states, cell),
+                "state": "Shared" if most in ("Active", "Leased") and is_shared else most,
                 "blocks": f"{first:,} to {first + sum(states.values()) - 1:,}",
                 "what": ", ".join(f"{n} {name.lower()}" for name, n in states.items() if n),
                 "shared": cell.shared,
@@ -330,13 +333,6 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
         )
         .properties(height=max(lines * CELL_HEIGHT, 60) + 20)
     )
-
-
-def _state(states: dict[str, int], cell: BlockCell) -> str:
-    """What holds most of its blocks; of what is used, those that several share stand out."""
-    name = max(states, key=lambda state: states[state])
-    is_shared = cell.shared * 2 > sum(states.values())
-    return "Shared" if is_shared and name in ("Active", "Leased") else name
 
 
 def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:

@@ -24,7 +24,7 @@ from dashboard.views.fleet import engine_table, in_use_share
 from dashboard.views.latency import TOO_FEW, compared
 from engine.protocol import TTLS, WRITE_FIELDS
 from engine.protocol.reports import Counters
-from gateway.admin.structs.advice import AdviceSummary, SummaryLine
+from gateway.admin.structs.advice import AdviceSummary
 from gateway.admin.structs.fleet import EngineReport
 from gateway.admin.structs.usage import Bucket, Latency, Refusal, Savings, Usage
 
@@ -104,14 +104,18 @@ def draw(view: View, chosen: Selection) -> None:
 def draw_cards(view: View) -> None:
     """One row that answers the page's question: reuse, GPU time, the promise kept, money."""
     usage, series = view.usage, view.usage.series
+    whole = [bucket.totals for bucket in series if not bucket.is_partial]
     saved = usage.saved_nano if usage.totals.is_priced else None
     before = usage.saved_nano_before if usage.before.is_priced else None
     with st.grid(4, min_column_width=190, row_height=176):
-        draw_rate(usage, "token_hit_rate", trend=hit_rates(series))
+        # Of each interval that had traffic: a pause is no rate of zero.
+        asked = [each for each in whole if each.prompt_tokens]
+        rates = [each.cache_read_tokens / each.prompt_tokens for each in asked]
+        draw_rate(usage, "token_hit_rate", trend=rates)
         parts.card(
             "prefill_seconds_avoided",
             formats.seconds(view.savings.prefill_seconds_avoided),
-            trend=[bucket.totals.cache_read_tokens for bucket in series if not bucket.is_partial],
+            trend=[each.cache_read_tokens for each in whole],
             chart="bar",
             delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
         )
@@ -150,12 +154,6 @@ def draw_rate(usage: Usage, number: str, trend: Sequence[float] | None = None) -
 
 def _is_good(now: float | None, before: float | None) -> bool | None:
     return None if now is None or before is None else now >= before
-
-
-def hit_rates(series: Sequence[Bucket]) -> list[float]:
-    """The hit rate of each whole interval that had traffic: a pause is no rate of zero."""
-    found = [bucket.totals for bucket in series if not bucket.is_partial]
-    return [each.cache_read_tokens / each.prompt_tokens for each in found if each.prompt_tokens]
 
 
 def draw_leases_kept(engines: list[EngineReport] | None) -> None:
@@ -368,21 +366,16 @@ def draw_week(summary: AdviceSummary) -> None:
         said.text(line.text + worth)
         page = line.page if line.page in _LINKED else "advice"
         # A new tab takes its filters from the URL. This one would keep those that are set.
+        wanted = {"range": "7d", "workspace": line.workspace, "model": line.model}
         leads.link_button(
             _LINKED[page],
-            address_of(page, line),
+            f"{page}?{urlencode({name: each for name, each in wanted.items() if each})}",
             icon=":material/open_in_new:",
             type="tertiary",
             key=f"week_{number}",
         )
     more = f" {summary.num_more:,} smaller ones are not shown." if summary.num_more else ""
     st.caption(summary.text + more)
-
-
-def address_of(page: str, line: SummaryLine) -> str:
-    """The page with the line's filters, beside the Overview."""
-    wanted = {"range": "7d", "workspace": line.workspace, "model": line.model}
-    return f"{page}?{urlencode({name: each for name, each in wanted.items() if each})}"
 
 
 if __name__ == "__main__":

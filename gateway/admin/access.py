@@ -17,6 +17,7 @@ from gateway.admin.controller import AdminController, Deps, action, given_values
 from gateway.admin.structs.fleet import (
     AutoCacheMode,
     AutoCacheTtl,
+    Key,
     KeyInfo,
     KeyScope,
     MadeKey,
@@ -262,5 +263,5 @@ def _check_id(key_id: str) -> None:
 
 
 def _info(key: ApiKey, now: datetime) -> KeyInfo:
-    values = {name: getattr(key, name) for name in KeyInfo.__struct_fields__ if name != "is_active"}
+    values = {name: getattr(key, name) for name in Key.__struct_fields__}
     return KeyInfo(**values, is_active=key.works(now))

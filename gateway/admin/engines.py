@@ -118,10 +118,8 @@ def _log(event: str, engine: Engine) -> None:
 async def _report(services: Services, engine: Engine) -> EngineReport:
     stats, about = None, engine.description
     if engine.is_ready:
-        try:
+        with suppress(GatewayError):  # a slow answer says nothing of whether it takes turns
             stats = await engine.stats()
-        except GatewayError:
-            stats = None  # a slow answer says nothing of whether it takes turns
     now = engine.monotonic()
     return EngineReport(
         name=engine.name,

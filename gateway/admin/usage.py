@@ -174,18 +174,11 @@ class UsageController(AdminController):
         found = await services.queries.totals_by(of, [_DIMENSIONS[name] for name in names])
         made = []
         for values, totals in found.items():
-            own: dict[str, Any] = dict.fromkeys(_DIMENSIONS) | dict(zip(names, values, strict=True))
-            made.append(
-                Group(
-                    workspace=own["workspace"],
-                    key=own["key"],
-                    engine=own["engine"] or None,
-                    model=own["model"],
-                    totals=totals,
-                    rates=rates_of(totals),
-                    saved_nano=totals.saved_nano,
-                )
-            )
+            # Turns without an engine are summed under an empty name.
+            own = (value or None for value in values)
+            whose: dict[str, Any] = dict.fromkeys(_DIMENSIONS) | dict(zip(names, own, strict=True))
+            saved = totals.saved_nano
+            made.append(Group(**whose, totals=totals, rates=rates_of(totals), saved_nano=saved))
         return sorted(made, key=lambda group: (-group.totals.requests, str(group)))
 
     @view("/savings", "getSavings", "What caching saved, and how.")
@@ -513,10 +506,9 @@ class DivergenceController(AdminController):
 
 
 async def _turn(services: Services, turn_id: str, workspace: str | None) -> tuple[Turn, bytes]:
-    ledger = services.queries.ledger
-    turn = await queries_turns.one(ledger, turn_id[:64], workspace)
-    packed = None if turn is None else await services.queries.fingerprint(turn.id)
-    if turn is None or packed is None:
+    turn = await _turn_of(services, turn_id, workspace)
+    packed = await services.queries.fingerprint(turn.id)
+    if packed is None:
         raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
     return turn, packed
 

@@ -1,10 +1,11 @@
-"""All metrics of the gateway, in its own registry: one table, and what is counted of a closed turn.
+"""All metrics of the gateway, in its own registry, and what is counted of a closed turn.
 
 Labels are bounded, and no client can make one: routes are templates, models are those that engines
 serve, and workspaces are named only where a setting says how many.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import (
@@ -28,74 +29,12 @@ from engine.protocol.reports import (
 )
 from gateway.base.record import TurnRecord
 
-# Name, labels, meaning. A series exists from the start, with 0, for each value that stands behind
-# a label. The histograms' buckets are in `_BUCKETS`.
-_COUNTERS = """
-requests | route, status | HTTP requests by route template and status
-refused_connections | reason: head_too_large head_timeout too_many malformed made_way
-    stalled_reader | Connections that were closed before or beside any route, by why
-turns | outcome, model | Turns closed, by outcome and by the model of the engine
-tokens | class, model | Tokens by billing class and by the model of the engine; input is neither
-    read nor written: reused automatically, or computed
-workspace_turns | workspace | Turns closed, by workspace; only with HOLDFAST_METRICS_WORKSPACES
-workspace_tokens | class, workspace | Tokens by billing class and workspace; only with
-    HOLDFAST_METRICS_WORKSPACES
-removed_nonces | | Client nonces that were kept out of prompts
-retries | reason: timeout lost failed refused | Turns sent to another engine before their
-    first byte, by what the one before did
-ignored_frames | | Frames of engines that were late, double or another request's
-prefix_tokens | stage: available captured delivered | Prompt tokens held by some engine
-    (available), by the chosen one (captured), and reused (delivered)
-approximate_turns | method | Turns that were computed behind a compressed prefix or blocks
-refused_turns | reason: queue_full workspace_full made_way deadline | Turns refused because the
-    engines are full: the queue is, or its workspace's share of it, another workspace's turn was let
-    in, or the time to wait was over
-forgotten_names | | Names of held prefixes that routing forgot because its index was full
-asked_engines | result: found nothing silent | Engines that were asked for a prefix that routing may
-    have forgotten, by what they said
-drain_failures | | Failed attempts to copy the journal to the ledger
-loop_restarts | loop | Loops of the gateway that ended by an exception and were started again
-turns_set_aside | | Turns that the ledger can't hold; they stay in the journal
-reconciled_turns | result: engine_counts lost retried | Turns closed from the engine's own counts,
-    or given up
-"""
-_GAUGES = """
-engine_up | engine | 1 while ready
-engine_breaker | engine | Circuit breaker: 0 closed, 1 half-open, 2 open
-engine_draining | engine | 1 while it gets no new turns
-engine_names | engine | Prefixes that routing knows to be held there
-routing_names | | Names of prefixes in the routing index, of all engines together
-routing_max_names | | The index's bound
-waiting_turns | | Turns that wait at the gateway for an engine with room
-waiting_tokens | | What those may use, in tokens by estimate
-journal_backlog | | Turns in the journal that are not in the ledger yet
-journal_bytes | | Room that the journal's turns take; new ones are refused at the bound
-journal_max_bytes | | The journal's bound
-journal_set_aside | | Turns in the journal that can't go to the ledger, damaged or refused
-journal_has_room | | 1 while another turn may be recorded
-journal_damaged | | Damaged files of the journal that are kept aside
-loops_failing | | Loops that stay down or end again and again; the gateway is not ready meanwhile
-"""
+# Every metric with its type, labels and meaning. A series exists from the start, with 0, for each
+# value that stands behind a label. Those without this gateway's prefix are other programs', but for
 # vLLM's names, by which an endpoint picker reads a model server's load (llm-d's
-# model-server-protocol). A pool of gateways has its own turns to tell of, and its engines' blocks.
-_SERVER_GAUGES = """
-vllm:num_requests_waiting | | Turns that wait at this gateway for an engine with room
-vllm:num_requests_running | | Turns of this gateway that engines have
-vllm:kv_cache_usage_perc | | Share of the ready engines' KV blocks that no request can take now: in
-    use or leased
-vllm:cache_config_info | block_size, num_gpu_blocks | 1; the ready engines' KV blocks, by their size
-"""
-_HISTOGRAMS = """
-waited_seconds | | How long turns waited for an engine with room; those that had not to are not
-    counted
-turn_seconds | model | From arrival to close
-first_token_seconds | cache, model | From arrival to the engine's first frame
-turn_input_tokens | model | Prompt tokens of a turn, of all classes; turns without tokens are not
-    counted
-turn_output_tokens | model | Output tokens of the same turns
-time_per_output_token_seconds | model | A whole answer's seconds after its first token, for each
-    further token
-"""
+# model-server-protocol): a pool of gateways has its own turns to tell of, and its engines' blocks.
+TABLE = Path(__file__).parents[1] / "monitoring" / "metrics.tsv"
+_PREFIX, _OF_VLLM = "holdfast_gateway_", "vllm:"
 # OpenTelemetry's names for some of them (semantic conventions for generative AI), with its labels.
 _OF_CONVENTIONS = {
     "turn_seconds": ("gen_ai_server_request_duration_seconds", {}),
@@ -163,35 +102,26 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._counters = {
-            name: Counter(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
-            for name, labels, meaning, _ in _rows(_COUNTERS)
-        }
-        self._gauges = {
-            name: Gauge(f"holdfast_gateway_{name}", meaning, labels, registry=registry)
-            for name, labels, meaning, _ in _rows(_GAUGES)
-        }
-        self._gauges |= {
-            name: Gauge(name, meaning, labels, registry=registry)
-            for name, labels, meaning, _ in _rows(_SERVER_GAUGES)
-        }
-        self._histograms = {
-            name: Histogram(
-                f"holdfast_gateway_{name}",
-                meaning,
-                labels,
-                buckets=tuple(_BUCKETS.get(name, _SECONDS)),
-                registry=registry,
-            )
-            for name, labels, meaning, _ in _rows(_HISTOGRAMS)
-        }
-        registry.register(_ConventionalCollector(self._histograms))
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
         self._known: dict[tuple[str, tuple[str, ...]], Any] = {}
+        for full, kind, labels, values, meaning in _own_rows():
+            name = full.removeprefix(_PREFIX)
+            if kind == "counter":
+                name = name.removesuffix("_total")
+                self._counters[name] = Counter(full, meaning, labels, registry=registry)
+                for value in values:
+                    self.count(name, value, amount=0)
+            elif kind == "gauge":
+                self._gauges[name] = Gauge(full, meaning, labels, registry=registry)
+            else:
+                buckets = tuple(_BUCKETS.get(name, _SECONDS))
+                made = Histogram(full, meaning, labels, buckets=buckets, registry=registry)
+                self._histograms[name] = made
+        registry.register(_ConventionalCollector(self._histograms))
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
-        for name, _, _, values in _rows(_COUNTERS):
-            for value in values:
-                self.count(name, value, amount=0)
         self._workspaces: set[str] = set()
 
     def count(self, name: str, *labels: str, amount: float = 1) -> None:
@@ -288,12 +218,13 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _rows(table: str) -> Iterable[tuple[str, list[str], str, list[str]]]:
-    """Name, labels, meaning, and the values of the label. An indented line goes on with a row."""
-    for row in table.strip().replace("\n    ", " ").splitlines():
-        name, labels, meaning = (cell.strip() for cell in row.split("|"))
-        labels, _, values = labels.partition(":")
-        yield name, labels.split(", ") if labels else [], meaning, values.split()
+def _own_rows() -> Iterator[tuple[str, str, list[str], list[str], str]]:
+    """Name, type, labels, the values of the only label, and meaning."""
+    for row in TABLE.read_text("utf-8").splitlines():
+        if row.startswith((_PREFIX, _OF_VLLM)):
+            name, kind, told, _, meaning = row.split("\t")
+            labels, _, values = told.partition(": ")
+            yield name, kind, labels.split(", ") if labels else [], values.split(), meaning
 
 
 def _has_place(known: set[str], most: int, name: str) -> bool:

@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, bindparam, func, insert, not_, or_, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, KeyScope, Workspace
+from gateway.admin.structs.fleet import Key, KeyScope, Workspace
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.ledger import identity
 from gateway.ledger.database import Ledger
@@ -148,23 +148,8 @@ AUTO_CACHE = ("auto_cache", "auto_cache_ttl")
 _PAGE = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
-    """`replaces` is the id of the key before it in a rotation. A null `auto_cache` is the
-    workspace's."""
-
-    id: str
-    workspace: str
-    name: str
+class ApiKey(Key, frozen=True, kw_only=True):
     digest: str
-    scope: KeyScope
-    created_at: datetime
-    revoked_at: datetime | None
-    expires_at: datetime | None
-    last_used_at: datetime | None
-    replaces: str | None
-    auto_cache: AutoCacheMode | None = None
-    auto_cache_ttl: AutoCacheTtl | None = None
 
     def works(self, now: datetime) -> bool:
         expired = self.expires_at is not None and self.expires_at <= now
@@ -375,7 +360,7 @@ async def _select(
 
 
 def _key(row: Mapping[Any, Any]) -> ApiKey:
-    names = [each.name for each in fields(ApiKey) if each.name != "workspace"]
+    names = [name for name in ApiKey.__struct_fields__ if name != "workspace"]
     return ApiKey(**{name: row[name] for name in names}, workspace=row["workspace_id"])
 
 

@@ -199,21 +199,25 @@ class TurnRow(CacheColumns, Base):
     approximate: Mapped[str | None] = mapped_column(String(64))
 
 
-class TurnRollupRow(CacheColumns, Base):
-    """Sums of turns that began in one interval, by dimension. `rollups.py` defines them and says
+class IntervalColumns:
+    """What sums of turns that began in one interval are told by. `rollups.py` defines them and says
     how they are kept. Where `by_engine` is 0 they are of all engines, and `engine` is empty; where
-    it is 1 they are of all keys, and an empty `engine` is that of turns without one. `price` is
-    empty for turns without a price."""
+    it is 1 they are of all keys, and an empty `engine` is that of turns without one."""
+
+    by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
+    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
+    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
+    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True, sort_order=-1)
+    engine: Mapped[str] = mapped_column(String(64), primary_key=True, sort_order=-1)
+    model: Mapped[str] = mapped_column(String(128), primary_key=True, sort_order=-1)
+
+
+class TurnRollupRow(IntervalColumns, CacheColumns, Base):
+    """Sums by dimension. `price` is empty for turns without a price."""
 
     __tablename__ = "turn_rollups"
 
-    by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     key_id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
-    model: Mapped[str] = mapped_column(String(128), primary_key=True)
     price: Mapped[str] = mapped_column(String(96), primary_key=True)
     prompt_above: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     requests: Mapped[int]
@@ -232,38 +236,24 @@ class TurnRollupRow(CacheColumns, Base):
     prefill_us: Mapped[int]
 
 
-class ReasonRollupRow(Base):
-    """How many turns of one interval had each miss reason, and each outcome (`kind`). `by_engine`
-    is that of `TurnRollupRow`."""
+class ReasonRollupRow(IntervalColumns, Base):
+    """How many turns of one interval had each miss reason, and each outcome (`kind`)."""
 
     __tablename__ = "reason_rollups"
 
-    by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
-    model: Mapped[str] = mapped_column(String(128), primary_key=True)
     kind: Mapped[str] = mapped_column(String(8), primary_key=True)
     value: Mapped[str] = mapped_column(String(32), primary_key=True)
     requests: Mapped[int]
 
 
-class LatencyRollupRow(Base):
-    """A histogram of one interval's times to first token; `bin` is that of `rollups.ttft_bin`,
-    `by_engine` that of `TurnRollupRow`.
+class LatencyRollupRow(IntervalColumns, Base):
+    """A histogram of one interval's times to first token; `bin` is that of `rollups.ttft_bin`.
 
     `prompt_bucket` counts `rollups.PROMPT_EDGES`; `has_read` is 1 for turns that read from a cache.
     """
 
     __tablename__ = "latency_rollups"
 
-    by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
-    model: Mapped[str] = mapped_column(String(128), primary_key=True)
     prompt_bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     has_read: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     bin: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -326,7 +316,7 @@ class HorizonRow(Base):
 
 class TurnContentRow(Base):
     """The prompt and the answer of a turn that began at `at_ms`, compressed and encrypted
-    (`contents.py`), of a workspace with `keep_days`."""
+    (`stored.py`), of a workspace with `keep_days`."""
 
     __tablename__ = "turn_contents"
     __table_args__ = (Index("ix_turn_contents_workspace", "workspace_id", "at_ms"),)

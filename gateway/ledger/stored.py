@@ -1,17 +1,39 @@
-"""What clients keep in the ledger's database: batches of messages, and cached contents."""
+"""What clients keep in the ledger's database: batches of messages, cached contents, and what was
+asked and answered: prompts and answers, and responses that clients go on with.
 
-from collections.abc import Collection, Sequence
+The last are encrypted, and kept for as many days as their workspace says. A workspace's key is
+derived from the master secret. A body is bound to its turn: in another one's place it can't be
+read. What counts is how many days the workspace says now, not what it said when the turn came; one
+that says none has nothing.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import SecretStr
 from sqlalchemy import and_, bindparam, delete, func, insert, not_, or_, select, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound, RateLimited
 from gateway.ledger import identity
 from gateway.ledger.database import Ledger
-from gateway.ledger.schema import BatchItemRow, BatchRow, CachedContentRow
+from gateway.ledger.schema import (
+    BatchItemRow,
+    BatchRow,
+    CachedContentRow,
+    KeptResponseRow,
+    TurnContentRow,
+    WorkspaceRow,
+)
 
 PENDING = "pending"
 _LONG_SECONDS = 60.0
@@ -114,9 +136,8 @@ class Batches:
             .group_by(BatchItemRow.batch_id, BatchItemRow.status)
         )
         found: dict[str, dict[str, int]] = {}
-        async with self._ledger.transaction() as connection:
-            for batch_id, status, count in (await connection.execute(query)).all():
-                found.setdefault(batch_id, {})[status] = count
+        for batch_id, status, count in await self._ledger.rows(query):
+            found.setdefault(batch_id, {})[status] = count
         return found
 
     async def cancel(self, workspace: str, batch_id: str, now: datetime) -> Batch:
@@ -395,3 +416,126 @@ async def _row(
     if row is None:
         raise NotFound(f"cachedContent: no cached content `{content_id[:64]}`")
     return row
+
+
+DAY_MS = 86_400_000
+_NONCE_BYTES = 12
+_CONTENTS_AT_ONCE = 200
+
+
+class Contents:
+    """One table's bodies, by ids. Those of workspaces that say no days are kept for `days`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        master: SecretStr,
+        table: type[TurnContentRow | KeptResponseRow] = TurnContentRow,
+        days: int | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._master = master
+        self._table = table
+        self._days = days
+
+    def sealed(self, workspace: str, turn_id: str, plain: bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher(workspace).encrypt(nonce, plain, turn_id.encode())
+
+    def opened(self, workspace: str, turn_id: str, body: bytes) -> bytes:
+        """Raise NotFound for a body of another turn or another master secret."""
+        nonce, rest = body[:_NONCE_BYTES], body[_NONCE_BYTES:]
+        try:
+            return self._cipher(workspace).decrypt(nonce, rest, turn_id.encode())
+        except InvalidTag:
+            raise NotFound("content: it was kept with another master secret") from None
+
+    async def put(self, workspace: str, turn_id: str, at_ms: int, body: bytes) -> None:
+        """Keep a sealed body. A turn has one: a second one changes nothing."""
+        made = postgresql.insert if self._ledger.is_postgres else sqlite.insert
+        row = {
+            self._table.turn_id: turn_id,
+            self._table.workspace_id: workspace,
+            self._table.at_ms: at_ms,
+            self._table.body: body,
+        }
+        await self._ledger.run(made(self._table).values(row).on_conflict_do_nothing())
+
+    async def get(self, workspace: str, turn_id: str, now_ms: int) -> tuple[bytes, int]:
+        """The sealed body, and when its time is over. Raise NotFound where there is none."""
+        found = await self.find(workspace, [turn_id], now_ms)
+        if not found:
+            raise NotFound(f"content: nothing is kept of `{turn_id[:64]}`")
+        return found[turn_id]
+
+    async def find(
+        self, workspace: str, ids: Collection[str], now_ms: int
+    ) -> dict[str, tuple[bytes, int]]:
+        """As `get`, of those of the ids that are there."""
+        table, days = self._table, func.coalesce(WorkspaceRow.keep_days, self._days)
+        until_ms = table.at_ms + days * DAY_MS
+        query = (
+            select(table.turn_id, table.body, until_ms.label("until_ms"))
+            .join(WorkspaceRow, WorkspaceRow.id == table.workspace_id)
+            # PostgreSQL refuses NUL in a text, and no id contains it.
+            .where(table.turn_id.in_([one for one in ids if "\0" not in one]))
+            .where(table.workspace_id == workspace, until_ms > now_ms)
+        )
+        rows = await self._ledger.rows(query)
+        return {row[0]: (row.body, int(row.until_ms)) for row in rows}
+
+    async def num_bytes(self, workspace: str) -> int:
+        """What is kept of a workspace."""
+        table = self._table
+        total = func.coalesce(func.sum(func.length(table.body)), 0)
+        [row] = await self._ledger.rows(select(total).where(table.workspace_id == workspace))
+        return int(row[0])
+
+    async def change(
+        self, workspace: str, turn_id: str, now_ms: int | None, make: Callable[[bytes], bytes]
+    ) -> None:
+        """Put another sealed body in its place; nothing where none is. Its time begins anew at
+        `now_ms`, or goes on."""
+        table = self._table
+        at_ms = table.at_ms if now_ms is None else now_ms
+        one = table.turn_id == turn_id, table.workspace_id == workspace
+        async with self._ledger.transaction() as connection:
+            # The first statement takes the lock, so that no two change the same one.
+            await connection.execute(update(table).where(*one).values(at_ms=at_ms))
+            body = (await connection.execute(select(table.body).where(*one))).scalar_one_or_none()
+            if body is not None:
+                made = await asyncio.to_thread(make, body)
+                await connection.execute(update(table).where(*one).values(body=made))
+
+    async def remove(self, ids: Collection[str]) -> None:
+        await self._ledger.run(delete(self._table).where(self._table.turn_id.in_(ids)))
+
+    async def forget(self, now_ms: int) -> None:
+        """Delete all whose time is over. Each workspace's oldest is looked up in the index."""
+        first = (
+            select(func.min(self._table.at_ms))
+            .where(self._table.workspace_id == WorkspaceRow.id)
+            .scalar_subquery()
+        )
+        query = select(WorkspaceRow.id, WorkspaceRow.keep_days, first.label("first_ms"))
+        for row in await self._ledger.rows(query):
+            days = self._days if row.keep_days is None else row.keep_days
+            # Without days all is over.
+            last_ms = now_ms if days is None else now_ms - days * DAY_MS
+            if row.first_ms is not None and row.first_ms <= last_ms:
+                await self._delete(row.id, last_ms)
+
+    async def _delete(self, workspace: str, last_ms: int) -> None:
+        """Some at a time: SQLite has one writer."""
+        table = self._table
+        own = table.workspace_id == workspace, table.at_ms <= last_ms
+        some = select(table.turn_id).where(*own).limit(_CONTENTS_AT_ONCE)
+        while True:
+            async with self._ledger.transaction() as connection:
+                gone = delete(table).where(table.turn_id.in_(some))
+                if (await connection.execute(gone)).rowcount < _CONTENTS_AT_ONCE:
+                    return
+
+    def _cipher(self, workspace: str) -> AESGCM:
+        derived = HKDF(SHA256(), 32, None, b"holdfast kept contents: " + workspace.encode())
+        return AESGCM(derived.derive(self._master.get_secret_value().encode()))

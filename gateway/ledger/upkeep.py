@@ -192,14 +192,11 @@ _WEEK_MS = 7 * _DAY_MS
 _SUMS = Totals.__struct_fields__
 
 
-def safe_cell(value: object) -> object:
-    """A text gets an apostrophe in front of what could begin a formula; numbers stay numbers."""
-    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
-
-
 def line(cells: Iterable[object]) -> str:
-    written = io.StringIO()
-    csv.writer(written).writerow(["" if cell is None else safe_cell(cell) for cell in cells])
+    """A text gets an apostrophe in front of what could begin a formula; numbers stay numbers."""
+    written, told = io.StringIO(), ("" if cell is None else cell for cell in cells)
+    safe = (_FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell for cell in told)
+    csv.writer(written).writerow(safe)
     return written.getvalue()
 
 

@@ -77,9 +77,14 @@ class Planners:
                     return
 
     async def plan(self, job: Job) -> Plan:
-        async for line in self.lines(job):
-            if isinstance(line, Planned):
-                return line.plan
+        lines = self.lines(job)
+        try:
+            async for line in lines:
+                if isinstance(line, Planned):
+                    return line.plan
+        finally:
+            # Closing it ends the process.
+            await lines.aclose()
         raise Overloaded("the planner has ended early")
 
 

@@ -30,7 +30,7 @@ from gateway.base.background import Background, pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.base.logs import get_logger
-from gateway.ledger.contents import Contents
+from gateway.ledger.stored import Contents
 from gateway.prompt.ask import Principal
 from gateway.turn.state import Turn
 

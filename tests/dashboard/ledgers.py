@@ -1,72 +1,63 @@
-"""Ledgers in the states that a page must draw: turns written by SQL, summed by the ledger."""
+"""Ledgers in the states that a page must draw: turns that are inserted, summed by the ledger."""
 
 import asyncio
 import random
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import insert
+
 from engine.protocol import InputUsage
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
-from gateway.ledger.database import with_ledger
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.rollups import row_of
+from gateway.ledger.schema import TurnRow
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.files import PriceBook
+from tests.gateway.records import turn_record
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
 NUM_MANY = 20_000
 # A dollar for a million tokens; written at 1.25 and 2, read at a tenth, output at five.
 PRICE = PriceBook().find("reference", date(2026, 11, 1))
-UNKNOWN = ("prefix", "prefix_ttl", "miss_reason", "epoch", "queue_seconds", "name", "error",
-           "available_tokens", "captured_tokens", "user_agent")  # fmt: skip
 Row = dict[str, Any]
 
 
 def turn(number: int, moment: datetime, **changes: Any) -> Row:
-    """A row of the turns table; tokens `input`, `read`, `write_5m`, `write_1h`, `output`."""
+    """The columns of a turn; tokens are `input`, `read`, `write_5m`, `write_1h`, `output`."""
     tokens = {name: changes.pop(name, 0) for name in ("input", "read", "write_5m", "write_1h")}
-    output = changes.pop("output", 10)
-    price = changes.pop("price", PRICE)
+    output, price = changes.pop("output", 10), changes.pop("price", PRICE)
     usage = InputUsage(
         input_tokens=tokens["input"],
         cache_read_tokens=tokens["read"],
         cache_write_5m_tokens=tokens["write_5m"],
         cache_write_1h_tokens=tokens["write_1h"],
+        computed_tokens=tokens["input"] + tokens["write_5m"] + tokens["write_1h"],
     )
     cost = price.cost(usage, output) if price else None
-    row: Row = {
-        "id": f"msg_{number:028x}",
-        "instance": "test",
-        "workspace_id": "default",
-        "key_id": "key_1",
-        "model": "m",
-        "engine": "engine-0",
-        "stream": 1,
-        "opened_at": moment.strftime("%Y-%m-%d %H:%M:%S.%f"),
-        "opened_ms": int(moment.timestamp() * 1000),
-        "outcome": "stop",
-        "input_tokens": tokens["input"],
-        "cache_read_tokens": tokens["read"],
-        "cache_write_5m_tokens": tokens["write_5m"],
-        "cache_write_1h_tokens": tokens["write_1h"],
-        "automatic_tokens": 0,
-        "computed_tokens": tokens["input"] + tokens["write_5m"] + tokens["write_1h"],
-        "output_tokens": output,
-        "thinking_tokens": 0,
-        "first_token_seconds": 0.2,
-        "duration_seconds": 1.0,
-        "prefill_seconds": 0.1,
-        "price": price.id if price else None,
-        "cost_nano": cost.actual if cost else None,
-        "cost_without_cache_nano": cost.without_cache if cost else None,
-        "num_removed": 0,
-        "status": 200,
-        **dict.fromkeys(UNKNOWN),
-        "http_request_id": f"req_{number:024x}",
-    }
+    record = turn_record(
+        f"msg_{number:028x}",
+        workspace="default",
+        key_id="key_1",
+        engine="engine-0",
+        stream=True,
+        opened_at=moment,
+        outcome="stop",
+        output_tokens=output,
+        first_token_seconds=0.2,
+        duration_seconds=1.0,
+        prefill_seconds=0.1,
+        price=price.id if price else None,
+        cost=cost.actual if cost else None,
+        cost_without_cache=cost.without_cache if cost else None,
+        http_request_id=f"req_{number:024x}",
+        status=200,
+    )
+    record.take_usage(usage)
+    row = row_of(record)
     assert changes.keys() <= row.keys(), changes.keys() - row.keys()
     return row | changes
 
@@ -74,14 +65,16 @@ def turn(number: int, moment: datetime, **changes: Any) -> Row:
 def fill(data: Path, turns: Iterator[Row]) -> None:
     """Migrate, insert and sum."""
     data.mkdir(parents=True)
-    settings = DatabaseSettings(data=data, database_url="")
+    settings = DatabaseSettings(data=data)
     migrate(settings)
-    assert settings.sqlite_path is not None
-    with closing(sqlite3.connect(settings.sqlite_path)) as connection, connection:
-        columns = list(turn(0, datetime.now(UTC)))
-        marks = ", ".join(f":{name}" for name in columns)
-        connection.executemany(f"INSERT INTO turns ({', '.join(columns)}) VALUES ({marks})", turns)
-    asyncio.run(with_ledger(settings.ledger_url, rebuild))
+
+    async def insert_all(ledger: Ledger) -> None:
+        if rows := list(turns):
+            async with ledger.transaction() as connection:
+                await connection.execute(insert(TurnRow), rows)
+        await rebuild(ledger)
+
+    asyncio.run(with_ledger(settings.ledger_url, insert_all))
 
 
 def empty() -> Iterator[Row]:

@@ -1,38 +1,31 @@
 """The pages "Advice" and "Plan" in Streamlit's harness, on a real gateway over a real ledger."""
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from gateway.cli.migrate import migrate
-from gateway.ledger.database import Ledger, with_ledger
 from tests.dashboard.conftest import Show
 from tests.dashboard.signed_in import said, table
 from tests.gateway.admin.test_advise import BODIES, RULES, record
-from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import fill, make_settings, serve_gateway
 
-HEADERS = {"x-api-key": ADMIN_KEY}
 Page = Callable[..., AppTest]
 LINE = '{"timestamp": %d, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}'
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data: Path = tmp_path_factory.mktemp("advice-page")
-    settings = make_settings(data)
-    migrate(settings)
+    data = tmp_path_factory.mktemp("advice-page")
     with serve_gateway(data, "http://127.0.0.1:9") as url:
-        post(url, "workspaces", {"id": "team-a"})
-        key = post(url, "keys", {"workspace": "team-a", "name": "k"})["info"]["id"]
+        admin = Admin(url)
+        admin.workspace("team-a")
+        key, _ = admin.make_key("team-a", name="k")
         start = datetime.now(UTC) - timedelta(hours=2)
         turns = [record(n, RULES) for n in range(12)]
         turns += [record(n, f"request {n}\n{RULES}", "team-b") for n in range(12)]
@@ -42,18 +35,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for number, turn in enumerate(turns):
             turn.opened_at = start + timedelta(minutes=number % 12)
             turn.key_id = key if turn.workspace == "team-a" else "key_2"
-
-        async def fill(ledger: Ledger) -> None:
-            await ledger.insert_turns(turns)
-
-        asyncio.run(with_ledger(settings.ledger_url, fill))
+        fill(make_settings(data), turns)
         yield url
-
-
-def post(url: str, path: str, body: Any) -> Any:
-    reply = httpx.post(f"{url}/admin/v1/{path}", json=body, headers=HEADERS, timeout=120)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 @pytest.fixture
@@ -69,9 +52,10 @@ def plan(show: Show, gateway: str) -> Page:
 def test_the_figures_are_those_of_the_api(page: Page, gateway: str) -> None:
     app = page()
     now = int(datetime.now(UTC).timestamp() * 1000)
-    told = post(gateway, "advise", {"since_ms": now - 86_400_000, "until_ms": now + 1000})
+    told = Admin(gateway).post("advise", {"since_ms": now - 86_400_000, "until_ms": now + 1000})
     told["streams"].sort(key=lambda each: -each["saves"]["multiples"])
-    shown = table(app, "Advice")
+    shown = table(app, "Advice").set_index("Workspace", drop=False)
+    assert shown.loc["team-a", "Key"] == "k", "keys stand by their names"
     assert list(shown["Workspace"]) == [each["workspace"] for each in told["streams"]]
     saves = [round(each["saves"]["multiples"]) for each in told["streams"]]
     assert list(shown["Would save (input tokens)"]) == saves
@@ -113,7 +97,7 @@ def test_the_advised_policy_is_set_for_the_key(page: Page, gateway: str) -> None
     app = page(workspace="team-a")
     app.button(key="advice_apply").click().run()
     assert not app.exception and not app.error
-    keys = httpx.get(f"{gateway}/admin/v1/keys", headers=HEADERS, timeout=60).json()
+    keys = Admin(gateway).get("keys")
     policies = {key["name"]: (key["auto_cache"], key["auto_cache_ttl"]) for key in keys}
     assert policies.pop("k") == ("prefix", "5m")
     assert set(policies.values()) == {(None, None)}
@@ -148,7 +132,7 @@ def test_a_plans_figures_are_those_of_the_api(plan: Page, gateway: str) -> None:
     app.number_input(key="plan_device").set_value(24.0)
     app = go(app)
     assert not app.error, said(app)
-    told = post(gateway, "plan", {"trace": trace, "device_gib": 24})
+    told = Admin(gateway).post("plan", {"trace": trace, "device_gib": 24})
     shown = table(app, "Fleet")
     assert list(shown["Fleet"]) == [each["label"] for each in told["memory"]]
     assert list(shown["Hit rate"]) == [each["hit_rate"] for each in told["memory"]]

@@ -1,10 +1,8 @@
 """The dashboard in a real browser, before a real gateway and the synthetic engine."""
 
-import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -12,8 +10,6 @@ import pytest
 from anthropic import Anthropic, RateLimitError
 from playwright.sync_api import Browser
 
-from gateway.ledger.access import Keys
-from gateway.ledger.database import Ledger, with_ledger
 from scripts.docs.page_matrix import CHECKS
 from scripts.setup.chromium import browsing, find_chromium
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
@@ -22,6 +18,7 @@ from tests.dashboard.page import WAIT_MS, Visit, running_dashboard
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import week
 from tests.gateway.serving import eventually, make_settings
+from tests.gateway.serving import fill as put
 
 pytestmark = [
     pytest.mark.browser,
@@ -61,18 +58,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     fill(folder / "data", hostile())
-    turns = list(week(datetime.now(UTC) - timedelta(days=2)))
-
-    async def advised(ledger: Ledger) -> None:
-        for owner in {turn.workspace for turn in turns}:
-            now, name = datetime.now(UTC), f"key of {owner}"
-            made_id = await Keys(ledger).create(f"hf-{owner}", owner, name, now)
-            for turn in turns:
-                if turn.workspace == owner:
-                    turn.key_id = made_id
-        await ledger.insert_turns(turns)
-
-    asyncio.run(with_ledger(make_settings(folder / "data").ledger_url, advised))
+    put(make_settings(folder / "data"), list(week()))
     engine = {"ENGINE_MIN_CACHE_TOKENS": "64"}
     with (
         running_stack(folder / "data", "synthetic", engine) as stack,
@@ -276,37 +262,6 @@ def test_plan_says_how_many_engines_of_which_gpu_reach_a_target(site: Site, admi
     assert 0 < float(rows[0]["First token p95 (s)"]) <= 5
 
 
-def test_memory_says_who_fills_it_and_its_figures_agree(site: Site, admin: Visit) -> None:
-    gateway = Admin(site.gateway, ADMIN_KEY)
-    gateway.workspace("filling")
-    key = gateway.make_key("filling", name="agent")[1]
-    site.ask(f"Who fills it? {BOOK}", key)
-    page = admin.open("/memory")
-
-    def agree() -> bool:
-        """With the engine's own pool; leases end and pages refresh meanwhile."""
-        (pool,) = gateway.get("engines/memory")
-        blocks, rows = pool["stats"]["blocks"], grid(page, "Leased")
-        leased = sum(int(row["Leased"].replace(",", "")) for row in rows)
-        held = sum(int(row["Blocks"].replace(",", "")) for row in rows)
-        card = admin.metric("Leased")
-        return (leased, held, card) == (
-            blocks["leased"],
-            blocks["total"] - blocks["free"],
-            f"{blocks['leased'] / blocks['total']:.1%}",
-        )
-
-    eventually(agree)
-    assert "filling" in {row["Workspace"] for row in grid(page, "Leased")}
-    page.get_by_text("Key", exact=True).last.click()
-    eventually(
-        lambda: (
-            ("filling", "agent")
-            in {(row["Workspace"], row.get("Key")) for row in grid(page, "Leased")}
-        )
-    )
-
-
 def test_a_miss_that_reused_says_so_in_full(site: Site, admin: Visit) -> None:
     """What was in memory without a marker is reused, and no part of what is computed."""
     gateway = Admin(site.gateway, ADMIN_KEY)
@@ -343,22 +298,6 @@ def test_what_a_limit_refused_is_counted_and_named(site: Site, admin: Visit) -> 
     eventually(lambda: grid(page, "Refused requests"))
     (row,) = grid(page, "Refused requests")
     assert row["Refused requests"] == "2" and row["Limit"] == "requests per minute"
-
-
-def test_advice_stands_by_gain_and_names_keys(site: Site, admin: Visit) -> None:
-    page = admin.open("/?range=7d")
-    page.get_by_text(re.compile(r" Worth \$")).first.wait_for(timeout=WAIT_MS)
-    lines = page.get_by_text(re.compile(r" Worth \$")).all_inner_texts()
-    worth = [float(line.rpartition("Worth $")[2].rstrip(".").replace(",", "")) for line in lines]
-    assert len(worth) > 2 and worth == sorted(worth, reverse=True)
-    page.goto(f"{admin.url}/advice?range=7d")
-    eventually(lambda: grid(page, "Would save ($)"))
-    rows = grid(page, "Would save ($)")
-    gains = [int(row["Would save (input tokens)"].replace(",", "")) for row in rows]
-    assert len(gains) > 2 and gains == sorted(gains, reverse=True)
-    keys = {row["Key"] for row in rows}
-    assert "key of nonces" in keys
-    assert any("key of " in line for line in lines), lines
 
 
 def test_prefixes_are_told_by_what_they_are_and_their_rest_is_within_their_ttl(

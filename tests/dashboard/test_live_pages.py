@@ -147,6 +147,28 @@ def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     assert len(rows) == 6 + 2
 
 
+def test_fleet_shows_each_adapter_with_the_engines_that_have_it(page: Page) -> None:
+    """By its weights: one that was trained anew stands twice until all engines have it."""
+    found = answers("one bucket")
+    [own] = found["/admin/v1/engines"]
+    blue = {"name": "blue", "digest": "b" * 64, "rank": 4, "num_bytes": 2**20}
+    judge = {**blue, "name": "judge", "invocation": "<judge>", "is_leaving": True}
+    with_both = own["description"] | {"adapters": [blue, judge]}
+    with_newer = own["description"] | {"adapters": [blue | {"digest": "c" * 64}]}
+    found["/admin/v1/engines"] = [
+        own | {"description": with_both},
+        own | {"name": "engine-1", "description": with_both},
+        own | {"name": "engine-2", "description": with_newer},
+    ]
+    assert table(page("fleet", found), "Acts from").values.tolist() == [
+        ["m:blue", "loaded", "the start", 4, 1.0, "b" * 12, "engine-0, engine-1"],
+        ["m:blue", "loaded", "the start", 4, 1.0, "c" * 12, "engine-2"],
+        ["m:judge", "leaving", "'<judge>'", 4, 1.0, "b" * 12, "engine-0, engine-1"],
+    ]
+    found["/admin/v1/engines"] = [own]
+    assert not any("Acts from" in each.value for each in page("fleet", found).dataframe)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

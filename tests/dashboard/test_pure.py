@@ -181,9 +181,7 @@ def test_a_ledger_that_cannot_be_read_is_no_bare_status() -> None:
 def a_turn(read: int = 0, write: int = 0, miss_reason: str | None = None, **changes: Any) -> Turn:
     row = row_of(1, NOW, read=read, write_5m=write, miss_reason=miss_reason)
     known = {name: row.get(name) for name in Turn.__struct_fields__}
-    return msgspec.convert(
-        known | {"workspace": "w", "stream": True, "cache_write_30m_tokens": 0} | changes, Turn
-    )
+    return msgspec.convert(known | {"workspace": "w"} | changes, Turn)
 
 
 def differs(kind: str | None, shared: int) -> TurnDivergence:

@@ -1,10 +1,7 @@
 """The week's advice on the Overview, on a real gateway over a real ledger."""
 
-import asyncio
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -12,8 +9,6 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.ui import formats
-from gateway.cli.migrate import migrate
-from gateway.ledger.database import Ledger, with_ledger
 from tests.dashboard.conftest import Show
 from tests.dashboard.fake_admin import ADMIN_KEY as FAKE_KEY
 from tests.dashboard.fake_admin import serve_fake
@@ -21,23 +16,15 @@ from tests.dashboard.live_answers import about
 from tests.dashboard.signed_in import open_page, said, sign_in
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import week
-from tests.gateway.serving import make_settings, serve_gateway
+from tests.gateway.serving import serve_gateway
 
 WAIT_SECONDS = 180.0
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data: Path = tmp_path_factory.mktemp("week")
-    settings = make_settings(data)
-    migrate(settings)
-    turns = list(week(datetime.now(UTC) - timedelta(days=2)))
-
-    async def fill(ledger: Ledger) -> None:
-        await ledger.insert_turns(turns)
-
-    asyncio.run(with_ledger(settings.ledger_url, fill))
-    with serve_gateway(data, "http://127.0.0.1:9") as url:
+    data, turns = tmp_path_factory.mktemp("week"), list(week())
+    with serve_gateway(data, "http://127.0.0.1:9", turns=turns) as url:
         yield url
 
 

@@ -1,10 +1,12 @@
 """Real servers on real sockets, in threads of their own."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from pydantic import SecretStr
 
 from gateway.app import create_app
 from gateway.base.bounds import Tuning
-from gateway.base.settings import Settings
+from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings, Settings
 from gateway.cli.migrate import migrate
 from gateway.http.server import Server
+from gateway.ledger.database import Ledger, with_ledger
 from tests.gateway.bodies import body
 
 API_KEY = "hf-test-key"
@@ -88,10 +92,20 @@ def make_settings(data: Path, *engines: str, **changes: Any) -> Settings:
     return Settings(**{**values, **changes}, tuning=Tuning(**tuned))
 
 
-@contextmanager
-def serve_gateway(data: Path, *engines: str, **changes: Any) -> Iterator[str]:
-    settings = make_settings(data, *engines, **changes)
+def fill(settings: DatabaseSettings, turns: Sequence[TurnRecord]) -> None:
+    """Migrate, and put these turns into the ledger."""
     migrate(settings)
+    if turns:
+        insert = partial(Ledger.insert_turns, records=turns)
+        asyncio.run(with_ledger(settings.ledger_url, insert))
+
+
+@contextmanager
+def serve_gateway(
+    data: Path, *engines: str, turns: Sequence[TurnRecord] = (), **changes: Any
+) -> Iterator[str]:
+    settings = make_settings(data, *engines, **changes)
+    fill(settings, turns)
     with serve_app(create_app(settings), settings) as url:
         yield url
 

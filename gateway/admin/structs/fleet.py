@@ -228,14 +228,14 @@ class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
     effective_within_seconds: int
 
 
-class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_used_at` is known to about a minute."""
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """`last_used_at` is known to about a minute. `replaces` is the id of the key before it in a
+    rotation. A null `auto_cache` is the workspace's."""
 
     id: str
     workspace: str
     name: str
     scope: KeyScope
-    is_active: bool
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -243,6 +243,10 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     replaces: str | None
     auto_cache: AutoCacheMode | None
     auto_cache_ttl: AutoCacheTtl | None
+
+
+class KeyInfo(Key, frozen=True, kw_only=True):
+    is_active: bool
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):

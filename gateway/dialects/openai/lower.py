@@ -189,8 +189,12 @@ def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> 
         if given is None:
             continue
         if given.choice is not None:
-            texts = "|".join(map(_literal, given.choice))
-            found[f"{where}choice"] = "output_pattern", f"({texts})"
+            # The pattern of one text: each of its characters, those of patterns by their numbers.
+            texts = (
+                "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+                for text in given.choice
+            )
+            found[f"{where}choice"] = "output_pattern", f"({'|'.join(texts)})"
         if given.json is not None:
             found[f"{where}json"] = "output_schema", given.json
         if given.json_object:
@@ -201,11 +205,6 @@ def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> 
         first, second = list(found)[:2]
         raise InvalidRequest(f"{second}: excludes {first}")
     return dict(found.values())
-
-
-def _literal(text: str) -> str:
-    """The pattern of one text."""
-    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def _tool_choice(request: wire.ChatRequest) -> ToolChoice:

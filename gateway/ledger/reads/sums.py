@@ -206,9 +206,7 @@ class Queries:
         self.ledger = ledger
 
     async def totals(self, of: Range) -> Totals:
-        async with self.ledger.snapshot() as connection:
-            found = await totals_by(connection, await widen_to_days(connection, of), ())
-        return found.get((), Totals())
+        return (await self.totals_by(of, ())).get((), Totals())
 
     async def totals_by(
         self, of: Range, by: Sequence[str], step_seconds: int | None = None
@@ -280,9 +278,7 @@ class Queries:
         query = select(TurnRow.fingerprint).where(TurnRow.id == turn_id)
         if workspace is not None:
             query = query.where(TurnRow.workspace_id == workspace)
-        async with self.ledger.snapshot() as connection:
-            found: bytes | None = (await connection.execute(query)).scalar_one_or_none()
-            return found
+        return next((row.fingerprint for row in await self.ledger.rows(query)), None)
 
 
 def bucket_seconds(seconds: int) -> int:

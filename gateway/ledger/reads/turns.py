@@ -126,8 +126,7 @@ async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byt
     of = Range(since_ms=0, until_ms=turn.opened_ms + 1, workspace=turn.workspace)
     query = _newest((TurnRow.id, TurnRow.fingerprint), of, limit)
     query = query.where(*_before(turn.opened_ms, turn.id), TurnRow.fingerprint.is_not(None))
-    async with ledger.snapshot() as connection:
-        return [(row.id, row.fingerprint) for row in await connection.execute(query)]
+    return [(row.id, row.fingerprint) for row in await ledger.rows(query)]
 
 
 MAX_AROUND = 5000
@@ -187,9 +186,7 @@ async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Tur
     query = select(*_COLUMNS).where(column == turn_id).limit(1)
     if workspace is not None:
         query = query.where(TurnRow.workspace_id == workspace)
-    async with ledger.snapshot() as connection:
-        row = (await connection.execute(query)).one_or_none()
-    return None if row is None else _turn(row._mapping)
+    return next((_turn(row._mapping) for row in await ledger.rows(query)), None)
 
 
 def _turn(row: Any) -> Turn:
@@ -245,16 +242,14 @@ async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) 
     """The ids of a workspace's newest turns that wrote, among its newest 1,000 of the range."""
     written = written_tokens(TurnRow)
     columns = TurnRow.id, TurnRow.opened_ms, written.label("written")
-    own = Range(since_ms=of.since_ms, until_ms=of.until_ms, workspace=workspace)
-    newest = _newest(columns, own, _SEARCHED_TURNS).subquery()
+    newest = _newest(columns, replace(of, workspace=workspace), _SEARCHED_TURNS).subquery()
     query = (
         select(newest.c.id)
         .where(newest.c.written > 0)
         .order_by(newest.c.opened_ms.desc(), newest.c.id.desc())
         .limit(limit)
     )
-    async with ledger.snapshot() as connection:
-        return list((await connection.execute(query)).scalars())
+    return [row.id for row in await ledger.rows(query)]
 
 
 NUM_PARTS = 40
@@ -282,17 +277,11 @@ def _sample(row: Any) -> Sample:
     engine_seconds = None
     if row.queue_seconds is not None and row.prefill_seconds is not None:
         engine_seconds = row.queue_seconds + row.prefill_seconds
-    first = row.first_token_seconds
+    first, known = row.first_token_seconds, row._mapping
     return Sample(
-        id=row.id,
-        opened_ms=row.opened_ms,
-        engine=row.engine,
+        **{name: known[name] for name in Sample.__struct_fields__ if name in known},
         prompt_tokens=prompt_tokens(row),
-        cache_read_tokens=row.cache_read_tokens,
-        first_token_seconds=first,
         overhead_seconds=None if engine_seconds is None else max(first - engine_seconds, 0.0),
-        available_tokens=row.available_tokens,
-        captured_tokens=row.captured_tokens,
         delivered_tokens=row.cache_read_tokens + row.automatic_tokens,
     )
 

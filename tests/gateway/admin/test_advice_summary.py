@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -14,11 +12,9 @@ import pytest
 from gateway.admin import advice
 from gateway.admin.structs.advice import StreamAdvice
 from gateway.advice.summary import summary_lines
-from gateway.cli.migrate import migrate
-from gateway.ledger.database import with_ledger
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import NUM, RULES, unread_text, week
-from tests.gateway.serving import make_settings, serve_gateway
+from tests.gateway.serving import serve_gateway
 
 SIZE = len(RULES) // 4
 SUMMARY = "advice/summary"
@@ -26,12 +22,8 @@ SUMMARY = "advice/summary"
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    data: Path = tmp_path_factory.mktemp("summary")
-    settings = make_settings(data)
-    migrate(settings)
-    turns = list(week(datetime.now(UTC) - timedelta(days=2)))
-    asyncio.run(with_ledger(settings.ledger_url, lambda ledger: ledger.insert_turns(turns)))
-    with serve_gateway(data, "http://127.0.0.1:9") as url:
+    data, turns = tmp_path_factory.mktemp("summary"), list(week())
+    with serve_gateway(data, "http://127.0.0.1:9", turns=turns) as url:
         yield Admin(url)
 
 

@@ -1,6 +1,5 @@
 """POST /admin/v1/advise and `python -m gateway advise`, of turns in a ledger and of pasted text."""
 
-import asyncio
 import json
 import random
 import re
@@ -13,14 +12,12 @@ import pytest
 
 from gateway.base.record import TurnRecord
 from gateway.cli.main import main
-from gateway.cli.migrate import migrate
-from gateway.ledger.database import with_ledger
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.faulty import FAULTY_BODIES
 from tests.gateway.advice.shapes import Author
 from tests.gateway.advice.weeks import RULES as RULES
 from tests.gateway.advice.weeks import turn
-from tests.gateway.serving import make_settings, serve_gateway
+from tests.gateway.serving import fill, make_settings, serve_gateway
 
 DAY = datetime(2026, 11, 10, tzinfo=UTC)
 DAY_MS = int(DAY.timestamp() * 1000)
@@ -34,12 +31,10 @@ def record(number: int, system: str, workspace: str = "team-a") -> TurnRecord:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("advise")
-    settings = make_settings(data)
-    migrate(settings)
     turns = [record(n, RULES) for n in range(10)]
     turns += [record(n, f"request {n}\n{RULES}", "team-b") for n in range(10)]
     turns.append(record(30, RULES))
-    asyncio.run(with_ledger(settings.ledger_url, lambda ledger: ledger.insert_turns(turns)))
+    fill(make_settings(data), turns)
     return data
 
 

@@ -64,10 +64,6 @@ def bad(schema: dict[str, Any]) -> Iterator[Values]:
             yield [good(schema), value]
 
 
-def queries_of(operation: dict[str, Any]) -> list[dict[str, Any]]:
-    return [each for each in operation["parameters"] if each["in"] == "query"]
-
-
 def ask(http: httpx.Client, path: str, method: str, query: dict[str, Values]) -> httpx.Response:
     return http.request(method, path.replace("{", "").replace("}", ""), params=query)
 
@@ -86,7 +82,7 @@ def test_every_bad_value_of_every_parameter_is_a_400_that_names_it(
     http.headers["x-api-key"] = ADMIN_KEY if is_admin else API_KEY
     if not is_admin:
         http.headers["anthropic-version"] = "2023-06-01"
-    declared = queries_of(operation)
+    declared = [each for each in operation["parameters"] if each["in"] == "query"]
     needed = {each["name"]: [good(each["schema"])] for each in declared if each["required"]}
     for parameter in declared:
         name = parameter["name"]

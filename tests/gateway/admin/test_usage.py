@@ -1,24 +1,20 @@
 """The admin API's numbers over a range, of turns that were put into the ledger."""
 
-import asyncio
 import csv
 import io
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from gateway.base.record import TurnRecord
-from gateway.cli.migrate import migrate
 from gateway.journal.drain import charge
-from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import line
 from gateway.prices.files import load_prices
 from tests.gateway.ledger.test_sums import at
-from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
+from tests.gateway.serving import ADMIN_KEY, serve_gateway
 
 DAY = datetime(2026, 11, 10, tzinfo=UTC)
 DAY_MS = int(DAY.timestamp() * 1000)
@@ -69,13 +65,9 @@ TURNS = [
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    data: Path = tmp_path_factory.mktemp("usage")
-    settings = make_settings(data, "http://127.0.0.1:9")
-    migrate(settings)
-    asyncio.run(with_ledger(settings.ledger_url, lambda ledger: ledger.insert_turns(TURNS)))
-    headers = {"x-api-key": ADMIN_KEY}
+    data, headers = tmp_path_factory.mktemp("usage"), {"x-api-key": ADMIN_KEY}
     with (
-        serve_gateway(data, "http://127.0.0.1:9") as url,
+        serve_gateway(data, "http://127.0.0.1:9", turns=TURNS) as url,
         httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as client,
     ):
         yield client

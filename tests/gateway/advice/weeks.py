@@ -1,7 +1,7 @@
 """Records of a week in which each workspace has one thing to be advised on, or nothing."""
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from engine.protocol import Message, Prompt, TextPart, Ttl
 from gateway.base.record import TurnRecord
@@ -15,8 +15,10 @@ NUM = 30
 MARK: tuple[tuple[int, Ttl], ...] = ((0, "5m"),)
 
 
-def week(start: datetime) -> Iterator[TurnRecord]:
-    """Thirty turns of each workspace, a minute apart; of `slow` and `few` see below."""
+def week() -> Iterator[TurnRecord]:
+    """Thirty turns of each workspace, a minute apart, from two days ago on; of `slow` and `few` see
+    below."""
+    start = datetime.now(UTC) - timedelta(days=2)
     for number in range(NUM):
         yield turn("unmarked", number, RULES, start)
         yield turn("nonces", number, f"request {number}\n{RULES}", start)

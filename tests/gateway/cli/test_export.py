@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.cli.main import main
-from gateway.ledger.database import with_ledger
 from scripts.stack import ROOT, python
 from tests.gateway.ledger.test_sums import at
-from tests.gateway.serving import eventually, make_settings, migrate
+from tests.gateway.serving import eventually, fill, make_settings
 
 NUM_TURNS = 600
 SINCE = ["export", "--since", "2026-01-01", "--until", "2027-01-01", "--rows", "turns"]
@@ -24,11 +23,8 @@ SINCE = ["export", "--since", "2026-01-01", "--until", "2027-01-01", "--rows", "
 def ledger_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A ledger with more turns than a pipe holds as CSV."""
     settings = make_settings(tmp_path)
-    migrate(settings)
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
-
-    turns = [at(number, number % 30) for number in range(NUM_TURNS)]
-    asyncio.run(with_ledger(settings.ledger_url, lambda ledger: ledger.insert_turns(turns)))
+    fill(settings, [at(number, number % 30) for number in range(NUM_TURNS)])
     return settings.ledger_url
 
 

@@ -3,14 +3,15 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.cli.main import main
 from gateway.ledger.access import Workspaces
-from gateway.ledger.database import Ledger
+from gateway.ledger.database import Ledger, with_ledger
 from tests.gateway.records import turn_record
-from tests.gateway.serving import make_settings, migrate
+from tests.gateway.serving import fill, make_settings
 
 DOLLAR = 10**9
 
@@ -19,7 +20,6 @@ def test_the_months_spend_is_the_same_before_and_after_retention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = make_settings(tmp_path)
-    migrate(settings)
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     now = datetime.now(UTC)
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -33,18 +33,17 @@ def test_the_months_spend_is_the_same_before_and_after_retention(
         )
         for number in range(120)
     ]
+    fill(settings, turns)
 
-    async def spent(insert: bool) -> dict[str, int]:
-        ledger = Ledger(settings.ledger_url)
-        if insert:
-            await ledger.insert_turns(turns)
-        found = await Workspaces(ledger).spent(["default"], month)
-        await ledger.close()
-        return dict(found)
+    def spent() -> dict[str, int]:
+        def look(ledger: Ledger) -> Any:
+            return Workspaces(ledger).spent(["default"], month)
 
-    before = asyncio.run(spent(insert=True))
+        return dict(asyncio.run(with_ledger(settings.ledger_url, look)))
+
+    before = spent()
     of_month = sum(turn.opened_at >= month for turn in turns)
     assert before == {"default": of_month * DOLLAR}
     assert main(["retain", "--turns", "2d", "--rollups", "2d"]) == 0
     assert "deleted" in capsys.readouterr().out
-    assert asyncio.run(spent(insert=False)) == before
+    assert spent() == before

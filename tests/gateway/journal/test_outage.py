@@ -22,7 +22,7 @@ from scripts.bench.report import percentile
 from tests.e2e.outage import data_directory, frozen_postgres, locked_sqlite, stopped_postgres
 from tests.faults import sizes
 from tests.gateway.bodies import body
-from tests.gateway.ledger.test_ledger import turn
+from tests.gateway.ledger.test_sums import at
 from tests.gateway.records import ledger_rows
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import HEADERS, ask, eventually, serve, serve_gateway
@@ -73,7 +73,7 @@ def test_a_transaction_ends_at_its_deadline_and_the_next_one_works(outage: Outag
 
     async def check() -> None:
         ledger = Ledger(settings.ledger_url)
-        await ledger.insert_turns([turn(1)])
+        await ledger.insert_turns([at(1, 0)])
         with outage():
             # 5 s of deadline; psycopg by itself takes 10 s more, or for ever. A busy machine may
             # stop one try for longer than that, hardly all of them.
@@ -81,12 +81,12 @@ def test_a_transaction_ends_at_its_deadline_and_the_next_one_works(outage: Outag
             while len(took) < TRIES and min(took, default=12.0) >= 12:
                 started = time.monotonic()
                 with pytest.raises(LedgerUnavailable):
-                    await ledger.insert_turns([turn(2)])
+                    await ledger.insert_turns([at(2, 0)])
                 took.append(time.monotonic() - started)
             assert min(took) < 12
         for _ in range(100):
             try:
-                await ledger.insert_turns([turn(2)])
+                await ledger.insert_turns([at(2, 0)])
                 break
             except LedgerUnavailable:
                 await asyncio.sleep(0.2)
@@ -188,7 +188,7 @@ def test_a_turn_that_the_ledger_cannot_hold_is_set_aside_and_stops_no_other(
             Ledger(settings.ledger_url),
             Metrics(),
         )
-        for one in (turn(1), turn(2, model="a\x00b"), turn(3, workspace="w" * 100), turn(4)):
+        for one in (at(1, 0), at(2, 0, model="a\x00b"), at(3, 0, workspace="w" * 100), at(4, 0)):
             await journal.open(one)
             await journal.close(one)
 

@@ -1,38 +1,20 @@
 """Which gateway owns which batch, on both databases."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from gateway.cli.migrate import migrate
+import pytest
+
 from gateway.ledger.database import Ledger
 from gateway.ledger.stored import Batch, Batches, BatchItem
-from tests.gateway.serving import make_settings
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 OWNED = timedelta(seconds=15)
 
 
-def run(
-    tmp_path: Path,
-    database: str,
-    work: Callable[[Batches], Awaitable[Any]],
-    *,
-    most_running: int = 10,
-) -> None:
-    settings = make_settings(tmp_path, database_url=database)
-    migrate(settings)
-
-    async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
-        try:
-            await work(Batches(ledger, most_running=most_running, most_bytes=1000))
-        finally:
-            await ledger.close()
-
-    asyncio.run(check())
+@pytest.fixture
+def store(ledger: Ledger) -> Batches:
+    return Batches(ledger, most_running=10, most_bytes=1000)
 
 
 async def made(store: Batches, name: str, workspace: str, **changes: Any) -> Batch:
@@ -59,35 +41,31 @@ async def claimed(store: Batches, owner: str, working: list[str], seconds: float
     return [batch.id for batch in found]
 
 
-def test_gateways_share_the_batches_of_a_workspace_and_each_keeps_what_it_works_on(
-    tmp_path: Path, shared_database: str
+@pytest.mark.anyio
+async def test_gateways_share_the_batches_of_a_workspace_and_each_keeps_what_it_works_on(
+    store: Batches,
 ) -> None:
-    async def work(store: Batches) -> None:
-        for number in range(5):
-            await made(store, f"a{number}", "a")
-        await made(store, "b9", "b")
-        assert await claimed(store, "one", []) == ["a0", "a1", "b9"]
-        assert await claimed(store, "two", []) == ["a2", "a3"]
-        # What it works on stays its own, also where older ones became free.
-        assert await claimed(store, "one", ["a1", "b9"], 1) == ["a0", "a1", "b9"]
-        await store.end("a1", "succeeded", b"", NOW)
-        assert await claimed(store, "one", ["a0", "b9"], 2) == ["a0", "a4", "b9"]
-        # The second gateway went away: its batches are free 15 seconds later, and wait their turn.
-        assert await claimed(store, "one", ["a0", "a4", "b9"], 16) == ["a0", "a4", "b9"]
-        assert await claimed(store, "three", [], 16) == ["a2", "a3"]
-
-    run(tmp_path, shared_database, work)
+    for number in range(5):
+        await made(store, f"a{number}", "a")
+    await made(store, "b9", "b")
+    assert await claimed(store, "one", []) == ["a0", "a1", "b9"]
+    assert await claimed(store, "two", []) == ["a2", "a3"]
+    # What it works on stays its own, also where older ones became free.
+    assert await claimed(store, "one", ["a1", "b9"], 1) == ["a0", "a1", "b9"]
+    await store.end("a1", "succeeded", b"", NOW)
+    assert await claimed(store, "one", ["a0", "b9"], 2) == ["a0", "a4", "b9"]
+    # The second gateway went away: its batches are free 15 seconds later, and wait their turn.
+    assert await claimed(store, "one", ["a0", "a4", "b9"], 16) == ["a0", "a4", "b9"]
+    assert await claimed(store, "three", [], 16) == ["a2", "a3"]
 
 
-def test_a_batch_that_is_to_end_does_not_wait_for_the_others_of_its_workspace(
-    tmp_path: Path, shared_database: str
+@pytest.mark.anyio
+async def test_a_batch_that_is_to_end_does_not_wait_for_the_others_of_its_workspace(
+    store: Batches,
 ) -> None:
-    async def work(store: Batches) -> None:
-        for number in range(5):
-            await made(store, f"a{number}", "a", expires_at=NOW + timedelta(seconds=number * 9))
-        assert await claimed(store, "one", [], -1) == ["a0", "a1"]
-        await store.cancel("a", "a4", NOW)
-        assert await claimed(store, "one", ["a0", "a1"], -1) == ["a0", "a1", "a4"]
-        assert await claimed(store, "one", ["a0", "a1", "a4"], 18) == ["a0", "a1", "a2", "a4"]
-
-    run(tmp_path, shared_database, work)
+    for number in range(5):
+        await made(store, f"a{number}", "a", expires_at=NOW + timedelta(seconds=number * 9))
+    assert await claimed(store, "one", [], -1) == ["a0", "a1"]
+    await store.cancel("a", "a4", NOW)
+    assert await claimed(store, "one", ["a0", "a1"], -1) == ["a0", "a1", "a4"]
+    assert await claimed(store, "one", ["a0", "a1", "a4"], 18) == ["a0", "a1", "a2", "a4"]

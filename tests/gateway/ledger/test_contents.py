@@ -1,9 +1,6 @@
 """Prompts and answers that workspaces keep: encrypted, for as long as they say, and not longer."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +8,11 @@ from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from gateway.base.errors import NotFound
-from gateway.cli.migrate import migrate
 from gateway.ledger.access import Workspaces
-from gateway.ledger.contents import DAY_MS, Contents
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import KeptResponseRow, TurnContentRow
+from gateway.ledger.stored import DAY_MS, Contents
 from gateway.ledger.upkeep import retain
-from tests.gateway.serving import make_settings
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
@@ -51,77 +46,58 @@ class Kept:
 
 
 @pytest.fixture
-def run(tmp_path: Path, shared_database: str) -> Callable[[Callable[[Kept], Awaitable[Any]]], None]:
-    def begin(work: Callable[[Kept], Awaitable[Any]]) -> None:
-        settings = make_settings(tmp_path, database_url=shared_database)
-        migrate(settings)
-
-        async def check() -> None:
-            ledger = Ledger(settings.ledger_url)
-            try:
-                kept = Kept(ledger)
-                await kept.workspaces.create("a", NOW, {"keep_days": 3})
-                await kept.workspaces.create("b", NOW, {})
-                await work(kept)
-            finally:
-                await ledger.close()
-
-        asyncio.run(check())
-
-    return begin
+async def kept(ledger: Ledger) -> Kept:
+    made = Kept(ledger)
+    await made.workspaces.create("a", NOW, {"keep_days": 3})
+    await made.workspaces.create("b", NOW, {})
+    return made
 
 
-def test_what_is_kept_ends_to_the_millisecond_and_is_deleted(run: Any) -> None:
-    async def work(kept: Kept) -> None:
-        await kept.put("a", "msg_new", 3 * DAY_MS - 1)
-        await kept.put("a", "msg_old", 3 * DAY_MS)
-        await kept.put("b", "msg_none", 0)
-        assert await kept.read("a", "msg_new") == PLAIN
-        assert await kept.read("b", "msg_new") is None, "another workspace's"
-        assert await kept.read("a", "msg_old") is None and await kept.read("b", "msg_none") is None
-        assert await kept.count() == 3
-        await kept.contents.forget(NOW_MS)
-        assert await kept.count() == 1 and await kept.read("a", "msg_new") == PLAIN
-        # Fewer days count at once, also for what came before.
-        await kept.workspaces.change("a", {"keep_days": 2})
-        assert await kept.read("a", "msg_new") is None
-        await kept.contents.forget(NOW_MS)
-        assert await kept.count() == 0
-
-    run(work)
+@pytest.mark.anyio
+async def test_what_is_kept_ends_to_the_millisecond_and_is_deleted(kept: Kept) -> None:
+    await kept.put("a", "msg_new", 3 * DAY_MS - 1)
+    await kept.put("a", "msg_old", 3 * DAY_MS)
+    await kept.put("b", "msg_none", 0)
+    assert await kept.read("a", "msg_new") == PLAIN
+    assert await kept.read("b", "msg_new") is None, "another workspace's"
+    assert await kept.read("a", "msg_old") is None and await kept.read("b", "msg_none") is None
+    assert await kept.count() == 3
+    await kept.contents.forget(NOW_MS)
+    assert await kept.count() == 1 and await kept.read("a", "msg_new") == PLAIN
+    # Fewer days count at once, also for what came before.
+    await kept.workspaces.change("a", {"keep_days": 2})
+    assert await kept.read("a", "msg_new") is None
+    await kept.contents.forget(NOW_MS)
+    assert await kept.count() == 0
 
 
-def test_responses_are_kept_as_long_as_workspace_or_installation_says(run: Any) -> None:
-    async def work(kept: Kept) -> None:
-        kept.contents = Contents(kept.ledger, MASTER, KeptResponseRow, 30)
-        for workspace, days in (("a", 3), ("b", 30)):
-            await kept.put(workspace, f"resp_new_{workspace}", days * DAY_MS - 1)
-            await kept.put(workspace, f"resp_old_{workspace}", days * DAY_MS)
-        for workspace, other in ("ab", "ba"):
-            assert await kept.read(workspace, f"resp_new_{workspace}") == PLAIN
-            assert await kept.read(workspace, f"resp_new_{other}") is None
-            assert await kept.read(workspace, f"resp_old_{workspace}") is None
-        await kept.contents.forget(NOW_MS)
-        rows = await kept.ledger.rows(select(KeptResponseRow.turn_id))
-        assert {row[0] for row in rows} == {"resp_new_a", "resp_new_b"}
-        assert await kept.count() == 0, "no turn's content is there"
-        off = Contents(kept.ledger, MASTER, KeptResponseRow)
-        assert not await off.find("b", ["resp_new_b"], NOW_MS)
-        await off.forget(NOW_MS)
-        rows = await kept.ledger.rows(select(KeptResponseRow.turn_id))
-        assert [row[0] for row in rows] == ["resp_new_a"]
-
-    run(work)
+@pytest.mark.anyio
+async def test_responses_are_kept_as_long_as_workspace_or_installation_says(kept: Kept) -> None:
+    kept.contents = Contents(kept.ledger, MASTER, KeptResponseRow, 30)
+    for workspace, days in (("a", 3), ("b", 30)):
+        await kept.put(workspace, f"resp_new_{workspace}", days * DAY_MS - 1)
+        await kept.put(workspace, f"resp_old_{workspace}", days * DAY_MS)
+    for workspace, other in ("ab", "ba"):
+        assert await kept.read(workspace, f"resp_new_{workspace}") == PLAIN
+        assert await kept.read(workspace, f"resp_new_{other}") is None
+        assert await kept.read(workspace, f"resp_old_{workspace}") is None
+    await kept.contents.forget(NOW_MS)
+    rows = await kept.ledger.rows(select(KeptResponseRow.turn_id))
+    assert {row[0] for row in rows} == {"resp_new_a", "resp_new_b"}
+    assert await kept.count() == 0, "no turn's content is there"
+    off = Contents(kept.ledger, MASTER, KeptResponseRow)
+    assert not await off.find("b", ["resp_new_b"], NOW_MS)
+    await off.forget(NOW_MS)
+    rows = await kept.ledger.rows(select(KeptResponseRow.turn_id))
+    assert [row[0] for row in rows] == ["resp_new_a"]
 
 
-def test_retention_of_turns_deletes_what_was_kept_of_them(run: Any) -> None:
-    async def work(kept: Kept) -> None:
-        await kept.put("a", "msg_new", 0)
-        await kept.put("a", "msg_old", 2 * DAY_MS)
-        await retain(kept.ledger, NOW_MS - DAY_MS, 0, 0)
-        assert await kept.count() == 1 and await kept.read("a", "msg_new") == PLAIN
-
-    run(work)
+@pytest.mark.anyio
+async def test_retention_of_turns_deletes_what_was_kept_of_them(kept: Kept) -> None:
+    await kept.put("a", "msg_new", 0)
+    await kept.put("a", "msg_old", 2 * DAY_MS)
+    await retain(kept.ledger, NOW_MS - DAY_MS, 0, 0)
+    assert await kept.count() == 1 and await kept.read("a", "msg_new") == PLAIN
 
 
 @pytest.mark.parametrize(

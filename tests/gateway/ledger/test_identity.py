@@ -112,12 +112,7 @@ def test_a_ledger_that_is_damaged_is_said_to_be(tmp_path: Path, engine_url: str)
     with ledger.open("r+b") as file:
         file.seek(100)
         file.write(os.urandom(ledger.stat().st_size - 100))
-    with serve_gateway_as_it_is(tmp_path, engine_url) as url:
+    settings = make_settings(tmp_path, engine_url)
+    with serve_app(create_app(settings), settings) as url:  # without a migration
         eventually(lambda: health(url)[0] == 503)
         assert "damaged" in health(url)[1]["ledger"]
-
-
-def serve_gateway_as_it_is(data: Path, engine: str) -> Any:
-    """Without a migration."""
-    settings = make_settings(data, engine)
-    return serve_app(create_app(settings), settings)

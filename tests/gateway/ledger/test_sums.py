@@ -430,6 +430,16 @@ async def test_charts_of_many_turns_are_made_of_sums_and_lose_none(
     assert sum(bucket.totals.requests for bucket in series.buckets) == inside
 
 
+@pytest.mark.anyio
+async def test_a_series_has_every_interval_and_marks_the_partial_ones(ledger: Ledger) -> None:
+    await ledger.insert_turns([at(1, 0)])
+    end = ms(0) + 90_500
+    series = await Queries(ledger).series(Range(since_ms=end - 600_000, until_ms=end))
+    assert series.bucket_seconds == 10
+    assert [b.is_partial for b in series.buckets] == [True, *[False] * 59, True]
+    assert [b.totals.requests for b in series.buckets if b.totals.requests] == [1]
+
+
 @pytest.mark.parametrize("hours", [1, 24, 47])
 @pytest.mark.anyio
 async def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(

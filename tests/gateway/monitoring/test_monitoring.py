@@ -41,7 +41,7 @@ ADDED_METRICS = {"up": "gauge"}
 # Their values are few whatever clients do: names of routes, statuses, engines, and fixed words.
 BOUNDED_LABELS = {"route", "status", "reason", "outcome", "class", "cache", "engine", "stage"}
 BOUNDED_LABELS |= {"result", "state", "loop", "model", "workspace", "block_size", "num_gpu_blocks"}
-BOUNDED_LABELS |= {"scorer"}
+BOUNDED_LABELS |= {"method"}
 BOUNDED_LABELS |= {f"gen_ai_{name}" for name in ("operation_name", "provider_name", "token_type")}
 BOUNDED_LABELS |= {"gen_ai_response_model"}
 Labels = tuple[tuple[str, str], ...]
@@ -178,7 +178,7 @@ def documented() -> dict[str, Documented]:
     for line in text.splitlines()[1:]:
         name, kind, labels, unit, meaning = line.split("\t")
         assert unit and meaning, line
-        rows[name] = Documented(kind, frozenset(re.findall(r"\w+", labels)))
+        rows[name] = Documented(kind, frozenset(re.findall(r"\w+", labels.partition(":")[0])))
     return rows
 
 
