@@ -411,7 +411,7 @@ def test_a_record_whose_digit_flipped_is_set_aside_and_stops_no_other(
     path = tmp_path / "journal" / "journal.db"
     content = path.read_bytes()
     at = content.rfind(b'"id":"' + ids[0].encode())
-    path.write_bytes(content[:at] + content[at:].replace(b'"attempt":1', b'"attempt":9', 1))
+    path.write_bytes(content[:at] + content[at:].replace(b'"opened_at":"2', b'"opened_at":"3', 1))
     assert path.read_bytes() != content
 
     async def drain(journal: Journal) -> None:
