@@ -104,6 +104,7 @@ def test_what_is_sent_behind_a_request_in_progress_is_bounded(stack: Stack) -> N
             raw.sendall(behind)
             assert raw.recv(4096) == b"", "no answer may come before that of the first"
     eventually(lambda: not stack.engine.running)
+    turn_of(stack, stack.engine.requests[-1].request_id)  # or the next test counts its tokens
 
 
 def test_a_reader_that_stops_reading_does_not_block_the_others(stack: Stack) -> None:
