@@ -57,7 +57,7 @@ def draw(view: View, chosen: Selection) -> None:
         parts.heading("Adapters")
         parts.table(rows, "adapters", f"{len(rows)} adapters, with the engines that have them.")
     if rows := technique_table(engines):
-        parts.heading("Compressed prefixes")
+        parts.heading("Approximate entries")
         refused = sum(row["Allowed"] == "no" for row in rows)
         parts.table(rows, "techniques", f"{refused} of {len(rows)} are too far from exact.")
     # What of the engine protocol holds: an engine in front of another server keeps less.

@@ -360,10 +360,16 @@ class PrefixCache:
         """Fill the empty table of a preempted sequence again. Raises NoFreeBlocks like `begin`."""
         digests = self.digests(query.scope, tokens, query.digests.adapter)
         sources = self._sources(query, digests)
+        if (asked := query.asked) is not None:
+            lacking = [one for one in query.placed if not _has(sources, one, self.pool.block_size)]
+            if lacking:  # what a sibling wrote is not copied again: it goes on as an exact prompt
+                table.adapter = asked.exact.adapter
+                digests = self.digests(query.scope, tokens, table.adapter)
+                sources = self._sources(query, digests)
         acquired = [source.block for source in sources.values()]
         _acquire(acquired)
         try:
-            spare = self._num_spare(query, sources)
+            spare = 0 if asked is not None else self._num_spare(query, sources)
             return table.fill(sources, digests.full, len(tokens), num_spare=spare)
         except NoFreeBlocks:
             _release(acquired)
@@ -422,7 +428,8 @@ class PrefixCache:
         """The most blocks that what is copied takes besides, where these sources lack it."""
         size, spare = self.pool.block_size, 0
         for one in query.placed:
-            if not _has(sources, one, size):
+            is_there = query.asked is not None and one.entry is None
+            if not is_there and not _has(sources, one, size):
                 # What a look-up holds or a lease is there already. Each block counts by itself: of
                 # two copies of a prompt either may have the blocks that are found.
                 blocks = map(self.pool.peek, one.origin.digests.full)

@@ -38,7 +38,9 @@ def with_sibling(query: CacheQuery, cache: PrefixCache) -> CacheQuery:
         most = entry.tokens
     for end in _known_ends(query, cache, may_read):
         ours = _behind(query, cache, end, None)
-        if (entry := found(ours.digests, marks)) is not None and entry.tokens > most:
+        entry = found(ours.digests, marks)
+        # One in front of the end has not all that the sibling wrote.
+        if entry is not None and entry.tokens >= end and entry.tokens > most:
             best, most = ours, entry.tokens
     entry, size = found(asked.theirs, may_read), cache.pool.block_size
     if entry is not None and entry.tokens > most:
@@ -56,6 +58,8 @@ def _known_ends(query: CacheQuery, cache: PrefixCache, marks: Sequence[Mark]) ->
     first = query.tokens[: cache.pool.block_size]
     segments = {index for mark in marks for index in window(query.segments, mark.segment)}
     ends = {min(query.segments[index].end or 0, len(query.tokens) - 1) for index in segments}
+    if len(first) < cache.pool.block_size:
+        return
     for end in sorted(ends - {0}, reverse=True):
         digests = cache.digests(query.scope, first, asked.sibling.domain_of(end))
         if any(pool.find(digests.full[0], digests.packed) for pool in cache.pools):

@@ -49,7 +49,7 @@ class BlockTable:
         adapter: ActiveAdapter | None = None,
     ) -> None:
         self.state = state
-        self._adapter = adapter
+        self.adapter = adapter
         self._pool = pool
         self._hasher = hasher
         self._root = root
@@ -227,7 +227,7 @@ class BlockTable:
         Blocks for later tokens stay with this table.
         """
         assert num_tokens <= self.num_tokens and not self.beyond
-        twin = BlockTable(self._pool, self._hasher, self._root, adapter=self._adapter)
+        twin = BlockTable(self._pool, self._hasher, self._root, adapter=self.adapter)
         shared = self.blocks[: -(-num_tokens // self._pool.block_size)]
         for block in shared:
             self._pool.acquire(block)
@@ -291,7 +291,7 @@ class BlockTable:
             taken += count
             if offset + count == size:
                 parent = self._digests[-1] if self._digests else self._root
-                digest = self._hasher.extend(parent, block.tokens, index, self._adapter)
+                digest = self._hasher.extend(parent, block.tokens, index, self.adapter)
                 self._digests.append(digest)
                 if self.state is None:
                     self._pool.index(block, self._digests[-1])

@@ -236,7 +236,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return len(self.tools) + len(self.system) + sum(len(m.parts) for m in self.messages)
 
 
-class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A segment end whose prefix the client wants held for `ttl`.
 
     With `seconds` the entry lives that long instead, and reads do not prolong it; `ttl` is the
@@ -260,7 +260,7 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.keep is not None or self.sibling
 
 
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A segment whose text is computed by itself, and is read wherever it stands.
 
     What is held for `ttl` is the exact entry of the prompt's first token and the text. In a prompt

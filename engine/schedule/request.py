@@ -283,7 +283,9 @@ class RequestState:
         """Find and hold what it may read. One that may read a sibling's entries is exact if there
         is none."""
         if self.query.asked is not None:
-            self.query = with_sibling(self.query, cache)
+            before, self.query = self.query, with_sibling(self.query, cache)
+            if self.query.digests.adapter != before.digests.adapter:
+                self.twin, self.raced = None, 0
             for leader in self.sequences[:1]:
                 leader.table = cache.new_table(self.query)
         self.found = cache.look_up(self.query)

@@ -124,11 +124,11 @@ class VllmCore:
     async def expand(self, shown: Shown) -> Expanded:
         """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
         refused: Exception
+        # Gemma 3's processor raises RuntimeError at one line break behind an image.
+        refusals = (*_refusals(), RuntimeError)
         try:
             return await self._expand(shown)
-        except _refusals() as error:
-            refused = error
-        except RuntimeError as error:  # as Gemma 3's processor at one line break behind an image
+        except refusals as error:
             refused = error
         if getattr(refused, "parameter", None) == "input_tokens":
             length = getattr(refused, "value", 0)
@@ -136,7 +136,7 @@ class VllmCore:
         for image in shown.images[:-1]:
             try:
                 await self._expand(Shown(self._alone, [image]))
-            except _refusals() as error:
+            except refusals as error:
                 raise ImageRefused(image) from error
         # It is the last one, or one more than vLLM takes.
         raise ImageRefused(shown.images[-1]) from refused

@@ -187,3 +187,36 @@ def test_it_is_preempted_and_goes_on_as_it_began(tmp_path: Path) -> None:
     assert pair.own.scheduler.num_preempted > 0
     assert [reused(sent) for sent in sents] == [22, 30, 22]
     pair.own.check_idle()
+
+
+def test_an_entry_in_front_of_the_siblings_end_has_not_what_the_sibling_wrote(pair: Pair) -> None:
+    """Another document of the same length, which the sibling never saw."""
+    document, other = words(1000, 16), words(2000, 16)
+    pair.write([*PREFIX, *document])
+    sent = pair.ask(PREFIX, document, QUESTION, sibling=1)
+    assert (read_of(sent), reused(sent)) == (38, 38)
+    unseen = pair.ask(PREFIX, other, QUESTION, sibling=1)
+    assert (read_of(unseen), reused(unseen)) == (0, 0)
+    assert started(unseen).usage.automatic_tokens == 0
+    pair.own.check_idle()
+
+
+def test_an_answer_whose_beginning_is_gone_goes_on_exact_and_needs_no_room_for_a_copy(
+    pair: Pair, tmp_path: Path
+) -> None:
+    pair.write(PREFIX)
+    query = pair.ask(PREFIX, QUESTION).state.query
+    table = pair.own.cache.new_table(query)
+    pair.own.cache.resume(query, query.tokens, table)
+    assert table.adapter == SIBLING.domain_of(22) and not list(table.gaps(22))
+    table.release()
+    # Where nothing of it is in memory any more, there is just room for the prompt.
+    empty = StoredEngine(tmp_path / "empty", model="own", num_blocks=8)
+    table = empty.cache.new_table(query)
+    empty.cache.resume(query, query.tokens, table)
+    assert table.adapter is None and list(table.gaps(22)) == [(0, 22)]
+
+
+def test_a_prompt_below_one_block_is_exact(pair: Pair) -> None:
+    pair.write(PREFIX)
+    assert reused(pair.ask(words(1, 1), words(2, 1))) == 0
