@@ -38,11 +38,11 @@ BUDGETS: dict[str, int] = {
     "dashboard/views": 3937,
     "engine": 1314,
     "engine/backends": 8973,
-    "engine/cache": 3941,
+    "engine/cache": 3952,
     "engine/compute": 3860,
     "engine/mount": 336,
     "engine/protocol": 1223,
-    "engine/schedule": 2564,
+    "engine/schedule": 2566,
     "engine/serve": 641,
     "engine/store": 1525,
     "engine/text": 6225,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 133,
-    "tests": 60025,
+    "tests": 60058,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
