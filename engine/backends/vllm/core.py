@@ -125,7 +125,7 @@ class VllmCore:
         """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
         refused: Exception
         # Gemma 3's processor raises RuntimeError at one line break behind an image.
-        refusals = (*_refusals(), RuntimeError)
+        refusals: tuple[type[Exception], ...] = (*_refusals(), RuntimeError)
         try:
             return await self._expand(shown)
         except refusals as error:
