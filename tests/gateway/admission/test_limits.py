@@ -20,7 +20,7 @@ from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import SHORT, body, text
 from tests.gateway.conftest import Stack
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import eventually, make_settings, serve, serve_gateway
+from tests.gateway.serving import eventually, make_settings, serve, serve_app, serve_gateway
 
 # Noon of a day in the middle of a month, so that no test meets a month's end.
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
     with serve(engine) as engine_url:
         settings = make_settings(data, engine_url)
         migrate(settings)
-        with serve(create_app(settings, clock=time.clock())) as url:
+        with serve_app(create_app(settings, clock=time.clock()), settings) as url:
             yield Limited(Stack(url, engine, data), time, Admin(url))
 
 
