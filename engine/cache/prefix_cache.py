@@ -428,8 +428,8 @@ class PrefixCache:
         """The most blocks that what is copied takes besides, where these sources lack it."""
         size, spare = self.pool.block_size, 0
         for one in query.placed:
-            is_there = query.asked is not None and one.entry is None
-            if not is_there and not _has(sources, one, size):
+            is_copied = query.asked is None or one.entry is not None
+            if is_copied and not _has(sources, one, size):
                 # What a look-up holds or a lease is there already. Each block counts by itself: of
                 # two copies of a prompt either may have the blocks that are found.
                 blocks = map(self.pool.peek, one.origin.digests.full)
