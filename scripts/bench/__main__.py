@@ -19,7 +19,6 @@ BENCHMARKS = {
     "flood": "what a flood leaves of a leased, a best-effort and an unmarked prefix",
     "gateway": "CPU, added latency and throughput of the gateway itself",
     "growth": "200 engines, a million prefixes, a large ledger: routing, restarts, admin calls",
-    "routing": "prefix-aware routing, ours and other people's",
     "throughput": "throughput on a shared prefix, ours and vLLM's",
     "ttft": "time to the first token with and without a cached prefix",
     "variants": "what reading the entries of a fine-tuned sibling costs in quality",

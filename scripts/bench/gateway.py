@@ -4,8 +4,7 @@ The stub (`gateway_engine.py`) answers at once from bytes that were made before;
 engine. Our gateway runs as shipped: keys, journal (synced), ledger and metrics. Whatever is
 measured has core 0 to itself, stub and load share core 1. CPU time is user and system time of the
 measured process and its children from /proc, which neighbours hardly change; ours counts until the
-ledger has every turn. Peers (`--peers`, an environment with the dependency group `peers`) get the
-same prompts and answers over Chat Completions; they keep no journal.
+ledger has every turn.
 
 - *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON; over 32
   connections and over one. What a turn adds is its p50 over one connection less that of the stub
@@ -35,14 +34,12 @@ from gateway.journal.store import ASIDE, rows_in
 from scripts import stack
 from scripts.bench.load import marked
 from scripts.bench.report import percentile
-from scripts.bench.routers import Router, litellm, rust_router
 from scripts.setup.options import parse
 from scripts.stack import API_HEADERS, cpu_seconds, free_port, python, url_of
 
 SERVER_CORE, OTHER_CORE = 0, 1
 CONNECTIONS, STREAMS = 32, 64
 NUM_CHUNKS = 200
-PEERS = ("vllm-router", "sglang-router")
 MODEL = "holdfast-demo"
 SENTENCE = "Leases end when their time is over, and no sooner. "
 Rounds = list[dict[str, float]]
@@ -157,8 +154,7 @@ def post(
 class Subject:
     """What is measured: how it is started, and how it is asked.
 
-    `journal` is a gateway's of ours: its CPU counts until its ledger is whole. `is_slow` gets an
-    eighth of the requests, or it would take most of an hour.
+    `journal` is a gateway's of ours: its CPU counts until its ledger is whole.
     """
 
     name: str
@@ -170,7 +166,6 @@ class Subject:
     core: int = SERVER_CORE
     speaks_messages: bool = False
     journal: Path | None = None
-    is_slow: bool = False
 
     @contextmanager
     def running(self) -> Iterator[int]:
@@ -221,7 +216,6 @@ def text(num_bytes: int) -> str:
 def main() -> int:
     options = parse(
         __doc__,
-        peers=(Path, "virtual environment with the group `peers`"),
         rounds=3,
         requests=(4000, "of 8 KB, in each round"),
         data=(Path, "where our journal and ledger lie (default: /tmp)"),
@@ -244,7 +238,7 @@ def main() -> int:
         print(f"direct: p50 {p50 * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms")
         print("| subject | " + " | ".join(COLUMNS) + " |\n|---|" + "--:|" * len(COLUMNS))
         floor: dict[str, float] | None = None
-        for subject in _subjects(url_of(port), options.peers, folders):
+        for subject in _subjects(url_of(port), folders):
             if options.only is None or options.only in subject.name:
                 with subject.running() as pid:
                     rounds = uvloop.run(_measure(subject, pid, options))
@@ -274,18 +268,13 @@ COLUMNS = {
 number behind a comma in a heading is that of connections; the floor is the first subject."""
 
 
-def _subjects(engine: str, peers: Path | None, folders: dict[str, Path]) -> Iterator[Subject]:
+def _subjects(engine: str, folders: dict[str, Path]) -> Iterator[Subject]:
     port, name = free_port(), "Litestar, aiohttp alone"
     command = [*python("scripts.bench.gateway_floor"), str(port), engine]
     yield Subject(name=name, command=command, port=port)
     for name, folder in folders.items():
         yield _ours(f"Messages, {name}", engine, folder / "messages", speaks_messages=True)
-    data = folders["disk"]
-    yield _ours("Chat Completions, disk", engine, data / "chat", speaks_messages=False)
-    if peers is not None:
-        for name in PEERS:
-            yield _peer(name, rust_router(name, [engine], venv=peers, key=""))
-        yield _peer("litellm", litellm(MODEL, engine, data, venv=peers), is_slow=True)
+    yield _ours("Chat Completions, disk", engine, folders["disk"] / "chat", speaks_messages=False)
 
 
 def _ours(name: str, engine: str, data: Path, *, speaks_messages: bool) -> Subject:
@@ -304,18 +293,6 @@ def _ours(name: str, engine: str, data: Path, *, speaks_messages: bool) -> Subje
     )
 
 
-def _peer(name: str, router: Router, *, is_slow: bool = False) -> Subject:
-    return Subject(
-        name=name,
-        command=router.command,
-        port=router.port,
-        environment=router.environment,
-        headers={"authorization": f"Bearer {router.key}"} if router.key else {},
-        ready=router.ready,
-        is_slow=is_slow,
-    )
-
-
 async def _latency(engine: Subject) -> Measured:
     requests = engine.questions(8 << 10)
     await drive(engine.port, requests, 1, 50)
@@ -323,24 +300,24 @@ async def _latency(engine: Subject) -> Measured:
 
 
 async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> Rounds:
-    rounds, share = Rounds(), 8 if subject.is_slow else 1
+    rounds = Rounds()
     small = subject.questions(8 << 10)
     streams = subject.questions(512, stream=True, max_tokens=200)
     # As a long session sends them; only the last message is another one each time.
     turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
     asked = ([*turns, f"Question {number}: and then?"] for number in range(50))
     large = [subject.request(text(100_000), one) for one in asked]
-    await drive(subject.port, small, CONNECTIONS, 512 // share)
+    await drive(subject.port, small, CONNECTIONS, 512)
     for _ in range(options.rounds):
         seen: dict[str, float] = {}
-        load, used = await subject.watched(pid, small, CONNECTIONS, options.requests // share)
+        load, used = await subject.watched(pid, small, CONNECTIONS, options.requests)
         seen["cpu"], seen["rate"] = used / len(load.seconds), load.rate
         seen["many_p50"], seen["many_p99"] = load.percentile(0.5), load.percentile(0.99)
         await drive(subject.port, small, 1, 50)
-        load, used = await subject.watched(pid, small, 1, 600 // share)
+        load, used = await subject.watched(pid, small, 1, 600)
         seen["single"] = used / len(load.seconds)
         seen["p50"], seen["p99"] = load.percentile(0.5), load.percentile(0.99)
-        load, _ = await subject.watched(pid, streams, STREAMS, 640 // share)
+        load, _ = await subject.watched(pid, streams, STREAMS, 640)
         seen["chunks"] = load.rate * NUM_CHUNKS
         await drive(subject.port, large, 1, 5)
         load, used = await subject.watched(pid, large, 1, 50)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Simulates routing under recorded and made-up traffic.
 
 The engines' loop, scheduler, pool and entries and the gateway's placement are the product's own;
-time and the model's computation are simulated. Workloads are those of `scripts.bench.routing`
-(tenants, parting, sessions) and Mooncake's conversation trace (kvcache-ai/Mooncake,
+time and the model's computation are simulated. Workloads are made up
+(tenants, parting, sessions: workload.py) or Mooncake's conversation trace (kvcache-ai/Mooncake,
 FAST25-release/traces). Nothing is marked.
 
     python -m scripts.simulate tenants
@@ -23,14 +23,14 @@ from gateway.planner.fleet import Outcome, SimulatedGateway, Simulation
 from gateway.planner.requests import PlannedRequest, Requests
 from gateway.planning.traffic import TRACE_UNIT, Turn, of_trace
 from scripts.bench.report import percentile
-from scripts.bench.routing_load import SHAPES, Workload
 from scripts.setup.options import new_parser
+from scripts.simulate.workload import SHAPES, conversations
 
 POLICIES = ("cost", "round_robin")
 TALK_UNIT = 16
 """Tokens of a unit of a prompt in conversations made up here; TRACE_UNIT in published traces."""
 IN_FLIGHT = 24
-"""Of the workloads of scripts.bench.routing."""
+"""Conversations that run at once, each to its end."""
 
 
 def main() -> int:
@@ -91,7 +91,7 @@ def _turns(args: argparse.Namespace) -> Iterable[list[Turn]]:
             yield [msgspec.structs.replace(turn, marks=[]) for turn in of_trace(lines)]
         return
     ids, size = dict[tuple[int, str], int](), TALK_UNIT * BYTES_PER_TOKEN
-    for system, questions in Workload(seed=args.seed, shape=args.workload).scripts():
+    for system, questions in conversations(args.workload, args.seed):
         turns, chain, ends = list[Turn](), list[int](), list[int]()
         for text in (system, *questions):
             for start in range(0, len(text), size):
