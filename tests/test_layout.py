@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 398
+MAX_MODULES = 395
 MAX_MARKDOWN_WORDS = 25_000
 MAX_PAGE_LINES = {
     "README.md": 160,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "gateway/turn": 1627,
     "migrations": 256,
     "scripts": 398,
-    "scripts/bench": 3450,
+    "scripts/bench": 2740,
     "scripts/compose": 572,
     "scripts/demo_model": 496,
     "scripts/docs": 828,
@@ -72,8 +72,8 @@ BUDGETS: dict[str, int] = {
     "scripts/runner": 1140,
     "scripts/sample": 588,
     "scripts/setup": 815,
-    "scripts/simulate": 133,
-    "tests": 60058,
+    "scripts/simulate": 192,
+    "tests": 59946,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
