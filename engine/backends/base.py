@@ -12,15 +12,7 @@ from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
 from engine.cache.sibling import Sibling
 from engine.errors import InvalidRequest
-from engine.protocol import (
-    Capability,
-    CountRequest,
-    Done,
-    Failed,
-    Frame,
-    GenerateRequest,
-    Prompt,
-)
+from engine.protocol import Capability, CountRequest, Done, Failed, Frame, GenerateRequest, Prompt
 from engine.protocol.reports import Description, Guarantee
 from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter

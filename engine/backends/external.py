@@ -18,13 +18,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
 from engine.cache.table import BlockTable
 from engine.errors import Overloaded
-from engine.protocol import (
-    Breakpoint,
-    BreakpointReport,
-    ErrorCode,
-    GenerateRequest,
-    MissReason,
-)
+from engine.protocol import Breakpoint, BreakpointReport, ErrorCode, GenerateRequest, MissReason
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState, Shown
 from engine.schedule.runner import SampleParams

@@ -29,12 +29,7 @@ from engine.backends.prepare.pool import PreparePool, new_pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.reports import EventLog, pool_stats
 from engine.backends.upstream.chat import ChatParser
-from engine.backends.upstream.images import (
-    ImageCounts,
-    trial_order,
-    trial_request,
-    tried,
-)
+from engine.backends.upstream.images import ImageCounts, trial_order, trial_request, tried
 from engine.backends.upstream.server import (
     Facts,
     ModelFacts,
@@ -55,12 +50,7 @@ from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.clock import Clock
 from engine.errors import NotReady, rebuilt
-from engine.protocol import (
-    Capability,
-    GenerateRequest,
-    Tool,
-    ToolChoice,
-)
+from engine.protocol import Capability, GenerateRequest, Tool, ToolChoice
 from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.schedule.accounting import Accounting, Totals
 from engine.schedule.output import OutputParser

@@ -31,10 +31,7 @@ from engine.backends.upstream.server import (
     decoded,
 )
 from engine.cache.ids import TokenId
-from engine.protocol import (
-    SAMPLING_CAPABILITIES,
-    FinishReason,
-)
+from engine.protocol import SAMPLING_CAPABILITIES, FinishReason
 
 MODELS = "/v1/models"
 

@@ -31,13 +31,7 @@ from vllm.v1.engine.core import EngineCore
 from engine.backends.vllm import directive
 from engine.backends.vllm.arguments import lease_shares
 from engine.backends.vllm.directive import PARAM_KEY, Directive, Held, Report
-from engine.backends.vllm.internals import (
-    Block,
-    CacheManager,
-    Request,
-    check_layers,
-    check_version,
-)
+from engine.backends.vllm.internals import Block, CacheManager, Request, check_layers, check_version
 from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
 from engine.backends.vllm.plugin import register
 from engine.backends.vllm.switch import Switch, guarded

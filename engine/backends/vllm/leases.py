@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.backends.vllm.directive import (
-    HoldState,
-    Loss,
-    LossReason,
-    Want,
-    Watch,
-)
+from engine.backends.vllm.directive import HoldState, Loss, LossReason, Want, Watch
 from engine.backends.vllm.internals import Block, CacheManager, keeps_states
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.leases import Claim, ScopeLeases, next_to_end

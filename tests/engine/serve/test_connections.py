@@ -12,11 +12,7 @@ import pytest
 import uvicorn
 
 from engine.serve import connections
-from engine.serve.connections import (
-    MAX_HEAD_BYTES,
-    MAX_PIPELINED,
-    BoundedProtocol,
-)
+from engine.serve.connections import MAX_HEAD_BYTES, MAX_PIPELINED, BoundedProtocol
 from tests.conformance.engines import SECRET, Engine, running_engine
 
 PATIENCE = 180

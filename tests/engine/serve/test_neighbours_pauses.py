@@ -11,15 +11,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from engine.__main__ import backend_factory
-from engine.protocol import (
-    CountRequest,
-    GenerateRequest,
-    Message,
-    Part,
-    Prompt,
-    Sampling,
-    TextPart,
-)
+from engine.protocol import CountRequest, GenerateRequest, Message, Part, Prompt, Sampling, TextPart
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from engine.settings import Settings
