@@ -109,8 +109,7 @@ class Settings(BaseSettings):
         "same (native engine): `ngram`, what followed the same tokens earlier in prompt and answer",
     )
     approximate: bool = Field(
-        False,
-        description="Compress prefixes, place blocks for requests that ask (native engine)",
+        False, description="Compress prefixes, place blocks for requests that ask (native engine)"
     )
     sibling: str = Field(
         "",

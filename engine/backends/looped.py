@@ -665,10 +665,7 @@ def new_samples(request: GenerateRequest, description: Description) -> list[Samp
     seed = crc32(request.request_id.encode()) if sampling.seed is None else sampling.seed
     return [
         SampleParams(
-            **drawn_by,
-            seed=seed + choice,
-            min_tokens=sampling.min_tokens,
-            bias=sampling.logit_bias,
+            **drawn_by, seed=seed + choice, min_tokens=sampling.min_tokens, bias=sampling.logit_bias
         )
         for choice in range(sampling.num_choices)
     ]

@@ -86,10 +86,7 @@ class EventLog:
             self._end(next(iter(self._subscribers)))
 
     async def subscribe(
-        self,
-        epoch: str | None,
-        after: int | None,
-        snapshot: Callable[[], Awaitable[Snapshot]],
+        self, epoch: str | None, after: int | None, snapshot: Callable[[], Awaitable[Snapshot]]
     ) -> AsyncIterator[EventFrame]:
         """Yield the missed events (or a snapshot), then new ones.
 

@@ -108,9 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
             reply = ErrorReply("invalid_request", self._refusal or "the request is not valid HTTP")
             body = msgspec.json.encode(reply)
             head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-            self.transport.write(
-                STATUS_LINE[400] + head + b"connection: close\r\n\r\n" + body,
-            )
+            self.transport.write(STATUS_LINE[400] + head + b"connection: close\r\n\r\n" + body)
         self.transport.close()
 
 

@@ -289,9 +289,7 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
 
 
 def create_app(
-    backend_of: Callable[[ServedEngine], EngineBackend],
-    secret: str,
-    host: ServedEngine,
+    backend_of: Callable[[ServedEngine], EngineBackend], secret: str, host: ServedEngine
 ) -> Litestar:
     """The application over one backend, which is made and loaded when the server starts."""
 
@@ -320,11 +318,7 @@ def create_app(
         unload_adapter,
         advance_clock,
     ]
-    calls = Router(
-        path="/v1",
-        guards=[guard(secret)],
-        route_handlers=handlers,
-    )
+    calls = Router(path="/v1", guards=[guard(secret)], route_handlers=handlers)
     probes: list[HTTPRouteHandler] = [healthz, readyz, render_metrics]
     return Litestar(
         [calls, *probes],

@@ -329,10 +329,7 @@ class Preparer:
     """Answers bodies; knows no process. What the request itself is to blame for is `Refused`."""
 
     def __init__(
-        self,
-        renderer: Renderer,
-        description: Description,
-        grammar_seconds: float = GRAMMAR_SECONDS,
+        self, renderer: Renderer, description: Description, grammar_seconds: float = GRAMMAR_SECONDS
     ) -> None:
         self._renderer = renderer
         self._description = description

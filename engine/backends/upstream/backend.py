@@ -514,11 +514,7 @@ class UpstreamBackend(EngineBackend):
     def _assemble(self, parts: _Parts) -> Loaded:
         settings, description = self._settings, self._whole(parts.description)
         pool = MirrorPool(description.num_blocks, description.block_size)
-        entries = UnheldEntries(
-            pool,
-            lease_share=0.0,
-            grace_seconds=ARRIVAL_GRACE_SECONDS,
-        )
+        entries = UnheldEntries(pool, lease_share=0.0, grace_seconds=ARRIVAL_GRACE_SECONDS)
         hasher = ChainHasher(os.urandom(32), description.block_size)
         is_isolated = parts.facts.isolation != "none"
         cache = UpstreamCache(pool, entries, hasher, is_isolated=is_isolated)

@@ -16,12 +16,7 @@ LEASE_SHARES = {"lease_share": 0.25, "scope_lease_share": 0.5}
 `lease_share` of the pool's blocks for all leases, `scope_lease_share` of those for one scope.
 """
 
-OURS = (
-    "model",
-    "disable_log_stats",
-    "enable_prefix_caching",
-    "data_parallel_size",
-)
+OURS = ("model", "disable_log_stats", "enable_prefix_caching", "data_parallel_size")
 """What ENGINE_VLLM_ARGS can't set: what we stand on, and the model, which ENGINE_MODEL names.
 
 Each data-parallel rank has a scheduler and blocks of its own: it is an engine of its own.

@@ -17,12 +17,7 @@ def written(path: Path, *kls: float) -> str:
     """A profile whose rows have 0, 1, … own layers. It says of all that they are allowed."""
     rows = [
         Technique(
-            method="sibling",
-            parameter=own,
-            kl=kl,
-            agreement=0.9,
-            tokens=512,
-            is_allowed=True,
+            method="sibling", parameter=own, kl=kl, agreement=0.9, tokens=512, is_allowed=True
         )
         for own, kl in enumerate(kls)
     ]

@@ -64,9 +64,6 @@ def test_a_package_that_is_missing_ends_the_start(wheel: Path) -> None:
             print(error)
     """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(wheel)],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program, str(wheel)], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("holdfast can't be mounted: ") and "structlog" in done.stdout

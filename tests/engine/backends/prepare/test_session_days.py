@@ -127,9 +127,7 @@ async def test_a_session_keeps_its_day_until_its_lease_ends_whichever_worker_ren
         assert other.usage.cache_read_tokens > 0 and await made.days() == 1
 
 
-async def test_segments_that_end_within_a_token_are_told_where_they_are_marked(
-    model: Path,
-) -> None:
+async def test_segments_that_end_within_a_token_are_told_where_they_are_marked(model: Path) -> None:
     spans = renderer_of("qwen3").render(agent_prompt(), thinking=False).segments
     inexact = next(index for index, span in enumerate(spans) if not span.is_exact)
     exact = next(index for index, span in enumerate(spans) if span.is_exact and span.end)

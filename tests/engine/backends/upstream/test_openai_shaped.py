@@ -27,10 +27,7 @@ PAINT = Tool("paint", {"type": "object", "properties": {"colour": {"type": "stri
 
 @pytest.fixture(scope="module")
 def running(script: Script) -> Iterator[Engine]:
-    with (
-        serving_script(script, ScriptedOpenAi) as url,
-        engine_before(url) as engine,
-    ):
+    with serving_script(script, ScriptedOpenAi) as url, engine_before(url) as engine:
         yield engine
 
 
