@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 395
+MAX_MODULES = 393
 MAX_MARKDOWN_WORDS = 25_000
 MAX_PAGE_LINES = {
     "README.md": 160,
@@ -36,14 +36,14 @@ BUDGETS: dict[str, int] = {
     "dashboard/access": 451,
     "dashboard/ui": 1029,
     "dashboard/views": 3937,
-    "engine": 1314,
-    "engine/backends": 8973,
+    "engine": 1313,
+    "engine/backends": 8822,
     "engine/cache": 3952,
     "engine/compute": 3860,
-    "engine/mount": 336,
+    "engine/mount": 307,
     "engine/protocol": 1223,
     "engine/schedule": 2566,
-    "engine/serve": 641,
+    "engine/serve": 608,
     "engine/store": 1525,
     "engine/text": 6225,
     "gateway": 278,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 192,
-    "tests": 59946,
+    "tests": 59960,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
@@ -109,7 +109,7 @@ BROAD_EXCEPT_ALLOWED = {
     # Inside a vLLM that others use: our errors must not be theirs.
     "engine/backends/vllm/core.py",
     "engine/backends/vllm/loop.py",
-    "engine/backends/vllm/switch.py",
+    "engine/backends/vllm/connector.py",
     "engine/schedule/loop.py",
     "engine/serve/health.py",
     "engine/supervisor.py",

@@ -104,7 +104,7 @@ class Parts:
 
     `step_tokens` is the default of tokens computed in one step. Decoding and cancelling wait for a
     step, so it should take about 0.1 s. A copy of one block moves `block_bytes`. `worker` says how
-    a worker process makes the same renderer; None if it can't. `facts` are what a block's content
+    a worker process makes the same renderer. `facts` are what a block's content
     depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
     proposes a choice's next tokens; None without speculation. A recurrent state takes
     `state_blocks`; 0 for a model without linear layers. `adapters` are those of the settings.
@@ -113,10 +113,10 @@ class Parts:
 
     runner: Runner
     renderer: Renderer
+    worker: WorkerSpec
     description: Description
     step_tokens: int
     block_bytes: int
-    worker: WorkerSpec | None = None
     facts: Mapping[str, str] | None = None
     new_drafter: Callable[[], Drafter] | None = None
     state_blocks: int = 0
@@ -138,19 +138,14 @@ def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:
     ]
 
 
-def decoder_of(kind: type[T]) -> Callable[[bytes], T]:
-    """A decoder of JSON bodies; whatever the bytes are, its only error is InvalidRequest.
+def decoded(body: bytes, kind: type[T]) -> T:
+    """A JSON body; whatever the bytes are, the only error is InvalidRequest.
 
     msgspec lets invalid UTF-8 and very deep nesting out as errors of their own.
     """
-    decoder = msgspec.json.Decoder(kind)
-
-    def decode(body: bytes) -> T:
-        try:
-            return decoder.decode(body)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(str(error)) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise InvalidRequest("the body is not valid JSON") from None
-
-    return decode
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("the body is not valid JSON") from None

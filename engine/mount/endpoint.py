@@ -9,6 +9,7 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ class MountedEngine:
     def __init__(self) -> None:
         self._host = ServedEngine(self._note_failure, owns_process=False)
         self._backend: VllmBackend | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._app: Any = None
         self._llm: Any = None
         self._args = Namespace()
@@ -50,7 +50,11 @@ class MountedEngine:
     def attach_router(self, app: Any) -> None:
         """Mount our routes and join the server's lifespan. Raises Refused for a wrong setting."""
         send_logs_to_vllm()
-        self._settings = _settings()
+        try:
+            # Of `ENGINE_*`, those that choose or size a backend have no meaning here.
+            self._settings = Settings(backend="vllm")  # type: ignore[call-arg]
+        except ValidationError as error:
+            raise Refused("holdfast: " + "; ".join(problems_of(error))) from None
         os.environ.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS)
         app.mount(PATH, self._serve, name="holdfast")
         theirs = app.router.lifespan_context
@@ -71,9 +75,8 @@ class MountedEngine:
         check(engine_client, self._settings)
         self._event_loop = asyncio.get_running_loop()
         self._llm, self._args = engine_client, args
-        transfer = engine_client.vllm_config.kv_transfer_config
-        shares = lease_shares(_extra_config(transfer))
-        settings = self._settings.model_copy(update=shares)
+        ours = _our_config(engine_client.vllm_config.kv_transfer_config)
+        settings = self._settings.model_copy(update=lease_shares(ours or {}))
         clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
 
         def new_backend(host: ServedEngine) -> VllmBackend:
@@ -112,37 +115,26 @@ class MountedEngine:
 
     def _note_failure(self) -> None:
         """Our part failed, maybe in another thread: gateways see it, vLLM's own users don't."""
-        backend = self._backend
-        if backend is not None:
-            self._event_loop.call_soon_threadsafe(self._abandon, backend)
 
-    def _abandon(self, backend: VllmBackend) -> None:
-        task = asyncio.create_task(backend.abandon("the engine server failed"))
-        self._tasks.add(task)
-        task.add_done_callback(self._note_abandoned)
+        def note_end(abandoned: "Future[None]") -> None:
+            if not abandoned.cancelled() and (error := abandoned.exception()) is not None:
+                log.error("the engine could not be ended whole", error=type(error).__name__)
 
-    def _note_abandoned(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("the engine could not be ended whole", error=type(error).__name__)
+        if self._backend is not None:
+            ending = self._backend.abandon("the engine server failed")
+            future = asyncio.run_coroutine_threadsafe(ending, self._event_loop)
+            future.add_done_callback(note_end)
 
 
-def _settings() -> Settings:
-    """`ENGINE_*`, of which those that choose or size a backend have no meaning here."""
-    try:
-        return Settings(backend="vllm")  # type: ignore[call-arg]
-    except ValidationError as error:
-        raise Refused("holdfast: " + "; ".join(problems_of(error))) from None
-
-
-def _extra_config(transfer: Any) -> dict[str, Any]:
-    """Of our connector, alone or as a MultiConnector's child."""
+def _our_config(transfer: Any) -> dict[str, Any] | None:
+    """Of our connector, alone or as a MultiConnector's child; None where there is none."""
+    if transfer is None:
+        return None
     extra: dict[str, Any] = transfer.kv_connector_extra_config or {}
     for child in extra.get("connectors", []):
         if child.get("kv_connector") == NAME:
             return child.get("kv_connector_extra_config") or {}
-    return extra
+    return extra if transfer.kv_connector == NAME else None
 
 
 WANTED = f'--kv-transfer-config \'{{"kv_connector":"{NAME}","kv_role":"kv_producer"}}\''
@@ -167,7 +159,7 @@ def _problems(llm: Any) -> Iterator[str]:
     parallel, cache = config.parallel_config, config.cache_config
     if getattr(cache, "kv_offloading_size", None):
         yield "--kv-offloading-size puts its own connector in the place of ours: leave it out"
-    elif not _has_connector(config.kv_transfer_config):
+    elif _our_config(config.kv_transfer_config) is None:
         yield f"vLLM has no {NAME}: add {WANTED}"
     if getattr(parallel, "_api_process_count", 1) > 1:
         yield "several API servers would each keep books of their own: --api-server-count 1"
@@ -191,15 +183,6 @@ def _problems(llm: Any) -> Iterator[str]:
         yield f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}"
 
 
-def _has_connector(transfer: Any) -> bool:
-    """Whether ours is the connector, or one of a MultiConnector's."""
-    if transfer is None:
-        return False
-    children = (transfer.kv_connector_extra_config or {}).get("connectors", [])
-    names = [transfer.kv_connector, *(child.get("kv_connector") for child in children)]
-    return NAME in names
-
-
 # What `engine.text.files` reads.
 FILES = ["*.json", "*.jinja", "additional_chat_templates/*", "*.model"]
 WEIGHTS = ["*.safetensors.index.json", "*.bin.index.json"]
@@ -211,41 +194,29 @@ def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
     Raises what the hub's client raises where a hub id's files are neither cached nor reachable.
     """
     model = llm.vllm_config.model_config
-    declared: Any = model.try_get_generation_config().get("eos_token_id")
-    declared = [] if declared is None else declared
+    directory = model.tokenizer or model.model
+    if not Path(directory).is_dir():
+        directory = snapshot_download(
+            directory,
+            revision=model.tokenizer_revision or model.revision,
+            cache_dir=llm.vllm_config.load_config.download_dir,
+            allow_patterns=FILES,
+            ignore_patterns=WEIGHTS,
+        )
+    # A file's path, or the template itself.
+    template: str | None = getattr(args, "chat_template", None)
+    if template is not None and "\n" not in template and Path(template).is_file():
+        template = Path(template).read_text(encoding="utf-8")
+    ends: Any = model.try_get_generation_config().get("eos_token_id")
     return WorkerSpec(
         kind="chat",
-        model=_directory(
-            model.tokenizer or model.model,
-            model.tokenizer_revision or model.revision,
-            llm.vllm_config.load_config.download_dir,
-        ),
-        template=_template(args),
+        model=directory,
+        template=template,
         # A tokenizer of another directory need not know how the model ends its turns.
-        end_token_ids=declared if isinstance(declared, list) else [declared],
+        end_token_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
     )
-
-
-def _directory(name: str, revision: str | None, download_dir: str | None) -> str:
-    if Path(name).is_dir():
-        return name
-    return snapshot_download(
-        name,
-        revision=revision,
-        cache_dir=download_dir,
-        allow_patterns=FILES,
-        ignore_patterns=WEIGHTS,
-    )
-
-
-def _template(args: Namespace) -> str | None:
-    """`--chat-template`: a file's path, or the template itself."""
-    given: str | None = getattr(args, "chat_template", None)
-    if given is None or "\n" in given or not Path(given).is_file():
-        return given
-    return Path(given).read_text(encoding="utf-8")
 
 
 def send_logs_to_vllm() -> None:

@@ -87,14 +87,13 @@ class ServedEngine:
 
         The first call is logged, in one line, and calls `on_failure`. Others have no effect.
         """
-        self._fail(type(error).__name__, trace_of(error))
+        self._fail(error=type(error).__name__, trace=trace_of(error))
 
-    def _fail(self, what: str, trace: str | None = None) -> None:
-        if self._readiness.stage == "failed":
-            return
-        self._readiness.ready, self._readiness.stage = False, "failed"
-        log.error("engine failed", error=what, **({"trace": trace} if trace else {}))
-        self._on_failure()
+    def _fail(self, **told: str) -> None:
+        if self._readiness.stage != "failed":
+            self._readiness.ready, self._readiness.stage = False, "failed"
+            log.error("engine failed", **told)
+            self._on_failure()
 
     def end_readiness(self) -> None:
         """Nothing new should come: the server is about to stop."""
@@ -107,10 +106,11 @@ class ServedEngine:
         try:
             await asyncio.to_thread(backend.load, note)
         except StartRefused as refusal:
-            self._fail(str(refusal))
+            self._fail(error=str(refusal))
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
             # No request was taken yet, so the messages may be told.
-            self._fail(repr(error), "".join(traceback.format_exception(error)))
+            trace = "".join(traceback.format_exception(error))
+            self._fail(error=repr(error), trace=trace)
         else:
             if self._owns_process:
                 # The loaded objects stay. Without this each full collection would walk over all of

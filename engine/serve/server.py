@@ -22,7 +22,7 @@ from structlog.contextvars import bind_contextvars, get_contextvars
 
 from engine import metrics
 from engine.asgi import Application, CallerLeft, while_connected
-from engine.backends.base import Generation, decoder_of
+from engine.backends.base import Generation, decoded
 from engine.backends.looped import EngineBackend
 from engine.errors import EngineError, Unauthorized
 from engine.protocol import (
@@ -62,31 +62,30 @@ REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
 """Levels of the lines of refusals that come in floods; the other refusals' is `info`."""
 
 
-decode_cancel = decoder_of(CancelRequest)
-decode_ack = decoder_of(AckRequest)
-decode_drop = decoder_of(DropRequest)
-decode_load = decoder_of(LoadRequest)
-decode_names = decoder_of(NamesRequest)
-decode_advance = decoder_of(ClockAdvance)
-
 Served = NamedDependency[EngineBackend]
+
+
+# The scope in the header is for fairness before anybody reads the body. Requests without it take
+# turns as one scope.
 
 
 @post("/generate", status_code=200)
 async def generate(body: RawBody, request: Request[Any, Any, Any], backend: Served) -> Stream:
-    opening = backend.open(body, _scope_of(request))
+    opening = backend.open(body, request.headers.get(SCOPE_HEADER, ""))
     lines = _frame_lines(await while_connected(request.receive, opening))
     return Stream(lines, media_type=NDJSON)
 
 
 @post("/count", status_code=200)
 async def count(body: RawBody, request: Request[Any, Any, Any], backend: Served) -> CountReply:
-    return await while_connected(request.receive, backend.count(body, _scope_of(request)))
+    return await while_connected(
+        request.receive, backend.count(body, request.headers.get(SCOPE_HEADER, ""))
+    )
 
 
 @post("/cancel", status_code=200)
 async def cancel(body: RawBody, backend: Served) -> CancelReply:
-    return CancelReply(await backend.cancel(decode_cancel(body).request_id))
+    return CancelReply(await backend.cancel(decoded(body, CancelRequest).request_id))
 
 
 @get("/describe")
@@ -101,12 +100,12 @@ async def unacknowledged(backend: Served) -> list[FinalCounts]:
 
 @post("/ack", status_code=204)
 async def acknowledge(body: RawBody, backend: Served) -> None:
-    await backend.acknowledge(decode_ack(body).request_ids)
+    await backend.acknowledge(decoded(body, AckRequest).request_ids)
 
 
 @post("/records", status_code=200)
 async def records(body: RawBody, backend: Served) -> list[KeptRecord]:
-    return await backend.records(decode_ack(body).request_ids)
+    return await backend.records(decoded(body, AckRequest).request_ids)
 
 
 @get("/events")
@@ -134,7 +133,7 @@ async def entries(
 
 @post("/names", status_code=200)
 async def names(body: RawBody, backend: Served) -> list[ChainHeld]:
-    return backend.held(decode_names(body).names)
+    return backend.held(decoded(body, NamesRequest).names)
 
 
 @get("/stats")
@@ -149,12 +148,12 @@ async def memory(backend: Served) -> Memory:
 
 @post("/drop", status_code=200)
 async def drop(body: RawBody, backend: Served) -> DropReply:
-    return await backend.drop(decode_drop(body))
+    return await backend.drop(decoded(body, DropRequest))
 
 
 @post("/adapters", status_code=200)
 async def load_adapter(body: RawBody, backend: Served) -> AdapterInfo:
-    return await backend.load_adapter(decode_load(body).name)
+    return await backend.load_adapter(decoded(body, LoadRequest).name)
 
 
 @delete("/adapters/{name:str}", status_code=200)
@@ -164,7 +163,7 @@ async def unload_adapter(name: FromPath[str], backend: Served) -> AdapterInfo:
 
 @post("/clock/advance", status_code=200)
 async def advance_clock(body: RawBody, backend: Served) -> ClockReply:
-    return ClockReply(await backend.advance_clock(decode_advance(body).seconds))
+    return ClockReply(await backend.advance_clock(decoded(body, ClockAdvance).seconds))
 
 
 @get("/healthz")
@@ -186,11 +185,6 @@ async def render_metrics(backend: Served, host: NamedDependency[ServedEngine]) -
     model = backend.describe().model.rstrip("/").rpartition("/")[2] if is_ready else ""
     text = metrics.render(stats, host.supervisor.ends, model)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _scope_of(request: Request[Any, Any, Any]) -> str:
-    """For fairness before anybody reads the body. Requests without it take turns as one scope."""
-    return request.headers.get(SCOPE_HEADER, "")
 
 
 async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
@@ -238,14 +232,12 @@ async def _one_by_one(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
 
 
-def _provide_backend(state: State) -> EngineBackend:
-    backend: EngineBackend = state.backend
-    return backend
+def _backend_of(state: State) -> Any:
+    return state.backend
 
 
-def _provide_host(state: State) -> ServedEngine:
-    host: ServedEngine = state.host
-    return host
+def _host_of(state: State) -> Any:
+    return state.host
 
 
 def guard(secret: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
@@ -299,33 +291,16 @@ def create_app(
         async with host.running(app.state.backend):
             yield
 
-    handlers: list[HTTPRouteHandler] = [
-        generate,
-        count,
-        cancel,
-        describe,
-        unacknowledged,
-        acknowledge,
-        records,
-        events,
-        snapshot,
-        entries,
-        names,
-        stats,
-        memory,
-        drop,
-        load_adapter,
-        unload_adapter,
-        advance_clock,
-    ]
-    calls = Router(path="/v1", guards=[guard(secret)], route_handlers=handlers)
-    probes: list[HTTPRouteHandler] = [healthz, readyz, render_metrics]
+    calls: list[HTTPRouteHandler] = [generate, count, cancel, describe, unacknowledged, acknowledge]
+    calls += [records, events, snapshot, entries, names, stats, memory, drop]
+    calls += [load_adapter, unload_adapter, advance_clock]
+    guarded = Router(path="/v1", guards=[guard(secret)], route_handlers=calls)
     return Litestar(
-        [calls, *probes],
+        [guarded, healthz, readyz, render_metrics],
         lifespan=[lifespan],
         dependencies={
-            "backend": Provide(_provide_backend, sync_to_thread=False),
-            "host": Provide(_provide_host, sync_to_thread=False),
+            "backend": Provide(_backend_of, sync_to_thread=False),
+            "host": Provide(_host_of, sync_to_thread=False),
         },
         exception_handlers={Exception: _render_error, HTTPException: _render_error},
         middleware=[with_request_id],

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -33,7 +32,6 @@ from engine.backends.prepare.prepared import (
     Start,
     WorkerSpec,
 )
-from engine.backends.prepare.preparer import Preparer
 from engine.clock import Clock
 from engine.errors import NotReady, Overloaded, TooCostly, rebuilt
 from engine.protocol.reports import Description
@@ -113,23 +111,149 @@ class SessionDays:
             del self._scopes[scope]
 
 
-class Worker(Protocol):
-    """Prepares one body at a time; after a cancelled `run` comes `recover`, then the next `run`.
+class WorkerProcess:
+    """Works on one message at a time. Nothing here is safe for two callers at once.
 
-    `ready` and `run` raise nothing but EngineErrors.
+    After a cancelled `run` comes `recover`, then the next `run`. All raise only EngineErrors.
+
+    A start goes on when its request leaves. It costs a quarter of a second of processor, and
+    clients that leave early would cost a start each.
     """
 
-    async def ready(self) -> None: ...
-    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer: ...
-    async def recover(self) -> None: ...
-    async def close(self) -> None: ...
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+        self._is_asked = False
+
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
+        """The worker's answer. Raises TooCostly where the request was too much for two processes.
+
+        What happens once may be the process's fault, so a new one prepares the request again. A
+        process that is killed or stopped is never the request's fault. Raises Overloaded for many.
+        """
+        num_costly, seconds = 0, self._start.seconds
+        for _ in range(MAX_TRIES):
+            process = await self.ready()
+            self._is_asked, used = True, _cpu_seconds(process.pid)
+            try:
+                async with asyncio.timeout(seconds):
+                    answer = await _ask(process, Job(kind, body, days))
+                    self._is_asked = False
+                    return answer
+            except TimeoutError:
+                why = f"more than {seconds:g} seconds"
+                is_costly = _cpu_seconds(process.pid) - used >= seconds * BUSY_SHARE
+                await self._end()
+            except (asyncio.IncompleteReadError, ConnectionError):
+                why = "memory"
+                with suppress(TimeoutError):  # how it ended is told behind the end of its pipe
+                    await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)
+                await self._end()
+                is_costly = process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)
+            log.error("a worker was lost over a request", why=why, status=process.returncode)
+            num_costly += is_costly
+            if num_costly == 2:
+                raise TooCostly(why)
+        raise Overloaded("the workers that prepared the request were killed or stopped")
+
+    async def recover(self) -> None:
+        """After a cancelled `run`: the worker is free again when this returns.
+
+        A start is not waited for here: the next request waits for it as the first one would have.
+        """
+        process = self._process
+        if process is None or not self._is_asked:
+            return
+        try:
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await _receive(process)
+            self._is_asked = False
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await self._end()
+
+    async def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await self._end()
+
+    async def ready(self) -> asyncio.subprocess.Process:
+        if self._starting is None:
+            if self._process is not None and self._process.returncode is None:
+                return self._process
+            self._starting = asyncio.create_task(self._begin())
+            # All who waited for it may have left.
+            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._starting)
+
+    async def _begin(self) -> asyncio.subprocess.Process:
+        root = str(Path(__file__).resolve().parents[3])
+        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"{__package__}.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    # The working directory may have packages of our libraries' names.
+                    "PYTHONSAFEPATH": "1",
+                    "TOKENIZERS_PARALLELISM": "false",
+                },
+            )
+            async with asyncio.timeout(START_SECONDS):
+                await _ask(process, self._start)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await self._end()
+            log.error("a worker did not start", status=process.returncode)
+            raise NotReady("a worker did not start") from None
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        finally:
+            self._starting = None
+        return process
+
+    async def _end(self) -> None:
+        process, self._process, self._is_asked = self._process, None, False
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor seconds of a process. Of one that can't be asked, those on the wall."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _ask(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
+    assert process.stdin is not None
+    body = msgspec.msgpack.encode(message)
+    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big"))
+    process.stdin.write(body)
+    await process.stdin.drain()
+    return await _receive(process)
+
+
+async def _receive(process: asyncio.subprocess.Process) -> Answer:
+    assert process.stdout is not None
+    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+    answer: Answer = _answer.decode(await process.stdout.readexactly(length))
+    return answer
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     scope: str
     num_bytes: int
-    granted: "asyncio.Future[Worker]"
+    granted: asyncio.Future[WorkerProcess]
 
 
 class PreparePool:
@@ -141,7 +265,7 @@ class PreparePool:
 
     def __init__(
         self,
-        new_worker: Callable[[], Worker],
+        new_worker: Callable[[], WorkerProcess],
         *,
         max_workers: int,
         max_waiting: int,
@@ -157,8 +281,8 @@ class PreparePool:
         self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._running: Counter[str] = Counter()
         self._waiting_bytes: Counter[str] = Counter()
-        self._idle: list[tuple[Worker, str]] = []
-        self._workers: list[Worker] = []
+        self._idle: list[tuple[WorkerProcess, str]] = []
+        self._workers: list[WorkerProcess] = []
         self._recovering: set[asyncio.Task[None]] = set()
 
     async def run(self, kind: Kind, body: bytes, scope: str) -> Answer:
@@ -203,7 +327,7 @@ class PreparePool:
         for worker in self._workers:
             await worker.close()
 
-    async def _wait(self, job: _Job) -> Worker:
+    async def _wait(self, job: _Job) -> WorkerProcess:
         """A worker for this job; whoever is cancelled or refused here has none."""
         scope, waiting = job.scope, self._waiting_bytes
         of_scope, of_all = waiting[scope] + job.num_bytes, waiting.total() + job.num_bytes
@@ -255,7 +379,7 @@ class PreparePool:
         if not line:
             del self._lines[job.scope], self._waiting_bytes[job.scope]
 
-    def _give_back(self, worker: Worker, scope: str) -> None:
+    def _give_back(self, worker: WorkerProcess, scope: str) -> None:
         self._running[scope] -= 1
         if not self._running[scope]:
             del self._running[scope]
@@ -265,195 +389,19 @@ class PreparePool:
 
 def new_pool(
     renderer: Renderer,
-    spec: WorkerSpec | None,
+    spec: WorkerSpec,
     description: Description,
     settings: Settings,
     days: SessionDays,
 ) -> PreparePool:
-    """Worker processes, or one thread where the renderer can't be loaded by another process."""
-    new_worker: Callable[[], Worker]
-    if spec is None:
-        max_workers = 1
-        new_worker = partial(WorkerThread, Preparer(renderer, description))
-    else:
-        # One for each core, two at least: one scope may have all but one of them.
-        max_workers = max(2, min(os.cpu_count() or 1, MAX_WORKERS))
-        start = Start(
-            spec=spec, description=description, memory_bytes=MEMORY_BYTES, seconds=PREPARE_SECONDS
-        )
-        new_worker = partial(WorkerProcess, start)
+    """Worker processes: one for each core, two at least, as a scope may have all but one."""
+    start = Start(
+        spec=spec, description=description, memory_bytes=MEMORY_BYTES, seconds=PREPARE_SECONDS
+    )
     return PreparePool(
-        new_worker,
-        max_workers=max_workers,
+        partial(WorkerProcess, start),
+        max_workers=max(2, min(os.cpu_count() or 1, MAX_WORKERS)),
         max_waiting=settings.max_waiting,
         wait_seconds=WAIT_SECONDS,
         days=days if renderer.writes_date else None,
     )
-
-
-class WorkerThread:
-    """Nothing ends it: a request that takes long is waited for. Benchmarks and scripts use it."""
-
-    def __init__(self, preparer: Preparer) -> None:
-        self._preparer = preparer
-        self._work: asyncio.Task[Answer] | None = None
-
-    async def ready(self) -> None:
-        """It always is."""
-
-    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
-        job = Job(kind, body, days)
-        self._work = asyncio.create_task(asyncio.to_thread(self._preparer.answer, job))
-        return await asyncio.shield(self._work)
-
-    async def recover(self) -> None:
-        if self._work is not None:
-            await asyncio.wait([self._work])
-
-    async def close(self) -> None:
-        """Its thread ends with its work."""
-
-
-class WorkerProcess:
-    """Works on one message at a time. Nothing here is safe for two callers at once.
-
-    A start goes on when its request leaves. It costs a quarter of a second of processor, and
-    clients that leave early would cost a start each.
-    """
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._process: asyncio.subprocess.Process | None = None
-        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self._is_asked = False
-
-    async def ready(self) -> None:
-        await self._ready()
-
-    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
-        """The worker's answer. Raises TooCostly where the request was too much for two processes.
-
-        What happens once may be the process's fault, so a new one prepares the request again. A
-        process that is killed or stopped is never the request's fault. Raises Overloaded for many.
-        """
-        num_costly, seconds = 0, self._start.seconds
-        for _ in range(MAX_TRIES):
-            process = await self._ready()
-            self._is_asked, used = True, _cpu_seconds(process.pid)
-            try:
-                async with asyncio.timeout(seconds):
-                    answer = await _ask(process, Job(kind, body, days))
-                    self._is_asked = False
-                    return answer
-            except TimeoutError:
-                why = f"more than {seconds:g} seconds"
-                is_costly = _cpu_seconds(process.pid) - used >= seconds * BUSY_SHARE
-                await self._end()
-            except (asyncio.IncompleteReadError, ConnectionError):
-                why = "memory"
-                with suppress(TimeoutError):  # how it ended is told behind the end of its pipe
-                    await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)
-                await self._end()
-                is_costly = process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)
-            log.error("a worker was lost over a request", why=why, status=process.returncode)
-            num_costly += is_costly
-            if num_costly == 2:
-                raise TooCostly(why)
-        raise Overloaded("the workers that prepared the request were killed or stopped")
-
-    async def recover(self) -> None:
-        """After a cancelled `run`: the worker is free again when this returns.
-
-        A start is not waited for here: the next request waits for it as the first one would have.
-        """
-        process = self._process
-        if process is None or not self._is_asked:
-            return
-        try:
-            async with asyncio.timeout(GIVE_UP_SECONDS):
-                await _receive(process)
-            self._is_asked = False
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            await self._end()
-
-    async def close(self) -> None:
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
-        await self._end()
-
-    async def _ready(self) -> asyncio.subprocess.Process:
-        if self._starting is None:
-            if self._process is not None and self._process.returncode is None:
-                return self._process
-            self._starting = asyncio.create_task(self._begin())
-            # All who waited for it may have left.
-            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._starting)
-
-    async def _begin(self) -> asyncio.subprocess.Process:
-        try:
-            self._process = process = await _spawn()
-            async with asyncio.timeout(START_SECONDS):
-                await _ask(process, self._start)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            await self._end()
-            log.error("a worker did not start", status=process.returncode)
-            raise NotReady("a worker did not start") from None
-        except asyncio.CancelledError:
-            await self._end()
-            raise
-        finally:
-            self._starting = None
-        return process
-
-    async def _end(self) -> None:
-        process, self._process, self._is_asked = self._process, None, False
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Processor seconds of a process. Of one that can't be asked, those on the wall."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    except OSError:
-        return time.monotonic()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def _spawn() -> asyncio.subprocess.Process:
-    root = str(Path(__file__).resolve().parents[3])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        f"{__package__}.worker",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            # The working directory may have packages of our libraries' names.
-            "PYTHONSAFEPATH": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        },
-    )
-
-
-async def _ask(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
-    assert process.stdin is not None
-    body = msgspec.msgpack.encode(message)
-    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big"))
-    process.stdin.write(body)
-    await process.stdin.drain()
-    return await _receive(process)
-
-
-async def _receive(process: asyncio.subprocess.Process) -> Answer:
-    assert process.stdout is not None
-    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-    answer: Answer = _answer.decode(await process.stdout.readexactly(length))
-    return answer

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from engine.backends.base import Renderer, decoder_of
+from engine.backends.base import Renderer, decoded
 from engine.backends.prepare.images import ImageCheck, shown
 from engine.backends.prepare.prepared import Answer, Counted, Job, Prepared, Refused
 from engine.cache.digests import pack
@@ -321,8 +321,6 @@ _SEGMENTS: dict[type[Part], SegmentKind] = {
     ToolUsePart: "tool_use",
     ToolResultPart: "tool_result",
 }
-_decode_generate = decoder_of(GenerateRequest)
-_decode_count = decoder_of(CountRequest)
 
 
 class Preparer:
@@ -340,7 +338,7 @@ class Preparer:
         """Without days a template that writes the date writes today's."""
         try:
             if job.kind == "count":
-                asked = _decode_count(job.body)
+                asked = decoded(job.body, CountRequest)
                 check_prompt(asked.prompt)
                 rendered = self._rendered(asked, job.days)
                 # Those of the text, whatever blocks the engine shares.
@@ -349,7 +347,7 @@ class Preparer:
                 images = shown(asked.prompt, rendered)
                 token_ids = pack(rendered.token_ids) if images else b""
                 return Counted(reply=reply, images=images, token_ids=token_ids)
-            return self._generate(_decode_generate(job.body), job.days)
+            return self._generate(decoded(job.body, GenerateRequest), job.days)
         except RecursionError:
             error: EngineError = InvalidRequest("prompt: nested too deeply")
         except MemoryError:

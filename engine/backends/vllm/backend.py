@@ -22,9 +22,8 @@ from engine.backends.prepare.images import Expanded, Widening, image_token_text
 from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
-from engine.backends.vllm.adapters import VllmAdapters
 from engine.backends.vllm.arguments import engine_arguments
-from engine.backends.vllm.core import VllmCore
+from engine.backends.vllm.core import VllmAdapters, VllmCore
 from engine.backends.vllm.directive import Bound
 from engine.backends.vllm.internals import ADAPTERS_SINCE, check_version
 from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
@@ -65,8 +64,8 @@ class VllmParts:
 
     core: VllmCore
     renderer: ChatRenderer
+    worker: WorkerSpec
     description: Description
-    worker: WorkerSpec | None = None
     has_states: bool = False
     adapters: Mapping[str, Path] = field(default_factory=dict)
 

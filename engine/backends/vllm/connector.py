@@ -14,7 +14,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 import vllm
@@ -28,22 +28,29 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
-from engine.backends.vllm import directive
 from engine.backends.vllm.arguments import lease_shares
-from engine.backends.vllm.directive import PARAM_KEY, Directive, Held, Report
+from engine.backends.vllm.directive import (
+    CALL,
+    PARAM_KEY,
+    Bound,
+    CoreStats,
+    Directive,
+    Held,
+    Report,
+)
 from engine.backends.vllm.internals import Block, CacheManager, Request, check_layers, check_version
 from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
 from engine.backends.vllm.plugin import register
-from engine.backends.vllm.switch import Switch, guarded
 from engine.schedule.request import Ranges
 from engine.store.journal import Record
+from engine.supervisor import trace_of
 
 if TYPE_CHECKING:
     from engine.backends.vllm.tiers import LeaseTier
 
+P = ParamSpec("P")
+T = TypeVar("T")
 logger = init_logger(f"vllm.{__name__}")
-
-
 MAX_ENDED = 4_096
 
 
@@ -266,11 +273,74 @@ class RequestTracker:
             state.protected = None
 
 
-class HoldfastMetadata(KVConnectorMetadata):
-    """Nothing: workers have no part in it."""
+# vLLM calls our hooks in its own loops: an error that left a hook would end the engine for all its
+# users. The first error switches us off for good. All leases end then, no hook does anything any
+# more, and every call of the server is answered with the reason.
 
 
-NO_METADATA = HoldfastMetadata()
+def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Run a hook of an owner's `switch`: `otherwise` is what vLLM gets from us once we are off.
+
+    Whatever vLLM's scheduler calls of ours is guarded, whole. `hook.otherwise` tells it.
+    """
+
+    def guard(hook: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(hook)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            switch: Switch = args[0].switch  # type: ignore[attr-defined]
+            answer: T = switch.run(lambda: hook(*args, **kwargs), otherwise)
+            return answer
+
+        vars(run)["otherwise"] = otherwise
+        return run
+
+    return guard
+
+
+class SwitchedOff(RuntimeError):
+    """The message says why."""
+
+
+class Switch:
+    """On until the first error. `give_back` ends every lease and protection; it may fail too."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.give_back: Callable[[], None] = lambda: None
+
+    @property
+    def is_on(self) -> bool:
+        return self.reason is None
+
+    def run(self, function: Callable[[], T], otherwise: T) -> T:
+        """The function's result, or `otherwise` where it fails or we are off."""
+        if self.reason is not None:
+            return otherwise
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - the edge: vLLM must not end by our error
+            self.turn_off(type(error).__name__)
+            logger.error("Holdfast failed and is off. vLLM goes on.\n%s", trace_of(error))
+            return otherwise
+
+    def turn_off(self, reason: str) -> None:
+        """End all holds. Whatever is asked of us from now on is refused with the reason."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        try:
+            self.give_back()
+        except Exception as error:  # noqa: BLE001 - as above
+            logger.error("Holdfast could not give back all blocks.\n%s", trace_of(error))
+
+    def check(self) -> None:
+        """Raise SwitchedOff unless we are on."""
+        if self.reason is not None:
+            raise SwitchedOff(f"the connector is off: {self.reason}")
+
+
+NO_METADATA = KVConnectorMetadata()
+"""Workers have no part in it."""
 
 
 class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
@@ -348,7 +418,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self.tracker.admit(request)
 
     @guarded(NO_METADATA)
-    def build_connector_meta(self, scheduler_output: Any) -> HoldfastMetadata:
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         self.tracker.schedule(scheduler_output.num_scheduled_tokens)
         return NO_METADATA
 
@@ -373,7 +443,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 # The server's calls (`directive.py`), as methods of vLLM's EngineCore: added, nothing is replaced.
 # They run between two steps in the scheduler's thread, and while it is idle. vLLM has no other way
 # for a connector to be asked (its RFC 51639 proposes one). vLLM passes what a call raises on to its
-# caller. All but `SWITCH_OFF` raise SwitchedOff once the connector is off.
+# caller. All but `switch_off` raise SwitchedOff once the connector is off.
 
 
 _records = msgspec.json.Decoder(list[Record])
@@ -383,17 +453,17 @@ def add_utilities() -> None:
     """Add the calls, once or again."""
     to_builtins = msgspec.to_builtins
     calls: dict[str, Callable[..., Any]] = {
-        directive.BIND: _bind,
-        directive.SWITCH_OFF: lambda core, reason: find_connector(core).switch.turn_off(reason),
-        directive.REPORT: lambda core, of: to_builtins(_running(core).tracker.report(of)),
-        directive.RELEASE: lambda core, keys: _running(core).leases.release(keys),
-        directive.UNLEASE: lambda core, keys: _running(core).leases.unlease(keys),
-        directive.RECORD: lambda core, told: _running(core).leases.record(_records.decode(told)),
-        directive.LOSSES: lambda core: to_builtins(_running(core).leases.take_losses()),
-        directive.CORE_STATS: _core_stats,
+        "bind": _bind,
+        "switch_off": lambda core, reason: find_connector(core).switch.turn_off(reason),
+        "report": lambda core, of: to_builtins(_running(core).tracker.report(of)),
+        "release": lambda core, keys: _running(core).leases.release(keys),
+        "unlease": lambda core, keys: _running(core).leases.unlease(keys),
+        "record": lambda core, told: _running(core).leases.record(_records.decode(told)),
+        "losses": lambda core: to_builtins(_running(core).leases.take_losses()),
+        "core_stats": _core_stats,
     }
     for name, call in calls.items():
-        setattr(EngineCore, name, call)
+        setattr(EngineCore, CALL.format(name), call)
 
 
 def find_connector(core: Any) -> HoldfastConnector:
@@ -435,12 +505,12 @@ def cut_at_marks() -> None:
 
 def _bind(core: Any, token: str) -> Any:
     found = _running(core)
-    leases, bound = found.leases, directive.Bound()
+    leases, bound = found.leases, Bound()
     below = leases.below = _find_below(core.scheduler)
     found.tracker.bind(token)
     if below is not None:
         entries = leases.restore()
-        bound = directive.Bound(max_blocks=below.max_blocks, chain=below.chain, entries=entries)
+        bound = Bound(max_blocks=below.max_blocks, chain=below.chain, entries=entries)
     return msgspec.to_builtins(bound)
 
 
@@ -472,7 +542,7 @@ def _core_stats(core: Any) -> Any:
         for request_id in tracker.request_ids
         for block in manager.req_to_blocks.get(request_id, ())
     }
-    stats = directive.CoreStats(
+    stats = CoreStats(
         blocks=leases.block_states(ours),
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),

@@ -8,22 +8,18 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import msgspec
 
 from engine.backends.external import Order, vllm_sampling
 from engine.backends.prepare.images import Expanded
 from engine.backends.vllm.directive import (
-    BIND,
-    CORE_STATS,
-    LOSSES,
+    CALL,
     PARAM_KEY,
-    RECORD,
-    RELEASE,
-    REPORT,
-    SWITCH_OFF,
-    UNLEASE,
     Bound,
     CoreStats,
     Directive,
@@ -32,12 +28,15 @@ from engine.backends.vllm.directive import (
 )
 from engine.cache.ids import TokenId
 from engine.errors import ImageRefused, PromptTooLong
+from engine.peft import read_files
 from engine.refusal import StartRefused
 from engine.schedule.request import Shown
 from engine.store.journal import Record
 
 FIRST_ADAPTER_ID = 2**30
 """vLLM's own clients name adapters by numbers from 1 on."""
+LOAD_SECONDS = 300.0
+"""Until vLLM has taken an adapter."""
 MAX_DECODING = 2
 """Prompts whose images are decoded at a time: one may have 300 MB of pixels."""
 
@@ -101,11 +100,11 @@ class VllmCore:
 
     async def bind(self) -> Bound:
         """Tell the connector the token that our directives carry. Must come before `generate`."""
-        return msgspec.convert(await self._call(BIND, self._token), Bound)
+        return msgspec.convert(await self._call("bind", self._token), Bound)
 
     async def switch_off(self, reason: str) -> None:
         """End all holds for good: nobody keeps books of them any more."""
-        await self._call(SWITCH_OFF, reason)
+        await self._call("switch_off", reason)
 
     async def show_first(self, shown: Shown, marks: Collection[TokenId]) -> Expanded:
         """As `expand`, of a prompt with one image, in whose place others are tried alone later.
@@ -223,29 +222,29 @@ class VllmCore:
 
     async def report(self, request_id: str) -> Report | None:
         """What became of a directive; None for one that the connector never met."""
-        return msgspec.convert(await self._call(REPORT, request_id), Report | None)
+        return msgspec.convert(await self._call("report", request_id), Report | None)
 
     async def release(self, keys: Sequence[str]) -> None:
-        await self._call(RELEASE, list(keys))
+        await self._call("release", list(keys))
 
     async def unlease(self, keys: Sequence[str]) -> None:
-        await self._call(UNLEASE, list(keys))
+        await self._call("unlease", list(keys))
 
     async def record(self, records: Sequence[Record]) -> None:
-        await self._call(RECORD, msgspec.json.encode(records))
+        await self._call("record", msgspec.json.encode(records))
 
     async def losses(self) -> list[Loss]:
-        return msgspec.convert(await self._call(LOSSES), list[Loss])
+        return msgspec.convert(await self._call("losses"), list[Loss])
 
     async def stats(self) -> CoreStats:
-        return msgspec.convert(await self._call(CORE_STATS), CoreStats)
+        return msgspec.convert(await self._call("core_stats"), CoreStats)
 
     def shut_down(self) -> None:
         if self._is_owner:
             self._llm.shutdown()
 
     async def _call(self, name: str, *arguments: Any) -> Any:
-        return await self._llm.engine_core.call_utility_async(name, *arguments)
+        return await self._llm.engine_core.call_utility_async(CALL.format(name), *arguments)
 
     def _params(self, order: Order, directive: Directive) -> Any:
         from vllm import SamplingParams
@@ -268,3 +267,55 @@ class VllmCore:
                 }
             },
         )
+
+
+class TakenAdapter(NamedTuple):
+    digest: str
+    rank: int
+    num_bytes: int
+    invocation: tuple[TokenId, ...] = ()
+
+
+class VllmAdapters:
+    """vLLM reads an adapter's folder again whenever it has put the adapter aside. So it is given a
+    copy of what was read and digested here, which nobody writes to.
+    """
+
+    def __init__(self, core: VllmCore, event_loop: asyncio.AbstractEventLoop) -> None:
+        self._core = core
+        self._event_loop = event_loop
+        self._copies = TemporaryDirectory(prefix="holdfast-adapters-")
+        self._taken: set[str] = set()
+
+    def read(self, directory: Path) -> TakenAdapter:
+        """Have vLLM take an adapter. Raise StartRefused. Not called on the event loop's thread."""
+        files = read_files(directory)
+        if files.invocation:
+            raise StartRefused("`alora_invocation_tokens`: vLLM has no activated LoRA")
+        if files.digest not in self._taken:
+            copy = Path(self._copies.name, files.digest)
+            try:
+                files.write(copy)
+                adding = self._core.add_adapter(files.digest, str(copy))
+                taking = asyncio.run_coroutine_threadsafe(adding, self._event_loop)
+                try:
+                    taking.result(LOAD_SECONDS)
+                except TimeoutError:
+                    taking.cancel()
+                    raise StartRefused(f"vLLM has not taken it in {LOAD_SECONDS:g} s") from None
+            except (OSError, StartRefused) as error:
+                rmtree(copy, ignore_errors=True)
+                raise StartRefused(f"{error}") from error
+            self._taken.add(files.digest)
+        return TakenAdapter(files.digest, files.max_rank, len(files.weights))
+
+    def hold(self, digest: str) -> None:
+        """vLLM has it already."""
+
+    def let_go(self, digest: str) -> None:
+        self._taken.discard(digest)
+        rmtree(Path(self._copies.name, digest), ignore_errors=True)
+        asyncio.run_coroutine_threadsafe(self._core.remove_adapter(digest), self._event_loop)
+
+    def close(self) -> None:
+        self._copies.cleanup()

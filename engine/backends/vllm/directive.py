@@ -2,23 +2,23 @@
 
 The server knows requests, entries, names and time; the connector knows blocks. A `Directive`
 travels with a request (as `kv_transfer_params[PARAM_KEY]`, plain JSON types); everything else is a
-call of the scheduler's process between two of its steps, by `call_utility_async(name, *args)`; that
-works while it is idle too. The connector has no clock: entries expire when the server says so.
+call of the scheduler's process between two of its steps, by `call_utility_async`; that works while
+it is idle too. The connector has no clock: entries expire when the server says so.
 
 vLLM's own routes let any client send `kv_transfer_params`. A directive therefore carries a secret
-`token`, which the server makes at its start and gives to the connector with `BIND`. A directive
-with another token, or before a `BIND`, is ignored.
+`token`, which the server makes at its start and gives to the connector with `bind`. A directive
+with another token, or before a `bind`, is ignored.
 
 | call | arguments → what `msgspec.convert` makes of the answer |
 |---|---|
-| `BIND` | token → `Bound`; all earlier holds end |
-| `SWITCH_OFF` | why → None; all holds end, for good: the server's books failed |
-| `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
-| `RELEASE` | keys → how many were held (int); unknown keys are no error |
-| `UNLEASE` | keys → None; their leases are over, their entries stay as best-effort ones |
-| `RECORD` | records as JSON → None; the tier below tells its journal of entries |
-| `LOSSES` | → list of `Loss` since the last call |
-| `CORE_STATS` | → `CoreStats` |
+| `bind` | token → `Bound`; all earlier holds end |
+| `switch_off` | why → None; all holds end, for good: the server's books failed |
+| `report` | request_id (the directive's) → `Report`, or None for one never heard of |
+| `release` | keys → how many were held (int); unknown keys are no error |
+| `unlease` | keys → None; their leases are over, their entries stay as best-effort ones |
+| `record` | records as JSON → None; the tier below tells its journal of entries |
+| `losses` | → list of `Loss` since the last call |
+| `core_stats` | → `CoreStats` |
 """
 
 from typing import Literal
@@ -29,15 +29,8 @@ from engine.protocol.reports import BlockStats, StoreStats
 from engine.store.journal import Put
 
 PARAM_KEY = "holdfast"
-
-BIND = "holdfast_bind"
-SWITCH_OFF = "holdfast_switch_off"
-REPORT = "holdfast_report"
-RELEASE = "holdfast_release"
-UNLEASE = "holdfast_unlease"
-RECORD = "holdfast_record"
-LOSSES = "holdfast_losses"
-CORE_STATS = "holdfast_core_stats"
+CALL = "holdfast_{}"
+"""The name of a call in vLLM's EngineCore."""
 
 HoldState = Literal["leased", "best_effort", "none"]
 LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
@@ -88,7 +81,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     time is ahead of the server's clock.
 
     A request that ends without an output token leaves no hold that it made; one that ends later
-    keeps all. `token` is the secret of `BIND`.
+    keeps all. `token` is the secret of `bind`.
     """
 
     request_id: str

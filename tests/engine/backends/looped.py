@@ -4,19 +4,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import date
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
+from engine.backends import looped
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
 from engine.backends.prepare import pool
+from engine.backends.prepare.pool import PreparePool, WorkerProcess
+from engine.backends.prepare.prepared import Answer, Job, Kind
+from engine.backends.prepare.preparer import Preparer
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import ManualClock
 from engine.protocol import GenerateRequest, Message, Prompt, Sampling, TextPart
 from engine.protocol.reports import Description
 from engine.settings import DEMO_MODEL, Settings
+from engine.text.rendered import KnownDays
 from engine.text.renderer import ChatRenderer
 
 SCOPE = "a" * 32
@@ -56,6 +62,35 @@ def request(of: Prompt | str = "hello", **given: Any) -> GenerateRequest:
     return GenerateRequest(**fields | given)
 
 
+class WorkerThread(WorkerProcess):
+    """For a renderer that no other process can load. Nothing ends it but its work."""
+
+    def __init__(self, preparer: Preparer) -> None:
+        self._preparer = preparer
+        self._work: asyncio.Task[Answer] | None = None
+
+    async def ready(self) -> Any:
+        """It always is."""
+
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
+        job = Job(kind, body, days)
+        self._work = asyncio.create_task(asyncio.to_thread(self._preparer.answer, job))
+        return await asyncio.shield(self._work)
+
+    async def recover(self) -> None:
+        if self._work is not None:
+            await asyncio.wait([self._work])
+
+    async def close(self) -> None:
+        """Its thread ends with its work."""
+
+
+def thread_pool(renderer: Any, _spec: Any, description: Description, *_: Any) -> PreparePool:
+    """In the place of `new_pool`."""
+    worker = partial(WorkerThread, Preparer(renderer, description))
+    return PreparePool(worker, max_workers=1, max_waiting=100, wait_seconds=60)
+
+
 @asynccontextmanager
 async def serving(
     renderer: ChatRenderer | None = None,
@@ -68,7 +103,6 @@ async def serving(
     """With worker processes, or with another `renderer` in a thread. `bounds` are the pool's."""
     values = {"secret": "s" * 16, "model": DEMO_MODEL, **given}
     settings = Settings.model_validate(values)
-    worker = chat_worker(settings) if renderer is None else None
     runner = SyntheticRunner(
         prefill_seconds=0, decode_seconds=0, copy_seconds=0, sleep=lambda _seconds: None
     )
@@ -78,12 +112,14 @@ async def serving(
         description=description(**described or {}),
         step_tokens=4096,
         block_bytes=1,
-        worker=worker,
+        worker=chat_worker(settings),
     )
     crashes: list[BaseException] = []
     clock = ManualClock()
     made = LoopedBackend(settings, clock, lambda *_: parts, crashes.append, today)
-    with patch.multiple(pool, **{"PREPARE_SECONDS": 60.0, "WAIT_SECONDS": 60.0, **(bounds or {})}):
+    seconds = {"PREPARE_SECONDS": 60.0, "WAIT_SECONDS": 60.0, **(bounds or {})}
+    new_pool = looped.new_pool if renderer is None else thread_pool
+    with patch.multiple(pool, **seconds), patch.object(looped, "new_pool", new_pool):
         await asyncio.to_thread(made.load, lambda _stage, _fraction: None)
     try:
         yield made

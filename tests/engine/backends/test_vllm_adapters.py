@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.backends.vllm.adapters import VllmAdapters
+from engine.backends.vllm.core import VllmAdapters
 from engine.peft import CONFIG, WEIGHTS
 from engine.refusal import StartRefused
 

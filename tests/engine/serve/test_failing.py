@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from engine.backends.external import MirrorPool
 from engine.backends.vllm.core import VllmCore
-from engine.backends.vllm.directive import LOSSES, CoreStats
+from engine.backends.vllm.directive import CALL, CoreStats
 from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
 from engine.cache.digests import ChainHasher
 from engine.clock import ManualClock
@@ -86,7 +86,7 @@ class SilentLlm:
         self.engine_core = self
 
     async def call_utility_async(self, name: str, *_: object) -> object:
-        if name == LOSSES:
+        if name == CALL.format("losses"):
             return []
         return msgspec.to_builtins(CoreStats(blocks=NO_BLOCKS))
 

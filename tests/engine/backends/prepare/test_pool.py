@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.backends.prepare.pool import PreparePool
+from engine.backends.prepare.pool import PreparePool, WorkerProcess
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Ready, Refused
 from engine.errors import Overloaded, PromptTooLong, PublicRefusal, TooCostly
 from engine.text.rendered import KnownDays
@@ -48,7 +48,7 @@ class Bench:
             self.gates[scope].set()
 
 
-class Worker:
+class Worker(WorkerProcess):
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self.num_recovered = 0

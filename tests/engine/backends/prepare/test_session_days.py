@@ -181,6 +181,6 @@ async def test_templates_that_write_no_date_are_told_no_day(model: Path) -> None
     assert not demo_renderer().writes_date
     rendered = demo_renderer().render(agent_prompt(), thinking=False, days=KnownDays("2026-01-31"))
     assert rendered.dated is None
-    async with engine(model, demo_renderer()) as made:
+    async with engine(Path(DEMO_MODEL)) as made:
         pool = made.backend._ready().preparation
         assert isinstance(pool, PreparePool) and pool._days is None

@@ -33,7 +33,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from engine.backends.vllm.connector import find_connector
-from engine.backends.vllm.directive import PARAM_KEY, Report
+from engine.backends.vllm.directive import CALL, PARAM_KEY, Report
 from engine.backends.vllm.leases import LeaseManager
 
 BLOCK = 16
@@ -256,7 +256,7 @@ class Simulator:
 
     def call(self, name: str, *args: Any) -> Any:
         """A utility call as EngineCore dispatches it."""
-        return getattr(EngineCore, name)(self.core, *args)
+        return getattr(EngineCore, CALL.format(name))(self.core, *args)
 
     def check_refs(self) -> None:
         """Idle: every reference in the pool is a lease's."""

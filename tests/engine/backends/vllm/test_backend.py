@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from engine.backends.external import Order
+from engine.backends.prepare.prepared import WorkerSpec
+from engine.backends.vllm import backend as vllm_backend
 from engine.backends.vllm.backend import VllmBackend, VllmParts
 from engine.backends.vllm.core import Output, VllmCore
 from engine.backends.vllm.directive import (
@@ -39,9 +42,9 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.protocol.reports import BlockStats
-from engine.settings import Settings
+from engine.settings import DEMO_MODEL, Settings
 from engine.supervisor import Supervisor
-from tests.engine.backends.looped import description, prompt, request
+from tests.engine.backends.looped import description, prompt, request, thread_pool
 from tests.engine.text.format_cases import renderer
 from tests.engine.text.written_turns import TOOLS, calls, parts_of, written
 
@@ -159,12 +162,14 @@ async def loaded(
         min_cache_tokens=BLOCK,
         capabilities=["tools", "thinking"],
     )
-    parts = VllmParts(core=core, renderer=renderer(MODEL), description=described)
+    worker = WorkerSpec(kind="chat", model=DEMO_MODEL)
+    parts = VllmParts(core=core, renderer=renderer(MODEL), worker=worker, description=described)
     crashes: list[BaseException] = []
     values = {"secret": "0" * 16, "backend": "vllm", **given}
     settings, clock = Settings.model_validate(values), ManualClock()
     backend = VllmBackend(settings, clock, crashes.append, Supervisor(), lambda *_: parts)
-    await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
+    with patch.object(vllm_backend, "new_pool", thread_pool):
+        await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     try:
         yield backend, crashes
     finally:

@@ -32,7 +32,7 @@ class Engine:
         )
         self._core = self._llm.llm_engine.engine_core.engine_core
         self.block = self._core.scheduler.block_size
-        self.call(directive.BIND, TOKEN)
+        self.call("bind", TOKEN)
 
     def run(
         self, name: str, prompt: list[int], *wants: tuple[str, int], read: str | None = None
@@ -53,7 +53,7 @@ class Engine:
         return self._llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
 
     def call(self, name: str, *args: Any) -> Any:
-        return getattr(self._core, name)(*args)
+        return getattr(self._core, directive.CALL.format(name))(*args)
 
     def reset(self) -> bool:
         return bool(self._llm.reset_prefix_cache())
@@ -78,13 +78,13 @@ def test_what_was_kept_continues_with_the_same_tokens(engine: Engine) -> None:
         engine.run(f"flood{index}", tokens_of(f"flood{index}", max(1000, half + 9)))
     warm = engine.run("warm", [*prefix, 5, 6], read="outer")
     assert warm.num_cached_tokens == 2 * half
-    assert engine.call(directive.REPORT, "warm")["hit_tokens"] == 2 * half
+    assert engine.call("report", "warm")["hit_tokens"] == 2 * half
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
     inner = engine.run("inner", [*prefix[:half], 5], read="inner")
     assert inner.num_cached_tokens == half
-    assert engine.call(directive.LOSSES) == []
+    assert engine.call("losses") == []
     assert engine.reset()
     plain = engine.run("plain", [*prefix[:half], 5])
     assert plain.num_cached_tokens == 0
     assert plain.outputs[0].token_ids == inner.outputs[0].token_ids
-    assert engine.call(directive.CORE_STATS)["leased_blocks"] == 0
+    assert engine.call("core_stats")["leased_blocks"] == 0

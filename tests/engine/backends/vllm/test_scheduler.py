@@ -64,13 +64,13 @@ def test_a_block_that_vllm_unhashes_ends_the_lease_on_it(make: Make) -> None:
 def test_the_utility_calls_answer_in_plain_types(make: Make) -> None:
     sim = make(is_multi=True)
     sim.run("writer", PREFIX, wants=[("entry", 640, 50.0)])
-    report = sim.call(directive.REPORT, "writer")
+    report = sim.call("report", "writer")
     assert report["held"] == [{"key": "entry", "state": "leased", "tokens": 640}]
-    assert sim.call(directive.REPORT, "nobody") is None
-    assert sim.call(directive.CORE_STATS)["leased_blocks"] == 40
+    assert sim.call("report", "nobody") is None
+    assert sim.call("core_stats")["leased_blocks"] == 40
     sim.scheduler.reset_prefix_cache()
-    assert sim.call(directive.LOSSES) == [{"key": "entry", "reason": "reset"}]
-    assert sim.call(directive.RELEASE, ["entry"]) == 0
+    assert sim.call("losses") == [{"key": "entry", "reason": "reset"}]
+    assert sim.call("release", ["entry"]) == 0
 
 
 def test_a_directive_that_makes_no_sense_harms_nobody(make: Make) -> None:
@@ -177,7 +177,7 @@ def test_one_that_finds_everything_again_keeps_its_numbers(make: Make) -> None:
     sim.drain()
     report = sim.report("reader")
     assert report.hit_tokens == 320
-    assert sim.call(directive.CORE_STATS)["preempted"] == 1
+    assert sim.call("core_stats")["preempted"] == 1
 
 
 # Windows.
@@ -250,7 +250,7 @@ def test_a_name_stands_where_a_state_is_kept(make: Make) -> None:
     sim = make(second="states")
     sim.run("writer", DEEP, wants=[("outer", 336, 50.0)], watches=[160, 336, 400])
     assert sim.losses() == {"name:160": "evicted", "name:400": "evicted"}
-    sim.call(directive.UNLEASE, ["outer"])
+    sim.call("unlease", ["outer"])
     sim.flood(10)
     assert sim.losses()["name:336"] == "evicted"
 
@@ -286,7 +286,7 @@ def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk(make: Make) -> Non
 def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(make: Make) -> None:
     sim, prefix = make(), PREFIX[:400]
     sim.run("writer", prefix, wants=[("entry", 320, 10.0)])
-    sim.call(directive.UNLEASE, ["entry", "unknown"])
+    sim.call("unlease", ["entry", "unknown"])
     assert sim.states() == {"entry": "best_effort"} and sim.losses() == {}
     assert sim.leases.num_leased_blocks == 0
     late = [*prefix[:320], *tokens_of("late", 80)]

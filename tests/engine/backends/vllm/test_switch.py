@@ -15,10 +15,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
-from engine.backends.vllm import directive
-from engine.backends.vllm.connector import HoldfastConnector, RequestTracker
+from engine.backends.vllm.connector import HoldfastConnector, RequestTracker, SwitchedOff
 from engine.backends.vllm.leases import LeaseManager
-from engine.backends.vllm.switch import SwitchedOff
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 from tests.faults.forgery import forged
 
@@ -107,7 +105,7 @@ def test_vllm_goes_on_when_a_part_of_ours_fails(
     assert sim.switch.reason == "RuntimeError"
     assert sim.leases.num_leased_blocks == 0
     with pytest.raises(SwitchedOff, match="RuntimeError"):
-        sim.call(directive.LOSSES)
+        sim.call("losses")
     used = sim.leases.total_blocks - sim.pool.get_num_free_blocks()
     assert used <= len(PREFIX) // 16 + 1, "only what the failing call itself had taken may stay"
 
@@ -139,11 +137,11 @@ def test_a_failing_sacrifice_ends_our_part_and_the_waiting_request_runs(
 def test_the_server_can_end_all_holds_for_good(llama: Path) -> None:
     sim = Simulator(llama)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0)])
-    sim.call(directive.SWITCH_OFF, "its books failed")
+    sim.call("switch_off", "its books failed")
     assert sim.pool.get_num_free_blocks() == sim.leases.total_blocks
     sim.run_foreign("next", PREFIX)
     with pytest.raises(SwitchedOff, match="its books failed"):
-        sim.call(directive.BIND, "again")
+        sim.call("bind", "again")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -166,7 +164,7 @@ def test_no_directive_is_followed_but_of_the_server_that_told_its_token_last(lla
     assert early.states() == {}
     sim = Simulator(llama)
     sim.run("writer", PREFIX, wants=[("entry", 320, 10.0)])
-    sim.call(directive.BIND, "another")
+    sim.call("bind", "another")
     assert sim.states() == {} and sim.losses() == {}
     sim.add("late", PREFIX, wants=[("entry", 320, 10.0)])
     sim.drain()
@@ -179,9 +177,9 @@ def test_foreign_requests_and_their_blocks_are_told_apart(llama: Path) -> None:
     sim.add_foreign("theirs", tokens_of("theirs", 200), max_tokens=20)
     while not (sim.tokens["ours"] and sim.tokens["theirs"]):
         sim.step()
-    stats = sim.call(directive.CORE_STATS)
+    stats = sim.call("core_stats")
     assert (stats["running"], stats["foreign_running"]) == (2, 1)
     assert stats["blocks"]["foreign"] == 13 and stats["blocks"]["active"] == 20
     sim.drain()
-    stats = sim.call(directive.CORE_STATS)
+    stats = sim.call("core_stats")
     assert (stats["blocks"]["foreign"], stats["foreign_running"]) == (0, 0)

@@ -76,7 +76,7 @@ class Offloading(Simulator):
         self.view = self.offloading.manager.primary_tier.get_kv_memoryview().cast("B")
         self.loaded: dict[int, bytes] = {}
         self.num_loaded = 0
-        self.bound = msgspec.convert(self.call(directive.BIND, TOKEN), directive.Bound)
+        self.bound = msgspec.convert(self.call("bind", TOKEN), directive.Bound)
         assert self.bound.max_blocks == self.tier.max_blocks > 1000
 
     def step(self) -> None:
@@ -273,15 +273,15 @@ class Server:
         written = self.cache.write(query, found, table, self.now)
         self.cache.let_go(found)
         table.release()
-        self.sim.call(directive.RELEASE, [key.hex() for key in self.cache.let_off(asked)])
+        self.sim.call("release", [key.hex() for key in self.cache.let_off(asked)])
         self.tell()
         return written
 
     def tell(self) -> None:
         released = [key.hex() for key in self.cache.take_released()]
-        self.sim.call(directive.RELEASE, released)
+        self.sim.call("release", released)
         records = self.entries.take_records(self.now, time.time())
-        self.sim.call(directive.RECORD, msgspec.json.encode(records))
+        self.sim.call("record", msgspec.json.encode(records))
         self.sim.settle()
         check_pool(self.pool)
 
