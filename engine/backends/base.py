@@ -10,7 +10,7 @@ import msgspec
 from engine.backends.adapters import AdapterParts
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
-from engine.cache.sibling import Sibling
+from engine.cache.kinds import Sibling
 from engine.errors import InvalidRequest
 from engine.protocol import Capability, CountRequest, Done, Failed, Frame, GenerateRequest, Prompt
 from engine.protocol.reports import Description, Guarantee

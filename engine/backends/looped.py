@@ -47,12 +47,11 @@ from engine.backends.reports import (
 from engine.backends.storing import OpenStore, new_memory
 from engine.cache.approximate import LEAST_COPIED, LEAST_TOKENS, compressed, with_documents
 from engine.cache.block import Block, Entry
-from engine.cache.compression import LEAST_KEPT, new_compression
 from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
+from engine.cache.kinds import LEAST_KEPT, SiblingAsked, new_compression
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
-from engine.cache.sibling import SiblingAsked
 from engine.clock import Clock, ManualClock
 from engine.errors import (
     DocumentRefused,

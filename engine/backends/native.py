@@ -14,7 +14,7 @@ from engine.compute.errors import ModelRefused
 from engine.compute.gate import measure
 from engine.compute.loading import load_model
 from engine.compute.place import find_turns
-from engine.compute.scorers.kvzip import REPEAT, REPEAT_PART
+from engine.compute.scorers import REPEAT, REPEAT_PART
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
 from engine.protocol.reports import Description, Technique

@@ -10,10 +10,9 @@ import msgspec
 
 from engine.cache.approximate import is_placing
 from engine.cache.block import Block, Entry
-from engine.cache.compression import compression_of
+from engine.cache.kinds import compression_of, is_siblings
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.sibling import is_siblings
 from engine.protocol import (
     ChainGone,
     ChainHeld,

@@ -15,9 +15,9 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
+from engine.cache.kinds import Sibling
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.sibling import Sibling
 from engine.cache.store_tier import PeerTier, StoreTier
 from engine.clock import Clock
 from engine.protocol.reports import Description, StoreRefusal, StoreStats

@@ -208,12 +208,6 @@ class Entry:
             block.dependents.add(self)
             block.home.requeue(block)
 
-    def undepend(self) -> None:
-        for block in reversed(self.blocks):
-            if self in block.dependents:
-                block.dependents.remove(self)
-                block.home.requeue(block)
-
 
 class Refresh(NamedTuple):
     """A request's refresh of an expiry."""

@@ -21,7 +21,7 @@ from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, PromptDigests
 from engine.cache.ids import Digest
 from engine.cache.leases import EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
-from engine.cache.order import Key, Order
+from engine.cache.order import Order
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import BlockKey, StoreTier
 from engine.protocol import TTLS, MissReason, Ttl
@@ -63,8 +63,17 @@ class Entries:
         self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
         self._tombstones: dict[Digest, MissReason] = {}
-        self._by_expiry = Order(self._expiry_of)
-        self._by_removal = Order(self._removal_of)
+        self._by_expiry = Order[Entry](
+            lambda one: (one.expires_at, 0.0) if self._is_in(one) and not one.is_lapsed else None
+        )
+        # When a lapsed entry ends, unless it is refreshed before.
+        self._by_removal = Order[Entry](
+            lambda one: (
+                (one.expires_at + grace_seconds, 0.0)
+                if self._is_in(one) and one.is_lapsed
+                else None
+            )
+        )
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
@@ -182,8 +191,7 @@ class Entries:
 
         Nothing happens if the content was there, or if the entry has ended.
         """
-        is_here = self._by_key.get(entry.key) is entry and not entry.is_broken
-        if is_here and entry.is_partly_away:
+        if self._is_in(entry) and not entry.is_broken and entry.is_partly_away:
             self._undepend(entry)
             entry.blocks = list(blocks[: len(entry.blocks)])
             if not self._try_lease(entry):
@@ -221,12 +229,17 @@ class Entries:
     def expire(self, now: float) -> None:
         """End all entries whose time is over, exactly at their expiry, and all evicted ones."""
         for entry in self._pool.take_broken() + (self._host.take_broken() if self._host else []):
-            if self._by_key.get(entry.key) is entry:
+            if self._is_in(entry):
                 self._evict(entry, now)
         while (due := self._by_expiry.first(until=now)) is not None:
             self.lifetimes.expired.add(due.expires_at - due.ready_at)
             if due.expires_at + self._grace_seconds > now:
-                self._lapse(due)
+                # From now on only requests that arrived before can read it.
+                if due.is_leased:
+                    self._end_lease(due, "expired")
+                due.is_lapsed = True
+                self._num_lapsed += 1
+                self._by_removal.push(due)
             else:
                 self.end(due, "ttl_expired", "expired")
         while (lapsed := self._by_removal.first(until=now)) is not None:
@@ -292,7 +305,10 @@ class Entries:
         return [e for e in self._by_key.values() if not e.is_broken and not e.is_lapsed]
 
     def is_live(self, entry: Entry) -> bool:
-        return self._by_key.get(entry.key) is entry and not entry.is_broken and not entry.is_lapsed
+        return self._is_in(entry) and not entry.is_broken and not entry.is_lapsed
+
+    def _is_in(self, entry: Entry) -> bool:
+        return self._by_key.get(entry.key) is entry
 
     # Times.
 
@@ -312,23 +328,6 @@ class Entries:
             self._num_lapsed -= entry.is_lapsed
             entry.is_lapsed = False
             self._by_expiry.push(entry)
-
-    def _expiry_of(self, entry: Entry) -> Key | None:
-        is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
-        return (entry.expires_at, 0.0) if is_here else None
-
-    def _removal_of(self, entry: Entry) -> Key | None:
-        """When a lapsed entry ends, unless it is refreshed before."""
-        is_here = self._by_key.get(entry.key) is entry and entry.is_lapsed
-        return (entry.expires_at + self._grace_seconds, 0.0) if is_here else None
-
-    def _lapse(self, entry: Entry) -> None:
-        """The entry's time is over. From now on only requests that arrived before can read it."""
-        if entry.is_leased:
-            self._end_lease(entry, "expired")
-        entry.is_lapsed = True
-        self._num_lapsed += 1
-        self._by_removal.push(entry)
 
     def _evict(self, entry: Entry, now: float) -> None:
         """End a best-effort entry whose content was reused for room."""
@@ -390,7 +389,7 @@ class Entries:
     def _has_copy(self, entry: Entry) -> None:
         """The store has the entry's copy now: it is leased there if nothing else holds it."""
         self.leases.reorder(entry)
-        if self._by_key.get(entry.key) is entry and not entry.is_leased and not entry.is_broken:
+        if self._is_in(entry) and not entry.is_leased and not entry.is_broken:
             self._lease_in_store(entry)
 
     def _displaced(self, entry: Entry) -> None:
@@ -427,4 +426,7 @@ class Entries:
 
     def _undepend(self, entry: Entry) -> None:
         self._note(entry)
-        entry.undepend()
+        for block in reversed(entry.blocks):
+            if entry in block.dependents:
+                block.dependents.remove(entry)
+                block.home.requeue(block)

@@ -6,8 +6,9 @@ the contract is silent, PROTOCOL.md decides. Pure: entries are asked for through
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple
 
+from engine.cache.block import Entry
 from engine.protocol import (
     TTLS,
     WRITE_FIELDS,
@@ -47,16 +48,6 @@ class Mark:
     seconds: float | None = None
 
 
-class Readable(Protocol):
-    """The parts of an entry that the walk reads."""
-
-    @property
-    def tokens(self) -> int: ...
-
-
-E = TypeVar("E", bound=Readable)
-
-
 def eligible(
     segments: Sequence[Segment], breakpoints: Sequence[Breakpoint], min_tokens: int
 ) -> list[Mark]:
@@ -91,15 +82,15 @@ def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
 def longest_hit(
     segments: Sequence[Segment],
     marks: Sequence[Mark],
-    find: Callable[[int], E | None],
+    find: Callable[[int], Entry | None],
     lookback_to: int | None = None,
-) -> E | None:
+) -> Entry | None:
     """The longest entry that any mark finds.
 
     Each mark stops at its first one. `find` takes tokens. With `lookback_to` the last mark goes
     back to that segment, past all the others.
     """
-    best: E | None = None
+    best: Entry | None = None
     for mark in marks if lookback_to is None else marks[-1:]:
         if lookback_to is None:
             walk = window(segments, mark.segment)

@@ -4,12 +4,12 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that holds the most (`ScopeShares`): of that cached content by least recent use, then content of
+  that holds the most: of that cached content by least recent use, then content of
   best-effort entries, by least recent use.
 It knows no torch, no clock and no I/O.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
@@ -59,8 +59,8 @@ class Changes:
         return events
 
 
-class ScopeShares:
-    """How much of a pool each scope holds, and which scope's content is reused next.
+class BlockPool:
+    """A tier's blocks.
 
     A scope holds a block from its allocation until the block has no useful content: while the scope
     computes with it, leases it, or has content cached in it. The victim is the scope that holds the
@@ -69,45 +69,6 @@ class ScopeShares:
     others (max-min fairness). A single scope can have the whole pool.
     """
 
-    def __init__(self) -> None:
-        self._by_owner: dict[Digest, ScopeShare] = {}
-        self.largest = Order[ScopeShare](
-            lambda share: (-share.held, 0) if share.is_reclaimable else None
-        )
-
-    def __iter__(self) -> Iterator[ScopeShare]:
-        return iter(self._by_owner.values())
-
-    def take(self, block: Block) -> None:
-        """From now on the block's owner holds it. No scope held it before."""
-        share = self._by_owner.get(block.owner)
-        if share is None:
-            share = self._by_owner[block.owner] = ScopeShare(block.owner)
-        share.held += 1
-        block.share = share
-        self.largest.push(share)
-
-    def give(self, block: Block) -> None:
-        """The block has no useful content left, so no scope holds it."""
-        share = block.share
-        assert share is not None
-        share.held -= 1
-        block.share = None
-        if not share.held:
-            del self._by_owner[share.owner]
-
-    def pop_victim(self, owner: Digest) -> Block | None:
-        """The block that is reused for this scope. None if all blocks have references."""
-        largest = self.largest.first()
-        own = self._by_owner.get(owner)
-        if largest is None:
-            return None
-        if own is not None and own.is_reclaimable and largest.held <= own.held + 1:
-            return own.pop()
-        return largest.pop()
-
-
-class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, *, tier: Tier = "device") -> None:
         """Both positive; `block_size` in tokens.
 
@@ -126,7 +87,10 @@ class BlockPool:
         self.block_size = block_size
         self.blocks = [Block(BlockId(i), self) for i in range(num_blocks)]
         self.changes = Changes()
-        self._shares = ScopeShares()
+        self._shares: dict[Digest, ScopeShare] = {}
+        self._largest = Order[ScopeShare](
+            lambda share: (-share.held, 0) if share.is_reclaimable else None
+        )
         self._empty = BlockQueue()
         self._index: dict[Digest, Block] = {}
         self._broken: list[Entry] = []
@@ -152,15 +116,32 @@ class BlockPool:
         `owner` is the digest of its scope's empty prefix. `is_state`: the block is for a recurrent
         state. Raises NoFreeBlocks.
         """
-        block = self._empty.pop() if self._empty else self._shares.pop_victim(owner)
-        if block is None:
-            raise NoFreeBlocks
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            largest, own = self._largest.first(), self._shares.get(owner)
+            if largest is None:
+                raise NoFreeBlocks
+            if own is not None and own.is_reclaimable and largest.held <= own.held + 1:
+                largest = own
+            block = largest.pop()
         self.num_reclaimable -= 1
-        self._forget_content(block)
-        if block.share is not None:
-            self._shares.give(block)
+        if block.has_content:
+            self.num_evicted += 1
+            if self.demote is not None and self.demote(block):
+                block.names.clear()
+                block.dependents = set()
+        self._unname(block)
+        block.tokens = bytearray()
+        if self.forgotten is not None:
+            self.forgotten(block)
+        dependents, block.dependents = block.dependents, set()
+        for entry in dependents:
+            entry.is_broken = True
+            self._broken.append(entry)
+        self._give(block)
         block.owner = owner
-        self._shares.take(block)
+        self._take(block)
         block.ref_count = 1
         block.index = index
         if is_state:
@@ -316,8 +297,8 @@ class BlockPool:
 
     def counts(self) -> BlockCell:
         free = len(self._empty)
-        cached = sum(len(share.cached) for share in self._shares)
-        best_effort = sum(len(share.best_effort) for share in self._shares)
+        cached = sum(len(share.cached) for share in self._shares.values())
+        best_effort = sum(len(share.best_effort) for share in self._shares.values())
         return BlockCell(
             free=free,
             active=self.num_blocks - free - cached - best_effort - self._num_lease_only,
@@ -334,7 +315,24 @@ class BlockPool:
         block.queue.remove(block)
         self.num_reclaimable -= 1
         if block.share is None:
-            self._shares.take(block)
+            self._take(block)
+
+    def _take(self, block: Block) -> None:
+        """From now on the block's owner holds it. No scope held it before."""
+        share = self._shares.get(block.owner)
+        if share is None:
+            share = self._shares[block.owner] = ScopeShare(block.owner)
+        share.held += 1
+        block.share = share
+        self._largest.push(share)
+
+    def _give(self, block: Block) -> None:
+        """The block has no useful content left, so no scope holds it."""
+        if (share := block.share) is not None:
+            share.held -= 1
+            block.share = None
+            if not share.held:
+                del self._shares[share.owner]
 
     def _enqueue(self, block: Block) -> None:
         """Put a block without references into its queue."""
@@ -345,10 +343,10 @@ class BlockPool:
         assert share is not None
         if block.has_content:
             (share.best_effort if block.dependents else share.cached).append(block)
-            self._shares.largest.push(share)
+            self._largest.push(share)
             return
         self._unname(block)
-        self._shares.give(block)
+        self._give(block)
         if self.forgotten is not None:
             self.forgotten(block)
         block.last_use = -self._num_uses  # of empty blocks the latest is reused first
@@ -360,18 +358,3 @@ class BlockPool:
             block.digest = None
         self.changes.gone(block.names)
         block.names.clear()
-
-    def _forget_content(self, block: Block) -> None:
-        if block.has_content:
-            self.num_evicted += 1
-            if self.demote is not None and self.demote(block):
-                block.names.clear()
-                block.dependents = set()
-        self._unname(block)
-        block.tokens = bytearray()
-        if self.forgotten is not None:
-            self.forgotten(block)
-        dependents, block.dependents = block.dependents, set()
-        for entry in dependents:
-            entry.is_broken = True
-            self._broken.append(entry)

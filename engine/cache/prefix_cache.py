@@ -9,15 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.cache.block import Block, Entry, Refresh
-from engine.cache.compression import Compression
 from engine.cache.digests import ActiveAdapter, ChainHasher, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
+from engine.cache.kinds import Compression, Sibling, SiblingAsked
 from engine.cache.lookup import Mark, Piece, Segment, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState, state_position
-from engine.cache.sibling import Sibling, SiblingAsked
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (
@@ -46,7 +45,7 @@ class CacheQuery:
     `lookback_to` is the request's. Of an approximate prompt (`approximate.py`) `placed` is what is
     copied into it: documents, or what is kept by `compression`, behind which all counts are slots.
     Tokens stand for that there, and `real` are the whole prompt's own. With `asked` it is what a
-    sibling wrote, where there is such (`sibling_prompt.py`).
+    sibling wrote, where there is such (`approximate.with_sibling`).
     """
 
     scope: str
@@ -264,7 +263,13 @@ class PrefixCache:
                 found.state = list(hit.blocks[-self.state_blocks :])
             _acquire([*found.held, *found.state])
         if query.asked is not None:
-            found.documents = [self._hold(one) for one in query.placed]
+            for one in query.placed:  # hold the sibling's entry that the prompt is to read
+                own = Found([], one.entry, 0, None)
+                if one.entry is not None:
+                    own.read = one.end
+                    own.held = list(one.entry.blocks[: -(-one.end // self.pool.block_size)])
+                    _acquire(own.held)
+                found.documents.append(own)
             if any(one.hit is not None for one in found.documents):
                 found.miss_reason = None
             return found
@@ -273,15 +278,6 @@ class PrefixCache:
         if query.placed and not query.breakpoints:
             reasons = (one.miss_reason for one in found.documents)
             found.miss_reason = next((one for one in reasons if one is not None), None)
-        return found
-
-    def _hold(self, placed: Placed) -> Found:
-        """Hold the sibling's entry that a prompt is to read."""
-        found = Found([], placed.entry, 0, None)
-        if placed.entry is not None:
-            found.read = placed.end
-            found.held = list(placed.entry.blocks[: -(-placed.end // self.pool.block_size)])
-            _acquire(found.held)
         return found
 
     def let_go(self, found: Found) -> None:
@@ -391,7 +387,12 @@ class PrefixCache:
         if found.hit is not None:
             found.hit.reads += 1
             self.entries.bring_back(found.hit, self._blocks_of(found.hit, table))
-        reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
+        reason, last = found.miss_reason, found.marks[-1].tokens if found.marks else 0
+        if last and (found.hit is None or found.hit.tokens < last):
+            # Another request may have computed or written the last mark's prefix since the look-up.
+            was_computed = found.raced and found.raced >= last - last % self.pool.block_size
+            if was_computed or self._find_readable(query, last, now) is not None:
+                reason = "in_progress_race"
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
         cut = query.cut
         receipt, held = self._hold_names(query, table, now)
@@ -436,17 +437,6 @@ class PrefixCache:
                 here = sum(block is not None and block.ref_count > 0 for block in blocks)
                 spare += len(one.origin.tokens) // size + 2 - here
         return spare
-
-    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
-        """Whether another request wrote or computed the last mark's prefix after the look-up."""
-        if not found.marks:
-            return False
-        last = found.marks[-1].tokens
-        if found.hit is not None and found.hit.tokens >= last:
-            return False
-        if found.raced and found.raced >= last - last % self.pool.block_size:
-            return True
-        return self._find_readable(query, last, now) is not None
 
     def _sources(
         self, query: CacheQuery, digests: PromptDigests, found: Found | None = None
@@ -503,10 +493,6 @@ class PrefixCache:
             if (block := pool.find(digest, packed)) is not None:
                 return block
         return None
-
-    def store_of(self, block: Block) -> StoreTier:
-        """The tier that has a block of tier `disk`."""
-        return next(store for store in self.stores if store.pool is block.home)
 
     def _blocks_of(self, entry: Entry, table: BlockTable) -> list[Block]:
         """The table's blocks for an entry of its prompt, or the entry's own where it has no such.

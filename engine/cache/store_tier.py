@@ -13,6 +13,7 @@ miss: its block is forgotten, and what stood on it ends.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -213,17 +214,9 @@ class StoreTier:
         self.on_held: Callable[[Entry], None] = lambda _entry: None
         self.on_displaced: Callable[[Entry], None] = lambda _entry: None
         for pool in lower_than:
-            self._attach(pool)
-
-    def _attach(self, pool: BlockPool) -> None:
-        """Take over what this pool reuses and no other tier takes, as far as the store has it."""
-        first = pool.demote
-        self.pool.changes = pool.changes
-
-        def demote(block: Block) -> bool:
-            return (first is not None and first(block)) or self._take_over(block)
-
-        pool.demote = demote
+            # What this pool reuses and no other tier takes is taken over, if the store has it.
+            self.pool.changes = pool.changes
+            pool.demote = partial(self._take_over, pool.demote)
 
     # Files.
 
@@ -542,8 +535,11 @@ class StoreTier:
         """These names can be read from here now."""
         self.pool.changes.moved("disk", names)
 
-    def _take_over(self, block: Block) -> bool:
-        """Keep what a pool above reuses. False where something of it is lost."""
+    def _take_over(self, first: Callable[[Block], bool] | None, block: Block) -> bool:
+        """Keep what a pool above reuses, and its `first` tier does not. False where something of it
+        is lost."""
+        if first is not None and first(block):
+            return True
         for entry in list(block.dependents):
             if entry.stored is not None:
                 mine = entry.stored[block.index]

@@ -109,7 +109,12 @@ class BlockTable:
         if num_needed + num_spare > self._pool.num_reclaimable:
             raise NoFreeBlocks(num_needed + num_spare)
         if self.state is not None:
-            self.state.fill(position, self._arrange_state(state))
+            for number, block in enumerate(state, -len(state)):
+                if block.is_away:  # its content is still to come
+                    self.incoming[number] = block
+                    block = self._pool.allocate(block.index, self._root, is_state=True)
+                self._arriving_state.append(block)
+            self.state.fill(position, self._arriving_state)
         copies: list[BlockCopy] = []
         for index in range(total):
             source = sources.get(index)
@@ -136,17 +141,6 @@ class BlockTable:
         self._arrivals.extend(self.incoming)
         self._pass_over()
         return copies
-
-    def _arrange_state(self, state: Sequence[Block]) -> list[Block]:
-        """A state's blocks on the device. The content of those that are away is still to come."""
-        here: list[Block] = []
-        for number, block in enumerate(state, -len(state)):
-            if block.is_away:
-                self.incoming[number] = block
-                block = self._pool.allocate(block.index, self._root, is_state=True)
-            here.append(block)
-        self._arriving_state = here
-        return here
 
     def gaps(self, end: int, begin: int = 0) -> Iterator[tuple[int, int]]:
         """The ranges of positions [begin, end) that are still to be computed, in order."""

@@ -58,6 +58,7 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
     if any(not 0 <= token < model.config.vocab_size for token in invocation):
         raise ModelRefused("`alora_invocation_tokens`: an id that the model does not have")
     modules = dict(model.named_modules())
+    head = modules.get("lm_head")
     sides: dict[str, dict[str, torch.Tensor]] = {}
     try:
         tensors = load(files.weights)
@@ -67,8 +68,21 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         found = _WEIGHT.fullmatch(name)
         if found is None:
             raise ModelRefused(f"`{name[:128]}`: no weight of LoRA's")
-        _check_module(modules, found["module"], model)
-        sides.setdefault(found["module"], {})[found["side"]] = tensor
+        name = found["module"]
+        module, parent = modules.get(name), modules.get(name.rpartition(".")[0])
+        is_embedding = module is not None and (module is head or isinstance(module, nn.Embedding))
+        beside = parent.children() if parent is not None else ()
+        for is_wrong, what in (
+            (is_embedding, "embeddings and of the head"),
+            (".experts." in f"{name}.", "experts"),
+            (any(isinstance(one, nn.Conv1d) for one in beside), "recurrent layers"),
+            (module is not None and name.endswith(".kv_b_proj"), "what latents go through"),
+        ):
+            if is_wrong:
+                raise ModelRefused(f"`{name}`: adapters of {what} are not supported")
+        if type(module) is not nn.Linear:
+            raise ModelRefused(f"`{name[:128]}`: the base model has no such linear layer")
+        sides.setdefault(name, {})[found["side"]] = tensor
     if not sides:
         raise ModelRefused(f"{WEIGHTS}: no weights")
     layers, num_bytes = dict[str, LowRank](), 0
@@ -132,8 +146,22 @@ class Adapters:
                 index = torch.tensor(own, device=device)
                 for name, layer in self._held[digest].layers.items():
                     added.setdefault(name, []).append((layer, index))
+
+        def add(
+            parts: Sequence[tuple[LowRank, torch.Tensor]],
+            _module: nn.Module,
+            inputs: tuple[torch.Tensor, ...],
+            output: torch.Tensor,
+        ) -> torch.Tensor:
+            given = inputs[0].reshape(-1, inputs[0].shape[-1])
+            assert len(given) == end, "the layer's rows are not the step's tokens"
+            flat = output.reshape(end, -1)
+            for (a, b, scale), index in parts:
+                flat.index_add_(0, index, (given[index] @ a.T @ b.T) * scale)
+            return flat.view_as(output)
+
         hooks = [
-            self._modules[name].register_forward_hook(partial(_add, parts, end))
+            self._modules[name].register_forward_hook(partial(add, parts))
             for name, parts in added.items()
         ]
         try:
@@ -141,37 +169,6 @@ class Adapters:
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def _add(
-    parts: Sequence[tuple[LowRank, torch.Tensor]],
-    num_rows: int,
-    _module: nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    output: torch.Tensor,
-) -> torch.Tensor:
-    given = inputs[0].reshape(-1, inputs[0].shape[-1])
-    assert len(given) == num_rows, "the layer's rows are not the step's tokens"
-    flat = output.reshape(num_rows, -1)
-    for (a, b, scale), rows in parts:
-        flat.index_add_(0, rows, (given[rows] @ a.T @ b.T) * scale)
-    return flat.view_as(output)
-
-
-def _check_module(modules: Mapping[str, nn.Module], name: str, model: PreTrainedModel) -> None:
-    """Raise ModelRefused for a layer whose rows are not a step's tokens, or that is not there."""
-    module, parent = modules.get(name), modules.get(name.rpartition(".")[0])
-    head: object = model.get_submodule("lm_head") if "lm_head" in modules else None
-    if module is head or isinstance(module, nn.Embedding):
-        raise ModelRefused(f"`{name}`: adapters of embeddings and of the head are not supported")
-    if ".experts." in f"{name}.":
-        raise ModelRefused(f"`{name}`: adapters of experts are not supported")
-    if parent is not None and any(isinstance(child, nn.Conv1d) for child in parent.children()):
-        raise ModelRefused(f"`{name}`: adapters of recurrent layers are not supported")
-    if module is not None and name.endswith(".kv_b_proj"):
-        raise ModelRefused(f"`{name}`: adapters of what latents go through are not supported")
-    if type(module) is not nn.Linear:
-        raise ModelRefused(f"`{name[:128]}`: the base model has no such linear layer")
 
 
 def _of_pattern(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:

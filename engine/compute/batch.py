@@ -2,14 +2,12 @@
 
 A paged kernel gets tiles (`attention/tiles.py`). Blocks that several sequences with one new token
 begin with are read once for all there, as Hydragen and cascade inference do (arXiv 2402.05099).
-Torch's functions attend to sequences with several new tokens one by one (`TokenRun`). Those with
-one are padded and attended to together (`DecodeGroup`), so that padding at most doubles the
-gathered blocks.
+Torch's functions attend to sequences with several new tokens one by one. Those with one are padded
+and attended to together (`DecodeGroup`), so that padding at most doubles the gathered blocks.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,20 +19,6 @@ from engine.schedule.runner import Work
 _MIN_SAVED_TOKENS = 512
 _MAX_GATHERED_BLOCKS = 4096
 """Of one group: a share of a long document is as many rows over one table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRun:
-    """Row tokens [begin, end) are positions [start, start + end - begin) of one sequence."""
-
-    begin: int
-    end: int
-    start: int
-    blocks: torch.Tensor
-
-    @property
-    def context_tokens(self) -> int:
-        return self.start + self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +42,7 @@ class Batch:
     behind which is drawn. `positions` count a sequence's slots, `rotary` its prompt's tokens: more
     behind a compressed prefix.
 
-    Either there are `tiles` for the paged kernel, or chunks and groups.
+    Either there are `tiles` for the paged kernel, or `chunks`, with their blocks, and groups.
     """
 
     token_ids: torch.Tensor
@@ -66,17 +50,9 @@ class Batch:
     rotary: torch.Tensor
     slots: torch.Tensor
     sampled: torch.Tensor
-    chunks: Sequence[TokenRun] = ()
+    chunks: Sequence[tuple[Run, torch.Tensor]] = ()
     decode_groups: Sequence[DecodeGroup] = ()
     tiles: Tiles | None = None
-
-
-class _Decode(NamedTuple):
-    """One new token at position `start` in row `row`, and the blocks it needs."""
-
-    row: int
-    start: int
-    table: Table
 
 
 def build_batch(
@@ -98,21 +74,25 @@ def build_batch(
     slots = np.empty(num_tokens, dtype=np.int64)
     rotary = np.empty(num_tokens, dtype=np.int64)
     runs: list[Run] = []
-    decoding: list[_Decode] = []
+    decoding: list[Run] = []
     for work in works:
         begin, count = len(token_ids), len(work.token_ids)
-        end, table = begin + count, _table(work, block_size)
+        if not count:
+            raise ValueError("a work has no tokens")
+        end, needed = begin + count, -(-(work.start + count) // block_size)
+        if len(work.block_table) < needed:
+            raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
+        table: Table = np.array(work.block_table[:needed], dtype=np.int64)
         token_ids.extend(work.token_ids)
+        (decoding if count == 1 else runs).append(Run(begin, count, work.start, table))
         if count == 1:
             positions[begin] = work.start
             block, slot = divmod(work.start, block_size)
             slots[begin] = table[block] * block_size + slot
-            decoding.append(_Decode(begin, work.start, table))
         else:
             span = np.arange(work.start, work.start + count)
             positions[begin:end] = span
             slots[begin:end] = table[span // block_size] * block_size + span % block_size
-            runs.append(Run(begin, count, work.start, table))
         rotary[begin:end] = positions[begin:end] + work.cut
         if work.sample is not None:
             sampled.extend(range(end - 1 - len(work.draft), end))
@@ -125,67 +105,43 @@ def build_batch(
     )
     if tile_rows is not None:
         shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
-        runs += [_run(item) for item in single]
-        groups = [Shared([_run(item) for item in group], num) for group, num in shared]
-        return replace(packed, tiles=cut(runs, groups, len(token_ids), block_size, tile_rows))
+        runs += single
+        return replace(packed, tiles=cut(runs, shared, len(token_ids), block_size, tile_rows))
     return replace(
         packed,
-        chunks=[
-            TokenRun(
-                begin=run.begin,
-                end=run.begin + run.count,
-                start=run.start,
-                blocks=torch.from_numpy(run.table).to(device),
-            )
-            for run in runs
-        ],
+        chunks=[(run, torch.from_numpy(run.table).to(device)) for run in runs],
         decode_groups=_group_decodes(decoding, device),
     )
 
 
-def _run(item: _Decode) -> Run:
-    return Run(item.row, 1, item.start, item.table)
-
-
-def _table(work: Work, block_size: int) -> Table:
-    if not work.token_ids:
-        raise ValueError("a work has no tokens")
-    needed = -(-(work.start + len(work.token_ids)) // block_size)
-    if len(work.block_table) < needed:
-        raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
-    return np.array(work.block_table[:needed], dtype=np.int64)
-
-
-def _find_shared(
-    decoding: Sequence[_Decode], block_size: int
-) -> tuple[list[tuple[list[_Decode], int]], list[_Decode]]:
-    """The groups that share their first blocks, each with their number; and the other sequences.
+def _find_shared(decoding: Sequence[Run], block_size: int) -> tuple[list[Shared], list[Run]]:
+    """The groups that share their first blocks, and the other sequences.
 
     Sorting puts tables that begin alike side by side. A group grows while that saves more reading.
     """
-    groups: list[tuple[list[_Decode], int]] = []
-    for item in sorted(decoding, key=lambda item: item.table.tobytes()):
+    groups: list[Shared] = []
+    for run in sorted(decoding, key=lambda run: run.table.tobytes()):
         if groups:
-            group, num = groups[-1]
-            length = min(len(group[-1].table), len(item.table))
-            differing = np.flatnonzero(group[-1].table[:length] != item.table[:length])
+            group, num = groups[-1].runs, groups[-1].num_blocks
+            length = min(len(group[-1].table), len(run.table))
+            differing = np.flatnonzero(group[-1].table[:length] != run.table[:length])
             common = int(differing[0]) if len(differing) else length
-            new = min(num, item.start // block_size, common)
+            new = min(num, run.start // block_size, common)
             if len(group) * new >= max((len(group) - 1) * num, 1):
-                groups[-1] = ([*group, item], new)
+                groups[-1] = Shared([*group, run], new)
                 continue
-        groups.append(([item], item.start // block_size))
-    shared, single = [], []
-    for group, num in groups:
-        if (len(group) - 1) * num * block_size >= _MIN_SAVED_TOKENS:
-            shared.append((group, num))
+        groups.append(Shared([run], run.start // block_size))
+    shared, single = list[Shared](), list[Run]()
+    for one in groups:
+        if (len(one.runs) - 1) * one.num_blocks * block_size >= _MIN_SAVED_TOKENS:
+            shared.append(one)
         else:
-            single.extend(group)
+            single.extend(one.runs)
     return shared, single
 
 
-def _group_decodes(decoding: Sequence[_Decode], device: torch.device) -> list[DecodeGroup]:
-    groups: list[list[_Decode]] = []
+def _group_decodes(decoding: Sequence[Run], device: torch.device) -> list[DecodeGroup]:
+    groups: list[list[Run]] = []
     for item in sorted(decoding, key=lambda item: len(item.table), reverse=True):
         widest = len(groups[-1][0].table) if groups else 0
         is_like = 2 * len(item.table) >= widest
@@ -202,7 +158,7 @@ def _group_decodes(decoding: Sequence[_Decode], device: torch.device) -> list[De
         starts = [item.start for item in group]
         padded.append(
             DecodeGroup(
-                rows=torch.tensor([item.row for item in group], device=device),
+                rows=torch.tensor([item.begin for item in group], device=device),
                 positions=torch.tensor(starts, device=device),
                 earliest=min(starts),
                 blocks=torch.from_numpy(blocks).to(device),

@@ -5,19 +5,15 @@ from typing import NamedTuple
 
 import torch
 
-from engine.cache.compression import Compression
 from engine.cache.ids import TokenId
+from engine.cache.kinds import Compression
+from engine.compute.attention.replay import Replay
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel
 from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
-from engine.compute.scorers import SCORE_ATTENDED, SCORE_KEYS, choose
-from engine.compute.scorers.kvzip import pieces
-from engine.compute.scorers.replay import Replay
-from engine.compute.scorers.sinks import SINKS
-from engine.compute.scorers.snapkv import WINDOW
-from engine.protocol import Scorer
-from engine.schedule.runner import Blend, Work
+from engine.compute.scorers import SCORE_ATTENDED, SCORE_KEYS, SINKS, WINDOW, choose, pieces
+from engine.schedule.runner import Blend, Move, Work
 
 CHECKED_LAYER = 1
 """Where values are compared with those of a document by itself."""
@@ -32,7 +28,7 @@ _STEP_BYTES = 2**28
 
 
 class Told(NamedTuple):
-    """What is said to a model that is to repeat its prompt (`scorers/kvzip.py`), in tokens."""
+    """What is said to a model that is to repeat its prompt (`scorers.pieces`), in tokens."""
 
     repeat: Sequence[TokenId]
     repeat_part: Sequence[TokenId]
@@ -46,26 +42,31 @@ class KvCompressor:
         self._runner, self._told, self.turns = runner, told, turns
 
     @torch.inference_mode()
-    def compress(
-        self,
-        how: Compression,
-        tokens: Sequence[TokenId],
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
+    def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
         pool = self._runner.pool
-        blocks = torch.tensor(sources[: -(-how.of // pool.block_size)], device=pool.device)
-        slots, into = pool.slots(blocks)[: how.of], self._slots(targets)
+        blocks = torch.tensor(move.sources[: -(-how.of // pool.block_size)], device=pool.device)
+        slots, into = pool.slots(blocks)[: how.of], self._slots(move.targets)
         scores: dict[int, torch.Tensor] = {}
-        if how.scorer not in SCORE_KEYS:
-            yield from self._score(how.scorer, tokens[: how.of], blocks, scores)
+        if how.scorer == "kvzip":
+            for columns, behind in pieces(tokens[: how.of], *self._told):
+                replay = Replay(pool, blocks, how.of, columns, min(SINKS, columns.start))
+                yield from self._run(behind, how.of, replay)
+                for layer, found in replay.noted.items():
+                    # A token that one head needs is needed by the layer.
+                    most = found.amax(0, keepdim=True)
+                    scores[layer] = torch.cat([scores.get(layer, most[:, :0]), most], 1)
+        elif how.scorer in SCORE_ATTENDED:
+            replay = Replay(pool, blocks, how.of, range(how.of), is_own=True)
+            begin = max(how.of - WINDOW, 0) if how.scorer == "snapkv" else 0
+            yield from self._run(tokens[begin : how.of], begin, replay)
+            for layer, found in replay.noted.items():
+                scores[layer] = SCORE_ATTENDED[how.scorer](found)
         for layer in range(pool.layout.num_layers):
             if how.scorer in SCORE_KEYS:
                 keys = pool.gather(layer, blocks)[0][: how.of].transpose(0, 1)
                 scores[layer] = SCORE_KEYS[how.scorer](keys.float(), how.kept)
             kept = slots[choose(scores.pop(layer), how.kept)]
-            for start, end in ranges:
+            for start, end in move.ranges:
                 pool.copy_slots(layer, kept[start:end], into[start:end])
             pool.wait()  # else the next step's time, by which its pace is learned, would have it
             yield how.of // _TOKENS_A_COST
@@ -102,17 +103,11 @@ class KvCompressor:
             one.chosen.extend((most + one.start).tolist())
 
     @torch.inference_mode()
-    def place(
-        self,
-        shift: int,
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
+    def place(self, shift: int, move: Move) -> Iterator[int]:
         pool, turns = self._runner.pool, self.turns
         assert turns is not None
-        old, new = self._slots(sources), self._slots(targets)
-        for start, stop in _parts(ranges, _COPIED_TOKENS):
+        old, new = self._slots(move.sources), self._slots(move.targets)
+        for start, stop in _parts(move.ranges, _COPIED_TOKENS):
             for layer in range(pool.layout.num_layers):
                 style, into = turns.styles[layer], new[start:stop]
                 pool.copy_slots(layer, old[start - shift : stop - shift], into)
@@ -123,53 +118,21 @@ class KvCompressor:
                 yield (stop - start) // _TOKENS_A_COST
 
     @torch.inference_mode()
-    def take_over(
-        self,
-        own_layers: int,
-        tokens: Sequence[TokenId],
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
+    def take_over(self, own_layers: int, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
         pool, num_layers = self._runner.pool, self._runner.pool.layout.num_layers
-        old, new = self._slots(sources), self._slots(targets)
+        old, new = self._slots(move.sources), self._slots(move.targets)
         # A part takes about as long as a step of the whole model.
         part = min(_STEP_TOKENS * num_layers // max(own_layers, 1), _COPIED_TOKENS)
-        for start, stop in _parts(ranges, part):
+        for start, stop in _parts(move.ranges, part):
             for layer in range(own_layers, num_layers):
                 pool.copy_slots(layer, old[start:stop], new[start:stop])
-            work = Work(token_ids=tokens[start:stop], start=start, block_table=targets)
+            work = Work(token_ids=tokens[start:stop], start=start, block_table=move.targets)
             self._runner.write_layers([work], own_layers)
             pool.wait()
             yield (stop - start) * own_layers // num_layers + (stop - start) // _TOKENS_A_COST
 
     def _slots(self, blocks: Sequence[int]) -> torch.Tensor:
         return self._runner.pool.slots(torch.tensor(blocks, device=self._runner.pool.device))
-
-    def _score(
-        self,
-        scorer: Scorer,
-        tokens: Sequence[TokenId],
-        blocks: torch.Tensor,
-        scores: dict[int, torch.Tensor],
-    ) -> Iterator[int]:
-        """Fill the `scores` of all layers by running tokens over the prefix."""
-        num, pool = len(tokens), self._runner.pool
-        if scorer == "kvzip":
-            for columns, behind in pieces(tokens, *self._told):
-                sinks = min(SINKS, columns.start)
-                replay = Replay(pool, blocks, num, columns, sinks)
-                yield from self._run(behind, num, replay)
-                for layer, found in replay.noted.items():
-                    # A token that one head needs is needed by the layer.
-                    most = found.amax(0, keepdim=True)
-                    scores[layer] = torch.cat([scores.get(layer, most[:, :0]), most], 1)
-            return
-        replay = Replay(pool, blocks, num, range(num), is_own=True)
-        begin = max(num - WINDOW, 0) if scorer == "snapkv" else 0
-        yield from self._run(tokens[begin:], begin, replay)
-        for layer, found in replay.noted.items():
-            scores[layer] = SCORE_ATTENDED[scorer](found)
 
     def _run(self, tokens: Sequence[TokenId], start: int, replay: Replay) -> Iterator[int]:
         num_bytes = 4 * self._runner.num_heads * (replay.num_tokens + len(tokens))

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache.compression import Compression
 from engine.cache.ids import BlockId, TokenId
+from engine.cache.kinds import Compression
 from engine.compute.compress import KvCompressor, Told
 from engine.compute.loading import LoadedModel
 from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
 from engine.protocol import LEAST_KEEP, SCORERS, Document, Method
 from engine.protocol.reports import Technique
-from engine.schedule.runner import Blend, SampleParams, Work
+from engine.schedule.runner import Blend, Move, SampleParams, Work
 
 MAX_KL = 0.5
 """Nats. Beyond it, or below the agreement, a technique is refused."""
@@ -51,9 +51,9 @@ def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Te
         _Text([], [*range(begin, begin + size)], [*range(begin + size, begin + 2 * size)])
         for begin in map(BlockId, range(0, 2 * size * NUM_TEXTS, 2 * size))
     ]
-    first = _first_token(loaded)
+    begin = loaded.model.config.bos_token_id
     for text in texts:
-        text.tokens.append(first)
+        text.tokens.append(TokenId(begin if isinstance(begin, int) else 0))
     for place in range(prefix + rest - 1):
         drawn = runner.execute(
             [
@@ -87,11 +87,11 @@ def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Te
             how = Compression(scorer, keep, prefix, kept)
             found = []
             for text in texts:
-                whole = [(0, kept)]
-                for _ in compressor.compress(how, text.tokens, whole, text.blocks, text.spare):
+                move = Move([(0, kept)], text.blocks, text.spare)
+                for _ in compressor.compress(how, text.tokens, move):
                     pass
                 found.append(behind(text, text.spare, kept))
-            yield _compared(scorer, keep, exact, found)
+            yield compared(scorer, keep, exact, found)
     if turns is None:
         return
     half = prefix * 5 // 8
@@ -105,7 +105,7 @@ def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Te
         for text, apart in zip(texts, tables, strict=True):
             stand(runner, compressor, text.tokens, spans, apart, text.spare, recompute)
             found.append(behind(text, text.spare, prefix))
-        yield _compared("blocks", recompute, exact, found)
+        yield compared("blocks", recompute, exact, found)
 
 
 def compute_apart(
@@ -140,7 +140,8 @@ def stand(
             pass
     for one in documents:
         again = one.chosen or range(one.start, one.start + one.num)
-        for _ in compressor.place(one.start - 1, [(one.start, one.end)], one.blocks, targets):
+        move = Move([(one.start, one.end)], one.blocks, targets)
+        for _ in compressor.place(one.start - 1, move):
             pass
         copied.update(set(range(one.start, one.end)).difference(again))
     works, position = list[Work](), 0
@@ -152,9 +153,10 @@ def stand(
     runner.execute(works)
 
 
-def _compared(
+def compared(
     method: Method, parameter: int | float, exact: list[torch.Tensor], found: list[torch.Tensor]
 ) -> Technique:
+    """By log-probabilities (tokens, vocabulary) of each text."""
     right, other = torch.cat(exact), torch.cat(found)
     kl = float((right.exp() * (right - other)).sum(-1).mean())
     agreement = float((right.argmax(-1) == other.argmax(-1)).float().mean())
@@ -166,9 +168,3 @@ def _compared(
         tokens=len(right),
         is_allowed=kl <= MAX_KL and agreement >= MIN_AGREEMENT,
     )
-
-
-def _first_token(loaded: LoadedModel) -> TokenId:
-    """What texts begin with: the model's own token for it, else its first."""
-    begin = loaded.model.config.bos_token_id
-    return TokenId(begin if isinstance(begin, int) else 0)

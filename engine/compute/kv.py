@@ -6,6 +6,7 @@ A pool has `num_blocks` blocks of `block_size` token slots. Block b's slot i is 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from engine.sizing import head_bytes, int4_groups
 KvDtype = Literal["model", "float16", "bfloat16", "fp8_e4m3", "int8", "int4"]
 """`model`: the type that the model computes in."""
 
-_FP8_MAX = 448.0
 _HALF_MAX = 65504.0
 _LEAST_SCALE = 1e-6
 
@@ -50,15 +50,14 @@ def new_codec(kv_dtype: KvDtype, head_dim: int) -> KvCodec | None:
     if kv_dtype == "int4":
         groups = int4_groups(head_dim)
         return KvCodec(
-            num_bytes,
-            lambda numbers: _encode_int4(numbers, groups),
-            lambda kept, dtype: _decode_int4(kept, dtype, groups),
+            num_bytes, partial(_encode_int4, groups=groups), partial(_decode_int4, groups=groups)
         )
-    kept_as, most = {
-        "float16": (torch.float16, _HALF_MAX),
-        "bfloat16": (torch.bfloat16, torch.finfo(torch.bfloat16).max),
-        "fp8_e4m3": (torch.float8_e4m3fn, _FP8_MAX),
+    kept_as = {
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "fp8_e4m3": torch.float8_e4m3fn,
     }[kv_dtype]
+    most = torch.finfo(kept_as).max
     return KvCodec(
         num_bytes,
         lambda numbers: _bytes_of(numbers.float().clamp(-most, most).to(kept_as)),

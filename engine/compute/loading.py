@@ -120,7 +120,7 @@ def load_model(
     report("configuration", 0.0)
     if dtype not in DTYPES:
         raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
-    _register_attention()
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
     # A path that leads nowhere would be asked of the hub, whose answer speaks of names.
     if model.startswith(("/", ".", "~")) and not Path(model).exists():
         raise ModelRefused(f"`model`: there is no directory {model}")
@@ -157,31 +157,25 @@ def load_model(
             f"`model`: {model} has no weights for {missing[0]} ({len(missing)} missing in all)"
         )
     if not is_text:
-        loaded = text_decoder(loaded)
+        # The text decoder inside a model that also sees or hears. The rest is let go.
+        whole: Any = loaded
+        name, inner = type(loaded).__name__, whole.get_decoder()
+        auto = AutoModelForCausalLM
+        try:
+            with torch.device("meta"):
+                decoder: Any = auto.from_config(whole.config.get_text_config(decoder=True))
+        except ValueError:
+            decoder = None
+        if decoder is None or type(decoder.base_model) is not type(inner):
+            raise ModelRefused(f"{name} has no text decoder that stands alone")
+        setattr(decoder, decoder.base_model_prefix, inner)
+        decoder.set_output_embeddings(whole.get_output_embeddings())
+        loaded = decoder
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
     prepared = prepare_model(loaded, attention, kv_dtype)
     report("ready", 1.0)
     return prepared
-
-
-def text_decoder(model: PreTrainedModel) -> PreTrainedModel:
-    """The text decoder inside a model that also sees or hears. The rest is let go."""
-    whole: Any = model
-    auto: Any = AutoModelForCausalLM
-    name = type(model).__name__
-    try:
-        with torch.device("meta"):
-            decoder: Any = auto.from_config(whole.config.get_text_config(decoder=True))
-    except ValueError:
-        raise ModelRefused(f"{name} has no text decoder that stands alone") from None
-    inner = whole.get_decoder()
-    if type(decoder.base_model) is not type(inner):
-        raise ModelRefused(f"{name} has no text decoder that stands alone")
-    setattr(decoder, decoder.base_model_prefix, inner)
-    decoder.set_output_embeddings(whole.get_output_embeddings())
-    text: PreTrainedModel = decoder
-    return text
 
 
 def prepare_model(
@@ -196,7 +190,7 @@ def prepare_model(
         if attention in ("triton", "cpp"):
             raise ModelRefused(f"`attention`: the kernel `{attention}` reads no other `kv_dtype`")
         attention = "sdpa"
-    _register_attention()
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
     check_config(model.config)
     is_able = getattr(type(model), "_supports_attention_backend", False)
     if not is_able and not has_state(model.config):
@@ -278,38 +272,26 @@ def check_exactness(loaded: LoadedModel) -> None:
 def _paged_kernel(
     attention: Attention, num_heads: int, layout: KvLayout, device: torch.device
 ) -> tuple[Kernel | None, str | None]:
-    """The kernel, or why `auto` finds none. Raises ModelRefused where one was asked for by name.
-
-    The kernel in Triton is there where torch's build for CUDA is, and its compiler takes it. That
-    in C++ is there where it was built before, or a compiler is.
-    """
+    """The kernel, or why `auto` finds none. Raises ModelRefused where one was asked for by name."""
     if attention == "sdpa":
         return None, None
-    if attention == "triton" or (attention == "auto" and device.type == "cuda"):
-        if find_spec("triton") is None:
-            why = "triton is not installed"
-        else:
-            from engine.compute.attention.kernel import tried_kernel
+    why = ""
+    try:
+        if attention == "triton" or (attention == "auto" and device.type == "cuda"):
+            if find_spec("triton") is not None:
+                from engine.compute.attention.kernel import tried_kernel
 
-            try:
                 return tried_kernel(layout, num_heads, device), None
-            except NotCompiled as error:
-                why = str(error)
-    elif device.type != "cpu":
-        why = f"the kernel in C++ does not run on {device.type}"
-    else:
-        try:
+            why = "triton is not installed"
+        elif device.type == "cpu":
             return CpuKernel(layout, num_heads), None
-        except NotCompiled as error:
-            why = str(error)
+        else:
+            why = f"the kernel in C++ does not run on {device.type}"
+    except NotCompiled as error:
+        why = str(error)
     if attention == "auto":
         return None, why
     raise ModelRefused(f"`attention`: {why}")
-
-
-def _register_attention() -> None:
-    # No mask function is registered, so models build no mask and pass None.
-    AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 def lay_out(model: nn.Module) -> None:
@@ -402,9 +384,12 @@ def check_config(config: PretrainedConfig) -> None:
     if not layer_types <= _LAYER_TYPES:
         unknown = sorted(layer_types - _LAYER_TYPES)
         raise ModelRefused(f"`{name}` models have layers of other kinds: {unknown}")
-    for rope_type in _rope_types(getattr(config, "rope_parameters", None)):
-        if rope_type in _LENGTH_DEPENDENT_ROPES:
-            raise ModelRefused(f"rotary embedding that depends on the length: {rope_type}")
+    # One set of parameters, or one per layer type.
+    ropes = getattr(config, "rope_parameters", None)
+    sets = [ropes, *ropes.values()] if isinstance(ropes, dict) else []
+    for kind in (one.get("rope_type") for one in sets if isinstance(one, dict)):
+        if isinstance(kind, str) and kind in _LENGTH_DEPENDENT_ROPES:
+            raise ModelRefused(f"rotary embedding that depends on the length: {kind}")
 
 
 def has_state(config: PretrainedConfig) -> bool:
@@ -459,12 +444,3 @@ def kv_layout(model: PreTrainedModel) -> KvLayout:
         places={seen.layer: places[seen.source] for seen in probe.layers},
         state_parts=state_parts(cache) if cache is not None else (),
     )
-
-
-def _rope_types(parameters: Any) -> set[str]:
-    """The kinds of rotary embedding, from one set of parameters or from one per layer type."""
-    if not isinstance(parameters, dict):
-        return set()
-    kinds = {parameters.get("rope_type")}
-    kinds |= {inner.get("rope_type") for inner in parameters.values() if isinstance(inner, dict)}
-    return {kind for kind in kinds if isinstance(kind, str)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 
 from engine.cache.ids import TokenId
 from engine.compute.adapters import Adapters
+from engine.compute.attention.replay import Replay
 from engine.compute.attention.step import (
     STEP_ARGUMENT,
     Attend,
@@ -21,7 +23,6 @@ from engine.compute.batch import build_batch
 from engine.compute.kv import HostKv, KvPool
 from engine.compute.linear import PackedCache, StepStates
 from engine.compute.sampler import biased, is_greedy, penalized, sample, sample_rows, tell_probs
-from engine.compute.scorers.replay import Replay
 from engine.schedule.runner import SampleParams, Work
 
 
@@ -65,26 +66,62 @@ class TorchRunner:
         self.save, self.load = pool.save, pool.load
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
-        logits = self.visit(works)[0]
+        told = self.visit(works)[0]  # the model's own
         if all(work.sample is None for work in works):
             # A draw waits for the device. Nothing else here does, and the caller times the step.
             self.pool.wait()
-        rows, index = _Rows(logits, works), 0
-        tokens: list[TokenId | None] = []
-        for work in works:
+        counts = (0 if work.sample is None else 1 + len(work.draft) for work in works)
+        firsts = list(accumulate(counts, initial=0))
+        drawing = [
+            (row, work.sample, work)
+            for row, work in zip(firsts, works, strict=False)
+            if work.sample is not None
+        ]
+        # A work that has a repetition penalty has no draft.
+        logits = penalized(
+            told,
+            {
+                row: (work.seen, params.repetition_penalty)
+                for row, params, work in drawing
+                if work.seen is not None
+            },
+        )
+        # What can be drawn of all rows at once is: the most likely tokens, and a token of each
+        # work's first row where neither a grammar nor a bias changes it.
+        is_wanted = any(is_greedy(params) for _, params, _ in drawing)
+        best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
+        plain = [
+            (row, params, work.next_position)
+            for row, params, work in drawing
+            if not (is_greedy(params) or work.allowed is not None or work.bias)
+        ]
+        rows = [row for row, _, _ in plain]
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        drawn = sample_rows(chosen, [one[1] for one in plain], [one[2] for one in plain])
+        token_of = dict(zip(rows, drawn, strict=True))
+
+        def draw(row: int, params: SampleParams, position: int, work: Work) -> TokenId:
+            if is_greedy(params) and work.allowed is None and not work.bias:
+                token = best[row]
+            elif row in token_of:
+                token = token_of[row]
+            else:
+                token = sample(biased(logits[row], work.bias), params, position, work.allowed)
+            if work.probs is not None:
+                tell_probs(told[row], token, work.probs)
+            return token
+
+        tokens: list[TokenId | None] = [None] * len(works)
+        for index, (row, work) in enumerate(zip(firsts, works, strict=False)):
             if work.sample is None:
-                tokens.append(None)
                 continue
-            position = _first_position(work)
-            token = rows.draw(index, work.sample, position, work)
-            tokens.append(token)
+            tokens[index] = token = draw(row, work.sample, work.next_position, work)
             # Behind the proposed ones that were drawn.
             for place, proposed in enumerate(work.draft, 1):
                 if token != proposed:
                     break
-                token = rows.draw(index + place, work.sample, position + place, work)
+                token = draw(row + place, work.sample, work.next_position + place, work)
                 work.behind.append(token)
-            index += 1 + len(work.draft)
         return tokens
 
     def logits(self, works: Sequence[Work]) -> torch.Tensor:
@@ -158,68 +195,3 @@ class TorchRunner:
             states.keep()
         logits: torch.Tensor = output.logits[0]
         return logits, step.visited
-
-
-class _Rows:
-    """A step's rows of logits. What can be drawn of all rows at once is.
-
-    That is the most likely token of each row, and a token of each work's first row where neither a
-    grammar nor a bias changes it.
-    """
-
-    def __init__(self, logits: torch.Tensor, works: Sequence[Work]) -> None:
-        self._told = logits  # the model's own
-        self._logits = logits = _penalized(logits, works)
-        is_wanted = any(work.sample is not None and is_greedy(work.sample) for work in works)
-        self._best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
-        self._drawn = _draw_first(logits, works)
-
-    def draw(self, index: int, params: SampleParams, position: int, how: Work) -> TokenId:
-        """Draw the token at `position` from a row, and tell its probabilities where wanted."""
-        row = self._logits[index]
-        if is_greedy(params) and how.allowed is None and not how.bias:
-            token = self._best[index]
-        elif index in self._drawn:
-            token = self._drawn[index]
-        else:
-            token = sample(biased(row, how.bias), params, position, how.allowed)
-        if how.probs is not None:
-            tell_probs(self._told[index], token, how.probs)
-        return token
-
-
-def _draw_first(logits: torch.Tensor, works: Sequence[Work]) -> dict[int, TokenId]:
-    """By row, the token of each work whose draw depends on nothing but the row."""
-    rows: list[int] = []
-    params: list[SampleParams] = []
-    positions: list[int] = []
-    index = 0
-    for work in works:
-        if work.sample is None:
-            continue
-        if not (is_greedy(work.sample) or work.allowed is not None or work.bias):
-            rows.append(index)
-            params.append(work.sample)
-            positions.append(_first_position(work))
-        index += 1 + len(work.draft)
-    if not rows:
-        return {}
-    chosen = logits if len(rows) == len(logits) else logits[rows]
-    return dict(zip(rows, sample_rows(chosen, params, positions), strict=True))
-
-
-def _penalized(logits: torch.Tensor, works: Sequence[Work]) -> torch.Tensor:
-    """The logits with the repetition penalties; a work that has one has no draft."""
-    seen: dict[int, bytearray] = {}
-    penalties: dict[int, float] = {}
-    index = 0
-    for work in works:
-        if work.sample is not None:
-            if work.seen is not None:
-                seen[index], penalties[index] = work.seen, work.sample.repetition_penalty
-            index += 1 + len(work.draft)
-    return penalized(logits, seen, penalties)
-
-
-def _first_position(work: Work) -> int:
-    return work.start + len(work.token_ids) - len(work.draft)

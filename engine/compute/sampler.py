@@ -155,17 +155,15 @@ def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.
     return logits.float().index_add(-1, token_ids, raised.to(logits.device))
 
 
-def penalized(
-    logits: torch.Tensor, seen: Mapping[int, bytearray], penalties: Mapping[int, float]
-) -> torch.Tensor:
-    """Logits (rows, vocabulary) with those of `seen` tokens of these rows made less likely."""
+def penalized(logits: torch.Tensor, seen: Mapping[int, tuple[bytearray, float]]) -> torch.Tensor:
+    """Logits (rows, vocabulary), less likely by row for the tokens seen, by a penalty."""
     if not seen:
         return logits
     lowered = logits.clone()
-    for row, tokens in seen.items():
+    for row, (tokens, penalty) in seen.items():
         mask = torch.frombuffer(tokens, dtype=torch.bool)[: logits.shape[-1]].to(logits.device)
         values = lowered[row, : len(mask)]
-        changed = torch.where(values > 0, values / penalties[row], values * penalties[row])
+        changed = torch.where(values > 0, values / penalty, values * penalty)
         lowered[row, : len(mask)] = torch.where(mask, changed, values)
     return lowered
 

@@ -34,7 +34,12 @@ class NgramDrafter:
 
     def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
         """What may follow `tokens`, which begin with those of the call before; empty: unknown."""
-        self._take(tokens)
+        if len(tokens) > len(self._tokens):
+            room = np.empty(len(tokens) + len(tokens) // 2 + 64, dtype=np.int64)
+            room[: self._num] = self._tokens[: self._num]
+            self._tokens = room
+        self._tokens[self._num : len(tokens)] = tokens[self._num :]
+        self._num = len(tokens)
         known = self._tokens[max(self._num - WINDOW, 0) : self._num]
         if len(known) <= LEAST_MATCH:
             return []
@@ -60,11 +65,3 @@ class NgramDrafter:
         """
         grown = 2 * num_proposed if num_accepted == num_proposed else num_accepted + 1
         self._length = min(max(grown, 1), self._max_tokens)
-
-    def _take(self, tokens: Sequence[TokenId]) -> None:
-        if len(tokens) > len(self._tokens):
-            room = np.empty(len(tokens) + len(tokens) // 2 + 64, dtype=np.int64)
-            room[: self._num] = self._tokens[: self._num]
-            self._tokens = room
-        self._tokens[self._num : len(tokens)] = tokens[self._num :]
-        self._num = len(tokens)

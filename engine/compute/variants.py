@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from engine.compute.errors import ModelRefused
-from engine.compute.gate import MAX_KL, MIN_AGREEMENT, PREFIX_TOKENS, REST_TOKENS
+from engine.compute.gate import MAX_KL, MIN_AGREEMENT, PREFIX_TOKENS, REST_TOKENS, compared
 from engine.compute.loading import has_state, layer_windows
 from engine.protocol.reports import Technique
 
@@ -32,7 +32,15 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Tech
     Raises ModelRefused for models that are no siblings, or whose layers keep anything but keys and
     values of all tokens.
     """
-    _check_siblings(own, sibling)
+    shapes, configs = [], []
+    for model in (own, sibling):
+        shapes.append({name: value.shape for name, value in model.state_dict().items()})
+        facts = model.config.to_dict()
+        configs.append({name: facts[name] for name in facts.keys() - _OF_ONE_COPY})
+    if type(own) is not type(sibling) or shapes[0] != shapes[1] or configs[0] != configs[1]:
+        raise ModelRefused("the models differ in more than their weights")
+    if has_state(own.config) or any(layer_windows(own.config)):
+        raise ModelRefused("not every layer keeps keys and values of all tokens")
     begin = own.config.bos_token_id
     first = torch.full((num_texts, 1), begin if isinstance(begin, int) else 0)
     length = PREFIX_TOKENS + REST_TOKENS
@@ -50,26 +58,17 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Tech
     )
     prefix, rest = texts[:, :PREFIX_TOKENS], texts[:, PREFIX_TOKENS:]
     mine, theirs = (one(prefix, use_cache=True).past_key_values.layers for one in (own, sibling))
-    exact: torch.Tensor | None = None
+    exact = list[torch.Tensor]()
     found = list[Technique]()
     counts = {*range(0, len(mine), -(-len(mine) // MOST_COUNTS)), len(mine)}
     for count in sorted(counts, reverse=True):
         cache = DynamicCache()
         for place, layer in enumerate([*mine[:count], *theirs[count:]]):
             cache.update(layer.keys, layer.values, place)
-        logits = own(rest, past_key_values=cache).logits.float().log_softmax(-1)
-        exact = logits if exact is None else exact
-        found.append(
-            Technique(
-                method="sibling",
-                parameter=count,
-                kl=float((exact.exp() * (exact - logits)).sum(-1).mean()),
-                agreement=float((exact.argmax(-1) == logits.argmax(-1)).float().mean()),
-                tokens=rest.numel(),
-                is_allowed=False,
-            )
-        )
-    yield from judged(found[::-1])
+        logits = list(own(rest, past_key_values=cache).logits.float().log_softmax(-1))
+        exact = exact or logits
+        found.append(compared("sibling", count, exact, logits))
+    yield from reversed(found)
 
 
 def profile_directories(directories: tuple[str, str]) -> list[Technique]:
@@ -104,18 +103,6 @@ def least_layers(rows: Sequence[Technique]) -> int | None:
     refused = max((row.parameter for row in rows if not row.is_allowed), default=-1)
     own = (int(row.parameter) for row in rows[:-1] if row.parameter > refused)
     return min(own, default=None)
-
-
-def _check_siblings(own: Any, sibling: Any) -> None:
-    shapes, configs = [], []
-    for model in (own, sibling):
-        shapes.append({name: value.shape for name, value in model.state_dict().items()})
-        facts = model.config.to_dict()
-        configs.append({name: facts[name] for name in facts.keys() - _OF_ONE_COPY})
-    if type(own) is not type(sibling) or shapes[0] != shapes[1] or configs[0] != configs[1]:
-        raise ModelRefused("the models differ in more than their weights")
-    if has_state(own.config) or any(layer_windows(own.config)):
-        raise ModelRefused("not every layer keeps keys and values of all tokens")
 
 
 def told(rows: Sequence[Technique]) -> str:

@@ -15,7 +15,7 @@ from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
 from engine.schedule.masks import MaskPool, SampledTokens
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
-from engine.schedule.runner import Blend, Compressor, Runner, SampleParams, Work
+from engine.schedule.runner import Blend, Compressor, Move, Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -80,10 +80,11 @@ class EngineLoop:
                     sequence, "what may come next takes too long to find out", "too_costly"
                 )
         chunks = self.scheduler.schedule(now)
-        self._runner.demote(self.scheduler.take_demotions())
-        if to_clear := self.scheduler.take_to_clear():
+        demotions, to_clear, copies = self.scheduler.take_copies()
+        self._runner.demote(demotions)
+        if to_clear:
             self._runner.clear_blocks(to_clear)
-        self._runner.copy_blocks(self.scheduler.take_copies())
+        self._runner.copy_blocks(copies)
         # Copy what arrives from the tiers below, as much of it as a step may.
         max_loads = self._store.max_loads if self._store is not None else 0
         arrivals = self.scheduler.take_arrivals(max_loads)
@@ -169,7 +170,7 @@ class EngineLoop:
         assert compressor is not None and sequence.own is not None
         if sequence.placing is not placings[-1]:
             return
-        own, of, asked = sequence.own[1].block_ids, query.compression, query.asked
+        own = sequence.own[1].block_ids
         blends = list[Blend]()
         for one in placings:
             assert one.table is not None
@@ -182,15 +183,14 @@ class EngineLoop:
             yield from compressor.choose(query.real, gaps, blends, own)
         for one in placings:
             assert one.table is not None
-            sources = one.table.block_ids
-            if asked is not None:
-                layers = asked.sibling.own_layers
-                yield from compressor.take_over(layers, query.real, one.ranges, sources, own)
-            elif of is None:
-                yield from compressor.place(one.placed.shift, one.ranges, sources, own)
+            move = Move(one.ranges, one.table.block_ids, own)
+            if query.asked is not None:
+                yield from compressor.take_over(query.asked.sibling.own_layers, query.real, move)
+            elif query.compression is None:
+                yield from compressor.place(one.placed.shift, move)
             else:
                 tokens = one.placed.origin.tokens
-                yield from compressor.compress(of, tokens, one.ranges, sources, own)
+                yield from compressor.compress(query.compression, tokens, move)
 
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""
@@ -246,9 +246,16 @@ class EngineLoop:
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None:
         """Run until `stop`. `on_crash` is called with an error that ends the loop."""
-        self._thread = threading.Thread(
-            target=self._run, args=(on_crash,), name="engine-loop", daemon=True
-        )
+
+        def run() -> None:
+            try:
+                while self._take_calls():
+                    self.step()
+            # A panic of a library in Rust is no Exception.
+            except BaseException as error:  # noqa: BLE001 - the edge of the thread: the process ends
+                on_crash(error)
+
+        self._thread = threading.Thread(target=run, name="engine-loop", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -273,14 +280,6 @@ class EngineLoop:
 
         self._inbox.put(run)
         return future
-
-    def _run(self, on_crash: Callable[[BaseException], None]) -> None:
-        try:
-            while self._take_calls():
-                self.step()
-        # A panic of a library in Rust is no Exception.
-        except BaseException as error:  # noqa: BLE001 - the edge of the thread: the process ends
-            on_crash(error)
 
     def _take_calls(self) -> bool:
         """Run the waiting calls; wait if there is nothing to do. False when the loop must stop."""

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.cache.approximate import Placing
+from engine.cache.approximate import Placing, with_sibling
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
-from engine.cache.sibling_prompt import with_sibling
 from engine.cache.table import BlockTable
 from engine.protocol import FinishReason, Frame, GenerateRequest, Image, InputUsage, UnheldTool
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.cache.compression import Compression
 from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import BlockId, TokenId
+from engine.cache.kinds import Compression
 from engine.cache.recurrent import StateMove
 from engine.cache.store_tier import Payload
 
@@ -84,6 +84,11 @@ class Work:
     adapter: ActiveAdapter | None = None
     cut: int = 0
 
+    @property
+    def next_position(self) -> int:
+        """That of the first token that is drawn."""
+        return self.start + len(self.token_ids) - len(self.draft)
+
 
 class Blend(NamedTuple):
     """A document at positions [start, end) of a prompt: `num` of them are to be computed there.
@@ -98,33 +103,24 @@ class Blend(NamedTuple):
     chosen: list[int]
 
 
+class Move(NamedTuple):
+    """A copy to these ranges of the table `targets`, from the table `sources`."""
+
+    ranges: Sequence[tuple[int, int]]
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+
 class Compressor(Protocol):
     """Copies from one prompt to another in the KV memory. Parts of its work are bounded: each item
     is so many tokens of prefill, which take about as long."""
 
-    def compress(
-        self,
-        how: Compression,
-        tokens: Sequence[TokenId],
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
-        """Copy what is kept of the prefix of these tokens from `sources` into `targets`, to these
-        ranges of slots."""
+    def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
+        """Copy what is kept of the prefix of these tokens, to ranges of slots."""
         ...
 
-    def place(
-        self,
-        shift: int,
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
-        """Copy the keys and values of positions, less `shift`, from one table to another.
-
-        Keys are turned from their old position to the new one.
-        """
+    def place(self, shift: int, move: Move) -> Iterator[int]:
+        """Copy the keys and values of positions, less `shift`, turned to their new positions."""
         ...
 
     def choose(
@@ -140,14 +136,7 @@ class Compressor(Protocol):
         """
         ...
 
-    def take_over(
-        self,
-        own_layers: int,
-        tokens: Sequence[TokenId],
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
+    def take_over(self, own_layers: int, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
         """Copy a sibling's keys and values of these positions of a prompt, and compute those of
         the first layers. What the prompt has before is in `targets`."""
         ...

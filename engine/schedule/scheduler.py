@@ -26,13 +26,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import Load
 from engine.cache.table import BlockCopy
 from engine.schedule.pace import StepPace, StepRoom
-from engine.schedule.request import (
-    PrefillChunk,
-    RequestState,
-    SequenceState,
-    Twin,
-    prefill_chunks,
-)
+from engine.schedule.request import PrefillChunk, SequenceState, Twin, prefill_chunks
 from engine.schedule.speculation import Speculation
 from engine.schedule.waiting import (
     MAX_LOOKED_AT,
@@ -149,17 +143,12 @@ class Scheduler:
         prefilled = [(one.start, one.count) for one in chunks if one.count > 1 or not one.is_last]
         self._pace.learn(prefilled, seconds)
 
-    def take_copies(self) -> list[BlockCopy]:
-        copies, self.copies = self.copies, []
-        return copies
-
-    def take_to_clear(self) -> list[BlockId]:
-        """The blocks to write zeros to, behind the demotions and before anything else."""
-        return self._cache.pool.take_to_clear()
-
-    def take_demotions(self) -> list[BlockCopy]:
-        """The copies to the host to make before anything is written on the device."""
-        return self._cache.host.take_demotions() if self._cache.host is not None else []
+    def take_copies(self) -> tuple[list[BlockCopy], list[BlockId], list[BlockCopy]]:
+        """What is to be done, in this order, before anything is written on the device: the copies
+        to the host, the blocks to write zeros to, and the device's own copies."""
+        host, copies, self.copies = self._cache.host, self.copies, []
+        demotions = host.take_demotions() if host is not None else []
+        return demotions, self._cache.pool.take_to_clear(), copies
 
     def take_arrivals(self, max_loads: int = 0) -> Arrivals:
         """The blocks that one step brings back, in the order in which their sequences wait.
@@ -179,7 +168,7 @@ class Scheduler:
                         break
                     promotions.append(self._cache.host.promote(table))
                     continue
-                store = self._cache.store_of(block)
+                store = next(one for one in self._cache.stores if one.pool is block.home)
                 if store.is_lost(block):
                     request = sequence.request
                     if self._cache.state_blocks or request.query.is_approximate:
@@ -237,16 +226,35 @@ class Scheduler:
         return None
 
     def _awaits_twin(self, sequence: SequenceState) -> bool:
-        """Whether a running sequence computes what this one would compute."""
-        request = sequence.request
+        """Whether a running sequence computes what this one would compute, and waiting pays.
+
+        It pays if it saves at least a block, and at least half of the tokens it waits for. So a
+        request that read most of the prefix from an entry does not wait for a sequence that
+        computes it from the beginning. Only running sequences are waited for, which wait for none:
+        there is no circle.
+        """
+        request, size, most = sequence.request, self._cache.pool.block_size, 0
         if not sequence.is_new or self._cache.state_blocks:
             return False
         twin = request.twin
         is_computing = twin is not None and twin.sequence in self.running
-        if twin is None or not is_computing or twin.sequence.num_computed >= twin.tokens:
-            request.twin = find_twin(request, self.running, self._cache.pool.block_size)
-            if request.twin is not None:
-                request.raced = max(request.raced, request.twin.tokens)
+        if twin is not None and is_computing and twin.sequence.num_computed < twin.tokens:
+            return True
+        digests, request.twin = request.query.digests, None
+        read = request.found.read if request.found is not None else 0
+        usable = (digests.num_tokens - 1) // size
+        for other in self.running:
+            # A batch sequence may be paused: an interactive request does not wait for it.
+            is_done = other.num_pending < size and not other.is_exact_part
+            if is_done or other.is_batch > request.leader.is_batch:
+                continue
+            shared = min(common_blocks(digests, other.request.query.digests), usable) * size
+            computed = other.num_computed
+            saved = shared - max(read, computed)
+            if saved >= size and 2 * saved >= shared - computed and saved > most:
+                request.twin, most = Twin(other, shared), saved
+        if request.twin is not None:
+            request.raced = max(request.raced, request.twin.tokens)
         return request.twin is not None
 
     def _decode(self, *, is_batch: bool) -> list[PrefillChunk]:
@@ -254,31 +262,22 @@ class Scheduler:
         for sequence in [one for one in self.running if one.is_batch == is_batch]:
             if sequence.table.incoming:
                 continue  # a document's last token may be on its way
-            if sequence.num_pending == 1 and sequence.can_sample and sequence in self.running:
-                if self._make_room(sequence):
-                    chunks.append(
-                        PrefillChunk(sequence, sequence.table.num_tokens, 1, is_last=True)
-                    )
+            # Get blocks for one more token, by preempting the youngest sequence if necessary.
+            while sequence.num_pending == 1 and sequence.can_sample and sequence in self.running:
+                try:
+                    self.copies.extend(sequence.table.prepare(1))
+                except NoFreeBlocks:
+                    if len(self.running) > 1:
+                        self._preempt(self._youngest())
+                    elif not self._free_what_nobody_runs_on():
+                        # Alone with the whole pool: there is nothing to wait for.
+                        sequence.finish = "context"
+                        break
+                else:
+                    start = sequence.table.num_tokens
+                    chunks.append(PrefillChunk(sequence, start, 1, is_last=True))
+                    break
         return [chunk for chunk in chunks if chunk.sequence in self.running]
-
-    def _make_room(self, sequence: SequenceState) -> bool:
-        """Get blocks for one more token, by preempting the youngest sequence if necessary."""
-        while True:
-            try:
-                self.copies.extend(sequence.table.prepare(1))
-            except NoFreeBlocks:
-                victim = self._youngest()
-                if victim is not sequence:
-                    self._preempt(victim)
-                elif len(self.running) > 1:
-                    self._preempt(sequence)
-                    return False
-                elif not self._free_what_nobody_runs_on():
-                    # Alone with the whole pool: there is nothing to wait for.
-                    sequence.finish = "context"
-                    return False
-            else:
-                return True
 
     def _youngest(self) -> SequenceState:
         """The sequence to preempt: the youngest batch sequence, else the youngest of all."""
@@ -310,15 +309,21 @@ class Scheduler:
         if not is_batch:
             self._pace.begin(self.running, candidate)
         while room.is_left and (prefilling or candidate is not None):
-            is_admitted = False
-            if candidate is None or (prefilling and self._goes_on(prefilling[0], candidate)):
+            is_admitted = goes_on = False
+            if candidate is not None and prefilling:
+                # Which prompt comes first is decided by what their scopes got.
+                first = prefilling[0]
+                goes_on = queue.served(first) <= queue.served(candidate)
+                if queue.served(first) == queue.served(candidate) and self._pace.is_shared:
+                    goes_on = self._pace.is_short(first) or not self._pace.is_short(candidate)
+            if candidate is None or goes_on:
                 sequence = prefilling.popleft()
                 if self._pace.yields(sequence):
                     continue
             elif not room.tokens_for(candidate) or self._pace.yields(candidate):
                 candidate = None
                 continue
-            elif self._has_place(candidate) and self._admit(candidate, now):
+            elif self._admit(candidate, now):
                 self._reuse_order.admitted(candidate, overtaken)
                 sequence, candidate = candidate, self._next_behind(overtaken, is_batch)
                 self._pace.admitted(sequence)
@@ -336,58 +341,49 @@ class Scheduler:
                 queue.charge({sequence.scope: tokens})
         return chunks
 
-    def _goes_on(self, running: SequenceState, candidate: SequenceState) -> bool:
-        """Whether this one's prompt comes before the candidate's, by what their scopes got."""
-        served = self.waiting[running.is_batch].served
-        if served(running) != served(candidate) or not self._pace.is_shared:
-            return served(running) <= served(candidate)
-        return self._pace.is_short(running) or not self._pace.is_short(candidate)
-
-    def _has_place(self, sequence: SequenceState) -> bool:
-        """Whether one more sequence may run.
+    def _admit(self, sequence: SequenceState, now: float) -> bool:
+        """Have it run, if there is a place and room for it.
 
         The spare places are for scopes of which nothing runs. So no scope keeps others out by
         running many sequences.
         """
         left = self._max_running - len(self.running)
         # One batch sequence keeps its place, for its floor.
-        if left > 0 or self._preempt_batch(sequence, keep=1):
-            return True
-        is_new_scope = all(other.scope != sequence.scope for other in self.running)
-        return is_new_scope and left + self._max_running // SPARE_SHARE > 0
-
-    def _admit(self, sequence: SequenceState, now: float) -> bool:
+        if left <= 0 and not self._preempt_batch(sequence, keep=1):
+            is_new_scope = all(other.scope != sequence.scope for other in self.running)
+            if not is_new_scope or left + self._max_running // SPARE_SHARE <= 0:
+                return False
         if sequence.lacks_look_up or not sequence.can_sample:
             return False
         request = sequence.request
         while True:
             try:
                 self._begin(sequence)
-                request.began_at = now if request.began_at is None else request.began_at
             except NoFreeBlocks as lack:
                 request.num_needed = lack.num_needed
                 if self._preempt_batch(sequence):
                     continue
                 if self.running:
                     return False
-                if not self._free_what_nobody_runs_on(besides=sequence):
-                    sequence.finish = "context"  # it does not fit into the whole pool
-                    break
+                if self._free_what_nobody_runs_on(besides=sequence):
+                    continue
+                sequence.finish = "context"  # it does not fit into the whole pool
             else:
-                break
+                request.began_at = now if request.began_at is None else request.began_at
+            break
         self.waiting[sequence.is_batch].remove(sequence)
         self.running.append(sequence)
         return sequence.finish is None
 
     def _begin(self, sequence: SequenceState) -> None:
-        request, table = sequence.request, sequence.table
+        request, table, found = sequence.request, sequence.table, None
         if sequence.is_new:
-            assert request.found is not None
-            request.found.raced = request.raced
-            self.copies += self._cache.begin(request.query, request.found, table)
+            found = request.found
+            assert found is not None
+            found.raced = request.raced
+            self.copies += self._cache.begin(request.query, found, table)
         else:
             self.copies += self._cache.resume(request.query, sequence.tokens, table)
-        found = request.found if sequence.is_new else None
         sequence.placings = new_placings(request.query, table, found)
         if sequence.placings:
             self._begin_placing(sequence, sequence.placings[0])
@@ -470,29 +466,3 @@ class Scheduler:
                 sequence.request.found = None
                 return True
         return self._cache.entries.leases.sacrifice()
-
-
-def find_twin(
-    request: RequestState, running: Sequence[SequenceState], block_size: int
-) -> Twin | None:
-    """The sequence that computes most of this request's prefix. None if waiting does not pay.
-
-    Waiting pays if it saves at least a block, and at least half of the tokens it waits for. So a
-    request that read most of the prefix from an entry does not wait for a sequence that computes it
-    from the beginning. Only running sequences are waited for, which wait for none: there is no
-    circle.
-    """
-    digests, best, most = request.query.digests, None, 0
-    read = request.found.read if request.found is not None else 0
-    usable = (digests.num_tokens - 1) // block_size
-    for sequence in running:
-        # A batch sequence may be paused: an interactive request does not wait for it.
-        is_done = sequence.num_pending < block_size and not sequence.is_exact_part
-        if is_done or sequence.is_batch > request.leader.is_batch:
-            continue
-        shared = min(common_blocks(digests, sequence.request.query.digests), usable) * block_size
-        computed = sequence.num_computed
-        saved = shared - max(read, computed)
-        if saved >= block_size and 2 * saved >= shared - computed and saved > most:
-            best, most = Twin(sequence, shared), saved
-    return best

@@ -20,16 +20,16 @@ from typing import NamedTuple
 import torch
 from transformers import AutoTokenizer
 
-from engine.cache.compression import new_compression
 from engine.cache.ids import BlockId
+from engine.cache.kinds import new_compression
 from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.gate import RECOMPUTES, compute_apart, stand
 from engine.compute.loading import load_model
 from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
-from engine.compute.scorers.kvzip import REPEAT, REPEAT_PART
+from engine.compute.scorers import REPEAT, REPEAT_PART
 from engine.protocol import SCORERS, Scorer
-from engine.schedule.runner import SampleParams, Work
+from engine.schedule.runner import Move, SampleParams, Work
 from engine.settings import DEMO_MODEL
 from scripts.bench.report import table
 from scripts.bench.tasks import TASKS, samples
@@ -152,7 +152,8 @@ def compressed(compressor: KvCompressor, scorers: list[Scorer]) -> Family:
             for keep in KEEPS:
                 how = new_compression(scorer, keep, len(prefix), BLOCK_SIZE)
                 assert how is not None, "the prompts are too short"
-                for _ in compressor.compress(how, prefix, [(0, how.kept)], exact.blocks, spare):
+                move = Move([(0, how.kept)], exact.blocks, spare)
+                for _ in compressor.compress(how, prefix, move):
                     pass
                 yield (scorer, f"keep {keep:g}"), Entry(spare, how.kept, how.cut)
 

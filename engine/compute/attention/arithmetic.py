@@ -12,7 +12,7 @@ from engine.compute.batch import DecodeGroup
 from engine.compute.kv import KvPool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One attention layer. `index` is its place in the pool.
 

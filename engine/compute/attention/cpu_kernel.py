@@ -6,10 +6,8 @@ heads (`prebuilt.py`), or is compiled at the model's load.
 """
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,23 +21,16 @@ from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class _Step(ctypes.Structure):
     """`Step` of cpu_kernel.cpp, field by field."""
 
     _fields_ = (
-        ("tiles", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("offsets", ctypes.c_void_p),
-        ("parts", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("outputs", ctypes.c_void_p),
-        ("log_sums", ctypes.c_void_p),
-        ("num_tiles", ctypes.c_int32),
-        ("num_rows", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-        ("kv_heads", ctypes.c_int32),
-        ("group", ctypes.c_int32),
+        *_fields(ctypes.c_void_p, "tiles rows table offsets parts positions outputs log_sums"),
+        *_fields(ctypes.c_int32, "num_tiles num_rows threads kv_heads group"),
     )
 
 
@@ -47,26 +38,11 @@ class _Layer(ctypes.Structure):
     """`Layer` of cpu_kernel.cpp, field by field."""
 
     _fields_ = (
-        ("query", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("sinks", ctypes.c_void_p),
-        ("merged", ctypes.c_void_p),
-        ("head_stride", ctypes.c_int64),
-        ("row_stride", ctypes.c_int64),
-        ("scaling", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        ("window", ctypes.c_int32),
-        ("block_size", ctypes.c_int32),
+        *_fields(ctypes.c_void_p, "query keys values sinks merged"),
+        *_fields(ctypes.c_int64, "head_stride row_stride"),
+        *_fields(ctypes.c_float, "scaling softcap"),
+        *_fields(ctypes.c_int32, "window block_size"),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A step's structure, and the memory that it points into."""
-
-    step: _Step
-    memory: Sequence[torch.Tensor]
 
 
 class CpuKernel:
@@ -109,29 +85,30 @@ class CpuKernel:
         pointers = (tensor.data_ptr() for tensor in memory)
         threads = torch.get_num_threads()
         step = _Step(*pointers, len(order), len(positions), threads, *self._heads)
-        return partial(self._attend_rows, _Prepared(step, memory))
 
-    def _attend_rows(
-        self, prepared: _Prepared, query: torch.Tensor, pool: KvPool, layer: Layer
-    ) -> torch.Tensor:
-        """All rows of a step (heads, rows, head_dim) to the keys before them; the same shape."""
-        query = query if query.stride(2) == 1 else query.contiguous()
-        num_heads, num_rows, head_dim = query.shape
-        if (num_heads, head_dim, query.dtype) != self._compiled_for:
-            raise ModelRefused(f"layer {layer.index} has other heads: {tuple(query.shape)}")
-        merged = torch.empty((num_rows, num_heads, head_dim), dtype=query.dtype)
-        arguments = _Layer(
-            query.data_ptr(),
-            pool.keys[layer.index].data_ptr(),
-            pool.values[layer.index].data_ptr(),
-            None if layer.sinks is None else layer.sinks.data_ptr(),
-            merged.data_ptr(),
-            query.stride(0),
-            query.stride(1),
-            layer.scaling,
-            layer.softcap or 0.0,
-            layer.window or 0,
-            pool.block_size,
-        )
-        self._attend(prepared.step, arguments)
-        return merged.transpose(0, 1)
+        # `step` points into the memory, which lives as long as the function.
+        def attend(
+            query: torch.Tensor, pool: KvPool, layer: Layer, _held: object = memory
+        ) -> torch.Tensor:
+            query = query if query.stride(2) == 1 else query.contiguous()
+            heads, num_rows, head_dim = query.shape
+            if (heads, head_dim, query.dtype) != self._compiled_for:
+                raise ModelRefused(f"layer {layer.index} has other heads: {tuple(query.shape)}")
+            merged = torch.empty((num_rows, heads, head_dim), dtype=query.dtype)
+            arguments = _Layer(
+                query.data_ptr(),
+                pool.keys[layer.index].data_ptr(),
+                pool.values[layer.index].data_ptr(),
+                None if layer.sinks is None else layer.sinks.data_ptr(),
+                merged.data_ptr(),
+                query.stride(0),
+                query.stride(1),
+                layer.scaling,
+                layer.softcap or 0.0,
+                layer.window or 0,
+                pool.block_size,
+            )
+            self._attend(step, arguments)
+            return merged.transpose(0, 1)
+
+        return attend

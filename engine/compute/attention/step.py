@@ -24,11 +24,11 @@ from engine.compute.attention.arithmetic import (
     first_visible_block,
     visible,
 )
-from engine.compute.batch import Batch, TokenRun
+from engine.compute.attention.replay import Replay
+from engine.compute.batch import Batch
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvPool
 from engine.compute.linear import PackedCache, StepStates
-from engine.compute.scorers.replay import Replay
 
 Attend = Callable[[torch.Tensor, KvPool, Layer], torch.Tensor]
 """Attends all rows of a step (heads, rows, head_dim), whose keys and values are in the pool."""
@@ -36,15 +36,9 @@ Attend = Callable[[torch.Tensor, KvPool, Layer], torch.Tensor]
 ATTENTION_NAME = "holdfast"
 STEP_ARGUMENT = "holdfast_step"
 # Arguments that models pass along and that change nothing in a packed forward of ours.
-_HARMLESS_ARGUMENTS = frozenset(
-    {
-        "position_ids",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "return_dict",
-    }
+_HARMLESS_ARGUMENTS = set(
+    "position_ids use_cache output_attentions output_hidden_states output_router_logits return_dict"
+    "".split()
 )
 
 
@@ -93,14 +87,47 @@ def paged_attention(
         return query.new_zeros((*query.shape[:1], *query.shape[2:0:-1], value.shape[-1])), None
     if not isinstance(step, AttentionStep):
         raise ModelRefused("the model does not hand its forward arguments to its attention")
-    layer = _layer_of(module, step, attention_mask, arguments, query.shape[-1])
+    scaling = arguments.pop("scaling", None)
+    window = arguments.pop("sliding_window", None)
+    softcap = arguments.pop("softcap", None)
+    sinks: torch.Tensor | None = arguments.pop("s_aux", None)
+    if arguments.pop("dropout", 0.0):
+        raise ModelRefused("attention with dropout: the model is not in evaluation mode")
+    if arguments.pop("is_causal", None) is False or not getattr(module, "is_causal", True):
+        raise ModelRefused("attention that is not causal")
+    if attention_mask is not None:
+        raise ModelRefused("the model brings an attention mask of its own")
+    told = {name for name, value in arguments.items() if value is not None}
+    if unknown := sorted(told - _HARMLESS_ARGUMENTS):
+        raise ModelRefused(f"attention arguments that are not implemented: {unknown}")
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int) or not 0 <= index < len(step.windows):
+        raise ModelRefused(f"an attention module without a layer index: {type(module).__name__}")
+    if window != step.windows[index]:
+        raise ModelRefused(
+            f"layer {index} has the window {step.windows[index]} in the configuration and "
+            f"{window} in the model"
+        )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if sinks is not None:
+        sinks = sinks.detach().float().contiguous()
+    step.visited.append(index)
+    pool, layout = step.pool, step.pool.layout
+    layer = Layer(layout.place_of[index], scaling, window, softcap, sinks)
     if step.replay is not None:
         output = step.replay.attend(query, key, value, layer)
         return output.transpose(1, 2).contiguous(), None
-    pool, layout = step.pool, step.pool.layout
-    if layout.latent_rank is not None:
-        # Its keys and values are in the pool, as latents (`LatentCache`).
-        output = _attend_latents(module, query[0], step, layer, layout.latent_rank)
+    if (rank := layout.latent_rank) is not None:
+        # Its keys and values are in the pool, as latents (`LatentCache`). The projection from a
+        # latent to a head's keys is taken to the queries' side, and the one to its values behind
+        # the sum, so that all heads share one KV head (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
+        expand: Any = module.kv_b_proj
+        nope: Any = module.qk_nope_head_dim
+        if not isinstance(expand, torch.nn.Linear) or getattr(expand, "bias", None) is not None:
+            raise ModelRefused("latents that are expanded in another way")
+        heads, query = expand.weight.view(query.shape[1], -1, rank), query[0]
+        absorbed = torch.cat([query[..., :nope] @ heads[:, :nope], query[..., nope:]], dim=-1)
+        output = _attend_rows(absorbed, step, layer)[..., :rank] @ heads[:, nope:].transpose(1, 2)
         return output.transpose(0, 1).unsqueeze(0).contiguous(), None
     value_dim = value.shape[-1]
     # What is narrower than the widest is kept with zeros behind it, which add nothing to a product.
@@ -167,34 +194,22 @@ class LatentCache(PackedCache):
         return key_states, value_states
 
 
-def _attend_latents(
-    module: torch.nn.Module, query: torch.Tensor, step: AttentionStep, layer: Layer, rank: int
-) -> torch.Tensor:
-    """Multi-head latent attention over the latents themselves: (heads, rows, value dimension).
-
-    The projection from a latent to a head's keys is taken to the queries' side, and the one to its
-    values behind the sum, so that all heads share one KV head (DeepSeek-V2, arXiv 2405.04434,
-    section 2.1.2).
-    """
-    expand: Any = module.kv_b_proj
-    nope: Any = module.qk_nope_head_dim
-    if not isinstance(expand, torch.nn.Linear) or getattr(expand, "bias", None) is not None:
-        raise ModelRefused("latents that are expanded in another way")
-    to_heads = expand.weight.view(len(query), -1, rank)
-    absorbed = torch.cat([query[..., :nope] @ to_heads[:, :nope], query[..., nope:]], dim=-1)
-    output = _attend_rows(absorbed, step, layer)[..., :rank]
-    return output @ to_heads[:, nope:].transpose(1, 2)
-
-
 def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torch.Tensor:
     """All rows of the step (heads, rows, width) to what is in the pool; the same shape."""
     pool, batch = step.pool, step.batch
     if step.attend is not None:
         return step.attend(query, pool, layer)
     output = torch.empty_like(query)
-    for chunk in batch.chunks:
-        rows = slice(chunk.begin, chunk.end)
-        output[:, rows] = _attend_chunk(query[:, rows], chunk, pool, layer)
+    for run, blocks in batch.chunks:
+        rows, end = slice(run.begin, run.begin + run.count), run.start + run.count
+        first = first_visible_block(run.start, layer.window, pool.block_size)
+        gathered, begin = pool.gather(layer.index, blocks[first:]), first * pool.block_size
+        keys, values = (each[: end - begin].transpose(0, 1)[None] for each in gathered)
+        query_positions = torch.arange(run.start, end, device=query.device)
+        key_positions = torch.arange(begin, end, device=query.device)
+        mask = visible(query_positions[:, None], key_positions[None, :], layer.window)
+        sinks = None if layer.sinks is None else layer.sinks.view(1, -1, 1, 1)
+        output[:, rows] = attend(query[None, :, rows], keys, values, mask, layer, sinks)[0]
     for group in batch.decode_groups:
         output[:, group.rows] = attend_decodes(query[:, group.rows], group, pool, layer)
     return output
@@ -202,59 +217,3 @@ def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torc
 
 def _widened(rows: torch.Tensor, width: int) -> torch.Tensor:
     return rows if rows.shape[-1] == width else pad(rows, (0, width - rows.shape[-1]))
-
-
-def _layer_of(
-    module: torch.nn.Module,
-    step: AttentionStep,
-    attention_mask: torch.Tensor | None,
-    arguments: dict[str, Any],
-    head_dim: int,
-) -> Layer:
-    """Check that nothing is asked for that is not done here, and note the visit."""
-    scaling = arguments.pop("scaling", None)
-    window = arguments.pop("sliding_window", None)
-    softcap = arguments.pop("softcap", None)
-    sinks: torch.Tensor | None = arguments.pop("s_aux", None)
-    if arguments.pop("dropout", 0.0):
-        raise ModelRefused("attention with dropout: the model is not in evaluation mode")
-    if arguments.pop("is_causal", None) is False or not getattr(module, "is_causal", True):
-        raise ModelRefused("attention that is not causal")
-    if attention_mask is not None:
-        raise ModelRefused("the model brings an attention mask of its own")
-    unknown = [
-        name
-        for name, value in arguments.items()
-        if value is not None and name not in _HARMLESS_ARGUMENTS
-    ]
-    if unknown:
-        raise ModelRefused(f"attention arguments that are not implemented: {sorted(unknown)}")
-    index = getattr(module, "layer_idx", None)
-    if not isinstance(index, int) or not 0 <= index < len(step.windows):
-        raise ModelRefused(f"an attention module without a layer index: {type(module).__name__}")
-    if window != step.windows[index]:
-        raise ModelRefused(
-            f"layer {index} has the window {step.windows[index]} in the configuration and "
-            f"{window} in the model"
-        )
-    scaling = head_dim**-0.5 if scaling is None else float(scaling)
-    if sinks is not None:
-        sinks = sinks.detach().float().contiguous()
-    step.visited.append(index)
-    place = step.pool.layout.place_of[index]
-    return Layer(index=place, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
-
-
-def _attend_chunk(query: torch.Tensor, chunk: TokenRun, pool: KvPool, layer: Layer) -> torch.Tensor:
-    """Attend several tokens (heads, tokens, head_dim) of one sequence to all before them."""
-    first = first_visible_block(chunk.start, layer.window, pool.block_size)
-    keys, values = pool.gather(layer.index, chunk.blocks[first:])
-    first_position = first * pool.block_size
-    num_keys = chunk.context_tokens - first_position
-    keys, values = keys[:num_keys].transpose(0, 1), values[:num_keys].transpose(0, 1)
-    device = query.device
-    query_positions = torch.arange(chunk.start, chunk.context_tokens, device=device)
-    key_positions = torch.arange(first_position, chunk.context_tokens, device=device)
-    mask = visible(query_positions[:, None], key_positions[None, :], layer.window)
-    sinks = None if layer.sinks is None else layer.sinks.view(1, -1, 1, 1)
-    return attend(query[None], keys[None], values[None], mask, layer, sinks)[0]

@@ -62,64 +62,49 @@ def cut(
     runs: Sequence[Run], shared: Sequence[Shared], num_rows: int, block_size: int, width: int
 ) -> Tiles:
     """The tiles of a step of `num_rows` rows; `width` is the most rows of a wide tile."""
-    cutter = _Cutter(num_rows, max(SPLIT_TOKENS // block_size, 1) * block_size, width)
-    for run in runs:
-        rows, end = np.arange(run.begin, run.begin + run.count), run.start + run.count
-        place = cutter.place(run.table)
-        if run.count == 1:
-            cutter.add_split(rows, place, 0, end)
-        else:
-            cutter.add(rows, place, 0, end)
-    for group in shared:
-        begin = group.num_blocks * block_size
-        places = [cutter.place(run.table) for run in group.runs]
-        cutter.add_split(np.array([run.begin for run in group.runs]), places[0], 0, begin)
-        for run, place in zip(group.runs, places, strict=True):
-            cutter.add_split(np.array([run.begin]), place, begin, run.start + 1)
-    return cutter.tiles()
+    split = max(SPLIT_TOKENS // block_size, 1) * block_size
+    tables, table_size = list[Table](), 0
+    cut_rows, rows_size = list[NDArray[np.int64]](), 0
+    wide, narrow = list[tuple[int, ...]](), list[tuple[int, ...]]()
 
+    def place(table: Table) -> int:
+        nonlocal table_size
+        tables.append(table)
+        table_size += len(table)
+        return table_size - len(table)
 
-class _Cutter:
-    def __init__(self, num_rows: int, split: int, width: int) -> None:
-        self._num_rows = num_rows
-        self._split = split
-        self._width = width
-        self._tables: list[Table] = []
-        self._table_size = 0
-        self._rows: list[NDArray[np.int64]] = []
-        self._rows_size = 0
-        self._wide: list[tuple[int, ...]] = []
-        self._narrow: list[tuple[int, ...]] = []
+    def add(rows: NDArray[np.int64], place: int, begin: int, end: int) -> None:
+        nonlocal rows_size
+        for first in range(0, len(rows), width):
+            some = rows[first : first + width]
+            tile = (rows_size, len(some), place, begin, end, rows_size)
+            (narrow if len(some) == 1 else wide).append(tile)
+            cut_rows.append(some)
+            rows_size += len(some)
 
-    def place(self, table: Table) -> int:
-        place = self._table_size
-        self._tables.append(table)
-        self._table_size += len(table)
-        return place
-
-    def add_split(self, rows: NDArray[np.int64], place: int, begin: int, end: int) -> None:
+    def add_split(rows: NDArray[np.int64], place: int, begin: int, end: int) -> None:
         """Cut the keys at multiples of the split; all of them are at or before every row."""
         while begin < end:
-            next_end = min((begin // self._split + 1) * self._split, end)
-            self.add(rows, place, begin, next_end)
+            next_end = min((begin // split + 1) * split, end)
+            add(rows, place, begin, next_end)
             begin = next_end
 
-    def add(self, rows: NDArray[np.int64], place: int, begin: int, end: int) -> None:
-        for first in range(0, len(rows), self._width):
-            some = rows[first : first + self._width]
-            tile = (self._rows_size, len(some), place, begin, end, self._rows_size)
-            (self._narrow if len(some) == 1 else self._wide).append(tile)
-            self._rows.append(some)
-            self._rows_size += len(some)
-
-    def tiles(self) -> Tiles:
-        rows = np.concatenate(self._rows)
-        counts = np.bincount(rows, minlength=self._num_rows)
-        return Tiles(
-            rows=rows.astype(np.int32),
-            table=np.concatenate(self._tables).astype(np.int32),
-            wide=np.array(self._wide, dtype=np.int32).reshape(-1, 6),
-            narrow=np.array(self._narrow, dtype=np.int32).reshape(-1, 6),
-            offsets=np.concatenate([[0], counts.cumsum()]).astype(np.int32),
-            parts=np.argsort(rows, kind="stable").astype(np.int32),
-        )
+    for run in runs:
+        rows, end = np.arange(run.begin, run.begin + run.count), run.start + run.count
+        (add_split if run.count == 1 else add)(rows, place(run.table), 0, end)
+    for group in shared:
+        begin = group.num_blocks * block_size
+        places = [place(run.table) for run in group.runs]
+        add_split(np.array([run.begin for run in group.runs]), places[0], 0, begin)
+        for run, own in zip(group.runs, places, strict=True):
+            add_split(np.array([run.begin]), own, begin, run.start + 1)
+    rows = np.concatenate(cut_rows)
+    counts = np.bincount(rows, minlength=num_rows)
+    return Tiles(
+        rows=rows.astype(np.int32),
+        table=np.concatenate(tables).astype(np.int32),
+        wide=np.array(wide, dtype=np.int32).reshape(-1, 6),
+        narrow=np.array(narrow, dtype=np.int32).reshape(-1, 6),
+        offsets=np.concatenate([[0], counts.cumsum()]).astype(np.int32),
+        parts=np.argsort(rows, kind="stable").astype(np.int32),
+    )

@@ -9,9 +9,9 @@ from engine.backends.prepare.preparer import new_segments, prepare
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
+from engine.cache.kinds import Sibling
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
-from engine.cache.sibling import Sibling
 from engine.errors import InvalidRequest, PromptTooLong
 from engine.protocol import (
     Breakpoint,

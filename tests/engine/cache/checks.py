@@ -143,7 +143,7 @@ def _check_references(world: "World") -> None:
 
 def check_pool(pool: BlockPool) -> None:
     """All that needs no outside knowledge."""
-    shares = list(pool._shares)
+    shares = list(pool._shares.values())
     queues = [pool._empty, *(q for share in shares for q in (share.cached, share.best_effort))]
     inside: dict[BlockQueue | None, list[Block]] = {}
     for block in pool.blocks:
@@ -171,7 +171,7 @@ def check_pool(pool: BlockPool) -> None:
             assert len(block.tokens) == pool.block_size * TOKEN_BYTES
     assert all(block.digest == digest for digest, block in pool._index.items())
     assert all(share.held > 0 for share in shares)
-    check_order(pool._shares.largest, shares)
+    check_order(pool._largest, shares)
     held = Counter(block.share.owner for block in pool.blocks if block.share is not None)
     assert held == {share.owner: share.held for share in shares}
     assert pool.num_leased == sum(b.lease_count > 0 for b in pool.blocks)

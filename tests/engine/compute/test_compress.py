@@ -11,20 +11,17 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from engine.cache.compression import Compression, compression_of, new_compression
 from engine.cache.ids import BlockId
+from engine.cache.kinds import Compression, compression_of, new_compression
 from engine.compute import compress
+from engine.compute.attention.replay import Replay
 from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import MIN_AGREEMENT, measure
-from engine.compute.scorers import SCORE_KEYS, SINKS, choose
-from engine.compute.scorers.h2o import h2o
-from engine.compute.scorers.kvzip import pieces
-from engine.compute.scorers.replay import Replay
-from engine.compute.scorers.snapkv import snapkv
+from engine.compute.scorers import SCORE_KEYS, SINKS, choose, h2o, pieces, snapkv
 from engine.protocol import SCORERS, Scorer
 from engine.protocol.reports import why_refused
-from engine.schedule.runner import Work
+from engine.schedule.runner import Move, Work
 from tests.engine.compute.tiny import (
     GREEDY,
     TinyModel,
@@ -75,7 +72,7 @@ def test_a_compressed_prefix_computes_what_transformers_does_over_what_is_kept(
         run_in_turn(runner, new_works(prompt[:of], [30], range(20)))
         targets = [BlockId(block) for block in range(20, 45)]
         sources, compressor = list(map(BlockId, range(20))), KvCompressor(runner, TOLD)
-        steps = list(compressor.compress(how, prompt[:of], [(0, how.kept)], sources, targets))
+        steps = list(compressor.compress(how, prompt[:of], Move([(0, how.kept)], sources, targets)))
         assert len(steps) == model.loaded.layout.num_layers
         rest = prompt[of:]
         half = len(rest) // 2
@@ -139,7 +136,8 @@ def test_scorers_that_run_over_the_prefix_keep_what_they_like(
     run_in_turn(runner, new_works(IDS, [], sources))
     targets = list(map(BlockId, range(20, 27)))
     how = Compression(scorer, 0.56, 100, 56)
-    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, [(0, how.kept)], sources, targets))
+    move = Move([(0, how.kept)], sources, targets)
+    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, move))
     assert max(steps) <= 128 and sum(steps[:-3]) == {"kvzip": 105, "snapkv": 64, "h2o": 100}[scorer]
     scores = torch.tensor(VECTORS[scorer])
     for layer in range(3):
@@ -159,7 +157,8 @@ def test_scores_of_a_long_prefix_take_bounded_memory(
     monkeypatch.setattr(compress, "_STEP_BYTES", 4 * runner.num_heads * 200 * 10)
     how = Compression("h2o", 0.56, 100, 56)
     targets = list(map(BlockId, range(20, 27)))
-    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, [(0, how.kept)], sources, targets))
+    move = Move([(0, how.kept)], sources, targets)
+    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, move))
     assert steps[:-3] == [10] * 10
 
 

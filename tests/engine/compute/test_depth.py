@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from engine.cache.ids import BlockId
 from engine.compute.compress import KvCompressor, Told
 from engine.compute.loading import prepare_model
-from engine.schedule.runner import Work
+from engine.schedule.runner import Move, Work
 from tests.engine.compute.tiny import (
     GREEDY,
     TinyModel,
@@ -62,10 +62,10 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
         copier.load(list(zip(content, table, strict=True)))
         compressor = KvCompressor(copier, Told([], [], []))
         before, behind = copies[:3], copies[3:]
-        list(compressor.take_over(depth, prompt[:read], [(0, 24)], table, copies))
+        list(compressor.take_over(depth, prompt[:read], Move([(0, 24)], table, copies)))
         copier.copy_blocks(list(zip(before, spare, strict=True)))
         moved = [*spare, *behind]
-        list(compressor.take_over(depth, prompt[:read], [(24, read)], table, moved))
+        list(compressor.take_over(depth, prompt[:read], Move([(24, read)], table, moved)))
         again = Work(token_ids=prompt[read:], start=read, block_table=moved, sample=GREEDY)
         assert relative_difference(copier.logits([again])[0], logits) <= BOUND
         cache = DynamicCache()

@@ -121,7 +121,7 @@ def test_min_p_and_repetition_penalties_are_those_of_transformers() -> None:
         mask[token] = 1
     for penalty in (0.5, 1.3, 20.0):
         expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits[:1])
-        changed = penalized(logits, {0: mask}, {0: penalty})
+        changed = penalized(logits, {0: (mask, penalty)})
         assert torch.equal(changed[:1], expected) and torch.equal(changed[1], logits[1])
 
 

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from engine.cache.approximate import compressed, with_documents
-from engine.cache.compression import Compression
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId, TokenId
+from engine.cache.kinds import Compression, SiblingAsked
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
-from engine.cache.sibling import SiblingAsked
 from engine.clock import Clock, ManualClock
 from engine.protocol import (
     Breakpoint,
@@ -52,7 +52,7 @@ from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop, StoreWork
 from engine.schedule.output import Mask
 from engine.schedule.request import Drafter, RequestState
-from engine.schedule.runner import Blend, Runner, SampleParams, Work
+from engine.schedule.runner import Blend, Move, Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
 from engine.schedule.waiting import WaitingClasses
@@ -137,21 +137,14 @@ class FakeRunner:
             self._move_state(work)
         return [self._answer(work) for work in works]
 
-    def compress(
-        self,
-        how: Compression,
-        tokens: Sequence[TokenId],
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
-        memory = [slot for block in sources for slot in self.memory[block]]
+    def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
+        memory = [slot for block in move.sources for slot in self.memory[block]]
         assert memory[: how.of] == list(tokens[: how.of])
         kept = chosen(memory, how)
-        for start, end in ranges:
+        for start, end in move.ranges:
             for place in range(start, end):
                 block, slot = divmod(place, self._size)
-                self.memory[targets[block]][slot] = kept[place]
+                self.memory[move.targets[block]][slot] = kept[place]
                 if not (place + 1) % self._size:
                     yield 1
 
@@ -173,37 +166,24 @@ class FakeRunner:
             one.chosen.extend(blended(tokens, one.start, one.end, one.num))
             yield 1
 
-    def place(
-        self,
-        shift: int,
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
+    def place(self, shift: int, move: Move) -> Iterator[int]:
         """A number that was copied tells by how much it was turned."""
-        for start, end in ranges:
+        for start, end in move.ranges:
             for position in range(start, end):
                 block, slot = divmod(position - shift, self._size)
-                number = self.memory[sources[block]][slot]
+                number = self.memory[move.sources[block]][slot]
                 assert number < TURN, "a copy of a copy"
                 block, slot = divmod(position, self._size)
-                self.memory[targets[block]][slot] = number + TURN * (shift + 1)
+                self.memory[move.targets[block]][slot] = number + TURN * (shift + 1)
             yield 1
 
-    def take_over(
-        self,
-        own_layers: int,
-        tokens: Sequence[TokenId],
-        ranges: Sequence[tuple[int, int]],
-        sources: Sequence[int],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
+    def take_over(self, own_layers: int, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
         """A number tells that it is a sibling's."""
-        memory = [slot for block in sources for slot in self.memory[block]]
+        memory = [slot for block in move.sources for slot in self.memory[block]]
         assert own_layers
-        for start, end in ranges:
+        for start, end in move.ranges:
             assert memory[start:end] == list(tokens[start:end])
-            yield from self.place(0, [(start, end)], sources, targets)
+        yield from self.place(0, move)
 
     def _move_state(self, work: Work) -> None:
         if work.state is None:
@@ -288,6 +268,15 @@ class Sent:
     @property
     def started(self) -> Started | None:
         return next((frame for frame in self.frames if isinstance(frame, Started)), None)
+
+    @property
+    def begun(self) -> Started:
+        assert self.started is not None
+        return self.started
+
+    @property
+    def usage(self) -> InputUsage:
+        return self.begun.usage
 
     @property
     def is_over(self) -> bool:
@@ -457,6 +446,12 @@ class Harness:
         ]
         self.loop.submit(state, samples)
         return Sent(state, frames)
+
+    def done(self, *segments: Sequence[TokenId], **more: Any) -> Sent:
+        """A request that is over."""
+        sent = self.send(*segments, **more)
+        self.finish(sent)
+        return sent
 
     def step(self, count: int = 1) -> None:
         """Steps, each followed by every check there is."""

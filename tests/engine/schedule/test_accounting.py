@@ -12,7 +12,7 @@ from tests.engine.schedule.harness import Harness, Sent, words
 def test_who_never_began_to_answer_has_refreshed_nothing_v79(others: bool) -> None:
     """While it waits the entry lives on; what another refreshed meanwhile stays."""
     engine = Harness(max_running=1)
-    engine.finish(engine.send(words(0, 10), marks={0: "5m"}))
+    engine.done(words(0, 10), marks={0: "5m"})
     (entry,) = engine.entries.live()
     blocker = engine.send(words(500, 4), max_tokens=2000)
     engine.step()
@@ -35,13 +35,13 @@ def test_who_never_began_to_answer_has_refreshed_nothing_v79(others: bool) -> No
 
 def test_what_is_found_at_arrival_is_held_until_it_runs() -> None:
     engine = Harness(num_blocks=16)
-    engine.finish(engine.send(words(0, 16), marks={0: "5m"}))
+    engine.done(words(0, 16), marks={0: "5m"})
     blocker = engine.send(words(100, 40), max_tokens=4)
     engine.step()
     sent = engine.send(words(0, 16), marks={0: "5m"})
     engine.clock.advance(300)
     engine.finish(blocker, sent)
-    assert sent.started is not None and sent.started.usage.cache_read_tokens == 16
+    assert sent.usage.cache_read_tokens == 16
 
 
 def prefilled(engine: Harness, sent: Sent) -> int:
@@ -60,7 +60,7 @@ def test_a_request_that_is_cancelled_during_prefill_tells_what_was_computed() ->
     sent = engine.send(words(1000, 200), max_tokens=4)
     engine.step(5)
     assert prefilled(engine, sent) == 5 * 16
-    engine.finish(engine.send(words(0, 80), marks={0: "5m"}, max_tokens=1))
+    engine.done(words(0, 80), marks={0: "5m"}, max_tokens=1)
     sent = engine.send(words(0, 80), words(500, 100), marks={0: "5m"}, max_tokens=1)
     engine.step(2)
     assert prefilled(engine, sent) == 32

@@ -9,8 +9,7 @@ from tests.engine.schedule.harness import Harness, words
 def test_every_choice_says_what_it_would_say_alone(length: int) -> None:
     engine = Harness()
     for _ in range(2):  # the second time the prompt's blocks are in memory
-        sent = engine.send(words(0, length), choices=3, max_tokens=6)
-        engine.finish(sent)
+        sent = engine.done(words(0, length), choices=3, max_tokens=6)
         assert [len(sent.answer(choice)) for choice in range(3)] == [6, 6, 6]
     engine.check_idle()
 

@@ -95,7 +95,7 @@ def test_an_interactive_request_does_not_wait_for_the_prompt_of_a_batch() -> Non
 def test_what_a_scopes_batches_computed_does_not_delay_its_interactive_requests() -> None:
     engine = Harness(max_running=1, num_blocks=256)
     for number in (1, 2):
-        engine.finish(engine.send(words(9000 + 50 * number, 31), scope="b", max_tokens=1))
+        engine.done(words(9000 + 50 * number, 31), scope="b", max_tokens=1)
     engine.finish(*(batch(engine, 1000 * n, 100, scope="a", max_tokens=1) for n in range(8)))
     last = engine.send(words(50_000, 31), scope="b", max_tokens=1)
     first = engine.send(words(50_050, 31), scope="a", max_tokens=1)

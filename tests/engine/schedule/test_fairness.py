@@ -51,7 +51,7 @@ def test_a_scope_saves_up_nothing_by_staying_away() -> None:
 def warm_flood(engine: Harness, scope: str, count: int) -> list[Sent]:
     """Requests of which all but the last tokens are in memory: 10 blocks each."""
     prompt = words(50_000, 40)
-    engine.finish(engine.send(prompt, scope=scope, max_tokens=1))
+    engine.done(prompt, scope=scope, max_tokens=1)
     return [engine.send([*prompt, i], scope=scope, max_tokens=1) for i in range(count)]
 
 
@@ -77,7 +77,7 @@ def test_a_scope_pays_for_the_admission_of_cached_prompts(monkeypatch: pytest.Mo
     """They compute next to nothing, and would be the next in order again and again."""
     monkeypatch.setattr(pace, "ADMITTED_BLOCKS", 10)
     engine = Harness(num_blocks=256, max_running=16, max_waiting=40, max_step_tokens=16)
-    engine.finish(engine.send(words(0, 3), scope="b", max_tokens=1))
+    engine.done(words(0, 3), scope="b", max_tokens=1)
     sents = warm_flood(engine, "a", 30)
     sents += [engine.send(words(900 * i, 100), scope="b", max_tokens=1) for i in range(2)]
     assert [place for place, scope in enumerate(order(engine, sents)) if scope == "b"][1] < 20

@@ -57,13 +57,13 @@ def computed(works: Sequence[Work]) -> int:
 
 def test_a_scope_alone_computes_whole_steps() -> None:
     engine = Timed()
-    engine.finish(engine.send(words(0, 2000), scope="a", max_tokens=1))
+    engine.done(words(0, 2000), scope="a", max_tokens=1)
     assert [computed(works) for works in engine.timed.steps][:7] == [STEP_TOKENS] * 7
 
 
 def test_a_short_prompt_waits_for_short_steps_beside_a_long_one() -> None:
     engine = Timed()
-    engine.finish(engine.send(words(9000, 20), scope="b", max_tokens=1))
+    engine.done(words(9000, 20), scope="b", max_tokens=1)
     long = engine.send(words(0, 4000), scope="a", max_tokens=1)
     engine.step(12)
     assert long.started is None
@@ -142,7 +142,7 @@ def bind(engine: Timed, sequence: SequenceState) -> None:
 def test_a_short_prompt_is_in_the_next_step_and_no_long_one_with_it() -> None:
     """Also if its scope has been served as much: it does not wait for a piece of the long one."""
     engine = Timed()
-    engine.finish(engine.send(words(9000, 20), scope="b", max_tokens=1))
+    engine.done(words(9000, 20), scope="b", max_tokens=1)
     for number in range(3):
         engine.send(words(10_000 * number, 4000), scope="a", max_tokens=1)
     engine.step(12)

@@ -19,7 +19,7 @@ BLOCK = 4
 def warmed(engine: Harness, start: int, count: int, scope: str = "a") -> list[int]:
     """A prompt whose blocks are in memory, without a reference."""
     prompt = words(start, count)
-    engine.finish(engine.send(prompt, scope=scope, max_tokens=1))
+    engine.done(prompt, scope=scope, max_tokens=1)
     return prompt
 
 
@@ -50,7 +50,7 @@ def test_a_request_whose_blocks_are_there(num_blocks: int, scopes: str, order: l
     again = engine.send([*warm, 7, 7, 7], scope=scopes[1], max_tokens=1)
     assert order_of_starts(engine, cold, again) == order
     if scopes == "aa":
-        assert again.started is not None and again.started.usage.automatic_tokens == 100
+        assert again.usage.automatic_tokens == 100
     engine.finish(cold, again)
     engine.check_idle()
 
@@ -67,7 +67,7 @@ def test_a_request_that_came_keeps_its_blocks_before_content_that_nobody_asks_fo
     newer = engine.send(words(5000, 80), scope="a", max_tokens=1)
     engine.finish(running, waits, second, newer)
     for one in (waits, second):
-        assert one.started is not None and one.started.usage.automatic_tokens == 60
+        assert one.usage.automatic_tokens == 60
 
 
 def test_a_cold_request_is_passed_a_bounded_number_of_times() -> None:

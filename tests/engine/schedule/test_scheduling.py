@@ -15,13 +15,13 @@ def chunks(engine: Harness) -> list[tuple[int, int]]:
 
 def test_chunks_end_at_every_breakpoint_and_are_after_a_hit_as_without_it() -> None:
     engine = Harness(max_step_tokens=16)
-    engine.finish(engine.send(words(0, 5), words(5, 20), words(25, 3), marks={0: "5m", 1: "5m"}))
+    engine.done(words(0, 5), words(5, 20), words(25, 3), marks={0: "5m", 1: "5m"})
     assert chunks(engine)[:4] == [(0, 5), (5, 16), (21, 4), (25, 4)]
     cold, warm = Harness(), Harness()
-    warm.finish(warm.send(words(0, 10), marks={0: "5m"}))
+    warm.done(words(0, 10), marks={0: "5m"})
     warm.runner.steps.clear()
     for engine in (cold, warm):
-        engine.finish(engine.send(words(0, 10), words(10, 6), marks={0: "5m"}, seed=3))
+        engine.done(words(0, 10), words(10, 6), marks={0: "5m"}, seed=3)
     assert chunks(cold)[0] == (0, 10) and chunks(warm) == chunks(cold)[1:]
 
 
@@ -41,9 +41,9 @@ def test_decoding_goes_on_in_every_step_of_anothers_prefill() -> None:
 
 def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
     engine = Harness(num_blocks=32, host_blocks=64, max_copies=2)
-    engine.finish(engine.send(words(0, 40), max_tokens=1))
+    engine.done(words(0, 40), max_tokens=1)
     for start in range(1000, 5000, 200):
-        engine.finish(engine.send(words(start, 8), max_tokens=1))
+        engine.done(words(start, 8), max_tokens=1)
     talker = engine.send(words(9000, 4), max_tokens=60)
     engine.step()
     reader = engine.send(words(0, 40), max_tokens=1)
@@ -71,8 +71,7 @@ def test_the_oldest_is_never_preempted() -> None:
 
 def test_alone_with_a_full_pool_a_sequence_ends_with_its_context() -> None:
     engine = Harness(num_blocks=8)
-    sent = engine.send(words(0, 11), max_tokens=1000)
-    engine.finish(sent)
+    sent = engine.done(words(0, 11), max_tokens=1000)
     assert sent.finishes[0].reason == "context"
     assert len(sent.answer()) == 8 * 4 - 12 + 1
     engine.check_idle()
@@ -80,8 +79,8 @@ def test_alone_with_a_full_pool_a_sequence_ends_with_its_context() -> None:
 
 def test_waiting_holds_are_given_up_before_a_lease() -> None:
     engine = Harness(num_blocks=16, lease_share=0.25)
-    engine.finish(engine.send(words(500, 15), marks={0: "1h"}, max_tokens=1))
-    engine.finish(engine.send(words(600, 23), marks={0: "5m"}, max_tokens=1))
+    engine.done(words(500, 15), marks={0: "1h"}, max_tokens=1)
+    engine.done(words(600, 23), marks={0: "5m"}, max_tokens=1)
     first = engine.send(words(0, 40), max_tokens=1)
     holder = engine.send(words(600, 23), marks={0: "5m"}, max_tokens=1)
     engine.finish(first, holder)
@@ -141,7 +140,7 @@ def test_usage_adds_up_for_readers_that_lose_their_place(lease_share: float) -> 
         num_blocks = rng.choice([16, 18, 20])
         engine = Harness(num_blocks=num_blocks, max_step_tokens=8, lease_share=lease_share)
         prefix = words(0, rng.randint(3, 20))
-        engine.finish(engine.send(prefix, marks={0: "5m"}, max_tokens=1))
+        engine.done(prefix, marks={0: "5m"}, max_tokens=1)
         sents = [
             engine.send(words(100 * i, rng.randint(3, 12)), max_tokens=rng.randint(8, 24), seed=i)
             for i in range(1, rng.randint(2, 4))

@@ -98,8 +98,7 @@ def test_nothing_behind_a_stop_or_a_limit_is_told_or_kept() -> None:
         found = plain.send(text, max_tokens=12)
         plain.finish(found)
         stop = found.answer()[max_tokens % 5]
-        stopped = engine.send(text, max_tokens=12, stop=stop)
-        engine.finish(stopped)
+        stopped = engine.done(text, max_tokens=12, stop=stop)
         assert stopped.answer() == found.answer()[: found.answer().index(stop) + 1]
         assert [finish.reason for finish in stopped.finishes] == ["stop"]
 
@@ -107,8 +106,7 @@ def test_nothing_behind_a_stop_or_a_limit_is_told_or_kept() -> None:
 def test_an_answer_ends_with_the_context_and_never_behind_it() -> None:
     for limit in range(8, 20):
         engine = speculating(random.Random(limit), max_context_tokens=limit)
-        sent = engine.send([1, 2, 3], max_tokens=50)
-        engine.finish(sent)
+        sent = engine.done([1, 2, 3], max_tokens=50)
         assert len(sent.state.leader.tokens) == limit
         assert [finish.reason for finish in sent.finishes] == ["context"]
 

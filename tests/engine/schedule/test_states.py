@@ -12,47 +12,40 @@ ENDS: tuple[Ttl, ...] = ("5m", "1h")
 
 def test_a_second_turn_goes_on_from_the_state_at_the_mark() -> None:
     engine = Harness(state_blocks=2)
-    first = engine.send(words(0, 10), words(100, 9), marks={0: "5m"})
-    engine.finish(first)
-    second = engine.send(words(0, 10), words(200, 9), marks={0: "5m"})
-    engine.finish(second)
-    assert second.started is not None and second.started.usage.cache_read_tokens == 10
+    engine.done(words(0, 10), words(100, 9), marks={0: "5m"})
+    second = engine.done(words(0, 10), words(200, 9), marks={0: "5m"})
+    assert second.usage.cache_read_tokens == 10
     engine.check_idle()
 
 
 def test_nothing_is_reused_without_a_state() -> None:
     """The first turn's other blocks are in memory, but no state that goes with them."""
     engine = Harness(state_blocks=1)
-    engine.finish(engine.send(words(0, 30), words(100, 9), marks={1: "5m"}))
-    second = engine.send(words(0, 30), words(200, 9), marks={0: "5m"})
-    engine.finish(second)
-    assert second.started is not None
-    usage = second.started.usage
+    engine.done(words(0, 30), words(100, 9), marks={1: "5m"})
+    second = engine.done(words(0, 30), words(200, 9), marks={0: "5m"})
+    usage = second.usage
     assert (usage.cache_read_tokens, usage.automatic_tokens, usage.computed_tokens) == (0, 0, 40)
 
 
 def test_a_mark_in_front_of_what_is_read_writes_no_entry() -> None:
     engine = Harness(state_blocks=1)
-    engine.finish(engine.send(words(0, 12), words(100, 12), marks={1: "5m"}))
-    second = engine.send(words(0, 12), words(100, 12), marks={0: "5m", 1: "5m"})
-    engine.finish(second)
-    assert second.started is not None
-    assert second.started.usage.cache_read_tokens == 24
-    reports = second.started.breakpoints
+    engine.done(words(0, 12), words(100, 12), marks={1: "5m"})
+    second = engine.done(words(0, 12), words(100, 12), marks={0: "5m", 1: "5m"})
+    assert second.usage.cache_read_tokens == 24
+    reports = second.begun.breakpoints
     assert [one.state for one in reports] == ["none", "leased"]
     assert reports[0].reason == "no_boundary"
 
 
 def test_a_leased_state_is_held_against_a_flood() -> None:
     engine = Harness(state_blocks=3, num_blocks=48)
-    engine.finish(engine.send(words(0, 20), words(100, 4), marks={0: "1h"}))
+    engine.done(words(0, 20), words(100, 4), marks={0: "1h"})
     (entry,) = engine.entries.live()
     assert entry.is_leased and len(entry.blocks) == 5 + 3
     for number in range(8):
-        engine.finish(engine.send(words(1000 * (number + 1), 60), scope="flood"))
-    again = engine.send(words(0, 20), words(200, 4), marks={0: "1h"})
-    engine.finish(again)
-    assert again.started is not None and again.started.usage.cache_read_tokens == 20
+        engine.done(words(1000 * (number + 1), 60), scope="flood")
+    again = engine.done(words(0, 20), words(200, 4), marks={0: "1h"})
+    assert again.usage.cache_read_tokens == 20
 
 
 @pytest.mark.parametrize("host_blocks", [0, 96])
@@ -101,26 +94,22 @@ def read_in_a_random_life(seed: int, host_blocks: int) -> int:
 
 def test_choices_of_a_prompt_of_one_token_begin_without_a_state() -> None:
     engine = Harness(state_blocks=1)
-    engine.finish(engine.send(max_tokens=3, choices=3))
+    engine.done(max_tokens=3, choices=3)
 
 
 def test_a_mark_at_a_prompts_very_end_has_the_state_one_token_before() -> None:
     engine = Harness(state_blocks=1, scaffold=None)
     for read in (0, 11):
-        sent = engine.send(words(0, 12), marks={0: "5m"})
-        engine.finish(sent)
-        assert sent.started is not None and sent.started.usage.cache_read_tokens == read
-    longer = engine.send(words(0, 12), words(100, 5), marks={1: "5m"})
-    engine.finish(longer)
-    assert longer.started is not None and longer.started.usage.cache_read_tokens == 11
+        sent = engine.done(words(0, 12), marks={0: "5m"})
+        assert sent.usage.cache_read_tokens == read
+    longer = engine.done(words(0, 12), words(100, 5), marks={1: "5m"})
+    assert longer.usage.cache_read_tokens == 11
 
 
 def test_a_state_that_has_taken_in_the_prompts_last_token_is_not_read() -> None:
     """The last token's logits are asked for. Nobody overtook the second turn."""
     engine = Harness(state_blocks=1, scaffold=None)
-    engine.finish(engine.send(words(0, 12), words(100, 5), marks={0: "5m"}))
-    sent = engine.send(words(0, 12), marks={0: "5m"})
-    engine.finish(sent)
-    assert sent.started is not None
-    assert sent.started.usage.cache_read_tokens == 0
-    assert sent.started.miss_reason == "no_boundary"
+    engine.done(words(0, 12), words(100, 5), marks={0: "5m"})
+    sent = engine.done(words(0, 12), marks={0: "5m"})
+    assert sent.usage.cache_read_tokens == 0
+    assert sent.begun.miss_reason == "no_boundary"

@@ -2,20 +2,14 @@
 
 import pytest
 
-from engine.protocol import Started
-from tests.engine.schedule.harness import Harness, Sent, words
-
-
-def started(sent: Sent) -> Started:
-    assert sent.started is not None
-    return sent.started
+from tests.engine.schedule.harness import Harness, words
 
 
 def test_equal_prompts_are_computed_once_however_many_there_are() -> None:
     engine = Harness(max_step_tokens=16)
     sents = [engine.send(words(0, 40), marks={0: "5m"}, seed=i, max_tokens=1) for i in range(5)]
     engine.finish(*sents)
-    first, *others = [started(sent) for sent in sents]
+    first, *others = [sent.begun for sent in sents]
     assert (first.miss_reason, first.usage.computed_tokens) == ("cold", 41)
     for late in others:
         assert late.miss_reason == "in_progress_race"
@@ -37,9 +31,9 @@ def test_it_waits_for_the_shared_blocks_alone_and_stops_nobody_behind_it() -> No
     engine.step(2)
     assert first.started is None
     engine.finish(first, second, other)
-    assert started(second).miss_reason == "in_progress_race"
-    assert started(second).usage.automatic_tokens == 16
-    assert started(first).usage.automatic_tokens == 0
+    assert second.begun.miss_reason == "in_progress_race"
+    assert second.usage.automatic_tokens == 16
+    assert first.usage.automatic_tokens == 0
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
@@ -51,6 +45,6 @@ def test_when_the_other_is_cancelled_it_goes_ahead_with_what_is_there(steps: int
     engine.step(steps)
     engine.loop.cancel(first.state.request_id)
     engine.finish(second, third)
-    assert started(second).usage.automatic_tokens == min(16 * steps, 60)
-    assert started(third).usage.computed_tokens == 1
+    assert second.usage.automatic_tokens == min(16 * steps, 60)
+    assert third.usage.computed_tokens == 1
     engine.check_idle()

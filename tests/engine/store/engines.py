@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from engine.backends.base import Parts
 from engine.backends.storing import new_memory
 from engine.cache.ids import Digest, TokenId
-from engine.cache.sibling import Sibling
+from engine.cache.kinds import Sibling
 from engine.clock import Clock, ManualClock
 from engine.protocol import Started
 from engine.protocol.reports import StoreStats

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.cache.approximate import new_placings
-from engine.cache.sibling import Sibling
+from engine.cache.kinds import Sibling
 from engine.protocol import FromSibling
 from engine.store.files import fingerprint
 from tests.engine.schedule.harness import Sent, words

@@ -1,14 +1,16 @@
-"""What is kept of a compressed prefix, and how its kind stands in the chain of digests. Pure."""
+"""Kinds of approximate chains: how they stand in the chain of digests, so that nothing exact is
+found for them, or they for that. Pure."""
 
 from dataclasses import dataclass
 
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ActiveAdapter, PromptDigests
 from engine.protocol import LEAST_KEEP, SCORERS, Compressed, Scorer
 
 LEAST_KEPT = 64
 """Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
 _MAGIC = b"compress"
 _SCALE = 10_000
+_THEIRS, _OURS = b"sibling\0", b"variant\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +62,46 @@ def compression_of(domain: ActiveAdapter | None, block_size: int) -> Compression
         return None
     of, parts = int.from_bytes(packed[16:20]), int.from_bytes(packed[20:22])
     return new_compression(scorer, parts / _SCALE, of, block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A model of the same shape and tokenizer, and other weights, whose entries may be read.
+
+    What it wrote stands in a shared store under its own fingerprint, `model`, and here in a domain
+    of its own. Of `num_layers` the first `own_layers` are computed.
+    """
+
+    model: bytes
+    own_layers: int
+    num_layers: int
+
+    @property
+    def domain(self) -> ActiveAdapter:
+        """That of what the sibling itself wrote."""
+        return self._domain(_THEIRS, 0, 0)
+
+    def domain_of(self, end: int) -> ActiveAdapter:
+        """That of prompts whose first `end` tokens have the sibling's keys and values."""
+        return self._domain(_OURS, self.own_layers, end)
+
+    def _domain(self, magic: bytes, layers: int, end: int) -> ActiveAdapter:
+        # A chain takes in 28 bytes of it.
+        packed = magic + self.model[:14] + layers.to_bytes(2) + end.to_bytes(4)
+        return ActiveAdapter(packed.ljust(32, b"\0").hex(), 0)
+
+
+def is_siblings(domain: ActiveAdapter | None) -> bool:
+    """Whether a chain of this domain has a sibling's keys and values."""
+    return domain is not None and bytes.fromhex(domain.digest)[:8] in (_THEIRS, _OURS)
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingAsked:
+    """The breakpoint at `segment` may read the sibling's entries. The digests are those of the
+    exact prompt, and of what the sibling wrote of it."""
+
+    sibling: Sibling
+    segment: int
+    exact: PromptDigests
+    theirs: PromptDigests
