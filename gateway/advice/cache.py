@@ -93,13 +93,43 @@ class Cache:
 
     def take(self, turn: Observation, marks: Sequence[Mark]) -> InputUsage:
         """Serve a turn with these breakpoints, in order of the prompt, and add it to the sums."""
-        tokens, least = turn.tokens, self.min_tokens
+        digests, tokens, steps, now = turn.digests, turn.tokens, turn.steps, turn.at_ms
+        entries, least = self._entries, self.min_tokens
         marks = [mark for mark in marks if tokens[mark[0]] >= least]
-        read, hit = self._longest(turn, marks) if marks else (0, None)
-        split = split_writes(((tokens[place], ttl) for place, ttl in marks), read)
-        if marks and (raced := self._write(turn, marks, hit)) > read:
+        read, hit = 0, None
+        for place, _ in marks:
+            position = 1
+            while place >= 0:
+                found = entries.get(digests[place])
+                if found is not None and found.ready_ms <= now < found.until_ms:
+                    if tokens[place] > read:
+                        read, hit = tokens[place], found
+                    break
+                position += steps[place]
+                if position > WINDOW:
+                    break
+                place -= 1
+        if hit is not None:
+            hit.refresh(now)
+        # What is live at the breakpoints is refreshed and the rest written; `raced` is the longest
+        # prefix that another turn is still writing.
+        raced = 0
+        for place, ttl in marks:
+            life, known = _LIFE_MS[ttl], entries.get(digests[place])
+            if known is not None and known.ready_ms > now:
+                raced = tokens[place]
+                known.until_ms = max(known.until_ms, now + life)
+                if not known.is_raced:
+                    known.is_raced = True
+                    self.sums.first_raced += raced
+            elif known is None or known.until_ms <= now:
+                entries[digests[place]] = _Entry(life, max(turn.begun_ms, now), now + life)
+            else:
+                known.refresh(now)
+        if raced > read:
             self.sums.raced += raced - read
             self.sums.num_races += 1
+        split = split_writes(((tokens[place], ttl) for place, ttl in marks), read)
         usage = InputUsage(
             input_tokens=turn.total - read - sum(split.values()),
             cache_read_tokens=read,
@@ -108,45 +138,3 @@ class Cache:
         )
         self.sums.add(usage, turn.rates)
         return usage
-
-    def _longest(self, turn: Observation, marks: Sequence[Mark]) -> tuple[int, bytes | None]:
-        digests, tokens, steps, now = turn.digests, turn.tokens, turn.steps, turn.at_ms
-        entries, best, hit = self._entries, 0, None
-        for place, _ in marks:
-            position = 1
-            while place >= 0:
-                found = entries.get(digests[place])
-                if found is not None and found.ready_ms <= now < found.until_ms:
-                    if tokens[place] > best:
-                        best, hit = tokens[place], digests[place]
-                    break
-                position += steps[place]
-                if position > WINDOW:
-                    break
-                place -= 1
-        return best, hit
-
-    def _write(self, turn: Observation, marks: Sequence[Mark], hit: bytes | None) -> int:
-        """Refresh what was read and what is live at the breakpoints, and write the rest.
-
-        Return the tokens of the longest prefix that another turn was still writing.
-        """
-        now, entries, raced = turn.at_ms, self._entries, 0
-        if hit is not None:
-            found = entries[hit]
-            found.refresh(now)
-        for place, ttl in marks:
-            digest = turn.digests[place]
-            known = entries.get(digest)
-            if known is not None and known.ready_ms > now:
-                raced = turn.tokens[place]
-                known.until_ms = max(known.until_ms, now + _LIFE_MS[ttl])
-                if not known.is_raced:
-                    known.is_raced = True
-                    self.sums.first_raced += raced
-            elif known is None or known.until_ms <= now:
-                life = _LIFE_MS[ttl]
-                entries[digest] = _Entry(life, max(turn.begun_ms, now), now + life)
-            else:
-                known.refresh(now)
-        return raced

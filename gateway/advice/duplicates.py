@@ -108,7 +108,12 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
             continue
         group = by_head.get(head)
         if group is None:
-            features = _features(turn)
+            # What near-duplicates have in common.
+            features = {
+                digest
+                for segment in turn.segments[: turn.head]
+                for digest in (segment.own, segment.unordered or segment.own, *segment.pieces)
+            }
             votes = Counter(id(by_feature[one]) for one in features if one in by_feature)
             found = {id(by_feature[one]): by_feature[one] for one in features if one in by_feature}
             likely = found[votes.most_common(1)[0][0]] if votes else None
@@ -127,7 +132,14 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
 def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDuplicate | None:
     """What is to be said; None where a text shows that no normalisation makes the prefixes one, or
     where that saves nothing. `prompts` are kept ones by their turns, as JSON."""
-    kinds, is_compared = [_by_time(group)], False
+    kinds, is_compared = [group.kind], False
+    if group.kind == "varying_text" and len(group.heads) >= _FEW:
+        # By digests and by when it changes.
+        when = timed([(turn.at_ms, turn.owns[group.place]) for turn in group.turns])
+        if when in ("hour", "minute"):
+            kinds = ["time"]
+        elif when == "date" or when == "nonce":
+            kinds = [when]
     texts = {each: _texts(prompts[each]) for each in group.compared if each in prompts}
     texts = {
         each: found for each, found in texts.items() if sum(map(len, found)) <= _MAX_CHARACTERS
@@ -225,14 +237,6 @@ def _head(turn: Observation) -> bytes | None:
     return b"%d:" % turn.num_tools + b"".join(owns) if is_whole else None
 
 
-def _features(turn: Observation) -> set[bytes]:
-    """What near-duplicates have in common."""
-    found = set[bytes]()
-    for segment in turn.segments[: turn.head]:
-        found.update((segment.own, segment.unordered or segment.own, *segment.pieces))
-    return found
-
-
 def _joins(group: Group, turn: Observation) -> bool:
     """Whether the turn's prefix is nearly that of the group; note what differs first."""
     first = group.first
@@ -265,16 +269,6 @@ def _joins(group: Group, turn: Observation) -> bool:
         number = place if place < turn.num_tools else place - turn.num_tools
         group.path = f"{'tools' if place < turn.num_tools else 'system'}.{number}"
     return True
-
-
-def _by_time(group: Group) -> DuplicateKind:
-    """What differs first, by digests and by when it changes."""
-    if group.kind != "varying_text" or len(group.heads) < _FEW:
-        return group.kind
-    found = timed([(turn.at_ms, turn.owns[group.place]) for turn in group.turns])
-    if found in ("hour", "minute"):
-        return "time"
-    return found if found == "date" or found == "nonce" else "varying_text"
 
 
 def _texts(prompt: Any) -> list[str]:

@@ -26,7 +26,6 @@ _LEAST_TOKENS = 64
 _LEAST_SHARE = 0.05
 _LEAST_TURNS = 0.1
 _FEW = 3
-_MAX_TURNS_NAMED = 5
 
 
 class Loss(NamedTuple):
@@ -64,10 +63,6 @@ class Fault:
         whole = self.kind in ("tool_order", "tool_set")
         return self.section if whole else f"{self.section}.{self.index}"
 
-    def named(self) -> list[Loss]:
-        """The turns that lost most."""
-        return sorted(self.losses, key=lambda loss: -loss.tokens)[:_MAX_TURNS_NAMED]
-
 
 def find_faults(turns: Sequence[Observation]) -> list[Fault]:
     """The faults of one stream of turns in order of time, the dearest first."""
@@ -90,14 +85,19 @@ class _Finder:
         owns = turn.owns
         if not owns:
             return
+        before = self._shapes.get((turn.num_tools, turn.num_system))
         chains = _chains(turn, len(owns))
         first = next((n for n, chain in enumerate(chains) if chain not in self._chains), None)
         if self._num_turns and first is not None:
             # Whether anything from the first difference on may have been there before.
             is_known = first < turn.head or any(own in self._own for own in owns[first:])
-            if is_known or self._begins_anew(turn, first):
+            if not is_known and first == turn.head and before is not None:
+                # The first message may be the one of the turn before with another beginning.
+                there, here = before.pieces_of(first), turn.pieces_of(first)
+                begins = bool(there and here) and there[0] != here[0]
+                is_known = begins and overlap(there, here) >= _ALIKE
+            if is_known:
                 self._compare(turn, first)
-        before = self._shapes.get((turn.num_tools, turn.num_system))
         self._num_near += before is not None and turn.at_ms - before.at_ms <= _HOUR_MS
         self._num_turns += 1
         self._chains.update(dict.fromkeys(chains, turn))
@@ -122,14 +122,6 @@ class _Finder:
             if fault.turns >= enough and fault.tokens:
                 kept.append(fault)
         return sorted(kept, key=lambda fault: -fault.tokens)
-
-    def _begins_anew(self, turn: Observation, first: int) -> bool:
-        """Whether the first message is the one of the turn before with another beginning."""
-        before = self._shapes.get((turn.num_tools, turn.num_system))
-        if first != turn.head or before is None:
-            return False
-        there, here = before.pieces_of(first), turn.pieces_of(first)
-        return bool(there and here) and there[0] != here[0] and overlap(there, here) >= _ALIKE
 
     def _compare(self, turn: Observation, first: int) -> None:
         earlier = self._earlier(turn, first)
@@ -278,9 +270,13 @@ def _in_system(earlier: Observation, turn: Observation, first: int) -> Differenc
         # A short block changed as a whole, and what stands behind it did not.
         is_kept = tokens >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
         return Difference("varying_text", "system", index, tokens) if is_kept else None
-    alike = overlap(there.pieces, here.pieces)
-    if _grows(there, here):
+    # Whether the text is the earlier one with more behind it.
+    kept, inner = set(here.pieces), there.pieces[:-1]
+    is_begun = bool(inner) and here.pieces[0] == inner[0] and here.pieces[-1] != there.pieces[-1]
+    is_kept = sum(piece in kept for piece in inner) >= _ALIKE * len(inner)
+    if is_begun and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
         return Difference("growing_text", "system", index, tokens + there.tokens)
+    alike = overlap(there.pieces, here.pieces)
     if alike >= _ALIKE:
         return Difference("varying_text", "system", index, tokens + round(alike * here.tokens))
     if _has_rest(earlier, turn, first):
@@ -292,7 +288,12 @@ def _in_messages(earlier: Observation, turn: Observation, first: int) -> Differe
     index = first - turn.head
     before, after = earlier.segments, turn.segments
     tokens = _same_tokens(earlier, turn, first)
-    if _slides(earlier, turn, first):
+    # The earlier turn's first messages may be left out and the next ones moved up.
+    were = {segment.own: n for n, segment in enumerate(before)}
+    shift = were.get(after[first].own, first) - first
+    pairs = zip(after[first:], before[first + shift :], strict=False)
+    is_same = [here.own == there.own for here, there in pairs]
+    if shift > 0 and len(is_same) >= 2 and all(is_same):
         return Difference("sliding_history", "messages", index, tokens)
     here, there = after[first], before[first] if first < len(before) else None
     if there is None:
@@ -344,31 +345,9 @@ def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
     return now_here is not None or first == len(before) - 1 or after[first].own not in were
 
 
-def _slides(earlier: Observation, turn: Observation, first: int) -> bool:
-    """Whether the earlier turn's first messages were left out and the next ones moved up."""
-    were = {segment.own: n for n, segment in enumerate(earlier.segments)}
-    shift = were.get(turn.segments[first].own, first) - first
-    if shift <= 0:
-        return False
-    behind = earlier.segments[first + shift :]
-    same = [a.own == b.own for a, b in zip(turn.segments[first:], behind, strict=False)]
-    return len(same) >= 2 and all(same[: len(behind)])
-
-
 def overlap(there: Sequence[bytes], here: Sequence[bytes]) -> float:
     """The part of the pieces that both texts have."""
     return (Counter(there) & Counter(here)).total() / max(len(there), len(here))
-
-
-def _grows(there: Segment, here: Segment) -> bool:
-    """Whether the text is the earlier one with more behind it."""
-    if here.tokens < there.tokens + _GROWTH_TOKENS:
-        return False
-    kept = set(here.pieces)
-    inner = there.pieces[:-1]
-    is_begun = bool(inner) and here.pieces[0] == inner[0]
-    same = sum(piece in kept for piece in inner)
-    return is_begun and here.pieces[-1] != there.pieces[-1] and same >= _ALIKE * len(inner)
 
 
 def _part_of(before: Sequence[Segment], after: Sequence[Segment], first: int) -> str:

@@ -140,12 +140,26 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
     total = printed.num_tokens or points[-1].num_bytes // _BYTES_PER_TOKEN
     is_estimated = not tokens or not all(tokens)
     if is_estimated:
-        tokens = _estimated([point.num_bytes for point in points], tokens, total)
+        # By bytes, where an engine did not tell them.
+        told, tokens, before = tokens, [], 0
+        whole = max(points[-1].num_bytes, 1)
+        for place, point in enumerate(points):
+            exact = told[place] if told else 0
+            before = max(before, exact or point.num_bytes * total // whole)
+            tokens.append(before)
     places = [point.segment for point in points]
     marks: list[Mark] = []
     if printed.marks:
         at = {segment: place for place, segment in enumerate(places)}
         marks = [(at[segment], ttl) for segment, ttl in printed.marks if segment in at]
+    head = printed.num_tools + printed.num_system
+    said = (
+        place
+        for place in range(len(kinds) - 1, -1, -1)
+        if kinds[place].isupper()
+        and kinds[place].lower() in _OF_THE_MODEL
+        and places[place] >= head
+    )
     return Observation(
         **{each.name: getattr(row, each.name) for each in fields(Row)},
         digests=[point.digest for point in points],
@@ -157,22 +171,11 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         num_tools=printed.num_tools,
         num_system=printed.num_system,
         marks=marks,
-        answer=_before_answer(kinds, places, printed.num_tools + printed.num_system),
+        answer=next(said, 0) - 1,
         sketch=printed.sketch,
         tokens_per_byte=total / max(printed.num_bytes, 1),
         is_estimated=is_estimated,
     )
-
-
-def _estimated(num_bytes: Sequence[int], told: Sequence[int], total: int) -> list[int]:
-    """Tokens by bytes, where an engine did not tell them."""
-    whole = max(num_bytes[-1], 1)
-    made, before = [], 0
-    for place, size in enumerate(num_bytes):
-        exact = told[place] if told else 0
-        before = max(before, exact or size * total // whole)
-        made.append(before)
-    return made
 
 
 def _steps(places: Sequence[int], kinds: str) -> list[int]:
@@ -187,14 +190,6 @@ def _steps(places: Sequence[int], kinds: str) -> list[int]:
         is_run = following in _RUNS and kind.lower() == following and other == one + 1
         steps.append(0 if is_run else other - one)
     return steps
-
-
-def _before_answer(kinds: str, places: Sequence[int], head: int) -> int:
-    for place in range(len(kinds) - 1, -1, -1):
-        is_first = kinds[place].isupper() and kinds[place].lower() in _OF_THE_MODEL
-        if is_first and places[place] >= head:
-            return place - 1
-    return -1
 
 
 def _segments(turn: Observation) -> list[Segment]:

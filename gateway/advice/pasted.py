@@ -95,8 +95,22 @@ class Pasted:
 
 def read(given: Any, dialect: PastedDialect | None = None) -> Pasted:
     """`given` is a text or a JSON object. Raise InvalidRequest; the message says what is wrong."""
-    body, url = _body_of(given)
-    if not isinstance(given, str) and len(_bytes(body)) > MAX_CHARACTERS:
+    url = ""
+    if isinstance(given, str):
+        if len(given) > MAX_CHARACTERS:
+            raise InvalidRequest(f"more than {MAX_CHARACTERS:,} characters")
+        text = given.strip()
+        if text.startswith("curl"):
+            text, url = _of_curl(text)
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InvalidRequest("neither a JSON object nor a curl command with one") from None
+    else:
+        body = given
+    if not isinstance(body, dict):
+        raise InvalidRequest("the JSON is no object")
+    if body is given and len(_bytes(body)) > MAX_CHARACTERS:
         raise InvalidRequest(f"more than {MAX_CHARACTERS:,} bytes")
     told = dialect or _by_url(url) or _by_fields(body)
     try:
@@ -195,23 +209,6 @@ def _mark(body: dict[str, Any], path: str, ttl: str) -> bool:
         return False
     holder["cache_control"] = {"type": "ephemeral", "ttl": ttl}
     return True
-
-
-def _body_of(given: Any) -> tuple[dict[str, Any], str]:
-    url = ""
-    if isinstance(given, str):
-        if len(given) > MAX_CHARACTERS:
-            raise InvalidRequest(f"more than {MAX_CHARACTERS:,} characters")
-        text = given.strip()
-        if text.startswith("curl"):
-            text, url = _of_curl(text)
-        try:
-            given = json.loads(text)
-        except (ValueError, RecursionError):
-            raise InvalidRequest("neither a JSON object nor a curl command with one") from None
-    if not isinstance(given, dict):
-        raise InvalidRequest("the JSON is no object")
-    return given, url
 
 
 def shell_words(text: str) -> list[str]:

@@ -78,19 +78,13 @@ class Placement:
         return marks
 
 
-NOTHING = Placement("none")
-
-
 def placements_for(turns: Sequence[Observation]) -> list[Placement]:
     """The ways that are worth a comparison for these turns, the simplest first."""
     head, deeper = shared_ends(turns)
-    found = [NOTHING]
+    found = [Placement("none")]
     for place in (head, deeper):
         if place is not None:
-            found += [
-                Placement("shared_5m", place, "5m"),
-                Placement("shared_1h", place, "1h"),
-            ]
+            found += [Placement("shared_5m", place, "5m"), Placement("shared_1h", place, "1h")]
     if any(turn.answer >= 0 for turn in turns):
         found += [
             Placement("conversation_5m", head, "5m", "5m"),
@@ -105,7 +99,33 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
     """Where what requests share ends: within tools and system prompt, and in the messages if more
     comes again there. None where nothing comes again within an hour.
     """
-    again = _again(turns)
+    # For each place the tokens of prefixes that came again there within an hour.
+    found: Counter[tuple[Section, int]] = Counter()
+    seen: dict[bytes, int] = {}
+    for turn in turns:
+        now, start, tools = turn.at_ms, turn.head, turn.num_tools
+        # What follows the first message is this conversation's own, and the end of the request is
+        # no place to share.
+        end = len(turn.places) - 1
+        if turn.answer >= 0:
+            begun = zip(turn.places, turn.kinds, strict=True)
+            later = (n for n, (at, kind) in enumerate(begun) if at > start and kind.isupper())
+            end = min(next(later, end), end)
+        for place in range(max(tools - 1, 0), end):
+            segment, digest = turn.places[place], turn.digests[place]
+            if segment >= start + _SHARED_BLOCKS:
+                break
+            before = seen.get(digest)
+            seen[digest] = now
+            if before is None or now - before > _HOUR_MS:
+                continue
+            if segment >= start:
+                found["messages", segment - start] += turn.tokens[place]
+            elif segment >= tools:
+                found["system", segment - tools] += turn.tokens[place]
+            elif segment == tools - 1:
+                found["tools", -1] += turn.tokens[place]
+    again = {Place(section, index): tokens for (section, index), tokens in found.items()}
     heads = {place: n for place, n in again.items() if place.section != "messages"}
     head = max(heads, key=lambda place: heads[place], default=None)
     least = _DEEPER * heads[head] if head is not None else 0
@@ -116,39 +136,3 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
         if all(turn.num_system == head.index + 1 for turn in turns):
             head = Place("system", -1)
     return head, shared
-
-
-def _again(turns: Sequence[Observation]) -> dict[Place, int]:
-    """For each place the tokens of prefixes that came again there within an hour."""
-    seen: dict[bytes, int] = {}
-    found: Counter[tuple[Section, int]] = Counter()
-    for turn in turns:
-        now, head, tools = turn.at_ms, turn.head, turn.num_tools
-        last = head + _SHARED_BLOCKS
-        question = _first_question(turn) if turn.answer >= 0 else len(turn.places)
-        for place in range(max(tools - 1, 0), len(turn.places) - 1):
-            segment = turn.places[place]
-            # The end of the request is no place to share.
-            if segment >= last or place > question:
-                break
-            digest = turn.digests[place]
-            before = seen.get(digest)
-            seen[digest] = now
-            if before is None or now - before > _HOUR_MS:
-                continue
-            if segment >= head:
-                found["messages", segment - head] += turn.tokens[place]
-            elif segment >= tools:
-                found["system", segment - tools] += turn.tokens[place]
-            elif segment == tools - 1:
-                found["tools", -1] += turn.tokens[place]
-    return {Place(section, index): tokens for (section, index), tokens in found.items()}
-
-
-def _first_question(turn: Observation) -> int:
-    """The last prefix of the first message. What follows is this conversation's own."""
-    head = turn.head
-    for place, segment in enumerate(turn.places):
-        if segment > head and turn.kinds[place].isupper():
-            return place - 1
-    return len(turn.places) - 1

@@ -15,7 +15,7 @@ from gateway.admin.structs.advice import (
     Verdict,
 )
 from gateway.advice.cache import Cache, Sums
-from gateway.advice.faults import Fault, find_faults
+from gateway.advice.faults import find_faults
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Placement, placements_for, shared_ends
 
@@ -128,7 +128,6 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     head, deeper = shared_ends(turns)
     end = deeper or head
     shared = [turn.tokens[at] for turn in turns if end and (at := end.prefix_in(turn)) >= 0]
-    findings = [_finding(fault, first, rate) for fault in find_faults(turns)[:_MAX_FINDINGS]]
     outcomes: list[tuple[str, Sums, Amount | None]] = [
         ("observed", observed, None),
         ("as_sent", as_sent, None),
@@ -163,7 +162,7 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
             )
             for name, each, saved in outcomes
         ],
-        findings=[*findings, *_about_markers(turns, min_tokens, as_sent)],
+        findings=_findings(turns, min_tokens, as_sent, rate),
         prewarm=_prewarm(chosen, [as_sent, *(each for _, each in tried)], turns, rate),
         policy=policy,
         turns=_spread(turns),
@@ -216,34 +215,37 @@ def _policy(way: Placement, turns: Sequence[Observation]) -> Policy | None:
     return None
 
 
-def _finding(fault: Fault, turn: Observation, rate: float | None) -> Finding:
-    rates, named = turn.rates, fault.named()
-    what, change = _FAULTS[fault.kind]
-    if fault.kind in _TIMED and fault.section == "messages":
-        change = _BEHIND
-    times = f"{fault.turns:,} request" + ("s" if fault.turns != 1 else "")
-    return Finding(
-        kind=fault.kind,
-        path=fault.path,
-        text=f"{what}{_PARTS.get(fault.part, '')}: {fault.tokens:,} tokens that were the same as"
-        f" before had to be sent anew in {times}.",
-        change=change,
-        tokens=fault.tokens,
-        multiples=round(fault.tokens * 0.9, 1),
-        nano=None if rates is None else fault.tokens * (rates.input - rates.read),
-        prefill_seconds=None if rate is None else round(fault.tokens * rate, 3),
-        num_turns=fault.turns,
-        turns=[loss.turn for loss in named],
-        earlier=[loss.earlier for loss in named],
-    )
-
-
-def _about_markers(turns: Sequence[Observation], min_tokens: int, as_sent: Sums) -> list[Finding]:
-    """Markers that do nothing: below the minimum, or at an end that never comes again."""
+def _findings(
+    turns: Sequence[Observation], min_tokens: int, as_sent: Sums, rate: float | None
+) -> list[Finding]:
+    """What breaks prefixes, and markers that do nothing: below the minimum, or at an end that never
+    comes again."""
+    made, rates = [], turns[0].rates
+    for fault in find_faults(turns)[:_MAX_FINDINGS]:
+        what, change = _FAULTS[fault.kind]
+        if fault.kind in _TIMED and fault.section == "messages":
+            change = _BEHIND
+        times = f"{fault.turns:,} request" + ("s" if fault.turns != 1 else "")
+        named = sorted(fault.losses, key=lambda loss: -loss.tokens)[:_MAX_TURNS_NAMED]
+        made.append(
+            Finding(
+                kind=fault.kind,
+                path=fault.path,
+                text=f"{what}{_PARTS.get(fault.part, '')}: {fault.tokens:,} tokens that were the"
+                f" same as before had to be sent anew in {times}.",
+                change=change,
+                tokens=fault.tokens,
+                multiples=round(fault.tokens * 0.9, 1),
+                nano=None if rates is None else fault.tokens * (rates.input - rates.read),
+                prefill_seconds=None if rate is None else round(fault.tokens * rate, 3),
+                num_turns=fault.turns,
+                turns=[loss.turn for loss in named],
+                earlier=[loss.earlier for loss in named],
+            )
+        )
     marked = [turn for turn in turns if turn.marks]
     lengths = {turn.id: turn.tokens[turn.marks[-1][0]] for turn in marked}
     short, usage = [turn for turn in marked if lengths[turn.id] < min_tokens], as_sent.usage
-    made = []
     if short:
         longest = max(lengths[turn.id] for turn in short)
         made.append(

@@ -31,7 +31,29 @@ def summary_lines(
     """
     found = [*_of_ttls(prefixes)]
     for workspace, sums in spent.items():
-        found += _unpaid(workspace, sums)
+        # Where writes cost more than reads saved, in input tokens and, if it is known, in money.
+        loss = sums.write_premium - sums.cache_read_tokens * 0.9
+        is_lost = sums.unpriced > 0 or sums.saved_nano < 0
+        if sums.requests < MIN_TURNS or loss <= _LEAST_LOSS * sums.prompt_tokens or not is_lost:
+            continue
+        text = (
+            f"Workspace {workspace} pays more for writes than it saves: {sums.written_tokens:,}"
+            f" tokens were written and {sums.cache_read_tokens:,} were read in {sums.requests:,}"
+            f" requests, which costs the price of {loss:,.0f} input tokens more than no markers."
+        )
+        found.append(
+            SummaryLine(
+                kind="unpaid",
+                text=text,
+                page="savings",
+                workspace=workspace,
+                model=None,
+                multiples=round(loss, 1),
+                nano=None if sums.unpriced else -sums.saved_nano,
+                num_turns=sums.requests,
+                turns=[],
+            )
+        )
     for stream in streams:
         if stream.num_turns >= MIN_TURNS:
             key = keys.get(stream.key, stream.key)
@@ -92,27 +114,6 @@ def _of_ttls(prefixes: Sequence[PrefixReport]) -> Iterable[SummaryLine]:
             num_turns=num_turns,
             turns=[each.look.last_turn for each in found if each.look][:_MAX_TURNS_NAMED],
         )
-
-
-def _unpaid(workspace: str, sums: Totals) -> Iterable[SummaryLine]:
-    """Where writes cost more than reads saved, in input tokens and, if it is known, in money."""
-    loss = sums.write_premium - sums.cache_read_tokens * 0.9
-    is_lost = sums.unpriced > 0 or sums.saved_nano < 0
-    if sums.requests < MIN_TURNS or loss <= _LEAST_LOSS * sums.prompt_tokens or not is_lost:
-        return
-    yield SummaryLine(
-        kind="unpaid",
-        text=f"Workspace {workspace} pays more for writes than it saves: {sums.written_tokens:,}"
-        f" tokens were written and {sums.cache_read_tokens:,} were read in {sums.requests:,}"
-        f" requests, which costs the price of {loss:,.0f} input tokens more than no markers.",
-        page="savings",
-        workspace=workspace,
-        model=None,
-        multiples=round(loss, 1),
-        nano=None if sums.unpriced else -sums.saved_nano,
-        num_turns=sums.requests,
-        turns=[],
-    )
 
 
 def _line(

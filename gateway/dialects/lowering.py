@@ -156,7 +156,7 @@ class Lowering:
             plan=plan,
             sampling=sampling,
             thinking=thinks_by is not None,
-            notes=self.notepad.notes(),
+            notes=self.notepad,
             num_removed=self._num_removed,
             **more,
         )

@@ -11,7 +11,7 @@ from gateway.admin.structs.fleet import KeyScope
 from gateway.base.catalogue import Model
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, Limits
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters
-from gateway.prompt.ignored import NO_NOTES, Notes
+from gateway.prompt.ignored import Notepad
 from gateway.prompt.plan import Plan
 
 NAME_CHARACTERS = 64
@@ -140,7 +140,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     output_schema: dict[str, Any] | None = None
     output_pattern: str | None = None
     is_batch: bool = False
-    notes: Notes = NO_NOTES
+    notes: Notepad = msgspec.field(default_factory=Notepad)
     name: str | None = None
 
     def path_of(self, name: str) -> str:

@@ -26,25 +26,31 @@ class Ignored(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """A field that engines with `capability` carry out and others ignore. An engine with it may
-    still report that it can't for this `tool`."""
+@dataclass(slots=True)
+class Notepad:
+    """Gathers a request's notes while it is read, at most `MAX_TOLD` of each kind.
 
-    ignored: Ignored
-    capability: Capability
-    tool: str | None = None
-
-
-class Notes(msgspec.Struct, frozen=True):
-    """What one request asks for beyond what must be done.
-
-    `ignored` is done by no engine; each of `wishes` depends on the engine. `num_more` were left out
-    of the two lists.
+    `ignored` is done by no engine. Each of `wishes` is carried out by engines with a capability,
+    which may still report that they can't for one tool. `num_more` were left out.
     """
 
-    ignored: tuple[Ignored, ...] = ()
-    wishes: tuple[Wish, ...] = ()
+    ignored: list[Ignored] = field(default_factory=list)
+    wishes: list[tuple[Ignored, Capability, str | None]] = field(default_factory=list)
     num_more: int = 0
+
+    def ignore(self, path: str, reason: str) -> None:
+        """No engine does this."""
+        if len(self.ignored) < MAX_TOLD:
+            self.ignored.append(Ignored(path[:_MAX_PATH], reason))
+        else:
+            self.num_more += 1
+
+    def wish(self, path: str, reason: str, capability: Capability, tool: str | None = None) -> None:
+        """An engine with this capability does it; of any other one the client is told."""
+        if len(self.wishes) < MAX_TOLD:
+            self.wishes.append((Ignored(path[:_MAX_PATH], reason), capability, tool))
+        else:
+            self.num_more += 1
 
     def told(
         self, capabilities: Collection[Capability], unheld: Iterable[UnheldTool] = ()
@@ -54,42 +60,11 @@ class Notes(msgspec.Struct, frozen=True):
         `unheld` are the tools for which it says that it did not.
         """
         told, reasons = [*self.ignored], {one.tool: one.reason for one in unheld}
-        for wish in self.wishes:
-            if wish.capability not in capabilities:
-                told.append(wish.ignored)
-            elif wish.tool is not None and wish.tool in reasons:
-                told.append(Ignored(wish.ignored.path, reasons[wish.tool]))
+        for ignored, capability, tool in self.wishes:
+            if capability not in capabilities:
+                told.append(ignored)
+            elif tool is not None and tool in reasons:
+                told.append(Ignored(ignored.path, reasons[tool]))
         more = self.num_more + max(0, len(told) - MAX_TOLD)
         told = told[:MAX_TOLD]
         return [*told, Ignored("", f"{more} more fields were ignored")] if more else told
-
-
-NO_NOTES = Notes()
-
-
-@dataclass(slots=True)
-class Notepad:
-    """Gathers a request's notes while it is read. It holds at most `MAX_TOLD` of each kind."""
-
-    _ignored: list[Ignored] = field(default_factory=list)
-    _wishes: list[Wish] = field(default_factory=list)
-    _num_more: int = 0
-
-    def ignore(self, path: str, reason: str) -> None:
-        """No engine does this."""
-        if len(self._ignored) < MAX_TOLD:
-            self._ignored.append(Ignored(path[:_MAX_PATH], reason))
-        else:
-            self._num_more += 1
-
-    def wish(self, path: str, reason: str, capability: Capability, tool: str | None = None) -> None:
-        """An engine with this capability does it; of any other one the client is told."""
-        if len(self._wishes) < MAX_TOLD:
-            self._wishes.append(Wish(Ignored(path[:_MAX_PATH], reason), capability, tool))
-        else:
-            self._num_more += 1
-
-    def notes(self) -> Notes:
-        if not (self._ignored or self._wishes):
-            return NO_NOTES
-        return Notes(tuple(self._ignored), tuple(self._wishes), self._num_more)

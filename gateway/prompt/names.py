@@ -24,7 +24,6 @@ from engine.protocol import (
     MAX_NAMES,
     Breakpoint,
     Document,
-    Image,
     Name,
     Prompt,
     Role,
@@ -91,7 +90,13 @@ def find_prefixes(
     marked by `kept`, what is kept of the prefix is in the chain. So are the `documents`, each from
     its beginning on, and from the first segment on that a sibling's entry may be read.
     """
-    begins = None if adapter is None else _begin_of(adapter, prompt)
+    begins = None
+    if adapter is not None and (invocation := adapter.invocation) is not None:
+        # As far as texts tell: else the template writes it behind them all, or nothing does.
+        having = (n for n, one in enumerate(segments_of(prompt)) if invocation in one.text)
+        begins = max(having, default=None)
+    elif adapter is not None:
+        begins = 0
     placed = {one.segment: one.recompute for one in documents}
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
@@ -99,7 +104,8 @@ def find_prefixes(
         chain.update(b"\x07")
     prefixes: list[Prefix] = []
     num_bytes = depth = 0
-    sizes = {image.id: size_of(image) for image in prompt.images}
+    # An image's share of the bytes, beside its reference. The engine alone knows tokens.
+    sizes = {one.id: 4 * one.width * one.height // PATCH_PIXELS for one in prompt.images}
     for segment, (letter, begin, _, values, text) in enumerate(segments_of(prompt)):
         header = begin + _HEADERS.get(letter, b"text")
         if values is not None:
@@ -151,25 +157,6 @@ def name_documents(
         named.append(replace(one, name=own.hexdigest()))
         places.append((ends[one.segment] - len(text), ends[one.segment]))
     return named, places
-
-
-def size_of(image: Image) -> int:
-    """An image's share of a prompt's bytes, beside its reference. The engine alone knows tokens."""
-    return 4 * image.width * image.height // PATCH_PIXELS
-
-
-def _begin_of(adapter: AdapterInfo, prompt: Prompt) -> int | None:
-    """The segment in which an adapter begins to act, as far as texts tell: the last that has its
-    invocation. None where no text has it: then the template writes it behind them all, or nothing
-    does."""
-    if adapter.invocation is None:
-        return 0
-    having = [
-        number
-        for number, segment in enumerate(segments_of(prompt))
-        if adapter.invocation in segment.text
-    ]
-    return having[-1] if having else None
 
 
 def trim_names(

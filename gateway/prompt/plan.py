@@ -7,7 +7,7 @@ order.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from sys import maxsize
 from typing import NamedTuple
 
@@ -263,7 +263,16 @@ def make_plan(
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
     is the one that answers. `keep` is the header's (`keep_behind_head`).
     """
-    slots, breakpoints = leave_out(given, find_breakpoints(given, automatic))
+    # Without the absent slots breakpoints name segments. One on an absent slot moves to the segment
+    # before, which has the same prefix, unless that has one already, of no shorter TTL. Without a
+    # segment before it is dropped.
+    segments = [count - 1 for count in accumulate(not slot.is_absent for slot in given)]
+    moved: dict[int, Breakpoint] = {}
+    for point in find_breakpoints(given, automatic):
+        segment = segments[point.segment]
+        if segment >= 0:
+            moved.setdefault(segment, replace(point, segment=segment))
+    slots, breakpoints = [slot for slot in given if not slot.is_absent], [*moved.values()]
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)
@@ -271,12 +280,26 @@ def make_plan(
         breakpoints = keep_behind_head(prompt, breakpoints, keep)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     kept = next((point for point in breakpoints if point.is_approximate), None)
-    documents = find_documents(slots, kept)
+    documents: list[Document] = []
+    for segment, slot in enumerate(slots):
+        if slot.placed is None:
+            continue
+        where = f"{slot.path}.cache_control.holdfast.block"
+        if kept is not None:
+            raise MarkersBroken(f"{where}: not beside `keep` or `sibling`")
+        if len(documents) == MAX_DOCUMENTS:
+            raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
+        documents.append(replace(slot.placed, segment=segment))
     prefixes = find_prefixes(prompt, scope, adapter, kept, documents)
     # An engine that compresses a prefix holds nothing in front of its end.
     told = prefixes
     if kept is not None and not kept.sibling:
-        told = [one for one in prefixes if is_behind(one.name, kept.segment)]
+        end = kept.segment
+        told = [
+            prefix
+            for prefix in prefixes
+            if prefix.name.segment >= end + (prefix.name.characters is not None)
+        ]
     named = trim_names(told, marked, MAX_NAMES - len(documents))
     documents, places = name_documents(prompt, scope, documents, prefixes)
     return Plan(
@@ -350,43 +373,6 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
     if any(outlives(automatic, ttl) for _, _, ttl in marked):
         raise MarkersBroken(f"cache_control: {_ORDER}")
     return [*breakpoints, Breakpoint(target, automatic)]
-
-
-def find_documents(slots: Sequence[Slot], kept: Breakpoint | None) -> list[Document]:
-    """What may be read anywhere of a prompt's segments; raise for the first broken rule."""
-    documents: list[Document] = []
-    for segment, slot in enumerate(slots):
-        if slot.placed is None:
-            continue
-        where = f"{slot.path}.cache_control.holdfast.block"
-        if kept is not None:
-            raise MarkersBroken(f"{where}: not beside `keep` or `sibling`")
-        if len(documents) == MAX_DOCUMENTS:
-            raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
-        documents.append(replace(slot.placed, segment=segment))
-    return documents
-
-
-def leave_out(
-    slots: Sequence[Slot], breakpoints: Sequence[Breakpoint]
-) -> tuple[list[Slot], list[Breakpoint]]:
-    """Leave out the absent slots; breakpoints then name segments. A breakpoint on an absent slot
-    moves to the segment before, which has the same prefix, unless that has one already, of no
-    shorter TTL. If there is no segment before, it is dropped."""
-    segments: list[int] = []
-    for slot in slots:
-        segments.append((segments[-1] if segments else -1) + (not slot.is_absent))
-    moved: dict[int, Breakpoint] = {}
-    for point in breakpoints:
-        segment = segments[point.segment]
-        if segment >= 0:
-            moved.setdefault(segment, replace(point, segment=segment))
-    return [slot for slot in slots if not slot.is_absent], list(moved.values())
-
-
-def is_behind(name: Name, segment: int) -> bool:
-    """Whether a prefix reaches to the end of a segment, or further."""
-    return name.segment > segment or (name.segment == segment and name.characters is None)
 
 
 def mark_latest(slots: Sequence[Slot], wanted: Sequence[int], ttl: Ttl, *, room: int) -> list[Slot]:

@@ -54,11 +54,6 @@ def described(kind: str) -> tuple[str, dict[str, Any]] | None:
             return None
 
 
-def needs_images(kind: str) -> bool:
-    """Whether the tool's results are screenshots."""
-    return kind.startswith("computer_")
-
-
 def _commands(names: list[str], files: dict[str, Any]) -> dict[str, Any]:
     return _object({"command": {"enum": names}, **files}, ["command", "path"])
 

@@ -26,7 +26,6 @@ from engine.protocol import (
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic import request as wire
-from gateway.dialects.anthropic.client_tools import needs_images
 from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
     HOSTED,
@@ -61,7 +60,32 @@ def ask_of(
 ) -> Ask:
     """`betas` is the header as it came. `marks_for_client`: a request without markers gets those
     of the key's policy."""
-    _check_generation(request, version, betas)
+    if version == "2026-10-21":
+        for field in ("temperature", "top_p", "top_k"):
+            if getattr(request, field) is not None:
+                raise InvalidRequest(f"{field}: not supported with anthropic-version {version}")
+    if request.inference_geo not in (None, "global"):
+        raise InvalidRequest("inference_geo: Input should be 'global'")
+    for index, stop in enumerate(request.stop_sequences):
+        if not stop.strip():
+            raise InvalidRequest(
+                f"stop_sequences.{index}: each stop sequence must contain non-whitespace"
+            )
+    if isinstance(request.thinking, wire.ThinkingEnabled) and request.max_tokens:
+        # Thinking between calls counts over the whole turn, so the budget may be larger.
+        is_over = request.thinking.budget_tokens >= request.max_tokens
+        if is_over and _INTERLEAVED not in betas:
+            raise InvalidRequest("`max_tokens` must be greater than `thinking.budget_tokens`")
+    if request.max_tokens == 0:
+        wrong = {
+            "stream": request.stream,
+            "thinking.type": isinstance(request.thinking, wire.ThinkingEnabled),
+            request.form_path: request.form is not None,
+            "tool_choice.type": isinstance(request.tool_choice, wire.ChoiceAny | wire.ChoiceTool),
+        }
+        for field, is_set in wrong.items():
+            if is_set:
+                raise InvalidRequest(f"max_tokens: 0 cannot be combined with `{field}`")
     policy = asked.principal.auto_cache if marks_for_client else None
     ask, thinking = count_ask_of(request, asked, version, policy), request.thinking
     return msgspec.structs.replace(
@@ -145,35 +169,6 @@ def _tool_choice(request: wire.CountTokensRequest) -> ToolChoice:
     return ToolChoice("tool", choice.name, parallel=parallel)
 
 
-def _check_generation(request: wire.MessagesRequest, version: wire.Version, betas: str) -> None:
-    if version == "2026-10-21":
-        for field in ("temperature", "top_p", "top_k"):
-            if getattr(request, field) is not None:
-                raise InvalidRequest(f"{field}: not supported with anthropic-version {version}")
-    if request.inference_geo not in (None, "global"):
-        raise InvalidRequest("inference_geo: Input should be 'global'")
-    for index, stop in enumerate(request.stop_sequences):
-        if not stop.strip():
-            raise InvalidRequest(
-                f"stop_sequences.{index}: each stop sequence must contain non-whitespace"
-            )
-    if isinstance(request.thinking, wire.ThinkingEnabled) and request.max_tokens:
-        # Thinking between calls counts over the whole turn, so the budget may be larger.
-        is_over = request.thinking.budget_tokens >= request.max_tokens
-        if is_over and _INTERLEAVED not in betas:
-            raise InvalidRequest("`max_tokens` must be greater than `thinking.budget_tokens`")
-    if request.max_tokens == 0:
-        wrong = {
-            "stream": request.stream,
-            "thinking.type": isinstance(request.thinking, wire.ThinkingEnabled),
-            request.form_path: request.form is not None,
-            "tool_choice.type": isinstance(request.tool_choice, wire.ChoiceAny | wire.ChoiceTool),
-        }
-        for field, is_set in wrong.items():
-            if is_set:
-                raise InvalidRequest(f"max_tokens: 0 cannot be combined with `{field}`")
-
-
 def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> bytes:
     """The form is equal for equal requests: a default that is written out counts as left out."""
     choice, thinking, output = request.tool_choice, request.thinking, request.output_config
@@ -188,7 +183,8 @@ def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> byte
     )
 
 
-def _check_roles(messages: list[Message]) -> None:
+def _check_turns(messages: list[Message], *, has_calls: bool) -> None:
+    """Check whose turns they are, and that each call is answered in the next one, and no other."""
     if messages[0].role == "system":
         raise InvalidRequest("messages.0: role 'system' cannot come first")
     for index, message in enumerate(messages):
@@ -202,15 +198,11 @@ def _check_roles(messages: list[Message]) -> None:
             )
     if messages[-1].role == "assistant":
         raise InvalidRequest(
-            "This model does not support assistant message prefill. The conversation must end with"
-            " a user message."
+            "This model does not support assistant message prefill. The conversation must end"
+            " with a user message."
         )
-
-
-def _check_tool_results(messages: list[Message]) -> None:
-    """Check that the next merged turn answers each tool call, and nothing else."""
     pending: list[str] = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages if has_calls else []):
         if message.role == "system":
             continue
         answered = [p.tool_use_id for p in message.parts if isinstance(p, ToolResultPart)]
@@ -249,7 +241,15 @@ class _MessagesLowering(Lowering):
     def plan_of(self, request: wire.CountTokensRequest, policy: AutoCache | None = None) -> Plan:
         """`policy` is for a request in which nothing is marked."""
         self._names = {tool.name for tool in request.tools}
-        defers = self._may_defer(request.tools)
+        # Whether somebody names the deferred tools, and the template shows how to call one.
+        foreign = [tool.name for tool in request.tools if isinstance(tool, wire.ForeignTool)]
+        own = [tool for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
+        defers = not any(name.startswith(_SEARCH) for name in foreign)
+        if defers and own and all(tool.defer_loading for tool in own):
+            defers = False
+            self.notepad.ignore(
+                "tools", "all are deferred, and a model learns from one how to call: all are shown"
+            )
         for index, tool in enumerate(request.tools):
             made = self._tool(f"tools.{index}", tool, defers=defers)
             self.mark(f"tools.{index}", tool.cache_control, is_absent=made is None)
@@ -267,38 +267,34 @@ class _MessagesLowering(Lowering):
             if text is not None:
                 self.system.append(TextPart(text))
         for index, message in enumerate(request.messages):
-            if not message.only_sets_effort:
-                self.add(message.role, self._parts(f"messages.{index}", message))
+            path, content = f"messages.{index}", message.content
+            if message.only_sets_effort:
+                continue
+            if not content and not isinstance(content, str):
+                raise InvalidRequest(f"{path}: all messages must have non-empty content")
+            if isinstance(content, str):
+                content = [wire.Text(text=content)]
+            parts = [
+                self._part(f"{path}.content.{position}", message.role, block)
+                for position, block in enumerate(content or [])
+            ]
+            self.add(message.role, parts)
         if not self.messages:
             raise InvalidRequest("messages: at least one message is required")
         automatic = automatic_ttl(request.cache_control) if request.cache_control else None
         if automatic or any(slot.num_markers for slot in self.slots):
             policy = None
         plan = self.plan(policy, automatic, list(islice(self._named.values(), MAX_NAMED)))
-        _check_roles(self.messages)
-        if plan.has_calls:
-            _check_tool_results(self.messages)
+        _check_turns(self.messages, has_calls=plan.has_calls)
         return plan
 
     def num_markers(self, found: Sequence[Ttl]) -> int:
         return len(found)
 
-    def _may_defer(self, tools: list[wire.Tool]) -> bool:
-        """Whether somebody names the deferred tools, and the template shows how to call one."""
-        if any(isinstance(t, wire.ForeignTool) and t.name.startswith(_SEARCH) for t in tools):
-            return False
-        deferred = [tool.defer_loading for tool in tools if not isinstance(tool, wire.ForeignTool)]
-        if any(deferred) and all(deferred):
-            self.notepad.ignore(
-                "tools", "all are deferred, and a model learns from one how to call: all are shown"
-            )
-            return False
-        return True
-
     def _tool(self, path: str, tool: wire.Tool, *, defers: bool) -> Tool | None:
         """The tool as the prompt begins with it; None for one that is not in its beginning."""
         if isinstance(tool, wire.ForeignTool):
-            if needs_images(tool.name):
+            if tool.name.startswith("computer_"):
                 raise InvalidRequest(f"{path}: {tool.name[:64]}: this model reads no screenshots")
             what = HOSTED
             if tool.name.startswith(_SEARCH):
@@ -325,19 +321,6 @@ class _MessagesLowering(Lowering):
             self._deferred[tool.name] = made
             return None
         return made
-
-    def _parts(self, path: str, message: wire.Message) -> list[Part]:
-        if isinstance(message.content, str):
-            where = f"{path}.content.0"
-            self._check_text(where, message.content, None)
-            self.mark(where)
-            return [TextPart(message.content)]
-        if not message.content:
-            raise InvalidRequest(f"{path}: all messages must have non-empty content")
-        return [
-            self._part(f"{path}.content.{position}", message.role, block)
-            for position, block in enumerate(message.content)
-        ]
 
     def _part(self, path: str, role: str, block: wire.Block) -> Part:
         kind = str(block.__struct_config__.tag)
@@ -428,16 +411,24 @@ class _MessagesLowering(Lowering):
                 return self.stand_in(path, _media("image", block.source))
             case wire.ToolReference():
                 return self._name(path, block.tool_name)
-            case wire.ToolAddition():
-                check_json(block.tool, f"{path}.tool_addition.tool")
-                return self._add_tool(path, block.tool)
+            case wire.ToolAddition(tool={"type": "tool_reference", "name": str(name)}):
+                return self._name(path, name)
+            case wire.ToolAddition(
+                tool={
+                    "type": "tool_definition",
+                    "definition": {"name": str(name), "input_schema": dict(schema)} as given,
+                }
+            ) if given.get("type") in (None, "custom"):
+                check_json(schema, f"{path}.tool_addition.tool.definition.input_schema")
+                about = given.get("description")
+                return self._show(Tool(name, schema, about if isinstance(about, str) else None))
             case wire.ToolRemoval(tool={"name": str(name)}):
                 self._named.pop(name, None)
                 self.notepad.ignore(path, "the model is told, and may still call it")
                 return f"The tool {name} is not available any more."
-            case wire.ToolRemoval():
+            case wire.ToolRemoval() | wire.ToolAddition():
                 self.notepad.ignore(path, HOSTED)
-                return "[tool_removal: not shown to this model]"
+                return f"[{block.__struct_config__.tag}: not shown to this model]"
             case wire.Compaction(content=str(summary)) if summary.strip():
                 return summary
             case _:
@@ -480,21 +471,6 @@ class _MessagesLowering(Lowering):
         if name not in self._names:
             self.notepad.ignore(path, "there is no such tool in `tools`")
         return f"Tool: {name}"
-
-    def _add_tool(self, path: str, tool: dict[str, Any]) -> str:
-        """The text of an addition: of a tool by its name, or by its definition."""
-        match tool:
-            case {"type": "tool_reference", "name": str(name)}:
-                return self._name(path, name)
-            case {"type": "tool_definition", "definition": {"name": str(name)} as definition}:
-                schema = definition.get("input_schema")
-                if isinstance(schema, dict) and definition.get("type") in (None, "custom"):
-                    check_json(schema, f"{path}.tool.definition.input_schema")
-                    about = definition.get("description")
-                    description = about if isinstance(about, str) else None
-                    return self._show(Tool(name, schema, description))
-        self.notepad.ignore(path, HOSTED)
-        return "[tool_addition: not shown to this model]"
 
     def _show(self, tool: Tool) -> str:
         self._named.pop(tool.name, None)

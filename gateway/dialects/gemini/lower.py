@@ -17,7 +17,6 @@ from engine.protocol import (
     Breakpoint,
     Part,
     Role,
-    Sampling,
     TextPart,
     ThinkingPart,
     ToolChoice,
@@ -73,7 +72,16 @@ def ask_of(
     key's policy marks the prompt. Raise InvalidRequest for content that no engine takes."""
     lowering, config = _GeminiLowering(asked), request.generation_config
     notepad, thoughts = lowering.notepad, config.thinking_config
-    _check_conversation(request)
+    if not request.contents:
+        raise InvalidRequest("contents: contents are required")
+    if request.contents[-1].role == "model":
+        raise InvalidRequest("contents: the last content must be of role 'user'")
+    own = request.system_instruction or request.tools or request.tool_config
+    if request.cached_content is not None and own:
+        raise InvalidRequest(
+            "cachedContent: excludes systemInstruction, tools and toolConfig: they belong to the"
+            " cached content"
+        )
     wire.FIELDS.note(request, notepad)
     for name in wire.REFUSED:
         if getattr(config, name) is not None:
@@ -95,20 +103,6 @@ def ask_of(
     if held is not None:
         points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
         plan = replace(plan, breakpoints=points)
-    return lowering.ask(
-        "gemini",
-        plan,
-        _sampling(config, notepad),
-        _thinks_by(thoughts, notepad),
-        tool_choice=choice,
-        output_schema=_output_schema(config),
-        omit_thinking=not (thoughts and thoughts.include_thoughts),
-        stream=stream,
-        name=name_of(request.labels),
-    )
-
-
-def _sampling(config: wire.GenerationConfig, notepad: Notepad) -> Sampling:
     if not all(config.stop_sequences):
         raise InvalidRequest("generationConfig.stopSequences: must not contain an empty string")
     if config.max_output_tokens == 0 and config.candidate_count > 1:
@@ -118,25 +112,18 @@ def _sampling(config: wire.GenerationConfig, notepad: Notepad) -> Sampling:
     if config.top_k:
         why = "the model's server can't be told it"
         notepad.wish("generationConfig.topK", why, "own_template")
-    return sampling_of(
-        config,
+    logprobs = config.logprobs or 0 if config.response_logprobs else None
+    return lowering.ask(
         "gemini",
-        logprobs=config.logprobs or 0 if config.response_logprobs else None,
+        plan,
+        sampling_of(config, "gemini", logprobs=logprobs),
+        _thinks_by(thoughts, notepad),
+        tool_choice=choice,
+        output_schema=_output_schema(config),
+        omit_thinking=not (thoughts and thoughts.include_thoughts),
+        stream=stream,
+        name=name_of(request.labels),
     )
-
-
-def _check_conversation(request: wire.GenerateRequest) -> None:
-    if not request.contents:
-        raise InvalidRequest("contents: contents are required")
-    if request.contents[-1].role == "model":
-        raise InvalidRequest("contents: the last content must be of role 'user'")
-    if request.cached_content is not None:
-        for name in ("system_instruction", "tools", "tool_config"):
-            if getattr(request, name):
-                raise InvalidRequest(
-                    "cachedContent: excludes systemInstruction, tools and toolConfig: they belong"
-                    " to the cached content"
-                )
 
 
 def _thinks_by(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> str | None:
@@ -224,7 +211,24 @@ class _GeminiLowering(Lowering):
 
     def add_prompted(self, given: wire.Prompted, where: str) -> None:
         for index, tool in enumerate(given.tools):
-            self._add_tool(f"{where}tools[{index}]", tool)
+            path = f"{where}tools[{index}]"
+            for info in msgspec.structs.fields(tool):
+                if info.name != "function_declarations" and getattr(tool, info.name) is not None:
+                    self.notepad.ignore(f"{path}.{info.encode_name}", HOSTED)
+            for number, function in enumerate(tool.function_declarations):
+                at = f"{path}.functionDeclarations[{number}]"
+                schema = function.parameters_json_schema
+                if not function.name:
+                    raise InvalidRequest(f"{at}.name: must not be empty")
+                if function.parameters is not None:
+                    if schema is not None:
+                        raise InvalidRequest(f"{at}.parameters: excludes parametersJsonSchema")
+                    schema = json_schema(function.parameters, f"{at}.parameters")
+                for name in ("response", "response_json_schema"):
+                    if getattr(function, name) is not None:
+                        self.notepad.ignore(f"{at}.{name}", "only inputs are held to a schema")
+                self.mark(at)
+                self.tools.append(self.tool(at, function.name, schema, function.description))
         if given.system_instruction is not None:
             for number, part in enumerate(given.system_instruction.parts):
                 path = f"{where}systemInstruction.parts[{number}]"
@@ -233,7 +237,20 @@ class _GeminiLowering(Lowering):
                 self.mark(path, can_carry=bool(part.text))
                 self.system.append(TextPart(part.text))
         for index, content in enumerate(given.contents):
-            self._add_content(f"{where}contents[{index}]", content)
+            path = f"{where}contents[{index}]"
+            role = _ROLES.get(content.role)
+            if role is None:
+                raise InvalidRequest(f"{path}.role: Please use a valid role: user, model.")
+            if not content.parts:
+                raise InvalidRequest(f"{path}.parts: contents.parts must not be empty.")
+            if role == "assistant" and not (self.messages and self.messages[-1].role == role):
+                self.check_answered()
+            parts: list[Part] = []
+            for number, part in enumerate(content.parts):
+                made = self._part(f"{path}.parts[{number}]", role, part)
+                if made is not None:
+                    parts.append(made)
+            self.add(role, parts)
 
     def check_answered(self) -> None:
         if self._pending:
@@ -242,40 +259,6 @@ class _GeminiLowering(Lowering):
                 "contents: each function call must be answered by a function response in the turn"
                 f" that follows it. Missing: {missing}"
             )
-
-    def _add_tool(self, path: str, tool: wire.Tool) -> None:
-        for info in msgspec.structs.fields(tool):
-            if info.name != "function_declarations" and getattr(tool, info.name) is not None:
-                self.notepad.ignore(f"{path}.{info.encode_name}", HOSTED)
-        for number, function in enumerate(tool.function_declarations):
-            where = f"{path}.functionDeclarations[{number}]"
-            schema = function.parameters_json_schema
-            if not function.name:
-                raise InvalidRequest(f"{where}.name: must not be empty")
-            if function.parameters is not None:
-                if schema is not None:
-                    raise InvalidRequest(f"{where}.parameters: excludes parametersJsonSchema")
-                schema = json_schema(function.parameters, f"{where}.parameters")
-            for name in ("response", "response_json_schema"):
-                if getattr(function, name) is not None:
-                    self.notepad.ignore(f"{where}.{name}", "only inputs are held to a schema")
-            self.mark(where)
-            self.tools.append(self.tool(where, function.name, schema, function.description))
-
-    def _add_content(self, path: str, content: wire.Content) -> None:
-        role = _ROLES.get(content.role)
-        if role is None:
-            raise InvalidRequest(f"{path}.role: Please use a valid role: user, model.")
-        if not content.parts:
-            raise InvalidRequest(f"{path}.parts: contents.parts must not be empty.")
-        if role == "assistant" and not (self.messages and self.messages[-1].role == role):
-            self.check_answered()
-        parts: list[Part] = []
-        for number, part in enumerate(content.parts):
-            made = self._part(f"{path}.parts[{number}]", role, part)
-            if made is not None:
-                parts.append(made)
-        self.add(role, parts)
 
     def _part(self, path: str, role: Role, part: wire.Part) -> Part | None:
         """None for what is not shown to the model, and told."""
@@ -291,18 +274,16 @@ class _GeminiLowering(Lowering):
         if part.tool_call is not None or part.tool_response is not None:
             self.notepad.ignore(path, HOSTED)
             return None
-        text = self._text(path, part)
+        if part.text is not None:
+            text = part.text
+        elif (code := part.executable_code) is not None:
+            text = f"```{code.language.lower()}\n{code.code}\n```"
+        elif part.code_execution_result is not None:
+            text = f"```\n{part.code_execution_result.output}\n```"
+        else:
+            text = self._file(path, part.inline_data, part.file_data)
         self.mark(path, can_carry=bool(text) and not part.thought)
         return ThinkingPart(text) if part.thought else TextPart(text)
-
-    def _text(self, path: str, part: wire.Part) -> str:
-        if part.text is not None:
-            return part.text
-        if (code := part.executable_code) is not None:
-            return f"```{code.language.lower()}\n{code.code}\n```"
-        if part.code_execution_result is not None:
-            return f"```\n{part.code_execution_result.output}\n```"
-        return self._file(path, part.inline_data, part.file_data)
 
     def _file(self, path: str, blob: wire.Blob | None, file: wire.FileData | None) -> str:
         """The text of a text file; what stands in for any other file."""
@@ -355,25 +336,17 @@ class _GeminiLowering(Lowering):
                 f"{where}: no function call of this name awaits a response in the turn before"
             )
         check_json(result.response, f"{where}.response")
-        text, is_error = _outcome(result.response)
+        # Google's rule: `output` is the output, `error` is an error, else the whole is the output.
+        kind = next(iter(result.response), "") if len(result.response) == 1 else ""
+        whole = kind not in ("output", "error")
+        said = result.response if whole else result.response[kind]
+        text = said if isinstance(said, str) else _encode(said).decode()
         beside = [
             self._file(f"{where}.parts[{number}]", part.inline_data, part.file_data)
             for number, part in enumerate(result.parts)
         ]
         self.mark(path)
-        return ToolResultPart(answered[0], "\n".join([text, *beside]), is_error)
-
-
-def _outcome(response: dict[str, Any]) -> tuple[str, bool]:
-    """The text of a response, and whether it is an error.
-
-    Google's rule: `output` is the output, `error` is an error, else the whole is the output.
-    """
-    for key in ("output", "error"):
-        if response.keys() == {key}:
-            value = response[key]
-            return (value if isinstance(value, str) else _encode(value).decode()), key == "error"
-    return _encode(response).decode(), False
+        return ToolResultPart(answered[0], "\n".join([text, *beside]), kind == "error")
 
 
 MAX_DEPTH = 64

@@ -252,19 +252,14 @@ class CountRequest(Shape):
 _MAX_SHOWN = 64
 REFUSED = ("response_format", "continuation_token")
 """What would change the answer, and no engine here can, of the generation's fields."""
-_UNDONE = [
-    f"generation_config.{field.name}"
-    for field in msgspec.structs.fields(GenerationConfig)
-    if field.type is Any and field.name not in REFUSED
-]
 FIELDS = Fields(
     style=Style("contents: more than {} parts", is_camel=True),
     rules=rules_of(GenerateRequest, Prompted),
     undone={
         **{
-            f"generation_config.{name}": ("not done by this server",)
-            for name in _UNDONE
-            if name not in REFUSED
+            f"generation_config.{field.name}": ("not done by this server",)
+            for field in msgspec.structs.fields(GenerationConfig)
+            if field.type is Any and field.name not in REFUSED
         },
         "safety_settings": ("this server filters nothing", []),
     },
@@ -322,9 +317,21 @@ _MAX_NAME = 128
 _Aware = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-class CreateRequest(Prompted):
-    """What is only ever answered may stand in the body and is not read."""
+class UpdateRequest(Shape):
+    """Only the lifetime may change. What is only ever answered may stand in the body and is not
+    read."""
 
+    ttl: str | None = None
+    expire_time: str | None = None
+    name: Any = None
+    model: Any = None
+    display_name: Any = None
+    create_time: Any = None
+    update_time: Any = None
+    usage_metadata: Any = None
+
+
+class CreateRequest(Prompted):
     display_name: str = ""
     ttl: str | None = None
     expire_time: str | None = None
@@ -336,19 +343,6 @@ class CreateRequest(Prompted):
     @property
     def prompted(self) -> Prompted:
         return Prompted(self.contents, self.system_instruction, self.tools, self.tool_config)
-
-
-class UpdateRequest(Shape):
-    """Only the lifetime may change."""
-
-    ttl: str | None = None
-    expire_time: str | None = None
-    name: Any = None
-    model: Any = None
-    display_name: Any = None
-    create_time: Any = None
-    update_time: Any = None
-    usage_metadata: Any = None
 
 
 def decode_create(body: bytes, bounds: RequestBounds) -> CreateRequest:

@@ -68,7 +68,10 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
     for path, item in given.items():
         if isinstance(item, wire.AdditionalTools):
             lowering.add_tools(f"{path}.tools", item.tools)
-    choice, schema = _tool_choice(request, lowering), _output_schema(request)
+    choice, form = _tool_choice(request, lowering), request.text.format if request.text else None
+    schema = form.schema if isinstance(form, wire.JsonSchemaFormat) else None
+    if isinstance(form, JsonObjectFormat):
+        schema = {"type": "object"}
     if request.is_prewarm:  # nothing is generated
         choice, schema = ToolChoice(), None
     lowering.lay_out(given)
@@ -153,16 +156,6 @@ def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
     except msgspec.ValidationError as error:
         said = str(error)[:_MAX_SAID].replace("`", "'")
         raise InvalidRequest(f"tool_choice: {said}", "tool_choice") from None
-
-
-def _output_schema(request: wire.ResponsesRequest) -> dict[str, Any] | None:
-    match request.text.format if request.text else None:
-        case JsonObjectFormat():
-            return {"type": "object"}
-        case wire.JsonSchemaFormat(schema=schema):
-            return schema
-        case _:
-            return None
 
 
 def _each(
@@ -271,62 +264,74 @@ class _ResponsesLowering(Lowering):
             self.system.append(self._text("instructions", request.instructions))
         if isinstance(request.input, str):
             self.add("user", [self._text("input", request.input)])
-        else:
-            _check_calls(request.input)
-            for path, item in given.items():
-                self._add_item(path, item)
+            return
+        # Each output answers a call before it, and each call has its output.
+        pending: dict[str, int] = {}
+        for item in request.input:
+            match item:
+                case wire.FunctionCall() | wire.CustomToolCall() | wire.ClientCall():
+                    pending[item.call_id] = pending.get(item.call_id, 0) + 1
+                case wire.CustomToolCallOutput() | wire.ClientCallOutput():
+                    if not pending.get(item.call_id):
+                        raise InvalidRequest(
+                            f"No tool call found for function call output with call_id"
+                            f" {item.call_id[:64]}.",
+                            "input",
+                        )
+                    pending[item.call_id] -= 1
+        missing = [call_id for call_id, count in pending.items() if count]
+        if missing:
+            raise InvalidRequest(
+                f"No tool output found for function call {missing[0][:64]}.", "input"
+            )
+        for path, item in given.items():
+            match item:
+                case wire.Message(role=role, content=content):
+                    where = f"{path}.content"
+                    if isinstance(content, str):
+                        parts = [self._text(where, content)]
+                    else:
+                        parts = [self._part(f"{where}[{n}]", one) for n, one in enumerate(content)]
+                    if role in ("system", "developer"):
+                        self.add_told(parts)
+                    else:
+                        self.add("assistant" if role == "assistant" else "user", parts)
+                case wire.Reasoning():
+                    # The thought that we wrote, or one in words.
+                    texts = (part.text for part in item.content or item.summary or [])
+                    thought: str | None = "\n\n".join(texts)
+                    if item.encrypted_content is not None:
+                        thought = unseal(item.encrypted_content, self.asked.principal.scope)
+                    if thought is None:
+                        self.notepad.ignore(path, "reasoning that another server encrypted")
+                    elif thought:
+                        self.mark(path, can_carry=False)
+                        self.add("assistant", [ThinkingPart(thought)])
+                case wire.FunctionCall():
+                    origin = Origin(item.name, item.namespace, "function")
+                    written = arguments_of(f"{path}.arguments", item.arguments)
+                    self._add_call(path, item.call_id, origin, written)
+                case wire.CustomToolCall():
+                    origin = Origin(item.name, item.namespace, "custom")
+                    self._add_call(path, item.call_id, origin, {INPUT: item.input})
+                case wire.ClientCall(kind=kind, input=asked):
+                    check_json(asked, path)
+                    origin = Origin(kind, None, kind)
+                    self._add_call(path, item.call_id, origin, arguments_in(kind, asked))
+                case wire.CustomToolCallOutput(output=output):
+                    self._add_output(path, item.call_id, output)
+                case wire.ClientCallOutput(text=text):
+                    self._add_output(path, item.call_id, text)
+                case wire.ItemReference():
+                    why = "item references lead to nothing that is kept: send the item"
+                    raise InvalidRequest(f"{path}: {why}", path)
 
-    def _add_item(self, path: str, item: wire.Item) -> None:
-        match item:
-            case wire.Message():
-                self._add_message(path, item)
-            case wire.Reasoning():
-                self._add_reasoning(path, item)
-            case wire.FunctionCall():
-                given = arguments_of(f"{path}.arguments", item.arguments)
-                self._add_call(path, item, given, "function")
-            case wire.CustomToolCall():
-                self._add_call(path, item, {INPUT: item.input}, "custom")
-            case wire.ClientCall(call_id=call_id, kind=kind, input=asked):
-                check_json(asked, path)
-                name = self._names.get(Origin(kind, None, kind), kind)
-                self.mark(path)
-                self.add("assistant", [ToolUsePart(call_id, name, arguments_in(kind, asked))])
-            case wire.CustomToolCallOutput():
-                self._add_output(path, item.call_id, item.output)
-            case wire.ClientCallOutput(call_id=call_id, text=text):
-                self._add_output(path, call_id, text)
-            case wire.ItemReference():
-                raise InvalidRequest(
-                    f"{path}: item references lead to nothing that is kept: send the item", path
-                )
-            case wire.AdditionalTools() | wire.Hosted():
-                pass
-
-    def _add_call(
-        self,
-        path: str,
-        call: wire.OwnCall,
-        given: dict[str, Any],
-        kind: str,
-    ) -> None:
+    def _add_call(self, path: str, call_id: str, origin: Origin, given: dict[str, Any]) -> None:
         """The tool may be one of the prompt no longer."""
-        name = self._names.get(Origin(call.name, call.namespace, kind))
-        if name is None:
-            name = call.name if call.namespace is None else _joined(call.namespace, call.name)
+        name, namespace = origin.name, origin.namespace
+        made = name if namespace is None else _joined(namespace, name)
         self.mark(path)
-        self.add("assistant", [ToolUsePart(call.call_id, name, given)])
-
-    def _add_message(self, path: str, message: wire.Message) -> None:
-        where, content = f"{path}.content", message.content
-        if isinstance(content, str):
-            parts = [self._text(where, content)]
-        else:
-            parts = [self._part(f"{where}[{number}]", part) for number, part in enumerate(content)]
-        if message.role in ("system", "developer"):
-            self.add_told(parts)
-        else:
-            self.add("assistant" if message.role == "assistant" else "user", parts)
+        self.add("assistant", [ToolUsePart(call_id, self._names.get(origin, made), given)])
 
     def _part(self, path: str, part: wire.Part) -> TextPart:
         match part:
@@ -344,19 +349,6 @@ class _ResponsesLowering(Lowering):
             raise InvalidRequest(f"{path}: a breakpoint cannot be set for empty text")
         self.mark(path, native=marker)
         return TextPart(text)
-
-    def _add_reasoning(self, path: str, item: wire.Reasoning) -> None:
-        """The thought that we wrote, or one in words. What others encrypted is left out."""
-        if item.encrypted_content is not None:
-            thought = unseal(item.encrypted_content, self.asked.principal.scope)
-            if thought is None:
-                self.notepad.ignore(path, "reasoning that another server encrypted")
-                return
-        else:
-            thought = "\n\n".join(part.text for part in item.content or item.summary or [])
-        if thought:
-            self.mark(path, can_carry=False)
-            self.add("assistant", [ThinkingPart(thought)])
 
     def _add_output(self, path: str, call_id: str, output: str | list[wire.InputPart]) -> None:
         """The parts make one segment, which ends where the last one does."""
@@ -390,28 +382,6 @@ class _ResponsesLowering(Lowering):
             return f"{name}\n{text}" if name else text
         kind: Kind = "document" if part.file_data else "file"
         return self.stand_in(path, Media(kind, media_type, data, name))
-
-
-def _check_calls(items: Sequence[wire.Item]) -> None:
-    """Check that each output answers a call before it, and that each call has its output."""
-    pending: dict[str, int] = {}
-    for item in items:
-        match item:
-            case wire.FunctionCall() | wire.CustomToolCall() | wire.ClientCall():
-                pending[item.call_id] = pending.get(item.call_id, 0) + 1
-            case wire.CustomToolCallOutput() | wire.ClientCallOutput():
-                if not pending.get(item.call_id):
-                    raise InvalidRequest(
-                        f"No tool call found for function call output with call_id"
-                        f" {item.call_id[:64]}.",
-                        "input",
-                    )
-                pending[item.call_id] -= 1
-            case _:
-                pass
-    missing = [call_id for call_id, count in pending.items() if count]
-    if missing:
-        raise InvalidRequest(f"No tool output found for function call {missing[0][:64]}.", "input")
 
 
 def seal(thought: str, scope: str) -> str:

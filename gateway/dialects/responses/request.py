@@ -394,7 +394,7 @@ class ConversationRequest(Strict):
 
 def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationRequest:
     check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
-    made = read(lambda: _conversation.decode(body or b"{}"), explained)
+    made: ConversationRequest = read(lambda: _conversation.decode(body or b"{}"), explained)
     typed = _typed_list(made.raw, "items", _typed_item, Notepad())
     items = read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
     for index, item in enumerate(items):

@@ -81,8 +81,11 @@ class ReasoningItem(_Item, frozen=True, kw_only=True, tag="reasoning"):
     encrypted_content: str | UnsetType = UNSET
 
 
-class _CallItem(_Item, frozen=True, kw_only=True):
+class _ClientCallItem(_Item, frozen=True, kw_only=True):
     call_id: str
+
+
+class _CallItem(_ClientCallItem, frozen=True, kw_only=True):
     name: str
     namespace: str | UnsetType = UNSET
 
@@ -93,10 +96,6 @@ class FunctionCallItem(_CallItem, frozen=True, kw_only=True, tag="function_call"
 
 class CustomCallItem(_CallItem, frozen=True, kw_only=True, tag="custom_tool_call"):
     input: str = ""
-
-
-class _ClientCallItem(_Item, frozen=True, kw_only=True):
-    call_id: str
 
 
 class ShellCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="shell_call"):

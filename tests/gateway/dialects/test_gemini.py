@@ -155,10 +155,11 @@ def test_schemas_of_google_become_json_schemas(stack: Stack) -> None:
 
 
 def test_both_names_of_a_field_mean_the_same(stack: Stack) -> None:
+    config = {"max_output_tokens": "7", "stop_sequences": ["x"], "topP": None}
     asked = {
         "system_instruction": {"parts": {"text": "Be short."}},
         "contents": {"parts": {"text": "Hi"}},
-        "generation_config": {"max_output_tokens": "7", "stop_sequences": ["x"], "topP": None},
+        "generation_config": {**config, "speechConfig": {}},
         "safetySettings": [{"category": "HARM", "threshold": "NONE"}],
         "tools": [{"google_search": {}}, {"function_declarations": [LOOK]}],
     }
@@ -168,7 +169,8 @@ def test_both_names_of_a_field_mean_the_same(stack: Stack) -> None:
     assert [text.text for text in sent.prompt.system] == ["Be short."]
     assert (sent.sampling.max_tokens, sent.sampling.stop_sequences) == (7, ["x"])
     ignored = [item["path"] for item in reply.json()["holdfast"]["ignored"]]
-    assert sorted(ignored) == ["safetySettings", "tools[0].googleSearch"]
+    undone = ["generationConfig.speechConfig", "safetySettings", "tools[0].googleSearch"]
+    assert sorted(ignored) == undone
 
 
 def test_a_file_that_no_model_reads_is_told_and_a_text_is_read(stack: Stack) -> None:
