@@ -33,7 +33,7 @@ from engine.store.files import (
     open_member,
 )
 from engine.store.journal import End, replay, restore
-from engine.store.peers import Peers, PeerWork
+from engine.store.peers import Peers
 from engine.store.store import DiskStore, StoreBounds, StoreThreads
 
 MIN_BLOCKS = 8
@@ -200,13 +200,12 @@ def new_memory(
         lost_leases=restored.num_lost,
         misses=restored.misses,
     )
-    peers, peer_works = list[Peers](), list[PeerWork]()
+    peers: list[Peers] = []
     for sibling, peer_tier in others:
         of, domain = reader, None
         if sibling is not None:
             of, domain = reader._replace(model=sibling.model), sibling.domain
-        peers.append(Peers(directory, of, hasher, domain))
-        peer_works.append(PeerWork(peer_tier, entries, above, peers[-1], clock, wall))
+        peers.append(Peers(directory, of, hasher, peer_tier, entries, above, clock, wall, domain))
     disk = DiskStore(
         tier,
         entries,
@@ -217,7 +216,7 @@ def new_memory(
         clock=clock,
         wall=wall,
         restored=restored,
-        peers=peer_works,
+        peers=peers,
     )
     threads.append([End(key=key) for key in restored.dead], {})
     threads.compact()

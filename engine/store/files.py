@@ -162,7 +162,7 @@ class BlockReader(NamedTuple):
         """Why there is no file of this key and of its size. Its content is not looked at."""
 
         def look() -> None:
-            if _size_of(root, key.name) != self._file_bytes(key):
+            if _place_of(root, key.name).lstat().st_size != self._file_bytes(key):
                 raise Damaged("short")
 
         return _or_missed(key.name, look)
@@ -171,7 +171,10 @@ class BlockReader(NamedTuple):
         """The payload of a whole file of this key, or why there is none."""
 
         def look() -> Arrived:
-            data = _read_block(root, key.name, self._file_bytes(key) + 1)
+            with _opened(_place_of(root, key.name), "rb") as file:
+                data: bytes = file.read(self._file_bytes(key) + 1)
+                # Not kept in the page cache: it goes into the engine's memory.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             return Arrived(key.name, decode(data, key, self.model, self.payload_bytes))
 
         return _or_missed(key.name, look)
@@ -212,11 +215,26 @@ class StoreDirectory:
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._check_format()
+            # What a newer version made is left alone.
+            version, own = path / "format", b"%d\n" % FORMAT
+            found = version.read_bytes() if version.exists() else b""
+            if found.strip().isdigit() and int(found) > FORMAT:
+                message = f"{path} is of the newer version {int(found)}"
+                raise StoreRefused("newer", message)
+            self._new.mkdir(mode=0o700, exist_ok=True)
+            if found != own:
+                self._write_new(version, own, is_synced=True)
             self._blocks.mkdir(mode=0o700, exist_ok=True)
             for left in self._new.iterdir():
                 left.unlink()
-            self.keys = StoreKeys(secret or self._secret())
+            if secret is None and (place := path / "secret").exists():
+                place.chmod(0o600)
+                secret = place.read_bytes()
+            if secret is None or len(secret) != SECRET_BYTES:
+                # One that is not whole is made anew, which ends all content.
+                secret = secrets.token_bytes(SECRET_BYTES)
+                self._write_new(path / "secret", secret, is_synced=True)
+            self.keys = StoreKeys(secret)
         except BlockingIOError:
             self.close()
             raise StoreRefused("in_use", f"{path} is in use by another engine") from None
@@ -270,28 +288,6 @@ class StoreDirectory:
     def rewrite_journal(self, lines: bytes) -> None:
         self._write_new(self.path / "journal", lines, is_synced=True)
 
-    def _check_format(self) -> None:
-        """Refuse what a newer version made. Raises StoreRefused."""
-        place, own = self.path / "format", b"%d\n" % FORMAT
-        found = place.read_bytes() if place.exists() else b""
-        if found.strip().isdigit() and int(found) > FORMAT:
-            message = f"{self.path} is of the newer version {int(found)}"
-            raise StoreRefused("newer", message)
-        self._new.mkdir(mode=0o700, exist_ok=True)
-        if found != own:
-            self._write_new(place, own, is_synced=True)
-
-    def _secret(self) -> bytes:
-        """The installation's secret. One that is not whole is made anew, which ends all content."""
-        place = self.path / "secret"
-        found = place.read_bytes() if place.exists() else b""
-        if len(found) == SECRET_BYTES:
-            place.chmod(0o600)
-            return found
-        secret = secrets.token_bytes(SECRET_BYTES)
-        self._write_new(place, secret, is_synced=True)
-        return secret
-
     def _write_new(self, place: Path, *parts: Payload, is_synced: bool = False) -> None:
         new = self._new / place.name
         try:
@@ -315,19 +311,6 @@ def _place_of(root: Path, name: str) -> Path:
     return root / "blocks" / name[:2] / name
 
 
-def _size_of(root: Path, name: str) -> int:
-    return _place_of(root, name).lstat().st_size
-
-
-def _read_block(root: Path, name: str, max_bytes: int) -> bytes:
-    """The first `max_bytes` of a block's file. They are not kept in the page cache: they go into
-    the engine's memory."""
-    with _opened(_place_of(root, name), "rb") as file:
-        data: bytes = file.read(max_bytes)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return data
-
-
 def _opened(place: Path, mode: str) -> IO[bytes]:
     def opener(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW, 0o600)
@@ -347,39 +330,7 @@ def open_member(root: Path, model: bytes) -> StoreDirectory:
         raise StoreRefused("strangers", f"{root} is no shared store: it has {strangers[0]}")
     members.mkdir(mode=0o700, exist_ok=True)
     root.chmod(0o700)
-    secret = _shared_secret(root)
-    for number in range(MAX_MEMBERS):
-        try:
-            found = StoreDirectory(members / f"{model.hex()}-{number}", secret=secret)
-        except StoreRefused as refused:
-            if refused.reason != "in_use":
-                raise
-        else:
-            remove_stale(members, besides=found.path)
-            return found
-    raise StoreRefused("in_use", f"{root} has {MAX_MEMBERS} members at work already")
-
-
-def other_members(own: StoreDirectory, model: bytes) -> list[Path]:
-    """The folders of the same model that are other engines', at work or not."""
-    return [path for path in sorted(own.path.parent.glob(f"{model.hex()}-*")) if path != own.path]
-
-
-def remove_stale(members: Path, besides: Path) -> None:
-    """Remove folders that no engine uses, and that nobody has written to for STALE_SECONDS."""
-    for path in members.iterdir():
-        with suppress(OSError):
-            journal = path / "journal"
-            written = (journal if journal.exists() else path).stat().st_mtime
-            if path == besides or time.time() - written < STALE_SECONDS:
-                continue
-            with _opened(path / "lock", "r+b") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-
-
-def _shared_secret(root: Path) -> bytes:
-    """The members' secret: of those that make one at the same time, the first one's."""
+    # The members' secret: of those that make one at the same time, the first one's.
     place = root / "secret"
     if not place.exists():
         new = root / f"secret-{secrets.token_hex(8)}"
@@ -393,4 +344,29 @@ def _shared_secret(root: Path) -> bytes:
     secret = place.read_bytes()
     if len(secret) != SECRET_BYTES:
         raise StoreRefused("unusable", f"{place} is damaged: delete the directory")
-    return secret
+    for number in range(MAX_MEMBERS):
+        try:
+            found = StoreDirectory(members / f"{model.hex()}-{number}", secret=secret)
+        except StoreRefused as refused:
+            if refused.reason != "in_use":
+                raise
+        else:
+            break
+    else:
+        raise StoreRefused("in_use", f"{root} has {MAX_MEMBERS} members at work already")
+    # Remove folders that no engine uses, and that nobody has written to for a long time.
+    for path in members.iterdir():
+        with suppress(OSError):
+            journal = path / "journal"
+            written = (journal if journal.exists() else path).stat().st_mtime
+            if path == found.path or time.time() - written < STALE_SECONDS:
+                continue
+            with _opened(path / "lock", "r+b") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+    return found
+
+
+def other_members(own: StoreDirectory, model: bytes) -> list[Path]:
+    """The folders of the same model that are other engines', at work or not."""
+    return [path for path in sorted(own.path.parent.glob(f"{model.hex()}-*")) if path != own.path]

@@ -1,7 +1,7 @@
 """Other members of a shared store: their journals are followed, their files are read.
 
-`Peers` has the threads: one looks at the journals, two read files. `PeerWork` runs on the engine's
-thread around each step, and never waits for a file.
+One thread looks at the journals, two read files. All else runs on the engine's thread around each
+step, and never waits for a file.
 """
 
 import os
@@ -11,8 +11,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -68,26 +69,6 @@ class Results(Generic[T]):
             return results
 
 
-class PeerPut(NamedTuple):
-    """A member's entry, and the keys of its files."""
-
-    put: Put
-    keys: list[BlockKey]
-
-
-class PeerEnd(NamedTuple):
-    """The hexadecimal key of an entry that a member has no more."""
-
-    key: str
-
-
-class PeerUnfit(NamedTuple):
-    """Files of another size, or damaged lines of a journal. The engine is not told of the entry."""
-
-    reason: str
-    times: int = 1
-
-
 @dataclass
 class _Journal:
     """How far a member's journal was read. Another `inode` is one that was written anew.
@@ -102,21 +83,43 @@ class _Journal:
 
 
 class Peers:
-    """Members of the reader's model. Those of a sibling model are told in a `domain` of their own,
-    without their names, and without what an adapter or an approximation is part of."""
+    """Takes in what the members' journals and files say, as far as this engine has it nowhere.
+
+    Members are those of the reader's model. Those of a sibling model are told in a `domain` of
+    their own, without their names, and without what an adapter or an approximation is part of. An
+    entry that made way here while another member still has it is taken in again, where there is
+    room. A few are looked at in each step, in turn.
+    """
 
     def __init__(
         self,
         own: StoreDirectory,
         reader: BlockReader,
         hasher: ChainHasher,
+        tier: PeerTier,
+        entries: Entries,
+        above: Sequence[BlockPool],
+        clock: Clock,
+        wall: Callable[[], float],
         domain: ActiveAdapter | None = None,
     ) -> None:
-        self.results: Results[PeerPut | PeerEnd | PeerUnfit | Arrived | Missed] = Results()
+        """`above`: the pools whose content is read without the store."""
+        self.results: Results[Callable[[], None]] = Results()
+        self.read_bytes = 0
+        self.misses: Counter[str] = Counter()
         self._own = own
         self._reader = reader
         self._hasher = hasher
+        self._tier = tier
+        self._entries = entries
+        self._above = above
+        self._clock = clock
+        self._wall = wall
         self._domain = domain
+        # In the order in which they are looked at again.
+        self._known: OrderedDict[Digest, tuple[Put, list[BlockKey]]] = OrderedDict()
+        # Files that were not there, or not what they must be.
+        self._lost: set[str] = set()
         self._journals: dict[Path, _Journal] = {}
         self._members: list[Path] = []
         self._is_closed = threading.Event()
@@ -124,13 +127,12 @@ class Peers:
         self._thread = threading.Thread(target=self._run, name="peer-journals", daemon=True)
         self._thread.start()
 
-    def read(self, key: BlockKey) -> None:
-        self._readers.submit(self._read, key)
-
     def close(self) -> None:
         self._is_closed.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._thread.join()
+
+    # In the threads: what they find out is told by calls that the engine's thread makes.
 
     def _read(self, key: BlockKey) -> None:
         """Read a file from any member that has it whole."""
@@ -138,11 +140,11 @@ class Peers:
         for path in self._members:
             found = self._reader.read(path, key.file or key)._replace(name=key.name)
             if isinstance(found, Arrived):
-                self.results.put(found)
+                self.results.put(partial(self._arrived, found))
                 return
             if found.reason != "missing":
                 missed = found
-        self.results.put(missed)
+        self.results.put(partial(self._lose, missed))
 
     def _run(self) -> None:
         while not self._is_closed.wait(POLL_SECONDS):
@@ -151,12 +153,13 @@ class Peers:
                 self._follow(path)
             for path in self._journals.keys() - set(self._members):
                 for key, keys in self._journals.pop(path).shown.items():
-                    self.results.put(PeerEnd(self._key_here(key, keys)))
+                    self.results.put(partial(self._end, self._key_here(key, keys)))
 
     def _follow(self, path: Path) -> None:
         """Read what a journal has behind what was read. A line without its end waits.
 
-        Entries are told when the journal was read to its end: a later line may end one.
+        Entries are told when the journal was read to its end: a later line may end one. The files
+        of one that was told are not looked at again.
         """
         journal = self._journals.get(path)
         try:
@@ -173,42 +176,40 @@ class Peers:
             return  # it is not there yet, or no more
         whole = data[: data.rfind(b"\n") + 1]
         journal.offset += len(whole)
-        journal.told.take(whole.splitlines())
+        told, shown, entries = journal.told, journal.shown, journal.told.entries
+        told.take(whole.splitlines())
         if len(data) == MAX_READ_BYTES:
             return
-        damages, journal.told.damages = journal.told.damages, Counter()
-        for reason, times in damages.items():
-            self.results.put(PeerUnfit(f"journal_{reason}", times))
-        self._tell(path, journal)
-
-    def _tell(self, path: Path, journal: _Journal) -> None:
-        """Tell what has changed. The files of an entry that was told are not looked at again."""
-        entries = journal.told.entries
-        changed, journal.told.changed = journal.told.changed, set()
-        missed: dict[str, Missed | None] = {}
+        unfit = Counter({f"journal_{reason}": n for reason, n in told.damages.items()})
+        changed, told.changed, told.damages = told.changed, set(), Counter()
+        damages: dict[str, Missed | None] = {}
         for key in changed & entries.keys():
             put = entries[key]
             if self._domain is not None and put.adapter is not None:
                 continue
-            if (keys := journal.shown.get(key)) is None:
+            if (keys := shown.get(key)) is None:
                 keys = put.keys(self._hasher, self._reader.keys) or []
                 for one in keys:
-                    if one.name not in missed:
-                        missed[one.name] = self._damage_of(path, one)
-                if not keys or any(missed[one.name] for one in keys):
+                    if one.name not in damages:
+                        # A file that is gone is no damage: the end of its entry may be told next.
+                        miss = self._reader.miss_of(path, one)
+                        is_damage = miss is not None and miss.reason != "missing"
+                        damages[one.name] = miss if is_damage else None
+                if not keys or any(damages[one.name] for one in keys):
                     del entries[key]
                     continue
-                journal.shown[key] = keys = self._keys_here(keys)
+                shown[key] = keys = self._keys_here(keys)
             if self._domain is not None:
                 here = self._key_here(key, keys)
                 put = msgspec.structs.replace(
                     put, key=here, adapter=self._domain, name=None, names={}
                 )
-            self.results.put(PeerPut(put, keys))
-        for miss in filter(None, missed.values()):
-            self.results.put(PeerUnfit(miss.reason))
-        for key in journal.shown.keys() - entries.keys():
-            self.results.put(PeerEnd(self._key_here(key, journal.shown.pop(key))))
+            self.results.put(partial(self._told, put, keys))
+        unfit.update(miss.reason for miss in damages.values() if miss is not None)
+        if unfit:
+            self.results.put(partial(self._count, unfit))
+        for key in shown.keys() - entries.keys():
+            self.results.put(partial(self._end, self._key_here(key, shown.pop(key))))
 
     def _key_here(self, key: str, keys: Sequence[BlockKey]) -> str:
         """The key that the engine knows an entry by."""
@@ -226,41 +227,7 @@ class Peers:
             parent = digest
         return found
 
-    def _damage_of(self, path: Path, key: BlockKey) -> Missed | None:
-        """A file that is gone is no damage: the end of its entry may be told next."""
-        missed = self._reader.miss_of(path, key)
-        return missed if missed is not None and missed.reason != "missing" else None
-
-
-class PeerWork:
-    """Takes in what the members' journals and files say, as far as this engine has it nowhere.
-
-    An entry that made way here while another member still has it is taken in again, where there is
-    room. A few are looked at in each step, in turn.
-    """
-
-    def __init__(
-        self,
-        tier: PeerTier,
-        entries: Entries,
-        above: Sequence[BlockPool],
-        peers: Peers,
-        clock: Clock,
-        wall: Callable[[], float],
-    ) -> None:
-        """`above`: the pools whose content is read without the store."""
-        self._tier = tier
-        self._entries = entries
-        self._above = above
-        self._peers = peers
-        self._clock = clock
-        self._wall = wall
-        self.read_bytes = 0
-        self.misses: Counter[str] = Counter()
-        # In the order in which they are looked at again.
-        self._known: OrderedDict[Digest, PeerPut] = OrderedDict()
-        # Files that were not there, or not what they must be.
-        self._lost: set[str] = set()
+    # On the engine's thread, around each step.
 
     @property
     def is_reading(self) -> bool:
@@ -272,28 +239,8 @@ class PeerWork:
         return self._tier.num_used
 
     def before_step(self) -> None:
-        for result in self._peers.results.take():
-            match result:
-                case PeerPut():
-                    key = Digest(bytes.fromhex(result.put.key))
-                    self._known[key] = result
-                    self._lost.difference_update(one.name for one in result.keys)
-                    self._put(key, result)
-                case PeerEnd():
-                    # What this engine has of it above is its own.
-                    key = Digest(bytes.fromhex(result.key))
-                    self._known.pop(key, None)
-                    entry = self._entries.get(key)
-                    if entry is not None and self._is_only_theirs(entry):
-                        self._entries.end(entry, "ttl_expired")
-                case Arrived():
-                    self.read_bytes += len(result.payload)
-                    self._tier.arrived(result.name, result.payload)
-                case PeerUnfit():
-                    self.misses[f"peer_{result.reason}"] += result.times
-                case Missed():
-                    self.misses[f"peer_{result.reason}"] += 1
-                    self._lose(result.name)
+        for tell in self.results.take():
+            tell()
         for entry in self._tier.pool.take_broken():
             if self._entries.get(entry.key) is entry:
                 self._entries.end(entry, entry.why_broken)
@@ -301,45 +248,63 @@ class PeerWork:
         for _ in range(min(LOOKED_AT, len(self._known))):
             key = next(iter(self._known))
             self._known.move_to_end(key)
-            found = self._known[key]
-            is_there = self._lost.isdisjoint(one.name for one in found.keys)
-            if self._entries.get(key) is None and is_there and self._tier.has_room(found.keys):
-                self._put(key, found)
+            put, keys = self._known[key]
+            is_there = self._lost.isdisjoint(one.name for one in keys)
+            if self._entries.get(key) is None and is_there and self._tier.has_room(keys):
+                self._put(key, put, keys)
 
     def after_step(self) -> None:
         for key in self._tier.take_asked():
-            self._peers.read(key)
+            self._readers.submit(self._read, key)
 
     def drop(self, owner: Digest, key: Digest | None) -> None:
         """An entry was dropped, or with its scope all content: it is not taken in again."""
         if key is not None:
             self._known.pop(key, None)
             return
-        for known in [known for known, one in self._known.items() if one.keys[0].owner == owner]:
+        for known in [known for known, (_, keys) in self._known.items() if keys[0].owner == owner]:
             del self._known[known]
         self._tier.drop_scope(owner)
         self._tier.take_deletes()
 
-    def close(self) -> None:
-        self._peers.close()
+    def _told(self, put: Put, keys: list[BlockKey]) -> None:
+        key = Digest(bytes.fromhex(put.key))
+        self._known[key] = put, keys
+        self._lost.difference_update(one.name for one in keys)
+        self._put(key, put, keys)
 
-    def _lose(self, name: str) -> None:
+    def _end(self, key: str) -> None:
+        """A member has an entry no more. What this engine has of it above is its own."""
+        digest = Digest(bytes.fromhex(key))
+        self._known.pop(digest, None)
+        entry = self._entries.get(digest)
+        if entry is not None and self._is_only_theirs(entry):
+            self._entries.end(entry, "ttl_expired")
+
+    def _arrived(self, arrived: Arrived) -> None:
+        self.read_bytes += len(arrived.payload)
+        self._tier.arrived(arrived.name, arrived.payload)
+
+    def _count(self, reasons: Counter[str]) -> None:
+        self.misses.update({f"peer_{reason}": times for reason, times in reasons.items()})
+
+    def _lose(self, missed: Missed) -> None:
         """A file is not there, or not what it must be: what stands on it ends."""
+        self._count(Counter([missed.reason]))
         if len(self._lost) >= MAX_LOST:
             self._lost.clear()
-        self._lost.add(name)
-        self._tier.forget_read(name)
-        if (block := self._tier.block_of(name)) is not None:
+        self._lost.add(missed.name)
+        self._tier.forget_read(missed.name)
+        if (block := self._tier.block_of(missed.name)) is not None:
             for entry in list(block.dependents):
                 self._entries.end(entry, "damaged")
             self._tier.forget(block)
 
-    def _put(self, key: Digest, found: PeerPut) -> None:
+    def _put(self, key: Digest, put: Put, keys: list[BlockKey]) -> None:
         """Take in another member's entry, or a later expiry of it.
 
         Nothing happens if this engine has an equal one of its own, or there is no room.
         """
-        put, keys = found
         now, wall = self._clock.now(), self._wall()
         if put.times.seconds_left(wall) <= 0:
             self._known.pop(key, None)

@@ -16,7 +16,7 @@ from engine.cache.block import Block, Entry, Recorded
 from engine.cache.entries import Entries
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
-from engine.cache.store_tier import BlockKey, Note, Payload, StoreTier
+from engine.cache.store_tier import BlockKey, Payload, StoreTier
 from engine.clock import Clock, MonotonicClock
 from engine.protocol import HeldName
 from engine.protocol.reports import StoreStats
@@ -31,7 +31,7 @@ from engine.store.journal import (
     encode_line,
     replay,
 )
-from engine.store.peers import READERS, PeerWork, Results
+from engine.store.peers import READERS, Peers, Results
 
 RETRY_SECONDS = 30.0
 """Seconds without a write after a write that failed."""
@@ -90,14 +90,47 @@ class StoreThreads:
     # Tasks of the writer.
 
     def write(self, key: BlockKey, payload: Payload) -> None:
-        self._writer.submit(self._write, key, payload)
+        def task() -> None:
+            error = None
+            header = encode_header(key, payload, self.reader.model)
+            try:
+                self._directory.write(key.name, header, payload)
+            except OSError as failure:
+                error = _told(failure)
+            self.results.put(Written(key.name, len(payload), error))
+
+        self._writer.submit(task)
 
     def delete(self, name: str) -> None:
         self._writer.submit(self._try, lambda: self._directory.delete(name))
 
     def append(self, records: Sequence[Record], told: dict[Entry, Recorded]) -> None:
-        """Add records to the journal. `told` comes back when they are there."""
-        self._writer.submit(self._append, records, told)
+        """Add records to the journal. `told` comes back when they are there.
+
+        Lines that could not be written are tried again with the next ones, on a line of their own.
+        """
+
+        def task() -> None:
+            for record in records:
+                if isinstance(record, Put):
+                    record = msgspec.structs.replace(record, model=self.reader.model.hex())
+                self._unwritten.append(encode_line(record, self.reader.keys))
+            self._untold.update(told)
+            if not self._unwritten:
+                return
+            lines = b"".join(self._unwritten)
+            if self._try(lambda: self._directory.append_journal(lines)):
+                self._unwritten.clear()
+                self._journal_bytes += len(lines)
+                self.results.put(Appended(self._untold))
+                self._untold = {}
+                if self._journal_bytes > JOURNAL_GROWTH * self._compacted_bytes + JOURNAL_SLACK:
+                    self._compacted_bytes = self._journal_bytes  # also where it can't be done
+                    self._try(self._compact)
+            elif self._unwritten[0] != b"\n":
+                self._unwritten.insert(0, b"\n")
+
+        self._writer.submit(task)
 
     def compact(self) -> None:
         """Write the journal anew, with what had not ended."""
@@ -105,7 +138,15 @@ class StoreThreads:
 
     def sweep(self, known: frozenset[str]) -> None:
         """Delete every file that is not known. Nothing may have been written before."""
-        self._writer.submit(self._try, lambda: self._sweep(known))
+
+        def task() -> None:
+            for name in self._directory.names():
+                if self._is_closed.is_set():
+                    return
+                if name not in known:
+                    self._directory.delete(name)
+
+        self._writer.submit(self._try, task)
 
     def run(self, task: Callable[[], None] = lambda: None) -> "Future[None]":
         """Done when everything before is done, and the task. It must not raise."""
@@ -150,50 +191,12 @@ class StoreThreads:
             return False
         return True
 
-    def _write(self, key: BlockKey, payload: Payload) -> None:
-        header = encode_header(key, payload, self.reader.model)
-        try:
-            self._directory.write(key.name, header, payload)
-        except OSError as error:
-            self.results.put(Written(key.name, len(payload), _told(error)))
-        else:
-            self.results.put(Written(key.name, len(payload)))
-
-    def _append(self, records: Sequence[Record], told: dict[Entry, Recorded]) -> None:
-        """Lines that could not be written are tried again with the next ones, on a line of their
-        own."""
-        for record in records:
-            if isinstance(record, Put):
-                record = msgspec.structs.replace(record, model=self.reader.model.hex())
-            self._unwritten.append(encode_line(record, self.reader.keys))
-        self._untold.update(told)
-        if not self._unwritten:
-            return
-        lines = b"".join(self._unwritten)
-        if self._try(lambda: self._directory.append_journal(lines)):
-            self._unwritten.clear()
-            self._journal_bytes += len(lines)
-            told, self._untold = self._untold, {}
-            self.results.put(Appended(told))
-            if self._journal_bytes > JOURNAL_GROWTH * self._compacted_bytes + JOURNAL_SLACK:
-                self._compacted_bytes = self._journal_bytes  # also where it can't be done
-                self._try(self._compact)
-        elif self._unwritten[0] != b"\n":
-            self._unwritten.insert(0, b"\n")
-
     def _compact(self) -> None:
         keys = self.reader.keys
         told = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
         lines = b"".join(encode_line(put, keys) for put in told.entries.values())
         self._directory.rewrite_journal(lines)
         self._journal_bytes = self._compacted_bytes = len(lines)
-
-    def _sweep(self, known: frozenset[str]) -> None:
-        for name in self._directory.names():
-            if self._is_closed.is_set():
-                return
-            if name not in known:
-                self._directory.delete(name)
 
 
 def _told(error: OSError) -> str:
@@ -232,7 +235,7 @@ class DiskStore:
         clock: Clock,
         wall: Callable[[], float],
         restored: Restored,
-        peers: Sequence[PeerWork] = (),
+        peers: Sequence[Peers] = (),
     ) -> None:
         self._tier = tier
         self._entries = entries
@@ -279,7 +282,20 @@ class DiskStore:
             self._threads.read(key)
         for peers in self._peers:
             peers.after_step()
-        self._save(self._num_saves(), now)
+        # How many blocks may be written now, by the bounds on bytes a second and in the queue.
+        at = self._pace.now()
+        rate, size = self._bounds.bytes_per_second, self._bounds.file_bytes
+        most = max(rate * BURST_SECONDS, size)
+        self._allowance = min(self._allowance + rate * (at - self._paced_at), most)
+        self._paced_at = at
+        if self._down_until is not None and at >= self._down_until and not self._is_gone:
+            self._down_until = None
+            log.info("the store is tried again")
+            for entry in self._entries.live():
+                self._tier.want(entry)
+        free = 0 if self._is_down else max(MAX_QUEUED_BYTES - self._queued_bytes, 0)
+        num_saves = int(min(self._allowance, free) // size)
+        self._save(min(num_saves, self._bounds.max_loads), now)
         if not self._is_gone and self._paced_at - self._looked_at >= IDLE_SECONDS:
             self._looked_at = self._paced_at
             self._threads.look()
@@ -306,7 +322,6 @@ class DiskStore:
     def flush(self) -> "Future[None]":
         """Done when everything that was decided so far is on the disk."""
         self._write_notes(self._clock.now())
-        self._delete()
         return self._threads.run()
 
     def close(self, seconds: float) -> None:
@@ -320,7 +335,6 @@ class DiskStore:
             for result in self._threads.results.take(timeout=WORK_SECONDS):
                 self._take(result, self._clock.now())
         self._write_notes(self._clock.now())
-        self._delete()
         if not self._threads.close(max(end - self._pace.now(), 1.0)):
             log.warning("the store is not written to its end", pending=self._queued_bytes)
 
@@ -352,8 +366,6 @@ class DiskStore:
             peer_read_bytes=sum(peers.read_bytes for peers in self._peers),
             misses=dict(sum((peers.misses for peers in self._peers), start=self._misses)),
         )
-
-    # Results.
 
     @property
     def _is_down(self) -> bool:
@@ -406,31 +418,9 @@ class DiskStore:
         self._down_until = self._pace.now() + RETRY_SECONDS
         self._tier.give_up_all()
 
-    # Writing.
-
-    def _num_saves(self) -> int:
-        """How many blocks may be written now, by the bounds on bytes a second and in the queue."""
-        at = self._pace.now()
-        rate, size = self._bounds.bytes_per_second, self._bounds.file_bytes
-        most = max(rate * BURST_SECONDS, size)
-        self._allowance = min(self._allowance + rate * (at - self._paced_at), most)
-        self._paced_at = at
-        if self._down_until is not None and at >= self._down_until and not self._is_gone:
-            self._down_until = None
-            log.info("the store is tried again")
-            for entry in self._entries.live():
-                self._tier.want(entry)
-        if self._is_down:
-            return 0
-        free = max(MAX_QUEUED_BYTES - self._queued_bytes, 0)
-        return min(int(min(self._allowance, free) // size), self._bounds.max_loads)
-
     def _save(self, max_blocks: int, now: float) -> None:
         saves = self._tier.take_saves(max_blocks) if max_blocks else []
-        # In this order: the journal never tells of an entry whose files were deleted, and what
-        # makes way is deleted before a file of the same name is written.
         self._write_notes(now)
-        self._delete()
         if not saves:
             return
         payloads = self._memory.save([save.source for save in saves])
@@ -439,31 +429,29 @@ class DiskStore:
             self._queued_bytes += self._bounds.file_bytes
             self._threads.write(save.key, payload)
 
-    def _delete(self) -> None:
+    def _write_notes(self, now: float) -> None:
+        """Tell the journal, then delete what made way.
+
+        In this order: the journal never tells of an entry whose files were deleted, and what makes
+        way is deleted before a file of the same name is written.
+        """
+        wall, records, told = self._wall(), list[Record](), dict[Entry, Recorded]()
+        for note in () if self._is_down else self._tier.take_notes():
+            entry, key = note.entry, note.key.hex()
+            if note.kind == "end" or entry.stored is None:
+                records.append(End(key=key))
+                continue
+            told[entry] = Recorded(entry.stored, entry.is_leased)
+            times = Times.of(entry, now, wall)
+            if note.kind == "touch":
+                records.append(Touch(key=key, times=times))
+                continue
+            packed = b"".join(self._tier.key_of(block).packed for block in entry.stored)
+            records.append(Put.of(entry, times, packed, self._names(entry, entry.stored)))
+        if records:
+            self._threads.append(records, told)
         for name in self._tier.take_deletes():
             self._threads.delete(name)
-
-    def _write_notes(self, now: float) -> None:
-        if self._is_down:
-            return
-        if notes := self._tier.take_notes():
-            wall = self._wall()
-            told = {
-                note.entry: Recorded(note.entry.stored, note.entry.is_leased)
-                for note in notes
-                if note.kind != "end" and note.entry.stored is not None
-            }
-            self._threads.append([self._record(note, now, wall) for note in notes], told)
-
-    def _record(self, note: Note, now: float, wall: float) -> Record:
-        entry, key = note.entry, note.key.hex()
-        if note.kind == "end" or entry.stored is None:
-            return End(key=key)
-        times = Times.of(entry, now, wall)
-        if note.kind == "touch":
-            return Touch(key=key, times=times)
-        packed = b"".join(self._tier.key_of(block).packed for block in entry.stored)
-        return Put.of(entry, times, packed, self._names(entry, entry.stored))
 
     def _names(self, entry: Entry, stored: Sequence[Block]) -> dict[int, list[HeldName]]:
         """The names that stand at an entry's blocks, wherever they are."""
