@@ -7,7 +7,7 @@ are lower-case hex.
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -130,18 +130,14 @@ ErrorCode = Literal[
     "cancelled",
     "internal",
 ]
-STATUS_OF: dict[ErrorCode, int] = {
-    "invalid_request": 400,
+STATUS_OF: dict[ErrorCode, int] = dict.fromkeys(get_args(ErrorCode), 400) | {
     "unauthorized": 401,
-    "prompt_too_long": 400,
-    "too_costly": 400,
-    "duplicate_request": 409,
-    "unsupported": 400,
     "not_found": 404,
-    "overloaded": 529,
-    "not_ready": 503,
+    "duplicate_request": 409,
     "cancelled": 499,
     "internal": 500,
+    "not_ready": 503,
+    "overloaded": 529,
 }
 
 
@@ -297,7 +293,7 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         return f"compressed {self.scorer} {self.keep:g}: {self.kept} of {self.of}"
 
     @property
-    def method(self) -> str:
+    def method(self) -> Method:
         return self.scorer
 
 
@@ -305,6 +301,7 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="b
     """So many `documents` stand in an answer's prompt. Of their tokens `reused` were copied, or
     read with an entry of this prompt, and `recomputed` computed where they stand."""
 
+    method: ClassVar[Method] = "blocks"
     documents: int
     reused: int
     recomputed: int
@@ -313,16 +310,13 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="b
     def text(self) -> str:
         return f"blocks {self.documents}: {self.reused} reused, {self.recomputed} recomputed"
 
-    @property
-    def method(self) -> str:
-        return "blocks"
-
 
 class FromSibling(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sibling"):
     """The first `reused` tokens of an answer's prompt were read from a sibling model's entry, now
     or when an entry of this prompt was written, but for the first `recomputed_layers`
     `of_layers`. With 0 the prompt is exact."""
 
+    method: ClassVar[Method] = "sibling"
     reused: int
     recomputed_layers: int
     of_layers: int
@@ -333,10 +327,6 @@ class FromSibling(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
             return "sibling: 0 reused"
         layers = f"{self.recomputed_layers} of {self.of_layers} layers"
         return f"sibling: {self.reused} reused, {layers} recomputed"
-
-    @property
-    def method(self) -> str:
-        return "sibling"
 
 
 Approximation = Compressed | Blocks | FromSibling
@@ -605,10 +595,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     stand: they are told in the user's turn beside it. `inexact` are the breakpoints' segments whose
     last tokens depend on the text behind them: their boundary lies before their text's end.
 
-    `approximate` is None where all is exact.
-
-    `read_tier` is the lowest tier that `usage.cache_read_tokens` came from; None without a read.
-    `bring_back_seconds` are those from admission until all of it was on the device; 0 where it was.
+    `approximate` is None where all is exact. `read_tier` is the lowest tier that
+    `usage.cache_read_tokens` came from; None without a read. `bring_back_seconds` are those from
+    admission until all of it was on the device; 0 where it was.
     """
 
     request_id: str

@@ -162,7 +162,7 @@ class BlockReader(NamedTuple):
         """Why there is no file of this key and of its size. Its content is not looked at."""
 
         def look() -> None:
-            if _place_of(root, key.name).lstat().st_size != self._file_bytes(key):
+            if _size_of(root, key.name) != self._file_bytes(key):
                 raise Damaged("short")
 
         return _or_missed(key.name, look)
@@ -171,10 +171,7 @@ class BlockReader(NamedTuple):
         """The payload of a whole file of this key, or why there is none."""
 
         def look() -> Arrived:
-            with _opened(_place_of(root, key.name), "rb") as file:
-                data: bytes = file.read(self._file_bytes(key) + 1)
-                # Not kept in the page cache: it goes into the engine's memory.
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            data = _read_block(root, key.name, self._file_bytes(key) + 1)
             return Arrived(key.name, decode(data, key, self.model, self.payload_bytes))
 
         return _or_missed(key.name, look)
@@ -309,6 +306,18 @@ class StoreDirectory:
 
 def _place_of(root: Path, name: str) -> Path:
     return root / "blocks" / name[:2] / name
+
+
+def _size_of(root: Path, name: str) -> int:
+    return _place_of(root, name).lstat().st_size
+
+
+def _read_block(root: Path, name: str, max_bytes: int) -> bytes:
+    with _opened(_place_of(root, name), "rb") as file:
+        data: bytes = file.read(max_bytes)
+        # Not kept in the page cache: it goes into the engine's memory.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return data
 
 
 def _opened(place: Path, mode: str) -> IO[bytes]:

@@ -115,27 +115,20 @@ def _templates(model: str, setting: Any) -> dict[str, str]:
     transformers. `chat_template.json` is where models with processors keep theirs.
     """
     path = _find_file(model, "chat_template.jinja")
-    if path is not None:
-        return {"default": path.read_text(encoding="utf-8"), **_more_templates(model)}
+    setting = setting if path is None else path.read_text(encoding="utf-8")
     if isinstance(setting, str):
-        return {"default": setting, **_more_templates(model)}
+        paths = sorted(Path(model, _TEMPLATE_FOLDER).glob("*.jinja"))
+        # A hub repository's files are not listed: `tool_use` is the only name that is used.
+        if not Path(model).is_dir():
+            found = _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
+            paths = [] if found is None else [found]
+        return {"default": setting, **{one.stem: one.read_text("utf-8") for one in paths}}
     if isinstance(setting, list):
         return {str(named["name"]): str(named["template"]) for named in setting}
     processor = read_json(model, "chat_template.json").get("chat_template")
     if isinstance(processor, str):
         return {"default": processor}
     raise TemplateRefused(f"`model`: {model} has no chat template")
-
-
-def _more_templates(model: str) -> dict[str, str]:
-    """The templates that a model keeps in a folder, by the files' names."""
-    paths = sorted(Path(model, _TEMPLATE_FOLDER).glob("*.jinja"))
-    # A hub repository's files are not listed: `tool_use` is the only name that is used.
-    found = (
-        None if Path(model).is_dir() else _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
-    )
-    paths += [] if found is None else [found]
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def read_json(model: str, name: str) -> dict[str, Any]:

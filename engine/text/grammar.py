@@ -195,7 +195,17 @@ class GrammarWriter:
             answers.append("calls")
         if style is not None and style.starts and is_free(request):
             rules += free_rules(style.starts, self.texts(style.starts[0]), parallel=choice.parallel)
-            rules += self._free_calls(style, tools, parallel=choice.parallel)
+            # Inputs of tools that are not strict are any objects, where they are JSON.
+            loose = {tool.name for tool in tools if not tool.strict}
+            pieces, free, parallel = self.texts(style.starts[0]), style, choice.parallel
+            if not is_control(pieces[0]) and style.begin:
+                free = replace(style, begin=behind_head(style.begin, pieces))
+            elif not is_control(pieces[0]):
+                parallel = False
+                free = replace(
+                    style, call=lambda name, rule: behind_head(style.call(name, rule), pieces)
+                )
+            rules += self._calls(free, tools, parallel=parallel, loose=loose)
             answers.append("free")
         if request.binds_text and not is_forced:
             rules.append(f"answer: {text_rule(request)}")
@@ -211,10 +221,17 @@ class GrammarWriter:
         constraint = Constraint(matcher, grammar)
         constraint.compute()
         if constraint.is_failed:
-            self._blame(request)
+            # Raise for the one schema that is at fault, if it is one.
+            demanded = [(where, json_rule(schema)) for where, schema in _demanded(request)]
+            if request.output_pattern is not None:
+                demanded.append(("output_pattern", text_rule(request)))
+            for where, rule in demanded:
+                alone = self._compile(f"%llguidance {{}}\nstart: {rule}")
+                if alone.is_error():
+                    raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(alone)}")
             raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
-        for where, demanded in _demanded(request):
-            for pattern in islice(dict.fromkeys(_patterns(demanded)), _TRIED_PATTERNS):
+        for where, schema in _demanded(request):
+            for pattern in islice(dict.fromkeys(_patterns(schema)), _TRIED_PATTERNS):
                 if fault := self._try_pattern(pattern):
                     raise SchemaRefused(f"{where}: can't be guaranteed: {fault}")
         return constraint
@@ -242,31 +259,8 @@ class GrammarWriter:
                 rules += style.input_rules(tool, f"input_{index}")
         return rules
 
-    def _free_calls(self, style: CallStyle, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
-        """As `_calls`. Inputs of tools that are not strict are any objects, where they are JSON."""
-        loose = {tool.name for tool in tools if not tool.strict}
-        pieces = self.texts(style.starts[0])
-        if is_control(pieces[0]):
-            return self._calls(style, tools, parallel=parallel, loose=loose)
-        if style.begin:
-            style = replace(style, begin=behind_head(style.begin, pieces))
-            return self._calls(style, tools, parallel=parallel, loose=loose)
-        written = style.call
-        style = replace(style, call=lambda name, rule: behind_head(written(name, rule), pieces))
-        return self._calls(style, tools, parallel=False, loose=loose)
-
     def _compile(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._library, grammar, log_level=0, limits=self._limits)
-
-    def _blame(self, request: GenerateRequest) -> None:
-        """Raise for the one schema that is at fault, if it is one."""
-        demanded = [(where, json_rule(schema)) for where, schema in _demanded(request)]
-        if request.output_pattern is not None:
-            demanded.append(("output_pattern", text_rule(request)))
-        for where, rule in demanded:
-            matcher = self._compile(f"%llguidance {{}}\nstart: {rule}")
-            if matcher.is_error():
-                raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
 
     def _try_pattern(self, pattern: str) -> str:
         """Why the library gives up on text of a pattern, empty where it does not."""
@@ -347,12 +341,9 @@ def text_rule(request: GenerateRequest) -> str:
     """The right side of a rule for the text of an answer that is bound."""
     if request.output_pattern is None:
         return json_rule(request.output_schema or {})
-    return f"/{_SLASH.sub(_escape_slash, request.output_pattern)}/"
-
-
-def _escape_slash(found: re.Match[str]) -> str:
-    """A slash or a line break would end the pattern; what is escaped already stays."""
-    return {"/": "\\/", "\n": "\\n"}.get(found[0], found[0])
+    # A slash or a line break would end the pattern; what is escaped already stays.
+    escaped = {"/": "\\/", "\n": "\\n"}
+    return f"/{_SLASH.sub(lambda one: escaped.get(one[0], one[0]), request.output_pattern)}/"
 
 
 def _reason(matcher: LLMatcher) -> str:
@@ -365,20 +356,6 @@ def is_free(request: GenerateRequest) -> bool:
     if request.tool_choice.mode != "auto" or request.binds_text:
         return False
     return any(tool.strict for tool in request.prompt.callable_tools)
-
-
-def find_starts(starts: Sequence[str], written: str) -> tuple[str, ...]:
-    """The texts that calls begin with, the written one first.
-
-    Nothing where a written call begins with none of them, or where one of them is so short or so
-    plain that ordinary text has it.
-    """
-    first = next((start for start in starts if written.startswith(start)), None)
-    if first is None or any(
-        len(start) < 3 or (start[0].isalnum() and not start.endswith("[")) for start in starts
-    ):
-        return ()
-    return (first, *(start for start in starts if start != first))
 
 
 def free_rules(starts: Sequence[str], pieces: Sequence[str], *, parallel: bool) -> list[str]:
@@ -463,7 +440,13 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
             break
     rules: Callable[[Tool, str], list[str]] | None = None
     if isinstance(of.arguments, TagSyntax):
-        tags = _as_shown(of.arguments, shown)
+        tags = of.arguments
+        # With the white space that the template writes within an opening tag.
+        before, line, behind = tags.open.partition("\n")
+        left = re.escape(before.rpartition("}")[2])
+        found = re.search(rf"{left}(\s*){re.escape(behind)}", shown) if line else None
+        if found is not None:
+            tags = replace(tags, open=before + found.group(1) + behind)
         at = shown.rfind(tags.end)
         last = shown.rfind(tags.close, 0, at)
         # The white space that the template writes behind an argument, and behind the last alone.
@@ -488,16 +471,25 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
             comma="," if of.arguments.quote or "count=3,flag" in shown else ", ",
         ).rules
 
-    def call(name: str, input_rule: str) -> str:
-        return _lark(writer, written.call, name, input_rule)
-
+    # The texts that calls begin with, the written one first. None where a written call begins with
+    # none of them, or where one is so short or so plain that ordinary text has it.
+    whole = written.begin + written.call
+    starts = tuple(sorted(of.starts, key=lambda start: not whole.startswith(start)))
+    if (
+        not starts
+        or not whole.startswith(starts[0])
+        or any(
+            len(start) < 3 or (start[0].isalnum() and not start.endswith("[")) for start in starts
+        )
+    ):
+        starts = ()
     return CallStyle(
-        call=call,
+        call=lambda name, input_rule: _lark(writer, written.call, name, input_rule),
         begin=_lark(writer, written.begin),
         separator=_lark(writer, written.separator),
         end=_lark(writer, written.end),
         input_rules=rules,
-        starts=find_starts(of.starts, written.begin + written.call),
+        starts=starts,
     )
 
 
@@ -516,14 +508,6 @@ def _lark(writer: GrammarWriter, text: str, name: str = "", input_rule: str = ""
             case _:
                 items += writer.texts(part)
     return " ".join(items)
-
-
-def _as_shown(tags: TagSyntax, shown: str) -> TagSyntax:
-    """With the white space that the template writes within an opening tag."""
-    before, line, behind = tags.open.partition("\n")
-    left = re.escape(before.rpartition("}")[2])
-    found = re.search(rf"{left}(\s*){re.escape(behind)}", shown) if line else None
-    return tags if found is None else replace(tags, open=before + found.group(1) + behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,7 +575,17 @@ class _Tagged(_Rules):
     def _argument(self, tool: Tool, rule: str, name: str, schema: Any) -> list[str]:
         types = types_of(schema, tool.input_schema)
         line = "\n" if self.tags.has_lines else ""
-        kind = self._kind(types, tool, name)
+        # The word in the tag for the type. A tag that only tells strings from all else takes either
+        # as JSON.
+        kinds = self.tags.kinds
+        words = {kinds[each] for each in types} if kinds else {""}
+        if len(words) == 2 and words == set(kinds.values()):
+            words = {kinds["null"]}
+        if len(words) != 1:
+            raise _refused(
+                tool, f"a forced call can't have `{name}`, whose values may be of several types,"
+            )
+        (kind,) = words
         opened = self.tags.open.replace("{key}", name).replace("{kind}", kind) + line
         closed = line + self.tags.close_of(name) + self.gap
         if self.tags.elements and types & {"array", "object"}:
@@ -602,23 +596,10 @@ class _Tagged(_Rules):
             return self.text(tool, rule, name, schema, (opened, closed))
         value = self.json_of(schema, tool)
         if self.is_python and types <= {"boolean", "null"} and _choices(schema) is None:
-            words = {"boolean": '"True" | "False"', "null": '"None"'}
-            value = " | ".join(word for kind, word in words.items() if kind in types)
+            python = {"boolean": '"True" | "False"', "null": '"None"'}
+            value = " | ".join(word for each, word in python.items() if each in types)
         parts = [*self.writer.texts(opened), f"{rule}_v", *self.writer.texts(closed)]
         return [f"{rule}: {' '.join(parts)}", f"{rule}_v: {value}"]
-
-    def _kind(self, types: frozenset[str], tool: Tool, name: str) -> str:
-        """The word in the tag for an argument's type."""
-        kinds = self.tags.kinds
-        words = {kinds[kind] for kind in types} if kinds else {""}
-        if len(words) == 1:
-            return words.pop()
-        # A tag that only tells strings from all else takes a value of either as JSON.
-        if words == set(kinds.values()) and len(words) == 2:
-            return kinds["null"]
-        raise _refused(
-            tool, f"a forced call can't have `{name}`, whose values may be of several types,"
-        )
 
 
 @dataclass(frozen=True, slots=True)

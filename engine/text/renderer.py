@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Literal
 
 import structlog
-from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
@@ -47,10 +46,7 @@ from engine.text.rendered import (
     beginning_of,
 )
 from engine.text.template.boundaries import (
-    Place,
     PlacedText,
-    in_order,
-    message_segments,
     place_segments,
     segments_of,
     without_cuts,
@@ -58,7 +54,6 @@ from engine.text.template.boundaries import (
 from engine.text.template.chat_template import ChatTemplate, TemplateFails
 from engine.text.template.messages import (
     MAX_COMPLETION,
-    TemplateTraits,
     is_folded,
     new_conversation,
     strings_of,
@@ -66,19 +61,6 @@ from engine.text.template.messages import (
 )
 from engine.text.tokens.detokenize import Detokenizer, Vocabulary
 from engine.text.tokens.pieces import EncodedText, PieceTokenizer
-
-
-def _span(place: Place, text: str | None, encoded: EncodedText) -> SegmentSpan:
-    if place.end is None:
-        return SegmentSpan(None)
-    end, is_exact = _token_end(encoded, place.end)
-    placed = None if place.begin is None else encoded.piece_at(place.begin)
-    if text is None or place.begin is None or placed is None:
-        return SegmentSpan(end, end, is_exact=is_exact)
-    # Places are inside the text's outer white space: `begin` is its first other character.
-    leading = len(text) - len(text.lstrip())
-    begin, ends = place.begin - placed.begin - leading, placed.piece.character_ends
-    return SegmentSpan(end, placed.first_token, ends, begin, is_exact)
 
 
 def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
@@ -99,17 +81,6 @@ def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
     while whole > 0 and not piece.edges[whole]:
         whole -= 1
     return placed.first_token + whole, is_exact
-
-
-def render_text(tokenizer: Tokenizer, text: str) -> RenderedPrompt:
-    """Tokens and the one segment, which ends with the prompt.
-
-    Unlike text in a conversation it may contain control tokens: writing them is what raw prompts
-    are for. What the tokenizer puts in front of a prompt (a beginning token) it puts here too.
-    """
-    encoding = tokenizer.encode(text)
-    ends = array("I", [end for _, end in encoding.offsets])
-    return RenderedPrompt(encoding.ids, [SegmentSpan(len(encoding.ids), 0, ends)])
 
 
 class TurnParser:
@@ -212,15 +183,14 @@ class TurnParser:
         """Without parallel calls, nothing behind the first one is told."""
         if not self._ends_after_call or not self._calls.num_calls:
             return deltas
-        num_kept = len(deltas)
-        has_call = False
-        for index, delta in enumerate(deltas):
-            if isinstance(delta, ToolUseStart) and has_call:
-                num_kept = min(num_kept, index)
-            has_call = has_call or isinstance(delta, ToolUseStart | ToolInputDelta)
-            if has_call and not isinstance(delta, ToolUseStart | ToolInputDelta):
-                num_kept = min(num_kept, index)
-        return deltas[:num_kept]
+        kept, kept_call = list[Delta](), False
+        for delta in deltas:
+            is_call = isinstance(delta, ToolUseStart | ToolInputDelta)
+            if kept_call and (not is_call or isinstance(delta, ToolUseStart)):
+                break
+            kept_call = kept_call or is_call
+            kept.append(delta)
+        return kept
 
 
 PrefixOrder = Literal["tools_first", "template"]
@@ -259,7 +229,15 @@ class ChatRenderer:
         declared = {text for text, token in controls.items() if token in files.end_token_ids}
         self.formats = find_formats(probe, formats or FormatChoice(), declared)
         self.tool_format = self.formats.tool_format
-        self.traits = self._tell_tools(probe, probe.find_traits(self.formats.traits), formats)
+        self.traits = probe.find_traits(self.formats.traits)
+        if self.tool_format is not None and not probe.shows_tools(self.traits):
+            if self.formats.calls is None or (formats is not None and formats.tools != "auto"):
+                raise TemplateRefused("`tool_format`: the chat template does not render tools")
+            # A template that renders calls and no tools gets these as a part of the system prompt.
+            told = replace(self.traits, told=self.formats.told_calls)
+            is_told = probe.shows_tools(told)
+            self.traits = told if is_told else self.traits
+            self.tool_format = self.tool_format if is_told else None
         self.reasoning_format = self.formats.reasoning_format
         self.prefix_order: PrefixOrder = (
             "tools_first" if probe.has_tools_first(self.traits) else "template"
@@ -328,7 +306,11 @@ class ChatRenderer:
         template that writes the date writes the day of the prompt's beginning.
         """
         if prompt.text is not None:
-            return render_text(self.tokenizer, prompt.text)
+            # Unlike text in a conversation it may have control tokens: writing them is what raw
+            # prompts are for. What the tokenizer puts in front of a prompt it puts here too.
+            encoding = self.tokenizer.encode(prompt.text)
+            ends = array("I", [end for _, end in encoding.offsets])
+            return RenderedPrompt(encoding.ids, [SegmentSpan(len(encoding.ids), 0, ends)])
         dated: DatedBeginning | None = None
         moment = self.template.now()
         if self.writes_date and days is not None:
@@ -345,10 +327,20 @@ class ChatRenderer:
             text = text[:continued_from]
         encoded = self._pieces.encode(text, cuts, scope=scope)
         segments = segments_of(prompt)
-        spans = [
-            _span(place, segment.text, encoded)
-            for place, segment in zip(placed.places, segments, strict=True)
-        ]
+        spans: list[SegmentSpan] = []
+        for place, segment in zip(placed.places, segments, strict=True):
+            if place.end is None:
+                spans.append(SegmentSpan(None))
+                continue
+            end, is_exact = _token_end(encoded, place.end)
+            piece = None if place.begin is None else encoded.piece_at(place.begin)
+            if segment.text is None or place.begin is None or piece is None:
+                spans.append(SegmentSpan(end, end, is_exact=is_exact))
+                continue
+            # Places are inside the text's outer white space: `begin` is its first other character.
+            leading = len(segment.text) - len(segment.text.lstrip())
+            begin, ends = place.begin - piece.begin - leading, piece.piece.character_ends
+            spans.append(SegmentSpan(end, piece.first_token, ends, begin, is_exact))
         images: list[str] = []
         if prompt.images and self.image_text:
             shown = {image.id for image in prompt.images}
@@ -365,10 +357,9 @@ class ChatRenderer:
             images = [one for _, ids in sorted(found) for one in ids]
         # Those of system messages that are told in the user's turn.
         folded = [
-            segment
-            for message, segments in zip(messages, message_segments(prompt), strict=True)
-            if is_folded(message, prompt, self.traits)
-            for segment in segments
+            number
+            for number, segment in enumerate(segments)
+            if segment.message and is_folded(segment.message, prompt, self.traits)
         ]
         return RenderedPrompt(encoded.token_ids(), spans, folded, dated, images)
 
@@ -406,7 +397,7 @@ class ChatRenderer:
                     rendered = template.render(conversation.variables({}, thinking=thinking))
                     whole, more = without_cuts(PlacedText(rendered, []), conversation.cut)
                     cuts = (more if whole.text == placed.text else []) or cuts
-            return PlacedText(placed.text, in_order(given, placed.places)), cuts
+            return placed, cuts
         assert failed is not None
         raise failed
 
@@ -429,7 +420,9 @@ class ChatRenderer:
         Raises InvalidRequest where what the request demands of the output can't be guaranteed.
         """
         sampling, choice, messages = request.sampling, request.tool_choice, request.prompt.messages
-        tags, is_open = self.formats.tags, self._begins_thinking(request)
+        continues = request.prompt.text is not None
+        continues = continues or (bool(messages) and messages[-1].role == "assistant")
+        tags, is_open = self.formats.tags, self.begins_thinking(request)
         may_think = tags is not None and (is_open or request.thinking or is_free(request))
         rule = ThinkingRule(tags, is_open) if tags is not None and may_think else None
         first: Constraint | None = None
@@ -440,8 +433,6 @@ class ChatRenderer:
         ends |= frozenset() if sampling.ignore_eos else self.end_token_ids
         has_tools = bool(request.prompt.callable_tools) and choice.mode != "none"
         vocabulary = self._tool_vocabulary if has_tools else self._vocabulary
-        continues = request.prompt.text is not None
-        continues = continues or (bool(messages) and messages[-1].role == "assistant")
         return [
             TurnParser(
                 vocabulary.detokenizer(continues=continues),
@@ -458,7 +449,7 @@ class ChatRenderer:
             )
         ]
 
-    def _begins_thinking(self, request: GenerateRequest) -> bool:
+    def begins_thinking(self, request: GenerateRequest) -> bool:
         """Does the prompt end inside a thinking tag?"""
         if request.prompt.text is not None:
             return False
@@ -468,17 +459,3 @@ class ChatRenderer:
             return self.formats.tags is not None and ends_thinking
         after_result = last is not None and any(isinstance(p, ToolResultPart) for p in last.parts)
         return self._opens_thinking[request.thinking, after_result]
-
-    def _tell_tools(
-        self, probe: TemplateProbe, traits: TemplateTraits, choice: FormatChoice | None
-    ) -> TemplateTraits:
-        """A template that renders calls and no tools gets these as a part of the system prompt."""
-        if self.tool_format is None or probe.shows_tools(traits):
-            return traits
-        if self.formats.calls is None or (choice is not None and choice.tools != "auto"):
-            raise TemplateRefused("`tool_format`: the chat template does not render tools")
-        told = replace(traits, told=self.formats.told_calls)
-        if probe.shows_tools(told):
-            return told
-        self.tool_format = None
-        return traits

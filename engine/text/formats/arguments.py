@@ -8,10 +8,9 @@ for is told by the tool's schema.
 
 import ast
 import json
-import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,35 +108,28 @@ def _read_value(text: str) -> Any:
         return _PYTHON_WORDS[text]
     if not text or not (text[0] in "[{-" or text[0].isdigit() or text in ("true", "false", "null")):
         return text
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        pass
-    else:
-        # A number beyond what a double holds becomes no number.
-        return text if isinstance(value, float) and not math.isfinite(value) else value
-    if text[0] not in "[{" or len(text) > _MAX_PYTHON_CHARACTERS:
-        return text
-    value = _read_python(text)
-    return value if isinstance(value, dict | list) else text
+    # A number beyond what a double holds becomes no number.
+    may_be_python = text[0] in "[{" and len(text) <= _MAX_PYTHON_CHARACTERS
+    return _parsed(text, json.loads, *((ast.literal_eval,) if may_be_python else ()))
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
-
-
-def _read_python(written: str) -> Any:
-    """A literal of Python or JSON; what is neither is a string as it stands."""
-    for read in (ast.literal_eval, json.loads):
+def _parsed(text: str, *readers: Callable[[str], Any]) -> Any:
+    """What the first reader makes of it that JSON can say; the text itself where none does."""
+    for read in readers:
         try:
-            value = read(written)
+            value = read(text)
             json.dumps(value, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
         return list(value) if isinstance(value, tuple) else value
-    if len(written) > 1 and written[0] == written[-1] and written[0] in "\"'":
-        return written[1:-1]
-    return written
+    return text
+
+
+def _read_python(written: str) -> Any:
+    """A literal of Python or JSON; what is neither is a string as it stands."""
+    value = _parsed(written, ast.literal_eval, json.loads)
+    is_quoted = len(written) > 1 and written[0] == written[-1] and written[0] in "\"'"
+    return written[1:-1] if is_quoted and value == written else value
 
 
 _BARE = re.compile(r"([^\s,:\[\]{}](?:[^,:\[\]{}]*[^\s,:\[\]{}])?)(\s*:)?")
@@ -395,7 +387,7 @@ class TaggedInput(ArgumentStream):
 
     def _step(self) -> bool:
         if self._is_in_value:
-            return self._read_begin() and self._read_value()
+            return self._read_value()
         found = match(self._open, self._held)
         ends = [match(end, self._held) for end in self._ends]
         if isinstance(found, Match):
@@ -421,24 +413,20 @@ class TaggedInput(ArgumentStream):
             self._break(self._held)
         return False
 
-    def _read_begin(self) -> bool:
-        """What a value stands in beside its tags; False where more text is needed to tell."""
-        if not self._is_at_begin:
-            return True
-        held = self._held
-        if self._syntax.has_lines:
-            if not held:
-                return False
-            held = held.removeprefix("\n")
-        if self._syntax.has_cdata and _CDATA.startswith(held[: len(_CDATA)]):
-            if len(held) < len(_CDATA):
-                return False
-            held = held[len(_CDATA) :]
-            self._value_close = _CDATA_END + self._value_close
-        self._held, self._is_at_begin = held, False
-        return True
-
     def _read_value(self) -> bool:
+        if self._is_at_begin:
+            # What the value stands in beside its tags.
+            held = self._held
+            if self._syntax.has_lines:
+                if not held:
+                    return False
+                held = held.removeprefix("\n")
+            if self._syntax.has_cdata and _CDATA.startswith(held[: len(_CDATA)]):
+                if len(held) < len(_CDATA):
+                    return False
+                held = held[len(_CDATA) :]
+                self._value_close = _CDATA_END + self._value_close
+            self._held, self._is_at_begin = held, False
         close, lines = self._value_close, self._syntax.has_lines
         at = self._held.find(close, self._passed)
         if at < 0:

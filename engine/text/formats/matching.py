@@ -43,11 +43,9 @@ class StopStrings:
 
     def step(self, state: StopState, character: str) -> StopState:
         """The state behind one more character; amortized O(1) states are looked at."""
-        found = state.following.get(character)
-        return self._follow(state, character) if found is None else found
-
-    def _follow(self, state: StopState, character: str) -> StopState:
-        """Make the states behind the character: the shortest first, since longer ones fall to it"""
+        if character in state.following:
+            return state.following[character]
+        # Make the states behind the character: the shortest first, since longer ones fall to it.
         path: list[StopState] = []
         known: StopState | None = state
         while known is not None and character not in known.following:

@@ -8,6 +8,7 @@ markup is handed out as text.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -41,7 +42,7 @@ from engine.text.formats.reasoning import (
 )
 from engine.text.formats.table import FAMILIES, TOOL_FORMATS, CallFormat, Derivation, reading
 from engine.text.rendered import TemplateRefused
-from engine.text.template.boundaries import PlacedText, in_order, place_segments
+from engine.text.template.boundaries import PlacedText, place_segments
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.messages import (
     TemplateTraits,
@@ -112,10 +113,9 @@ class TemplateProbe:
     def text(self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False) -> str | None:
         """The prompt as the template renders it; None where it refuses it."""
         conversation = new_conversation(prompt, self.controls, traits)
-        try:
+        with suppress(InvalidRequest):
             return self.template.render(conversation.variables({}, thinking=thinking))
-        except InvalidRequest:
-            return None
+        return None
 
     def find_traits(self, traits: TemplateTraits) -> TemplateTraits:
         """The fewest traits beyond those given with which the prompts render.
@@ -190,11 +190,9 @@ class TemplateProbe:
 
     def _place(self, prompt: Prompt, traits: TemplateTraits) -> PlacedText | None:
         conversation = new_conversation(prompt, self.controls, traits)
-        try:
-            placed = place_segments(self.template, conversation, thinking=False)
-        except InvalidRequest:
-            return None
-        return PlacedText(placed.text, in_order(prompt, placed.places))
+        with suppress(InvalidRequest):
+            return place_segments(self.template, conversation, thinking=False)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,13 +398,17 @@ class _CallProof:
 
     def find(self) -> ProvenCalls | None:
         """The format that is proven; None where none is."""
+        asked = self.probe.text(Prompt([_USER]), TemplateTraits()) or ""
+        asked = asked.rpartition(_QUESTION)[2]
         for given in _INPUTS:
             for traits in self._ways():
                 shown = self.shown([given], traits)
                 if shown is None or _NAME not in shown:
                     continue
                 for name, of in TOOL_FORMATS.items():
-                    if self._has_start(of) and _reads(of, shown, [given]):
+                    # The prompt writes what messages of the turn begin with.
+                    has_start = of.messages is None or of.messages.start in asked
+                    if has_start and _reads(of, shown, [given]):
                         return self._complete(ProvenCalls(name, of, traits, shown, given))
         for traits in self._ways():
             # A format of the template's own, which has to read all that JSON can say.
@@ -449,8 +451,16 @@ class _CallProof:
         ways = (traits, split, replace(split, interleaves=True))
         two = [given, _OTHER_INPUT]
         traits = next((way for way in ways if self._reads(of, two, way)), split)
-        if traits.splits_calls and self._names_results_by_the_last_call(traits):
-            traits = replace(traits, interleaves=True)
+        if traits.splits_calls:
+            # Two results of two tools: does the first one carry the second one's name?
+            tools = [_TOOL, Tool("other_tool", _TOOL.input_schema, _TOOL.description)]
+            names = [tool.name for tool in tools]
+            prompt = Prompt(_calling([_OTHER_INPUT, _OTHER_INPUT], names=names), tools)
+            behind = (self.probe.text(prompt, traits) or "").rpartition(_QUESTION)[2]
+            header = behind.partition(_RESULT)[0] if _RESULT in behind else ""
+            is_second = header.rfind(_NAME) < header.rfind("other_tool")
+            if is_second and behind.count("other_tool") > 2:
+                traits = replace(traits, interleaves=True)
         apart = replace(traits, splits_text=True)
         if not self._reads(of, [given], traits, _TEXT) and self._reads(of, [given], apart, _TEXT):
             traits = apart
@@ -461,21 +471,6 @@ class _CallProof:
             shown=self.shown([given], traits) or proven.shown,
             written=None if derived is None else derived.written[0],
         )
-
-    def _names_results_by_the_last_call(self, traits: TemplateTraits) -> bool:
-        """Two results of two tools: does the first one carry the second one's name?"""
-        tools = [_TOOL, Tool("other_tool", _TOOL.input_schema, _TOOL.description)]
-        names = [tool.name for tool in tools]
-        messages = _calling([_OTHER_INPUT, _OTHER_INPUT], names=names)
-        behind = (self.probe.text(Prompt(messages, tools), traits) or "").rpartition(_QUESTION)[2]
-        header = behind.partition(_RESULT)[0] if _RESULT in behind else ""
-        last = max(header.rfind(name) for name in names)
-        return last >= 0 and behind.count("other_tool") > 2 and header.rfind(_NAME) < last
-
-    def _has_start(self, of: CallFormat) -> bool:
-        """Does the prompt write what messages of the turn begin with, if it is of such?"""
-        asked = self.probe.text(Prompt([_USER]), TemplateTraits()) or ""
-        return of.messages is None or of.messages.start in asked.rpartition(_QUESTION)[2]
 
     @property
     def _families(self) -> list[Sequence[str]]:
@@ -585,8 +580,16 @@ class _ThinkingProof:
                     tags, messages = REASONING_FORMATS.get(name), _THINKING_MESSAGES.get(name)
                     if _reads_thought(turn, opened, tags or messages):
                         return self._proven(name, tags, way, turn)
-                tags = _derive_tags(opened, turn) if wanted == "auto" else None
-                if _reads_thought(turn, opened, tags):
+                # The tags around the thinking, whatever their names; the prompt may end behind the
+                # first.
+                before, _, behind = (opened + turn).partition(_THOUGHT)
+                before = before.rstrip()
+                found, closed = _TAG.findall(before[-60:]), _TAG.match(behind.lstrip())
+                if wanted != "auto" or not found or closed is None:
+                    continue
+                opening = before[before.rfind(found[-1].rstrip()) :]
+                tags = ReasoningFormat(opening, closed.group())
+                if found[-1][1] != "/" and _reads_thought(turn, opened, tags):
                     return self._proven(DERIVED, tags, way, turn)
         if wanted != "auto":
             return ProvenThinking(wanted, traits)
@@ -643,13 +646,3 @@ def _reads_thought(turn: str, end: str, of: ReasoningFormat | MessageSyntax | No
     thought = "".join(d.text for d in deltas if isinstance(d, ThinkingDelta))
     text = "".join(d.text for d in deltas if isinstance(d, TextDelta))
     return thought == _THOUGHT and _THOUGHT not in text
-
-
-def _derive_tags(opened: str, turn: str) -> ReasoningFormat | None:
-    """The tags around the thinking, whatever their names; the prompt may end behind the first."""
-    before, _, behind = (opened + turn).partition(_THOUGHT)
-    before = before.rstrip()
-    tags, closed = _TAG.findall(before[-60:]), _TAG.match(behind.lstrip())
-    if not tags or closed is None or tags[-1].startswith(("</", "[/")):
-        return None
-    return ReasoningFormat(before[before.rfind(tags[-1].rstrip()) :], closed.group())

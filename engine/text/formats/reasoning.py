@@ -152,8 +152,12 @@ class MessagesParser:
         return True
 
     def _read_body(self, deltas: list[Delta]) -> bool:
-        if self._call is not None and not self._read_input(self._call, deltas):
-            return False
+        if (call := self._call) is not None and not call.is_over:
+            deltas += call.feed(self._held)
+            self._held = call.rest
+            self._num_calls += call.has_input
+            if not call.is_over:
+                return False
         # Behind a call's input nothing but the message's end counts.
         start, held = self._syntax.start, self._held
         found = [(at, end) for end in self._syntax.ends if (at := held.find(end)) >= 0]
@@ -172,14 +176,6 @@ class MessagesParser:
         self.is_thinking, self._is_in_header, self._call = False, True, None
         self._num_ended += 1
         return True
-
-    def _read_input(self, call: CallObject, deltas: list[Delta]) -> bool:
-        """False where more text is needed."""
-        if not call.is_over:
-            deltas += call.feed(self._held)
-            self._held = call.rest
-            self._num_calls += call.has_input
-        return call.is_over
 
     def _said(self, text: str) -> list[Delta]:
         if self._call is not None:
@@ -270,9 +266,15 @@ class ThinkingParser:
         self._held += text
         deltas: list[Delta] = []
         if self._may_begin:
-            self._read_begin()
-        if self._may_begin:
-            return deltas
+            begin = self._held.lstrip()
+            tags = self._opening, self._close
+            tag = next(filter(begin.startswith, tags), "")
+            if not tag and any(one.startswith(begin) for one in tags):
+                return deltas
+            self._may_begin = False
+            if tag:
+                self._held = begin[len(tag) :]
+                self.is_thinking, self._drops_space = tag == self._opening, True
         if self._drops_space:
             self._held = self._held.lstrip()
             self._drops_space = not self._held
@@ -295,16 +297,6 @@ class ThinkingParser:
             held = held.lstrip() if self._drops_space else held
             return [*_thoughts(held.rstrip()), *self._inner.close(is_cut=is_cut)]
         return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
-
-    def _read_begin(self) -> None:
-        begin = self._held.lstrip()
-        for tag in (self._opening, self._close):
-            if begin.startswith(tag):
-                self._held = begin[len(tag) :]
-                self.is_thinking, self._drops_space = tag == self._opening, True
-                self._may_begin = False
-                return
-        self._may_begin = any(tag.startswith(begin) for tag in (self._opening, self._close))
 
 
 class _Unwrapped:

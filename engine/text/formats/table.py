@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from string import ascii_lowercase
 from typing import Any
 
 from engine.protocol import Tool
@@ -19,7 +20,7 @@ from engine.text.formats.arguments import (
     TagSyntax,
 )
 from engine.text.formats.calls import CallParser, CallSyntax, FormatParser, PlainText
-from engine.text.formats.matching import SPACE, Maybe, Pattern, Space, pattern_of, written
+from engine.text.formats.matching import SPACE, Maybe, Space, pattern_of, written
 from engine.text.formats.reasoning import MESSAGES, MessagesParser, MessageSyntax
 from engine.text.template.messages import Written
 
@@ -38,7 +39,12 @@ def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSy
         head, tail, separator = head[:begin], tail[tail.index("}") + 1 :], _LIST
     opening, closing = pattern_of(opens), pattern_of(closes)
     if begin is not None or opens.endswith("["):
-        opening, closing = _list(opens, closes)
+        # Around a list of JSON or Python; its brackets may be missing beside other markup.
+        before, behind = opens.removesuffix("[").rstrip(), closes.removeprefix("]").lstrip()
+        if before and not before[-1].isalnum():
+            opening = (*pattern_of(before), SPACE, Maybe(("[",)))
+        if behind:
+            closing = (Maybe(("]",)), SPACE, *pattern_of(behind))
     if isinstance(arguments, LiteralSyntax):
         arguments, tail = replace(arguments, end=tail[0]), tail[1:]
     elif arguments is not None:
@@ -46,28 +52,12 @@ def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSy
         arguments, tail = replace(arguments, end=tail.strip(), others=others), ""
     return CallSyntax(
         opens=(*opening, SPACE) if opening else (),
-        head=_stripped(pattern_of(head)),
-        tail=_stripped(pattern_of(tail)),
+        head=pattern_of(head.lstrip()),
+        tail=pattern_of(tail.lstrip()),
         separator=separator,
         closes=closing,
         arguments=arguments,
     )
-
-
-def _list(opens: str, closes: str) -> tuple[Pattern, Pattern]:
-    """Around a list of JSON or Python; its brackets may be missing beside other markup."""
-    before, behind = opens.removesuffix("[").rstrip(), closes.removeprefix("]").lstrip()
-    opening: Pattern = pattern_of(opens)
-    closing: Pattern = pattern_of(closes)
-    if before and not before[-1].isalnum():
-        opening = (*pattern_of(before), SPACE, Maybe(("[",)))
-    if behind:
-        closing = (Maybe(("]",)), SPACE, *pattern_of(behind))
-    return opening, closing
-
-
-def _stripped(pattern: Pattern) -> Pattern:
-    return pattern[1:] if pattern[:1] == (SPACE,) else pattern
 
 
 def object_begin(head: str, tail: str) -> int | None:
@@ -461,11 +451,10 @@ class Derivation:
         at = _find_json(one, _ONE)
         if at is None:
             return None
-        first = None if two is None else _find_json(two, _ONE)
-        second = None if two is None or first is None else _find_json(two, _TWO, first[1])
-        middle: _Atoms | None = None
-        if two is not None and first is not None and second is not None:
-            middle = self._atoms(two[first[1] : second[0]])
+        middle = None
+        if two is not None and (first := _find_json(two, _ONE)) is not None:
+            second = _find_json(two, _TWO, first[1])
+            middle = None if second is None else self._atoms(two[first[1] : second[0]])
         written = _written(self._atoms(one[: at[0]]), self._behind(one[at[1] :]), middle)
         if written is None:
             return None
@@ -509,12 +498,14 @@ class Derivation:
         if kinds:
             head, _, tail = assign.rpartition(kinds["string"])
             assign = f"{head}{{kind}}{tail}"
+        # Does the template write a string with markup as XML's character data?
+        with_markup = self.show([{_KEYS[0]: "<x>&\n", _KEYS[1]: _VALUES[1]}]) or ""
         tags = TagSyntax(
             open="".join(opened) + "{key}" + assign,
             close=close,
             has_lines=has_lines,
             kinds=kinds,
-            has_cdata=self._has_cdata(),
+            has_cdata="<![CDATA[<x>&\n]]>" in with_markup,
         )
         return _usable(format_of(written, arguments=tags, is_opened=bool(written.begin)))
 
@@ -527,16 +518,15 @@ class Derivation:
                 return None
             behind = shown.partition(_KEYS[0])[2]
             if not behind.startswith(assign):
-                words = _other_word(assign, behind)
-                if words is None:
+                # The word of `assign` that is another one here.
+                at = len(assign[: _num_alike(assign, behind)].rstrip(ascii_lowercase))
+                one, other = (re.compile("[a-z]+").match(text, at) for text in (assign, behind))
+                if one is None or other is None:
                     return None
-                kinds["string"], kinds[kind] = words
+                if not behind.startswith(assign[one.end() :], other.end()):
+                    return None
+                kinds["string"], kinds[kind] = one.group(), other.group()
         return kinds if not kinds or set(kinds) == ALL_TYPES else None
-
-    def _has_cdata(self) -> bool:
-        """Does the template write a string with markup as XML's character data?"""
-        shown = self.show([{_KEYS[0]: "<x>&\n", _KEYS[1]: _VALUES[1]}])
-        return shown is not None and "<![CDATA[<x>&\n]]>" in shown
 
     def _behind(self, text: str) -> _Atoms:
         """Up to where the turn ends, or behind its last control token where nothing else tells."""
@@ -588,19 +578,6 @@ def _find_json(text: str, value: Mapping[str, Any], begin: int = 0) -> tuple[int
         if read == value:
             return found.start(), end
     return None
-
-
-def _other_word(assign: str, behind: str) -> tuple[str, str] | None:
-    """The word of `assign` that is another one in `behind`, and that one."""
-    at = _num_alike(assign, behind)
-    at -= len(assign[:at]) - len(assign[:at].rstrip("abcdefghijklmnopqrstuvwxyz"))
-    words = [re.compile("[a-z]+").match(text, at) for text in (assign, behind)]
-    if words[0] is None or words[1] is None:
-        return None
-    rest = assign[words[0].end() :]
-    if not behind.startswith(rest, words[1].end()):
-        return None
-    return words[0].group(), words[1].group()
 
 
 def _usable(of: CallFormat) -> CallFormat | None:

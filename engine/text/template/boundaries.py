@@ -13,13 +13,13 @@ Cost: at most 17 renders a prompt, two for most, and a bounded search.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, pairwise
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import AnyStr
 
 from engine.errors import InvalidRequest
-from engine.protocol import Prompt, ToolUsePart
+from engine.protocol import Message, Prompt, ToolUsePart
 from engine.text.template.chat_template import ChatTemplate, SegmentMarks, Unmarked, take_out
 from engine.text.template.messages import Conversation
 
@@ -33,11 +33,12 @@ _SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text
 @dataclass(frozen=True, slots=True)
 class Segment:
     """`text` is None for those that are JSON objects, which have a `name`. Templates treat those of
-    one `kind` alike."""
+    one `kind` alike. Those of messages have theirs."""
 
     kind: str
     text: str | None
     name: str = ""
+    message: Message | None = field(default=None, compare=False)
 
 
 def segments_of(prompt: Prompt) -> list[Segment]:
@@ -48,17 +49,10 @@ def segments_of(prompt: Prompt) -> list[Segment]:
         for part in message.parts:
             kind = f"{message.role} {type(part).__name__}"
             if isinstance(part, ToolUsePart):
-                segments.append(Segment(kind, None, part.name))
+                segments.append(Segment(kind, None, part.name, message))
             else:
-                segments.append(Segment(kind, part.text))
+                segments.append(Segment(kind, part.text, message=message))
     return segments
-
-
-def message_segments(prompt: Prompt) -> list[range]:
-    """The segments of each message."""
-    begin = len(prompt.tools) + len(prompt.system)
-    ends = list(accumulate((len(message.parts) for message in prompt.messages), initial=begin))
-    return [range(first, last) for first, last in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +66,9 @@ class Place:
     begin: int | None = None
 
 
-NO_ROOM = Place(-1)
-"""Of a segment that the template leaves out: it ends where those before it do."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedText:
-    """A rendered prompt. `places` are where the segments are, in whatever order."""
+    """A rendered prompt, and where its segments are."""
 
     text: str
     places: Sequence[Place]
@@ -95,10 +85,7 @@ def without_cuts(placed: PlacedText, cut: str) -> tuple[PlacedText, list[int]]:
     def moved(character: int | None) -> int | None:
         return None if character is None else character - bisect_left(before, character)
 
-    places = [
-        place if place is NO_ROOM else Place(moved(place.end), moved(place.begin))
-        for place in placed.places
-    ]
+    places = [Place(moved(place.end), moved(place.begin)) for place in placed.places]
     return PlacedText("".join(pieces), places), cuts
 
 
@@ -145,20 +132,68 @@ class _Finder:
             and s not in absent
             and s not in found
         ]
-        self._compare(found, unknown)
+        # By comparing renders: the newest, whose ends are the ones that the next turn reads.
+        for number in unknown[::-1][:_MAX_COMPARISONS]:
+            before = max((p.end or 0 for s, p in found.items() if s < number), default=0)
+            varied = self._conversation.varied(number)
+            try:
+                other = self._template.render(varied.variables({}, thinking=self._thinking))
+            except InvalidRequest:
+                continue
+            end = before if other == self._text else common_length(self._text, other)
+            if end > before or other == self._text:
+                found[number] = Place(end)
         nowhere = {*range(self._num_moving), *(s for s in unknown if s not in found)}
-        return [
-            Place(None) if number in nowhere else found.get(number, NO_ROOM)
-            for number in range(len(self._segments))
-        ]
+        # Make the ends monotone, so that each prefix contains all segments before. A template may
+        # write the system prompt before the tools: then a tool's prefix contains the system prompt,
+        # and the system prompt's ends where the tools do. A message's segment that is rendered
+        # before an earlier segment's end takes that one's boundary away.
+        numbers = range(len(self._segments))
+        # For each segment the earliest begin of the messages' segments behind it.
+        limits: list[int] = []
+        limit = max((place.end or 0 for place in found.values()), default=0)
+        for number in reversed(numbers):
+            limits.append(limit)
+            begin = found[number].begin if number in found else None
+            if number >= self._first_message and begin is not None:
+                limit = min(limit, begin)
+        ordered: list[Place] = []
+        reached = 0
+        for number, limit in zip(numbers, reversed(limits), strict=True):
+            place = Place(None) if number in nowhere else found.get(number)
+            if place is None:  # the template leaves it out: it ends where those before it do
+                ordered.append(Place(reached))
+            elif place.end is None or place.end > limit:
+                ordered.append(Place(None, place.begin))
+            else:
+                reached = max(reached, place.end)
+                ordered.append(Place(reached, place.begin))
+        return ordered
 
     def _mark(self) -> tuple[dict[int, SegmentMarks], dict[str, list[int]]]:
         """Marks that leave the render as it is, and where they came out."""
-        marks = self._unique_marks()
+        alphabet, numbers = self._conversation.alphabet, self._with_content
+        num_objects = sum(self._segments[number].text is None for number in numbers)
+        # A prompt of very many segments has no characters to spare for their fields.
+        spare = alphabet.num_free - 3 * len(numbers) - _MAX_COMPARISONS
+        num_inner = _NUM_INNER if spare > 2 * _NUM_INNER * num_objects else 0
+
+        def new_pair(num_inner: int) -> SegmentMarks:
+            inner = tuple(new_pair(0) for _ in range(num_inner))
+            return SegmentMarks(alphabet.take(), alphabet.take(), inner)
+
+        marks = {s: new_pair(0 if self._segments[s].text else num_inner) for s in numbers}
         for attempt in range(_MAX_MARKED):
             if not marks:
                 break
-            unmarked = self._render_marked(marks)
+            unmarked: Unmarked | None = None  # where the template refuses marked texts
+            variables = self._conversation.variables(marks, thinking=self._thinking)
+            pairs = [inner for pair in marks.values() for inner in (pair, *pair.inner)]
+            with suppress(InvalidRequest):
+                unmarked = take_out(
+                    self._template.render(variables),
+                    frozenset(mark for pair in pairs for mark in (pair.begin, pair.end)),
+                )
             if unmarked is not None and unmarked.text == self._text:
                 return marks, unmarked.positions
             if not attempt:
@@ -173,7 +208,13 @@ class _Finder:
             nearest = list(marks)[-1]
             if unmarked is not None:
                 parting = common_length(unmarked.text, self._text)
-                nearest = min(marks, key=partial(_distance, marks, unmarked, parting))
+                places = sorted(
+                    (abs(at - parting), number)
+                    for number, pair in marks.items()
+                    for mark in (pair.begin, pair.end)
+                    for at in unmarked.positions.get(mark, [])[:1]
+                )
+                nearest = places[0][1] if places else next(iter(marks))
             kind, changing = self._segments[nearest].kind, marks[nearest]
             whole_kind = unmarked is None or attempt > 2
             marks = {
@@ -182,30 +223,6 @@ class _Finder:
                 if (self._segments[number].kind != kind if whole_kind else pair is not changing)
             }
         return {}, {}
-
-    def _unique_marks(self) -> dict[int, SegmentMarks]:
-        alphabet, numbers = self._conversation.alphabet, self._with_content
-        num_objects = sum(self._segments[number].text is None for number in numbers)
-        # A prompt of very many segments has no characters to spare for their fields.
-        spare = alphabet.num_free - 3 * len(numbers) - _MAX_COMPARISONS
-        num_inner = _NUM_INNER if spare > 2 * _NUM_INNER * num_objects else 0
-
-        def pair(num_inner: int) -> SegmentMarks:
-            inner = tuple(pair(0) for _ in range(num_inner))
-            return SegmentMarks(alphabet.take(), alphabet.take(), inner)
-
-        return {s: pair(num_inner if self._segments[s].text is None else 0) for s in numbers}
-
-    def _render_marked(self, marks: Mapping[int, SegmentMarks]) -> Unmarked | None:
-        """None where the template refuses marked texts."""
-        try:
-            rendered = self._template.render(
-                self._conversation.variables(marks, thinking=self._thinking)
-            )
-        except InvalidRequest:
-            return None
-        pairs = [inner for pair in marks.values() for inner in (pair, *pair.inner)]
-        return take_out(rendered, frozenset(m for pair in pairs for m in (pair.begin, pair.end)))
 
     def _find_words(self, found: dict[int, Place], missing: Sequence[int]) -> set[int]:
         """Texts without marks, by their words between the places before and behind them.
@@ -238,20 +255,6 @@ class _Finder:
                 found[number] = Place(begin + len(words), begin)
                 before = begin + len(words) if is_message else before
         return absent
-
-    def _compare(self, found: dict[int, Place], segments: Sequence[int]) -> None:
-        """By comparing renders: the newest, whose ends are the ones that the next turn reads."""
-        for segment in list(reversed(segments))[:_MAX_COMPARISONS]:
-            before = max((p.end or 0 for s, p in found.items() if s < segment), default=0)
-            try:
-                other = self._template.render(
-                    self._conversation.varied(segment).variables({}, thinking=self._thinking)
-                )
-            except InvalidRequest:
-                continue
-            end = before if other == self._text else common_length(self._text, other)
-            if end > before or other == self._text:
-                found[segment] = Place(end)
 
 
 def _marked_places(
@@ -292,41 +295,3 @@ def common_length(first: AnyStr, second: AnyStr, unit: int = 1) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _distance(
-    marks: Mapping[int, SegmentMarks], unmarked: Unmarked, parting: int, segment: int
-) -> int:
-    """From a segment's nearest mark to where the renders part."""
-    pair = marks[segment]
-    places = (unmarked.positions.get(mark, [])[:1] for mark in (pair.begin, pair.end))
-    return min((abs(p - parting) for found in places for p in found), default=len(unmarked.text))
-
-
-def in_order(prompt: Prompt, places: Sequence[Place]) -> list[Place]:
-    """Make the ends monotone, so that each prefix contains all segments before.
-
-    A template may write the system prompt before the tools: then a tool's prefix contains the
-    system prompt, and the system prompt's ends where the tools do. A message's segment that
-    is rendered before an earlier segment's end takes that one's boundary away.
-    """
-    first_message = len(prompt.tools) + len(prompt.system)
-    # For each segment the earliest begin of the messages' segments behind it.
-    limits: list[int] = []
-    limit = max((place.end or 0 for place in places), default=0)
-    for segment in range(len(places) - 1, -1, -1):
-        limits.append(limit)
-        begin = places[segment].begin
-        if segment >= first_message and begin is not None:
-            limit = min(limit, begin)
-    ordered: list[Place] = []
-    reached = 0
-    for place, limit in zip(places, reversed(limits), strict=True):
-        if place is NO_ROOM:
-            ordered.append(Place(reached))
-        elif place.end is None or place.end > limit:
-            ordered.append(Place(None, place.begin))
-        else:
-            reached = max(reached, place.end)
-            ordered.append(Place(reached, place.begin))
-    return ordered

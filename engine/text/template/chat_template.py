@@ -13,7 +13,7 @@ so taking them out again gives the text itself.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -196,6 +196,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        def raise_exception(message: str) -> None:
+            raise _RaisedByTemplate(message)
+
         self.now = now
         self._moment: datetime | None = None
         sandbox = _Sandbox(
@@ -204,8 +207,8 @@ class ChatTemplate:
             extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
         )
         sandbox.filters["tojson"] = write_json
-        sandbox.globals["raise_exception"] = _raise_exception
-        sandbox.globals["strftime_now"] = self._strftime_now
+        sandbox.globals["raise_exception"] = raise_exception
+        sandbox.globals["strftime_now"] = lambda form: (self._moment or self.now()).strftime(form)
         try:
             self._templates = {name: sandbox.from_string(text) for name, text in sources.items()}
         except TemplateError as error:
@@ -215,8 +218,17 @@ class ChatTemplate:
             raise TemplateRefused("the model has no chat template")
         self._special_tokens = dict(special_tokens)
         self.source = "\n".join(sources.values())
-        self._always_thinks = self._omits_tools = False
-        self._find_refused()
+        # Which variable can the template not take as transformers gives it? Qwen3.8-Max refuses
+        # every prompt that turns thinking off: its model always thinks. Some templates only ask
+        # whether tools are defined and fail on `None`.
+        asked = TemplateInput(messages=[{"role": "user", "content": "probe-user"}], tools=[])
+        for refused in ((False, False), (True, False), (False, True)):
+            self._always_thinks, self._omits_tools = refused
+            with suppress(InvalidRequest):
+                self.render(asked)
+                break
+        else:
+            self._always_thinks = self._omits_tools = False
 
     @property
     def writes_date(self) -> bool:
@@ -230,9 +242,6 @@ class ChatTemplate:
             yield
         finally:
             self._moment = None
-
-    def _strftime_now(self, layout: str) -> str:
-        return (self._moment or self.now()).strftime(layout)
 
     def render(self, given: TemplateInput) -> str:
         """Raises InvalidRequest where the template refuses the messages."""
@@ -259,29 +268,9 @@ class ChatTemplate:
         except RecursionError as error:
             raise TemplateFails("the chat template does not end on the prompt") from error
 
-    def _find_refused(self) -> None:
-        """Find which variable the template can't take as transformers gives it.
-
-        Qwen3.8-Max refuses every prompt that turns thinking off: its model always thinks. Some
-        templates only ask whether tools are defined and fail on `None`.
-        """
-        asked = TemplateInput(messages=[{"role": "user", "content": "probe-user"}], tools=[])
-        for always_thinks, omits_tools in ((False, False), (True, False), (False, True)):
-            self._always_thinks, self._omits_tools = always_thinks, omits_tools
-            try:
-                self.render(asked)
-            except InvalidRequest:
-                continue
-            return
-        self._always_thinks = self._omits_tools = False
-
 
 class _RaisedByTemplate(TemplateError):
     """The template called `raise_exception` with words of its own."""
-
-
-def _raise_exception(message: str) -> None:
-    raise _RaisedByTemplate(message)
 
 
 # A list of calls that is written as a whole has its marked inputs this deep.

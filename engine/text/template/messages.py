@@ -18,7 +18,6 @@ from engine.errors import InvalidRequest
 from engine.protocol import (
     IMAGE_REFERENCE,
     Message,
-    Part,
     Prompt,
     TextPart,
     ThinkingPart,
@@ -119,12 +118,8 @@ class TemplateTraits:
             return call_id
         if _OURS.fullmatch(call_id):
             return call_id[-SHORT_ID_LENGTH:]
-        number = int.from_bytes(blake2b(call_id.encode(), digest_size=8).digest())
-        short = ""
-        for _ in range(SHORT_ID_LENGTH):
-            number, index = divmod(number, len(BASE62))
-            short += BASE62[index]
-        return short
+        digest = blake2b(call_id.encode(), digest_size=SHORT_ID_LENGTH).digest()
+        return "".join(BASE62[byte % len(BASE62)] for byte in digest)
 
 
 @dataclass(kw_only=True)
@@ -140,8 +135,31 @@ class Conversation:
         return MarkAlphabet(strings_of(self.prompt))
 
     def varied(self, segment: int) -> "Conversation":
-        """The same but for what comes right after one segment, for comparing renders."""
-        varied = _vary(self.prompt, segment, self.alphabet.take())
+        """The same but for what comes right after one segment, for comparing renders.
+
+        Text grows by a mark, an input by a key, a tool loses the tools after it or gains one.
+        """
+        mark, prompt = self.alphabet.take(), self.prompt
+        tools, system = list(prompt.tools), list(prompt.system)
+        messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
+        if segment < len(tools):
+            dummy = Tool(mark, {"type": "object", "properties": {}}, mark)
+            is_last = segment == len(tools) - 1
+            tools = [*tools, dummy] if is_last else tools[: segment + 1]
+        else:
+            segment -= len(tools)
+            groups: list[list[Any]] = [system, *(message.parts for message in messages)]
+            for parts in groups:
+                if segment < len(parts):
+                    part = parts[segment]
+                    if isinstance(part, ToolUsePart):
+                        change: dict[str, Any] = {"input": {**part.input, mark: mark}}
+                    else:
+                        change = {"text": part.text.rstrip() + mark}
+                    parts[segment] = msgspec.structs.replace(part, **change)
+                    break
+                segment -= len(parts)
+        varied = Prompt(messages, tools, system)
         return Conversation(prompt=varied, cut=self.cut, traits=self.traits)
 
     def variables(self, marks: Mapping[int, SegmentMarks], *, thinking: bool) -> TemplateInput:
@@ -158,7 +176,7 @@ class Conversation:
 
 def new_conversation(
     prompt: Prompt,
-    controls: ControlTexts | None,
+    controls: ControlTexts,
     traits: TemplateTraits | None = None,
     *,
     completing: frozenset[str] = frozenset(),
@@ -173,56 +191,39 @@ def new_conversation(
     shown = {image.id for image in prompt.images} if image_text else set[str]()
 
     def clean(text: str) -> str:
-        if controls is None:
-            return text
-        if completing:
-            text = controls.cut_completing(text, cut, completing)
-        return controls.cut(text, cut)
-
-    def clean_around(text: str) -> str:
         # Every other piece is the id of a reference.
-        pieces = IMAGE_REFERENCE.split(text)
+        pieces = IMAGE_REFERENCE.split(text) if shown else [text]
         for place, piece in enumerate(pieces):
-            if place % 2 == 0:
-                pieces[place] = clean(piece)
-            else:
+            if place % 2:
                 pieces[place] = image_text if piece in shown else f"[image {piece}]"
+                continue
+            if completing:
+                piece = controls.cut_completing(piece, cut, completing)
+            pieces[place] = controls.cut(piece, cut)
         return "".join(pieces)
 
-    cleaned = _mapped(prompt, clean_around if shown else clean)
+    cleaned = _mapped(prompt, clean)
     return Conversation(prompt=cleaned, cut=cut, traits=traits or TemplateTraits())
 
 
 def _mapped(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
     """A prompt with every text in it changed. Some templates write ids out, so they are texts."""
 
-    def value(of: Any) -> Any:
-        if isinstance(of, str):
-            return change(of)
-        if isinstance(of, dict):
-            return {change(key): value(inner) for key, inner in of.items()}
-        return [value(inner) for inner in of] if isinstance(of, list) else of
-
-    def part(of: Part) -> Part:
+    def mapped(of: Any) -> Any:
         match of:
-            case TextPart():
-                return TextPart(change(of.text))
-            case ThinkingPart():
-                return ThinkingPart(change(of.text))
-            case ToolUsePart():
-                return ToolUsePart(change(of.id), change(of.name), value(of.input))
-            case ToolResultPart():
-                return ToolResultPart(change(of.tool_use_id), change(of.text), of.is_error)
+            case str():
+                return change(of)
+            case list():
+                return [mapped(inner) for inner in of]
+            case dict():
+                return {change(key): mapped(value) for key, value in of.items()}
+            case Message():
+                return Message(of.role, mapped(of.parts))
+            case msgspec.Struct():
+                return type(of)(*(mapped(getattr(of, name)) for name in of.__struct_fields__))
+        return of
 
-    def tool(of: Tool) -> Tool:
-        told = None if of.description is None else change(of.description)
-        return Tool(change(of.name), value(of.input_schema), told)
-
-    return Prompt(
-        [Message(m.role, [part(p) for p in m.parts]) for m in prompt.messages],
-        [tool(t) for t in prompt.tools],
-        [TextPart(change(block.text)) for block in prompt.system],
-    )
+    return Prompt(mapped(prompt.messages), mapped(prompt.tools), mapped(prompt.system))
 
 
 def strings_of(prompt: Prompt) -> list[str]:
@@ -235,35 +236,6 @@ def strings_of(prompt: Prompt) -> list[str]:
 
     _mapped(prompt, add)
     return found
-
-
-def _vary(prompt: Prompt, segment: int, mark: str) -> Prompt:
-    """Text grows by the mark, an input by a key, a tool loses the tools after it or gains one."""
-    tools, system = list(prompt.tools), list(prompt.system)
-    messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
-    if segment < len(tools):
-        is_last = segment == len(tools) - 1
-        dummy = Tool(mark, {"type": "object", "properties": {}}, mark)
-        return Prompt(messages, [*tools, dummy] if is_last else tools[: segment + 1], system)
-    segment -= len(tools)
-    if segment < len(system):
-        system[segment] = TextPart(system[segment].text.rstrip() + mark)
-        return Prompt(messages, tools, system)
-    segment -= len(system)
-    for message in messages:
-        if segment < len(message.parts):
-            part = message.parts[segment]
-            if isinstance(part, ToolUsePart):
-                varied: Part = ToolUsePart(part.id, part.name, {**part.input, mark: mark})
-            elif isinstance(part, ToolResultPart):
-                text = part.text.rstrip() + mark
-                varied = ToolResultPart(part.tool_use_id, text, part.is_error)
-            else:
-                varied = type(part)(part.text.rstrip() + mark)
-            message.parts[segment] = varied
-            break
-        segment -= len(message.parts)
-    return Prompt(messages, tools, system)
 
 
 class _Builder:
@@ -390,14 +362,21 @@ class _Builder:
         return built
 
     def _call(self, part: ToolUsePart) -> dict[str, Any]:
-        name, arguments = _mark_call(part, self._next_marks())
-        if self._traits.string_arguments:
-            arguments = write_json(arguments)
+        name, arguments, marks = part.name, part.input, self._next_marks()
+        if marks is not None and marks.inner:
+            values = dict(part.input)
+            # The last fields are those that tell where a call ends.
+            for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
+                values[key] = mark_value(part.input[key], pair)
+            name, arguments = surround(name, marks.inner[0]), mark_value(values, marks, part.input)
+        elif marks is not None:
+            arguments = mark_value(part.input, marks)
+        told: Any = write_json(arguments) if self._traits.string_arguments else arguments
         call_id = self._traits.call_id(part.id)
         if self._traits.names_ids:
             call_id = f"functions.{part.name}:{len(self._calls)}"
         self._calls[part.id] = call_id, part.name
-        function = {"name": name, "arguments": arguments}
+        function = {"name": name, "arguments": told}
         return {"id": call_id, "type": "function", "function": function}
 
     def _messages(self, message: Message) -> list[dict[str, Any]]:
@@ -455,37 +434,17 @@ def _interleaved(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _written(calls: list[dict[str, Any]], written: Written) -> str:
     """The calls as text, for a template that renders none."""
     before, _, behind = written.call.partition("{input}")
-    texts = [
-        before.replace("{name}", call["function"]["name"])
-        + _input(call["function"]["arguments"], written.assign)
-        + behind
-        for call in calls
-    ]
+    texts: list[str] = []
+    for function in (call["function"] for call in calls):
+        told = write_json(function["arguments"])
+        if written.assign:
+            told = ", ".join(
+                f"{key}{written.assign}"
+                + (repr(one) if one is None or isinstance(one, bool) else write_json(one))
+                for key, one in function["arguments"].items()
+            )
+        texts.append(before.replace("{name}", function["name"]) + told + behind)
     return written.begin + written.separator.join(texts) + written.end
-
-
-def _input(given: Any, assign: str) -> str:
-    if not assign:
-        return write_json(given)
-    words = {True: "True", False: "False", None: "None"}
-    values = (
-        words[value] if value is None or isinstance(value, bool) else write_json(value)
-        for value in given.values()
-    )
-    return ", ".join(f"{key}{assign}{value}" for key, value in zip(given, values, strict=True))
-
-
-def _mark_call(part: ToolUsePart, marks: SegmentMarks | None) -> tuple[str, Any]:
-    """A call's name and input with marks: around the input, and for its fields the inner ones."""
-    if marks is None:
-        return part.name, part.input
-    if not marks.inner:
-        return part.name, mark_value(part.input, marks)
-    values = dict(part.input)
-    # The last fields are those that tell where a call ends.
-    for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
-        values[key] = mark_value(part.input[key], pair)
-    return surround(part.name, marks.inner[0]), mark_value(values, marks, part.input)
 
 
 def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dict[str, Any]:

@@ -40,7 +40,11 @@ class Vocabulary:
         kinds = set(_decoder_types(json.loads(tokenizer.to_str())["decoder"]))
         self._is_byte_level = "ByteLevel" in kinds
         self._is_sentencepiece = bool(kinds & {"Metaspace", "ByteFallback"})
-        self._bytes_of = {char: byte for byte, char in _byte_alphabet().items()}
+        # GPT-2's printable character for each byte (`bytes_to_unicode` in its encoder.py).
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        hidden = (byte for byte in range(256) if byte not in printable)
+        self._bytes_of = {chr(byte): byte for byte in printable}
+        self._bytes_of |= {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
     def with_text(self, texts: set[str]) -> "Vocabulary":
         """The same, but these special tokens are text: an output format needs to see them."""
@@ -151,11 +155,3 @@ def _decoder_types(decoder: Any) -> Iterator[str]:
         yield str(decoder.get("type"))
         for inner in decoder.get("decoders", ()):
             yield from _decoder_types(inner)
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable character for each byte (`bytes_to_unicode` in its encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {byte: chr(byte) for byte in printable}
-    hidden = (byte for byte in range(256) if byte not in alphabet)
-    return alphabet | {byte: chr(256 + index) for index, byte in enumerate(hidden)}

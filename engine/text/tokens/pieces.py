@@ -8,7 +8,7 @@ control token, the piece is encoded by a tokenizer that knows no control tokens.
 import json
 import re
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,28 +98,6 @@ class ControlTexts:
         return text.replace(body, mark + body[:-1] + mark + body[-1], 1)
 
 
-def find_controls(
-    tokenizer: Tokenizer, template: str = "", declared: Iterable[TokenId] = ()
-) -> ControlTexts:
-    """The control tokens of a tokenizer; `declared` are those that the model's files name."""
-    ends = frozenset(declared)
-    return ControlTexts(
-        {
-            token.content: token_id
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.content.strip()
-            and (
-                token.special
-                or token_id in ends
-                or _MARKUP.fullmatch(token.content)
-                # A word that the tokenizer keeps whole, and that the template writes, has a
-                # meaning there.
-                or (len(token.content) > 1 and token.content in template)
-            )
-        }
-    )
-
-
 _CACHE_BYTES = 256 * 1024 * 1024
 _ENTRY_BYTES = 300  # of an entry without its text and numbers
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
@@ -153,17 +131,16 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text's tokens, piece by piece, and where these begin."""
+    """A text's tokens, piece by piece."""
 
     pieces: Sequence[PlacedPiece]
-    begins: Sequence[int]
 
     def token_ids(self) -> list[TokenId]:
         return list(chain.from_iterable(placed.piece.token_ids for placed in self.pieces))
 
     def piece_at(self, character: int) -> PlacedPiece | None:
         """The piece with this character, the last one for the text's end."""
-        index = bisect_left(self.begins, character + 1) - 1
+        index = bisect_right(self.pieces, character, key=lambda placed: placed.begin) - 1
         return self.pieces[index] if index >= 0 else None
 
 
@@ -182,7 +159,22 @@ class PieceTokenizer:
         cache_bytes: int = _CACHE_BYTES,
     ) -> None:
         self.tokenizer = tokenizer
-        self.controls = find_controls(tokenizer, template, end_token_ids)
+        ends = frozenset(end_token_ids)
+        self.controls = ControlTexts(
+            {
+                token.content: token_id
+                for token_id, token in tokenizer.get_added_tokens_decoder().items()
+                if token.content.strip()
+                and (
+                    token.special
+                    or token_id in ends
+                    or _MARKUP.fullmatch(token.content)
+                    # A word that the tokenizer keeps whole, and that the template writes, has a
+                    # meaning there.
+                    or (len(token.content) > 1 and token.content in template)
+                )
+            }
+        )
         parts = json.loads(tokenizer.to_str())
         # Its post-processor moves offsets off white space, and adds what templates write.
         parts["post_processor"] = None
@@ -241,7 +233,7 @@ class PieceTokenizer:
         for begin, key in zip(borders, keys, strict=True):
             placed.append(PlacedPiece(begin, num_tokens, known[key]))
             num_tokens += len(known[key])
-        return EncodedText(placed, borders)
+        return EncodedText(placed)
 
     def _piece(self, key: "_Key", encoding: Encoding) -> Piece:
         owned = key.owned
@@ -251,22 +243,19 @@ class PieceTokenizer:
         for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             # A control token that is not the template's; one may take the white space beside it.
             if token_id in self._controls and token_id not in map(begins.get, range(begin, end)):
-                if self._plain is None:
-                    self._plain = _PlainTokenizer(self._whole, self.controls)
-                return self._guarded(key, owned, self._plain)
-        ends = array("I", [end for _, end in encoding.offsets])
-        return Piece(array("I", encoding.ids), ends, self._edges.of(key.text, encoding))
-
-    def _guarded(
-        self, key: "_Key", owned: Sequence[ControlMatch], plain: "_PlainTokenizer"
-    ) -> Piece:
-        """The template's control tokens, and everything between as text."""
+                break
+        else:
+            ends = array("I", [end for _, end in encoding.offsets])
+            return Piece(array("I", encoding.ids), ends, self._edges.of(key.text, encoding))
+        # The template's control tokens, and everything between as text.
+        if self._plain is None:
+            self._plain = _PlainTokenizer(self._whole, self.controls)
         joined = Piece(array("I"), array("I"), bytearray())
         last = 0
         for match in (*owned, None):
             end = len(key.text) if match is None else match.begin
             is_first = key.is_first and last == 0
-            for begin, encoding in plain.encode(key.text[last:end], is_first=is_first):
+            for begin, encoding in self._plain.encode(key.text[last:end], is_first=is_first):
                 joined.token_ids.extend(encoding.ids)
                 joined.character_ends.extend(last + begin + e for _, e in encoding.offsets)
                 part = key.text[last + begin : end]
@@ -316,16 +305,12 @@ class _Edges:
                 edges[index] = 1
                 last = word
         if not self._has_words:
-            self._add_unjoined(text, encoding, edges)
+            for index in range(1, len(edges)):
+                at = offsets[index - 1][1]
+                if 0 < at < len(text) and offsets[index][0] >= at:
+                    pair = text[at - 1 : at + 1].replace(" ", _SPACE)
+                    edges[index] |= pair not in self._pairs
         return edges
-
-    def _add_unjoined(self, text: str, encoding: Encoding, edges: bytearray) -> None:
-        offsets = encoding.offsets
-        for index in range(1, len(edges)):
-            at = offsets[index - 1][1]
-            if 0 < at < len(text) and offsets[index][0] >= at:
-                pair = text[at - 1 : at + 1].replace(" ", _SPACE)
-                edges[index] |= pair not in self._pairs
 
     @cached_property
     def _pairs(self) -> frozenset[str]:
@@ -361,7 +346,9 @@ class _PlainTokenizer:
             if begin == 0:
                 tokenizer = self._first if is_first else self._behind_control
             encoding = tokenizer.encode(text[begin:end], add_special_tokens=False)
-            made = self._first_control(encoding)
+            # The character at which a control token begins.
+            spans = zip(encoding.ids, encoding.offsets, strict=True)
+            made = next((at for token_id, (at, _) in spans if token_id in self._controls), None)
             if made is None:
                 parts.append((begin, encoding))
                 begin, end = end, len(text)
@@ -372,11 +359,6 @@ class _PlainTokenizer:
             else:
                 raise InvalidRequest("prompt: has a character that is a control token")
         return parts
-
-    def _first_control(self, encoding: Encoding) -> int | None:
-        """The character at which a control token begins."""
-        spans = zip(encoding.ids, encoding.offsets, strict=True)
-        return next((begin for token_id, (begin, _) in spans if token_id in self._controls), None)
 
 
 class _PieceCache:

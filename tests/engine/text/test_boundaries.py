@@ -18,6 +18,7 @@ from engine.text.renderer import ChatRenderer
 from engine.text.template.boundaries import place_segments
 from engine.text.template.chat_template import ChatTemplate, TemplateInput
 from engine.text.template.messages import new_conversation
+from engine.text.tokens.pieces import ControlTexts
 from tests.engine.text.templates import (
     decode,
     demo_renderer,
@@ -212,7 +213,7 @@ def test_indented_tools_keep_their_text_and_have_boundaries() -> None:
     template = "{{ tools | tojson(indent=4) }}{% for m in messages %}{{ m.content }}{% endfor %}"
     many = [Tool(f"tool_{index}", {"type": "object"}, "Does it.") for index in range(9)]
     many.append(Tool("empty", {}, ""))
-    conversation = new_conversation(Prompt([text("user", "go")], many), None)
+    conversation = new_conversation(Prompt([text("user", "go")], many), ControlTexts({}))
     source = ChatTemplate({"default": template}, {})
     placed = place_segments(source, conversation, thinking=False)
     assert placed.text == source.render(conversation.variables({}, thinking=False))

@@ -196,7 +196,7 @@ def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
             tags = model.formats.tags
             assert tags is not None
             opened = end.rfind(tags.open.strip()) > end.rfind(tags.close)
-            assert model._begins_thinking(asked) == opened
+            assert model.begins_thinking(asked) == opened
             begin = "" if opened else tags.open
             wrapper = tags.wrapper or ("",)
             closing = "".join(wrapper[1:])

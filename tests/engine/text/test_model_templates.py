@@ -29,9 +29,9 @@ from engine.text.rendered import TemplateRefused
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.messages import new_conversation
+from engine.text.tokens.pieces import ControlTexts
 from tests.engine.backends.looped import request, serving
 from tests.engine.text.conversations import (
-    SYSTEM,
     TOOLS,
     Conversations,
     long_conversation,
@@ -82,7 +82,7 @@ def check_random_prompts(of: ChatRenderer, template: ChatTemplate) -> None:
             rendered = of.render(prompt, thinking=thinking)
         except InvalidRequest:
             continue
-        plain = new_conversation(prompt, None, of.traits)
+        plain = new_conversation(prompt, ControlTexts({}), of.traits)
         text = template.render(plain.variables({}, thinking=thinking))
         assert rendered.token_ids == of.tokenizer.encode(text, add_special_tokens=False).ids
         ends = [span.end for span in rendered.segments if span.end is not None]
@@ -237,14 +237,3 @@ def test_a_refusal_is_the_templates_own_words() -> None:
     prompt = Prompt([user("a"), user("b")], [Tool("t", {})])
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         renderer("mistral-7b-v0.3").render(prompt, thinking=False)
-
-
-@pytest.mark.parametrize(("name", "folded"), [("gemma-2", [3]), ("qwen2.5", [])])
-def test_a_late_system_message_that_is_told_in_the_users_turn_is_named(
-    name: str, folded: list[int]
-) -> None:
-    late = Message("system", [TextPart("Answer in French.")])
-    answer = Message("assistant", [TextPart("Yes.")])
-    prompt = Prompt([user("What is it?"), answer, late, user("How is it?")], [], [SYSTEM])
-    [started] = asyncio.run(answers(renderer(name), [prompt]))
-    assert started.folded == folded

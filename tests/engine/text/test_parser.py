@@ -26,7 +26,7 @@ from engine.protocol import (
     ToolUseStart,
 )
 from engine.text.formats import arguments
-from engine.text.formats.arguments import Elements, new_tool_use_id
+from engine.text.formats.arguments import Elements
 from engine.text.formats.calls import FormatParser, JsonObjectStream, PlainText
 from engine.text.formats.matching import StopFinder, StopStrings
 from engine.text.formats.reasoning import REASONING_FORMATS, ThinkingParser
@@ -271,12 +271,6 @@ def test_nothing_behind_the_first_call_is_told_without_parallel_calls(more: str)
     text = "Hm. " + HERMES.replace("}}", "} }") + more
     deltas, _ = turn(text, tool_choice=ToolChoice(parallel=False), stops=["}}"])
     assert [kind for kind, _ in blocks_of(deltas)] == ["text", "f"]
-
-
-def test_ids_look_like_anthropics() -> None:
-    ids = {new_tool_use_id() for _ in range(50)}
-    assert len(ids) == 50
-    assert all(len(i) == 30 and i.startswith("toolu_") and i[6:].isalnum() for i in ids)
 
 
 def test_a_stop_string_across_tokens_ends_the_turn_and_is_not_shown() -> None:

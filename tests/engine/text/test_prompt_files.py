@@ -9,7 +9,7 @@ import pytest
 from engine.protocol import Prompt, Tool
 from engine.text.files import read_prompt_files
 from engine.text.rendered import TemplateRefused
-from engine.text.renderer import ChatRenderer, render_text
+from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from tests.engine.backends.looped import prompt
 from tests.engine.text.templates import DEMO_MODEL, decode, demo_renderer
@@ -75,7 +75,7 @@ def test_a_raw_prompt_has_control_tokens_and_offsets_of_its_points() -> None:
     rendered = demo_renderer().render(Prompt([], text=CHAT), thinking=False)
     assert rendered.token_ids.count(tokenizer.token_to_id("<|im_start|>")) == 2
     assert rendered.token_ids == tokenizer.encode(CHAT).ids
-    [span] = render_text(tokenizer, CHAT).segments
+    [span] = rendered.segments
     assert span.offset(None) == len(rendered.token_ids)
     for characters in range(len(CHAT) + 1):
         offset = span.offset(characters)

@@ -101,7 +101,7 @@ def turns_of(model: ChatRenderer) -> Iterator[Turn]:
     one, other = calls(given, {"city": "Uri"})
     thought = ThinkingPart("I need the tool.")
     # A model whose prompts always end inside its thinking has some in every turn.
-    always: list[Part] = [thought] if model._begins_thinking(request()) else []
+    always: list[Part] = [thought] if model.begins_thinking(request()) else []
     yield [*always, one]
     if model.tool_format != "openai":
         yield [*always, one, other]
@@ -128,7 +128,7 @@ def text_of(model: ChatRenderer, turn: Turn) -> str:
 
 def _composed(model: ChatRenderer, turn: Turn, made: list[ToolUsePart]) -> str:
     """Where the template drops a part, or takes one call a message, as the format writes it."""
-    opened = model._begins_thinking(request(thinking=thinks(turn)))
+    opened = model.begins_thinking(request(thinking=thinks(turn)))
     tags, of = model.formats.tags, model.formats.call_format
     said = ""
     for part in turn:

@@ -76,7 +76,7 @@ def written(model: ChatRenderer, parts: Sequence[Any], *, thinking: bool = False
     cuts = [at for end in ends if (at := turn.find(end)) >= 0]
     turn = turn[: min(cuts)] if cuts else turn
     tags = model.formats.tags
-    is_open = model._begins_thinking(request(thinking=thinking))
+    is_open = model.begins_thinking(request(thinking=thinking))
     if tags is not None and is_open and tags.close not in turn:
         turn = tags.close + turn
     return turn
@@ -90,7 +90,7 @@ def from_call(model: ChatRenderer, turn: str) -> str:
 
 def read(model: ChatRenderer, text: str, asked: GenerateRequest, cuts: Sequence[int] = ()) -> Any:
     """The calls, the thinking and the text that a turn's text becomes, cut into pieces."""
-    parser = model.formats.new_parser(asked, is_open=model._begins_thinking(asked))
+    parser = model.formats.new_parser(asked, is_open=model.begins_thinking(asked))
     borders = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
     deltas: list[Delta] = []
     for begin, end in pairwise(borders):
@@ -128,7 +128,7 @@ def parts_of(deltas: Iterable[Frame]) -> list[Part]:
 def thinking_end(model: ChatRenderer, asked: GenerateRequest) -> str:
     """What a turn has to begin with where the prompt ends inside of thinking."""
     tags = model.formats.tags
-    return tags.close if tags is not None and model._begins_thinking(asked) else ""
+    return tags.close if tags is not None and model.begins_thinking(asked) else ""
 
 
 def tokens_of(model: ChatRenderer, text: str) -> list[int]:
