@@ -239,83 +239,63 @@ class Difference:
 
 def difference_at(earlier: Observation, turn: Observation, first: int) -> Difference | None:
     """What the difference at this segment, their first one, is; None where it is no fault."""
-    within = _in_tools if first < turn.num_tools else _in_system
-    return (_in_messages if first >= turn.head else within)(earlier, turn, first)
-
-
-def _in_tools(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    before, after = earlier.segments[: earlier.num_tools], turn.segments[: turn.num_tools]
-    tokens = _same_tokens(earlier, turn, first)
-    names = Counter(tool.own for tool in before), Counter(tool.own for tool in after)
-    if names[0] == names[1]:
-        return Difference("tool_order", "tools", first, tokens)
-    if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
-        changed = sum(a.tokens for b, a in zip(before, after, strict=True) if a.own != b.own)
-        return Difference("key_order", "tools", first, tokens + changed)
-    if Counter(tool.unordered for tool in before) == Counter(tool.unordered for tool in after):
-        return Difference("tool_order", "tools", first, tokens)
-    if len(before) != len(after):
-        return Difference("tool_set", "tools", first, tokens)
-    return Difference("varying_text", "tools", first, tokens)
-
-
-def _in_system(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    index = first - turn.num_tools
-    tokens = _same_tokens(earlier, turn, first)
-    if _moves(earlier, turn, first):
-        return Difference("moved_text", "system", index, tokens)
-    here = turn.segments[first]
-    there = earlier.segments[first] if first < len(earlier.segments) else None
-    if there is None or not (here.pieces and there.pieces):
-        # A short block changed as a whole, and what stands behind it did not.
-        is_kept = tokens >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
-        return Difference("varying_text", "system", index, tokens) if is_kept else None
-    # Whether the text is the earlier one with more behind it.
-    kept, inner = set(here.pieces), there.pieces[:-1]
-    is_begun = bool(inner) and here.pieces[0] == inner[0] and here.pieces[-1] != there.pieces[-1]
-    is_kept = sum(piece in kept for piece in inner) >= _ALIKE * len(inner)
-    if is_begun and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
-        return Difference("growing_text", "system", index, tokens + there.tokens)
-    alike = overlap(there.pieces, here.pieces)
-    if alike >= _ALIKE:
-        return Difference("varying_text", "system", index, tokens + round(alike * here.tokens))
-    if _has_rest(earlier, turn, first):
-        return Difference("varying_text", "system", index, tokens)
-    return None
-
-
-def _in_messages(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    index = first - turn.head
     before, after = earlier.segments, turn.segments
-    tokens = _same_tokens(earlier, turn, first)
+    here, there = after[first], before[first] if first < len(before) else None
+    known = {segment.own for segment in before}
+    same = sum(segment.tokens for segment in after[first:] if segment.own in known)
+    alike = overlap(there.pieces, here.pieces) if there and there.pieces and here.pieces else 0.0
+    section: Section = "messages" if first >= turn.head else "system"
+    index = first - (turn.head if first >= turn.head else turn.num_tools)
+
+    def found(kind: FaultKind, more: int = 0) -> Difference:
+        return Difference(kind, section, index, same + more)
+
+    if first < turn.num_tools:
+        section, index = "tools", first
+        before, after = before[: earlier.num_tools], after[: turn.num_tools]
+        if Counter(tool.own for tool in before) == Counter(tool.own for tool in after):
+            return found("tool_order")
+        if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
+            pairs = zip(before, after, strict=True)
+            return found("key_order", sum(a.tokens for b, a in pairs if a.own != b.own))
+        if Counter(tool.unordered for tool in before) == Counter(tool.unordered for tool in after):
+            return found("tool_order")
+        return found("varying_text" if len(before) == len(after) else "tool_set")
+    if section == "system":
+        if _moves(earlier, turn, first):
+            return found("moved_text")
+        if there is None or not (here.pieces and there.pieces):
+            # A short block changed as a whole, and what stands behind it did not.
+            is_kept = same >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
+            return found("varying_text") if is_kept else None
+        # Whether the text is the earlier one with more behind it.
+        kept, inner = set(here.pieces), there.pieces[:-1]
+        is_begun = bool(inner) and here.pieces[0] == inner[0]
+        is_begun = is_begun and here.pieces[-1] != there.pieces[-1]
+        is_kept = sum(piece in kept for piece in inner) >= _ALIKE * len(inner)
+        if is_begun and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
+            return found("growing_text", there.tokens)
+        if alike >= _ALIKE:
+            return found("varying_text", round(alike * here.tokens))
+        return found("varying_text") if _has_rest(earlier, turn, first) else None
     # The earlier turn's first messages may be left out and the next ones moved up.
     were = {segment.own: n for n, segment in enumerate(before)}
-    shift = were.get(after[first].own, first) - first
-    pairs = zip(after[first:], before[first + shift :], strict=False)
-    is_same = [here.own == there.own for here, there in pairs]
+    shift = were.get(here.own, first) - first
+    behind = zip(after[first:], before[first + shift :], strict=False)
+    is_same = [one.own == other.own for one, other in behind]
     if shift > 0 and len(is_same) >= 2 and all(is_same):
-        return Difference("sliding_history", "messages", index, tokens)
-    here, there = after[first], before[first] if first < len(before) else None
+        return found("sliding_history")
     if there is None:
         return None
     if here.unordered is not None and here.unordered == there.unordered:
-        return Difference("key_order", "messages", index, tokens + here.tokens)
+        return found("key_order", here.tokens)
     if _moves(earlier, turn, first):
-        return Difference("moved_text", "messages", index, tokens)
+        return found("moved_text")
     if _has_rest(earlier, turn, first) and len(before) > first + 1:
-        return Difference("varying_text", "messages", index, tokens)
-    if index == 0 and there.pieces and here.pieces and there.pieces[0] != here.pieces[0]:
-        alike = overlap(there.pieces, here.pieces)
-        if alike >= _ALIKE:
-            same = tokens + round(alike * here.tokens)
-            return Difference("varying_text", "messages", index, same)
+        return found("varying_text")
+    if index == 0 and alike >= _ALIKE and there.pieces[0] != here.pieces[0]:
+        return found("varying_text", round(alike * here.tokens))
     return None
-
-
-def _same_tokens(earlier: Observation, turn: Observation, first: int) -> int:
-    """The tokens from `first` on whose segments both turns have."""
-    known = {segment.own for segment in earlier.segments}
-    return sum(segment.tokens for segment in turn.segments[first:] if segment.own in known)
 
 
 def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:

@@ -29,7 +29,43 @@ def summary_lines(
     `spent` are the sums of workspaces, `keys` the names of keys by id. No more than two lines are
     of one kind.
     """
-    found = [*_of_ttls(prefixes)]
+    found: list[SummaryLine] = []
+    # Nothing of prefixes whose costs are not known, or that have the better TTL.
+    for ttl, words in _TTL_WORDS.items():
+        gains = [
+            (nano, each)
+            for each in prefixes
+            if each.better_ttl == ttl and (nano := each.better_ttl_saves_nano or 0) > 0
+        ]
+        gains.sort(key=lambda gain: -gain[0])
+        better = [each for _, each in gains]
+        num_turns = sum(each.requests for each in better)
+        if num_turns < MIN_TURNS:
+            continue
+        workspaces = {each.workspace for each in better}
+        multiples = 0.0
+        for each in better:
+            count, marked = each.requests, each.cache_read_tokens + each.written_tokens
+            with_5m = cost_with_ttl(MULTIPLES, "5m", marked // count, count, each.gaps_5m)
+            in_hour = each.gaps_5m + each.gaps_1h
+            with_1h = cost_with_ttl(MULTIPLES, "1h", marked // count, count, in_hour)
+            multiples += (with_5m - with_1h if ttl == "1h" else with_1h - with_5m) / 100
+        many = len(better) != 1
+        found.append(
+            SummaryLine(
+                kind="ttl",
+                text=f"{len(better):,} prefix{'es' if many else ''} would have been cheaper with a"
+                f" {words} TTL, by the price of {multiples:,.0f} input tokens over all"
+                f" {num_turns:,} requests of {'their lives' if many else 'its life'}.",
+                page="savings",
+                workspace=workspaces.pop() if len(workspaces) == 1 else None,
+                model=None,
+                multiples=round(multiples, 1),
+                nano=sum(nano for nano, _ in gains),
+                num_turns=num_turns,
+                turns=[each.look.last_turn for each in better if each.look][:_MAX_TURNS_NAMED],
+            )
+        )
     for workspace, sums in spent.items():
         # Where writes cost more than reads saved, in input tokens and, if it is known, in money.
         loss = sums.write_premium - sums.cache_read_tokens * 0.9
@@ -77,43 +113,6 @@ def summary_lines(
         if kinds[line.kind] <= _MAX_OF_A_KIND and len(shown) < MAX_LINES:
             shown.append(line)
     return shown, len(found) - len(shown)
-
-
-def _of_ttls(prefixes: Sequence[PrefixReport]) -> Iterable[SummaryLine]:
-    """Nothing of prefixes whose costs are not known, or that have the better TTL."""
-    for ttl, words in _TTL_WORDS.items():
-        gains = [
-            (nano, each)
-            for each in prefixes
-            if each.better_ttl == ttl and (nano := each.better_ttl_saves_nano or 0) > 0
-        ]
-        gains.sort(key=lambda gain: -gain[0])
-        found = [each for _, each in gains]
-        num_turns = sum(each.requests for each in found)
-        if num_turns < MIN_TURNS:
-            continue
-        workspaces = {each.workspace for each in found}
-        multiples = 0.0
-        for each in found:
-            count, marked = each.requests, each.cache_read_tokens + each.written_tokens
-            with_5m = cost_with_ttl(MULTIPLES, "5m", marked // count, count, each.gaps_5m)
-            in_hour = each.gaps_5m + each.gaps_1h
-            with_1h = cost_with_ttl(MULTIPLES, "1h", marked // count, count, in_hour)
-            multiples += (with_5m - with_1h if ttl == "1h" else with_1h - with_5m) / 100
-        many = len(found) != 1
-        yield SummaryLine(
-            kind="ttl",
-            text=f"{len(found):,} prefix{'es' if many else ''} would have been cheaper with a"
-            f" {words} TTL, by the price of {multiples:,.0f} input tokens over all {num_turns:,}"
-            f" requests of {'their lives' if many else 'its life'}.",
-            page="savings",
-            workspace=workspaces.pop() if len(workspaces) == 1 else None,
-            model=None,
-            multiples=round(multiples, 1),
-            nano=sum(nano for nano, _ in gains),
-            num_turns=num_turns,
-            turns=[each.look.last_turn for each in found if each.look][:_MAX_TURNS_NAMED],
-        )
 
 
 def _line(

@@ -261,7 +261,7 @@ def make_plan(
     the last one.
 
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
-    is the one that answers. `keep` is the header's (`keep_behind_head`).
+    is the one that answers. `keep` is the header's.
     """
     # Without the absent slots breakpoints name segments. One on an absent slot moves to the segment
     # before, which has the same prefix, unless that has one already, of no shorter TTL. Without a
@@ -277,7 +277,18 @@ def make_plan(
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)
     if keep is not None:
-        breakpoints = keep_behind_head(prompt, breakpoints, keep)
+        # The last breakpoint of tools and system prompt keeps a part of its prefix, or the first of
+        # all where none is there. Those behind it move as a conversation grows: an entry that ends
+        # at one would be read by no later turn.
+        if any(point.is_approximate for point in breakpoints):
+            raise InvalidRequest(
+                f"{KEEP_HEADER}: a marker of the request says already what is kept"
+            )
+        if not breakpoints:
+            raise InvalidRequest(f"{KEEP_HEADER}: nothing of this request is marked")
+        head = len(prompt.tools) + len(prompt.system)
+        place = max((n for n, point in enumerate(breakpoints) if point.segment < head), default=0)
+        breakpoints[place] = keep.asked_at(breakpoints[place])
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     kept = next((point for point in breakpoints if point.is_approximate), None)
     documents: list[Document] = []
@@ -316,22 +327,6 @@ def make_plan(
         sketch=sketch_of(prompt, scope),
         has_header=keep is not None,
     )
-
-
-def keep_behind_head(
-    prompt: Prompt, breakpoints: Sequence[Breakpoint], keep: Keep
-) -> list[Breakpoint]:
-    """The last breakpoint of tools and system prompt keeps a part of its prefix, or the first of
-    all where none is there. Those behind it move as a conversation grows: an entry that ends at one
-    would be read by no later turn."""
-    if any(point.is_approximate for point in breakpoints):
-        raise InvalidRequest(f"{KEEP_HEADER}: a marker of the request says already what is kept")
-    if not breakpoints:
-        raise InvalidRequest(f"{KEEP_HEADER}: nothing of this request is marked")
-    head, kept = len(prompt.tools) + len(prompt.system), list(breakpoints)
-    place = max((n for n, point in enumerate(kept) if point.segment < head), default=0)
-    kept[place] = keep.asked_at(kept[place])
-    return kept
 
 
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:

@@ -384,7 +384,18 @@ _messages = msgspec.json.Decoder(list[dict[str, Raw]])
 def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequest:
     """A gathered answer with log probabilities gets a limit where it has none."""
     given = CHAT.part(fields_of(body, bounds), bounds, Notepad())
-    request = read(lambda: _read_chat(given), explained)
+
+    def typed(given: Mapping[str, Raw]) -> ChatRequest:
+        try:
+            return decode_with_foreign_tools(
+                _chat, msgspec.json.encode(given), "function", _tool.decode, _foreign
+            )
+        except msgspec.ValidationError:
+            if (bare := _without_private(given)) is None:
+                raise
+        return typed(bare)
+
+    request = read(lambda: typed(given), explained)
     CHAT.check(request, bounds)
     if request.logprobs and not request.stream:
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
@@ -397,18 +408,6 @@ def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Co
     request = read(lambda: _completion.decode(msgspec.json.encode(given)), explained)
     COMPLETIONS.check(request, bounds)
     return request
-
-
-def _read_chat(given: Mapping[str, Raw]) -> ChatRequest:
-    try:
-        return decode_with_foreign_tools(
-            _chat, msgspec.json.encode(given), "function", _tool.decode, _foreign
-        )
-    except msgspec.ValidationError:
-        bare = _without_private(given)
-        if bare is None:
-            raise
-        return _read_chat(bare)
 
 
 def _foreign(tool: Raw) -> Tool:
